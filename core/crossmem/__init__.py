@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Share device memory between the processes of one host, without copying it.
+
+One process exports, others attach::
+
+    allocation = crossmem.device("emulated:0").allocate(nbytes)
+    blob = allocation.export().to_bytes()      # send these bytes in any way
+
+    with crossmem.attach(blob) as mapping:     # in another process
+        mapping.view()
+
+Leases keep the memory until every importer is done, whoever frees, exits or dies first. The laws
+that every backend keeps are in the documentation as C1 to C26.
+"""
+
+from crossmem._version import __version__
+from crossmem.control.records import Allow
+from crossmem.errors import (
+    AccessDeniedError,
+    BackendNotFoundError,
+    BackendUnavailableError,
+    BusyError,
+    ClosedError,
+    ConfigurationError,
+    CrossmemError,
+    DeviceNotFoundError,
+    DriverError,
+    ForkedProcessError,
+    InvalidHandleError,
+    InvalidSizeError,
+    OutOfMemoryError,
+    OwnerGoneError,
+    OwnerUnresponsiveError,
+    StaleHandleError,
+    UnsupportedError,
+    WrongHostError,
+)
+from crossmem.models import Capabilities, DeviceInfo, ShareableHandle
+from crossmem.sharing.allocation import Allocation
+from crossmem.sharing.attach import attach, attach_many, import_handle
+from crossmem.sharing.device import Device, device, devices
+from crossmem.sharing.mapping import Import, Mapping
+from crossmem.sharing.report import ExportInfo, LeaseInfo, collect, exports
+
+__all__ = [
+    "AccessDeniedError",
+    "Allocation",
+    "Allow",
+    "BackendNotFoundError",
+    "BackendUnavailableError",
+    "BusyError",
+    "Capabilities",
+    "ClosedError",
+    "ConfigurationError",
+    "CrossmemError",
+    "Device",
+    "DeviceInfo",
+    "DeviceNotFoundError",
+    "DriverError",
+    "ExportInfo",
+    "ForkedProcessError",
+    "Import",
+    "InvalidHandleError",
+    "InvalidSizeError",
+    "LeaseInfo",
+    "Mapping",
+    "OutOfMemoryError",
+    "OwnerGoneError",
+    "OwnerUnresponsiveError",
+    "ShareableHandle",
+    "StaleHandleError",
+    "UnsupportedError",
+    "WrongHostError",
+    "__version__",
+    "attach",
+    "attach_many",
+    "collect",
+    "device",
+    "devices",
+    "exports",
+    "import_handle",
+]

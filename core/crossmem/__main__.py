@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m crossmem``: the same as the ``crossmem`` command."""
+
+from crossmem.cli import main
+
+# Children of the demo import this module again, under another name.
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m crossmem.bench``: the suite without the command line's extra."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from crossmem.bench import PEERS, render, run
+from crossmem.bench.plan import PLANS
+
+
+def main() -> int:
+    """Run the suite; return 1 where a target is missed, else 0."""
+    parser = argparse.ArgumentParser(prog="python -m crossmem.bench")
+    parser.description = "Measure crossmem and other ways to share memory, side by side."
+    parser.add_argument("--mode", choices=list(PLANS), default="quick", help="how much to measure")
+    parser.add_argument("--peer", action="append", choices=list(PEERS), help="only this peer")
+    parser.add_argument("--device", default="emulated:0", help="the crossmem device")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
+    arguments = parser.parse_args()
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    report = run(arguments.mode, peers=arguments.peer, device=arguments.device, say=say)
+    render(report)
+    if arguments.json:
+        arguments.json.write_text(report.to_json() + "\n")
+    return int(any(target.met is False for target in report.targets))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

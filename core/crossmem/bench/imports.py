@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long importing takes, in fresh interpreters."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+__all__ = ["IMPORTS", "time_import"]
+
+_DEADLINE_S: Final = 60.0
+
+IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "import crossmem": "import crossmem",
+        # pydantic loads its parts when they are first used, and whoever uses it has a model.
+        "import pydantic, pluggy": "import pydantic, pluggy; pydantic.BaseModel",
+        "import pydantic, pluggy, with one model": (
+            "import pydantic, pluggy\nclass Model(pydantic.BaseModel):\n    number: int"
+        ),
+    }
+)
+"""Statements by the name of their row."""
+
+_PROGRAM: Final = """\
+import os, sys
+os.sched_setaffinity(0, {{{cpu}}})
+from time import perf_counter
+start = perf_counter()
+{statement}
+print(perf_counter() - start)
+"""
+
+
+def time_import(statement: str, *, cpu: int, environment: dict[str, str]) -> float:
+    """Return the seconds that a statement takes in a fresh interpreter.
+
+    Raises
+    ------
+    subprocess.SubprocessError
+        Where it fails or takes longer than a minute.
+    """
+    program = _PROGRAM.format(cpu=cpu, statement=statement)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        check=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        env=environment,
+    )
+    return float(done.stdout)

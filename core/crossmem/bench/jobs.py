@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What producer and consumer do for the rows that every peer has.
+
+A job is a pair of functions, one for each process, that run at the same time and talk over the
+channel between them. Times are of the operation alone, in seconds, taken in the process that
+performs it; handing the token over is the same for all peers and counted in totals only.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import Thread
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any, Final
+
+from crossmem.bench.channel import Channel
+from crossmem.bench.peer import Peer
+
+__all__ = ["JOBS", "Context", "Half", "timed"]
+
+
+@dataclass(slots=True)
+class Context:
+    """What a job works with.
+
+    Parameters
+    ----------
+    peer
+        This process's side of what is measured.
+    channel
+        The way to the other process.
+    kept
+        Whatever one job leaves for a later one.
+    """
+
+    peer: Peer
+    channel: Channel
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+Half = Callable[..., dict[str, Any]]
+"""One process's part of a job: takes a :class:`Context` and keywords, returns what JSON can say."""
+
+
+def timed(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
+    """Call a function and return how long it took, in seconds, with its result."""
+    start = perf_counter()
+    result = function(*args)
+    return perf_counter() - start, result
+
+
+def _produce_check(context: Context, *, nbytes: int) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    memory = peer.create(nbytes)
+    with peer.view(memory) as view:
+        view[:8], view[-8:] = b"producer", b"the tail"
+    channel.send(peer.export(memory))
+    channel.receive()
+    with peer.view(memory) as view:
+        answer = bytes(view[:8])
+    peer.free(memory)
+    return {"right": answer == b"consumer"}
+
+
+def _consume_check(context: Context, *, nbytes: int) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    mapping = peer.attach(channel.receive())
+    with peer.view(mapping) as view:
+        seen = bytes(view[:8]), bytes(view[nbytes - 8 : nbytes])
+        view[:8] = b"consumer"
+    channel.send(b"written")
+    peer.detach(mapping)
+    return {"right": seen == (b"producer", b"the tail")}
+
+
+def _produce_life(context: Context, *, nbytes: int, count: int, budget_s: float) -> dict[str, Any]:
+    peer, channel, clock = context.peer, context.channel, perf_counter
+    creates, exports, frees, totals = [], [], [], []
+    end = clock() + budget_s
+    for _ in range(count):
+        t0 = clock()
+        memory = peer.create(nbytes)
+        t1 = clock()
+        token = peer.export(memory)
+        t2 = clock()
+        channel.send(token)
+        channel.receive()
+        t3 = clock()
+        peer.free(memory)
+        t4 = clock()
+        creates.append(t1 - t0)
+        exports.append(t2 - t1)
+        frees.append(t4 - t3)
+        totals.append(t4 - t0)
+        del memory
+        if t4 > end:
+            break
+    channel.end()
+    return {"create": creates, "export": exports, "free": frees, "total": totals}
+
+
+def _consume_life(context: Context, **_: Any) -> dict[str, Any]:
+    peer, channel, clock = context.peer, context.channel, perf_counter
+    attaches, detaches = [], []
+    for token in channel.stream():
+        t0 = clock()
+        mapping = peer.attach(token)
+        t1 = clock()
+        peer.detach(mapping)
+        t2 = clock()
+        channel.send(b"done")
+        attaches.append(t1 - t0)
+        detaches.append(t2 - t1)
+        del mapping
+    return {"attach": attaches, "detach": detaches}
+
+
+def _produce_churn(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    start = perf_counter()
+    for _ in range(count):
+        memory = peer.create(nbytes)
+        channel.send(peer.export(memory))
+        channel.receive()
+        peer.free(memory)
+    each = (perf_counter() - start) / count
+    channel.end()
+    return {"each": each}
+
+
+def _consume_churn(context: Context, **_: Any) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    for token in channel.stream():
+        peer.detach(peer.attach(token))
+        channel.send(b"done")
+    return {}
+
+
+def _produce_held(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    create_s, memories = timed(lambda: [peer.create(nbytes) for _ in range(count)])
+    channel.send_all([peer.export(memory) for memory in memories])
+    channel.receive()
+
+    def free_all() -> None:
+        for memory in memories:
+            peer.free(memory)
+
+    free_s, _ = timed(free_all)
+    return {"create": create_s / count, "free": free_s / count}
+
+
+def _consume_held(context: Context, **_: Any) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    tokens = channel.receive_all()
+    open_s, mappings = timed(lambda: [peer.attach(token) for token in tokens])
+
+    def close_all() -> None:
+        for mapping in mappings:
+            peer.detach(mapping)
+
+    close_s, _ = timed(close_all)
+    channel.send(b"closed")
+    return {"open": open_s / len(tokens), "close": close_s / len(tokens)}
+
+
+def _produce_busy(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    memories = [peer.create(nbytes) for _ in range(2 * count)]
+    channel.send_all([peer.export(memory) for memory in memories])
+    channel.receive()  # the idle half is done
+    busy = [True]
+
+    def wait() -> None:
+        channel.receive()
+        busy.clear()
+
+    watcher = Thread(target=wait, daemon=True)
+    watcher.start()
+    channel.send(b"busy")
+    turns = 0
+    while busy:  # pure Python: this thread gives the interpreter up only when made to
+        turns += 1
+    watcher.join()
+    for memory in memories:
+        peer.free(memory)
+    return {"turns": turns}
+
+
+def _consume_busy(context: Context, **_: Any) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    tokens = channel.receive_all()
+    half = len(tokens) // 2
+
+    def attach_each(part: list[bytes]) -> tuple[list[float], list[Any]]:
+        times, mappings = [], []
+        for token in part:
+            seconds, mapping = timed(peer.attach, token)
+            times.append(seconds)
+            mappings.append(mapping)
+        return times, mappings
+
+    idle, first = attach_each(tokens[:half])
+    channel.send(b"idle half done")
+    channel.receive()
+    busy, second = attach_each(tokens[half:])
+    for mapping in first + second:
+        peer.detach(mapping)
+    channel.send(b"stop")
+    return {"idle": idle, "busy": busy}
+
+
+JOBS: Final[Mapping[str, tuple[Half, Half]]] = MappingProxyType(
+    {
+        "check": (_produce_check, _consume_check),
+        "life": (_produce_life, _consume_life),
+        "churn": (_produce_churn, _consume_churn),
+        "held": (_produce_held, _consume_held),
+        "busy": (_produce_busy, _consume_busy),
+    }
+)
+"""Producer's and consumer's half of every job, by its name."""

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What producer and consumer do for the rows that only crossmem has."""
+
+import os
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+from threading import active_count
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any, Final
+
+import crossmem
+from crossmem.bench.jobs import Context, Half, timed
+from crossmem.bench.peer_floor import FloorPeer
+
+__all__ = ["CROSSMEM_JOBS"]
+
+# A harmless system call that nothing else makes: it marks a stretch in a trace.
+_MARK: Final = os.getpgid
+
+_COPIED_NBYTES: Final = 64 << 20
+"""How much one timed stretch of copying moves at least, in bytes."""
+
+
+def _descriptors() -> dict[str, int]:
+    """Count this process's descriptors and, among them, its sockets."""
+    kinds = {"all": 0, "sockets": 0}
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(link.readlink())
+        except FileNotFoundError:  # the descriptor of this listing
+            continue
+        kinds["all"] += 1
+        kinds["sockets"] += target.startswith("socket:")
+    return kinds
+
+
+def _fresh(blob: bytes) -> bytes:
+    """Return an equal object that has never been hashed, as a receive would."""
+    return bytes(bytearray(blob))
+
+
+def _produce_batch(context: Context, *, nbytes: int, count: int, **_: Any) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    memories = [peer.create(nbytes) for _ in range(2 * count)]
+    channel.send_all([peer.export(memory) for memory in memories])
+    channel.receive()
+    for memory in memories:
+        peer.free(memory)
+    return {}
+
+
+def _consume_batch(context: Context, *, batch_first: bool, **_: Any) -> dict[str, Any]:
+    channel = context.channel
+    tokens = channel.receive_all()
+    half = len(tokens) // 2
+    times: dict[str, float] = {}
+    mappings: list[crossmem.Mapping] = []
+
+    def singly() -> list[crossmem.Mapping]:
+        return [crossmem.attach(token) for token in tokens[:half]]
+
+    def together() -> list[crossmem.Mapping]:
+        return crossmem.attach_many(tokens[half:])
+
+    order = [("many", together), ("single", singly)]
+    for name, attach in order if batch_first else reversed(order):
+        seconds, made = timed(attach)
+        times[name] = seconds / half
+        mappings += made
+    for mapping in mappings:
+        mapping.unmap()
+    channel.send(b"done")
+    return times
+
+
+def _produce_repeats(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    memories = [peer.create(nbytes) for _ in range(count)]
+    first = [timed(memory.export)[0] for memory in memories]
+    repeated = [timed(memory.export)[0] for memory in memories]
+    channel.send_all([memory.export().to_bytes() for memory in memories])
+    channel.receive()
+    for memory in memories:
+        peer.free(memory)
+    return {"export first": first, "export repeated": repeated}
+
+
+def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
+    """Time imports of kept allocations: whole and part, from handle objects and from bytes."""
+    channel = context.channel
+    blobs = channel.receive_all()
+    handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in blobs]
+    half = len(handles) // 2
+    times: dict[str, list[float]] = {}
+
+    def each(name: str, function: Any, arguments: list[Any]) -> list[Any]:
+        results = []
+        times[name] = taken = []
+        for argument in arguments:
+            seconds, result = timed(function, argument)
+            taken.append(seconds)
+            results.append(result)
+        return results
+
+    def close(name: str, made: list[Any]) -> None:
+        each(name, lambda item: item.unmap() if hasattr(item, "unmap") else item.close(), made)
+
+    # Each first import is a lease of its own; what is repeated below keeps them all alive.
+    kept = each("import first", crossmem.import_handle, handles[:half])
+    kept_mappings = each("attach first", crossmem.attach, handles[half:])
+    mapped = handles[half:]
+    parts = [handle.slice(64, 128) for handle in mapped]
+    new_parts = [handle.slice(128, 256).to_bytes() for handle in mapped]
+    close("close", each("import repeated", crossmem.import_handle, mapped))
+    close("unmap", each("attach repeated", crossmem.attach, mapped))
+    for name, source in (
+        ("import repeated, bytes", [_fresh(blob) for blob in blobs[half:]]),
+        ("import part", parts),
+        ("import part, new bytes", [_fresh(blob) for blob in new_parts]),
+    ):
+        close("", each(name, crossmem.import_handle, source))
+    for name, source in (
+        ("attach repeated, bytes", [_fresh(blob) for blob in blobs[half:]]),
+        ("attach part", parts),
+    ):
+        close("", each(name, crossmem.attach, source))
+    del times[""]
+    for item in kept:
+        item.close()
+    for mapping in kept_mappings:
+        mapping.unmap()
+    channel.send(b"done")
+    return times
+
+
+def _produce_kept(context: Context, *, nbytes: int) -> dict[str, Any]:
+    memory = context.peer.create(nbytes)
+    context.channel.send(context.peer.export(memory))
+    context.kept["kept"] = memory
+    return {}
+
+
+def _consume_kept(context: Context, **_: Any) -> dict[str, Any]:
+    """Hold one import, for :func:`_consume_marked` to repeat under a tracer."""
+    handle = crossmem.ShareableHandle.from_bytes(context.channel.receive())
+    context.kept["kept"] = handle, crossmem.attach(handle)
+    return {"pid": os.getpid()}
+
+
+def _produce_marked(context: Context, **_: Any) -> dict[str, Any]:
+    context.channel.receive()
+    context.peer.free(context.kept.pop("kept"))
+    return {}
+
+
+def _consume_marked(context: Context, *, count: int) -> dict[str, Any]:
+    handle, mapping = context.kept.pop("kept")
+    part = handle.slice(64, 128)
+    repeats = range(count)
+    _MARK(0)
+    for _ in repeats:
+        crossmem.import_handle(handle).close()
+        crossmem.import_handle(part).close()
+    _MARK(0)
+    mapping.unmap()
+    context.channel.send(b"done")
+    return {"imports": 2 * count}
+
+
+def _produce_bandwidth(
+    context: Context, *, nbytes: int, plain_first: bool, **_: Any
+) -> dict[str, Any]:
+    import numpy as np
+
+    peer, channel = context.peer, context.channel
+    floor = context.kept.get("floor")
+    if floor is None:
+        floor = context.kept["floor"] = FloorPeer("")
+        channel.send(floor.serve())
+    sources = (floor, peer) if plain_first else (peer, floor)
+    memories = [(source, source.create(nbytes)) for source in sources]
+    for source, memory in memories:
+        with source.view(memory) as view:
+            np.frombuffer(view, np.uint8).fill(1)
+        channel.send(source.export(memory))
+    channel.receive()
+    for source, memory in memories:
+        source.free(memory)
+    return {}
+
+
+def _consume_bandwidth(
+    context: Context, *, nbytes: int, plain_first: bool, repeats: int
+) -> dict[str, Any]:
+    """Copy between each mapping and a private array, by turns, and return seconds per copy."""
+    import numpy as np
+
+    channel = context.channel
+    floor = context.kept.get("floor")
+    if floor is None:
+        floor = context.kept["floor"] = FloorPeer("")
+        floor.connect(channel.receive())
+    private = np.ones(nbytes, np.uint8)
+    sources = {"plain": floor, "crossmem": context.peer}
+    order = ["plain", "crossmem"] if plain_first else ["crossmem", "plain"]
+    mappings = {name: sources[name].attach(channel.receive()) for name in order}
+    arrays = {
+        name: np.frombuffer(sources[name].view(mapping), np.uint8)
+        for name, mapping in mappings.items()
+    }
+    inner = range(max(1, _COPIED_NBYTES // nbytes))
+    times: dict[str, list[float]] = {}
+    for turn in range(-1, repeats):  # the first turn fills the page tables and is not counted
+        for name in order if turn % 2 else reversed(order):
+            array = arrays[name]
+            for direction, target, source in (
+                ("read", private, array),
+                ("write", array, private),
+            ):
+                start = perf_counter()
+                for _ in inner:
+                    np.copyto(target, source)
+                seconds = (perf_counter() - start) / len(inner)
+                if turn >= 0:
+                    times.setdefault(f"{name} {direction}", []).append(seconds)
+    del array, target, source
+    arrays.clear()
+    for name, mapping in mappings.items():
+        sources[name].detach(mapping)
+    channel.send(b"done")
+    return times
+
+
+def _produce_parts(context: Context, *, allocations: int, parts: int) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    memories = [peer.create(parts * 4096) for _ in range(allocations)]
+    channel.send_all([peer.export(memory) for memory in memories])
+    channel.receive()
+    for memory in memories:
+        peer.free(memory)
+    return {}
+
+
+def _consume_parts(context: Context, *, allocations: int, parts: int) -> dict[str, Any]:
+    """Hold many imports of few allocations; see what they cost and what they occupy."""
+    handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in context.channel.receive_all()]
+    wholes = crossmem.attach_many(handles)
+    before = _descriptors()
+    pieces = [handle.slice(4096 * i, 4096) for handle in handles for i in range(parts)]
+    times, live = [], []
+    for piece in pieces:
+        seconds, mapping = timed(crossmem.attach, piece)
+        times.append(seconds)
+        live.append(mapping)
+    after = _descriptors()
+    threads = active_count()
+
+    def close_all() -> None:
+        for mapping in live:
+            mapping.unmap()
+
+    close_s, _ = timed(close_all)
+    for mapping in wholes:
+        mapping.unmap()
+    context.channel.send(b"done")
+    edge = len(times) // 100
+    return {
+        "live": allocations * parts,
+        "early": times[9 : 9 + edge],
+        "late": times[-edge:],
+        "close": close_s / len(live),
+        "before": before,
+        "after": after,
+        "threads": threads,
+    }
+
+
+def _produce_separate(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    create_s, memories = timed(lambda: [peer.create(nbytes) for _ in range(count)])
+    channel.send_all([peer.export(memory) for memory in memories])
+    channel.receive()
+
+    def free_all() -> None:
+        for memory in memories:
+            peer.free(memory)
+
+    free_s, _ = timed(free_all)
+    return {"create": create_s / count, "free": free_s / count}
+
+
+def _consume_separate(context: Context, *, count: int, **_: Any) -> dict[str, Any]:
+    tokens = context.channel.receive_all()
+    before = _descriptors()
+    attach_s, mappings = timed(crossmem.attach_many, tokens)
+    after = _descriptors()
+
+    def unmap_all() -> None:
+        for mapping in mappings:
+            mapping.unmap()
+
+    unmap_s, _ = timed(unmap_all)
+    context.channel.send(b"done")
+    return {
+        "attach": attach_s / count,
+        "unmap": unmap_s / count,
+        "descriptors": after["all"] - before["all"],
+    }
+
+
+def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, Any]:
+    """Allocate under a low descriptor limit until it refuses, and say how it did."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    memories: list[Any] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_descriptors()["all"] + room, hard))
+    failure: Exception | None = None
+    try:
+        while len(memories) < 2 * room:
+            memories.append(context.peer.create(nbytes))
+    except Exception as error:  # noqa: BLE001 - which error it is, is the question
+        failure = error
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for memory in memories:
+            context.peer.free(memory)
+    text = f"{failure} {getattr(failure, 'hint', '')}"
+    return {
+        "made": len(memories),
+        "error": type(failure).__name__,
+        "typed": isinstance(failure, crossmem.CrossmemError),
+        "names_limit": "RLIMIT_NOFILE" in text or "ulimit" in text,
+    }
+
+
+def _consume_nothing(context: Context, **_: Any) -> dict[str, Any]:  # noqa: ARG001 - a half
+    return {}
+
+
+CROSSMEM_JOBS: Final[Mapping[str, tuple[Half, Half]]] = MappingProxyType(
+    {
+        "batch": (_produce_batch, _consume_batch),
+        "repeats": (_produce_repeats, _consume_repeats),
+        "kept": (_produce_kept, _consume_kept),
+        "marked": (_produce_marked, _consume_marked),
+        "bandwidth": (_produce_bandwidth, _consume_bandwidth),
+        "parts": (_produce_parts, _consume_parts),
+        "separate": (_produce_separate, _consume_separate),
+        "exhaust": (_produce_exhaust, _consume_nothing),
+    }
+)
+"""Producer's and consumer's half of every job, by its name."""

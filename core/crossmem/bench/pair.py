@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two processes that share memory with each other, and the parent's hold on them."""
+
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from time import monotonic
+from typing import Any, Final, Self
+
+from crossmem.bench.channel import Channel, ChannelError
+from crossmem.bench.machine import Cpus
+
+__all__ = ["BenchError", "Pair", "child_environment"]
+
+_START_DEADLINE_S: Final = 60.0
+_EXIT_DEADLINE_S: Final = 5.0
+
+
+class BenchError(Exception):
+    """A process of the benchmark failed, died or did not finish in time."""
+
+
+def child_environment() -> dict[str, str]:
+    """Return an environment in which a child finds the modules that this process finds."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+class Pair:
+    """A producer and a consumer of one peer, each on its CPU, started by exec.
+
+    Parameters
+    ----------
+    peer
+        Name of the peer.
+    device
+        The crossmem device of the run.
+    cpus
+        Where the two processes stay.
+    environment
+        What they see as ``os.environ``.
+
+    Raises
+    ------
+    BenchError
+        Where they cannot be started. Nothing is left of them then.
+    """
+
+    def __init__(self, peer: str, *, device: str, cpus: Cpus, environment: dict[str, str]) -> None:
+        with ExitStack() as stack:
+            ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._processes: dict[str, subprocess.Popen[bytes]] = {}
+            self._controls: dict[str, Channel] = {}
+            self._log = stack.enter_context(tempfile.TemporaryFile())
+            stack.callback(self._end)
+            for role, cpu, end in zip(
+                ("producer", "consumer"), (cpus.producer, cpus.consumer), ends, strict=True
+            ):
+                control, theirs = Channel.couple(timeout_s=_EXIT_DEADLINE_S)
+                self._controls[role] = control
+                with theirs, end:
+                    self._processes[role] = subprocess.Popen(
+                        [
+                            *(sys.executable, "-P", "-m", "crossmem.bench.worker", role, peer),
+                            *(device, str(cpu), str(theirs.fileno()), str(end.fileno())),
+                        ],
+                        pass_fds=(theirs.fileno(), end.fileno()),
+                        stdin=subprocess.DEVNULL,
+                        stdout=self._log,
+                        stderr=self._log,
+                        env=environment,
+                    )
+            self._collect(_START_DEADLINE_S)
+            self._resources = stack.pop_all()
+
+    def run(self, job: str, *, deadline_s: float, **arguments: Any) -> dict[str, Any]:
+        """Run both halves of a job and return their results in one dictionary.
+
+        Raises
+        ------
+        BenchError
+            Where a half failed or the deadline passed. The pair is of no use after that.
+        """
+        request = {"job": job, "arguments": arguments, "deadline_s": deadline_s}
+        for control in self._controls.values():
+            control.send_json(request)
+        results = self._collect(deadline_s)
+        return {**results["producer"], **results["consumer"]}
+
+    def _collect(self, deadline_s: float) -> dict[str, Any]:
+        """Read one answer of each process."""
+        end = monotonic() + deadline_s
+        results: dict[str, Any] = {}
+        failures: list[str] = []
+        with selectors.DefaultSelector() as selector:
+            for role, control in self._controls.items():
+                selector.register(control.fileno(), selectors.EVENT_READ, role)
+            # After one has failed, the other gets a moment to say what it saw.
+            while selector.get_map() and (left := end - monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    selector.unregister(key.fd)
+                    try:
+                        answer = self._controls[key.data].receive_json()
+                    except ChannelError:
+                        answer = {"error": f"{key.data}: died"}
+                    if "error" in answer:
+                        failures.append(answer["error"])
+                        end = min(end, monotonic() + 1)
+                    else:
+                        results[key.data] = answer["result"]
+        if failures:
+            raise BenchError("; ".join(failures) + self._last_words())
+        if len(results) < len(self._controls):
+            msg = f"no answer within {deadline_s:g} s{self._last_words()}"
+            raise BenchError(msg)
+        return results
+
+    def _last_words(self) -> str:
+        """Return the last line that the processes wrote, for a message."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return f" ({lines[-1]})" if lines else ""
+
+    def close(self) -> None:
+        """End both processes, by force where they do not go; closing twice is harmless."""
+        self._resources.close()
+
+    def _end(self) -> None:
+        for control in self._controls.values():
+            control.close()
+        end = monotonic() + _EXIT_DEADLINE_S
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, end - monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

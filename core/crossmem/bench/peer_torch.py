@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's sharing of tensors in host memory."""
+
+import io
+import os
+import pickle
+from importlib import import_module
+from importlib.util import find_spec
+from multiprocessing import current_process
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from crossmem.bench.peer import Peer
+
+__all__ = ["TorchPeer"]
+
+
+class TorchPeer(Peer):
+    """``tensor.share_memory_()`` and a pickle, with the ``file_descriptor`` strategy."""
+
+    title: ClassVar[str] = "PyTorch (fd)"
+    distribution: ClassVar[str | None] = "torch"
+    touches_memory: ClassVar[bool] = True
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self._torch: Any = import_module("torch")
+        multiprocessing: Any = import_module("torch.multiprocessing")
+        multiprocessing.set_sharing_strategy("file_descriptor")
+
+    @override
+    @classmethod
+    def missing(cls) -> str | None:
+        return None if find_spec("torch") else "not installed"
+
+    @override
+    def serve(self) -> bytes:
+        # The standard library's descriptor server accepts only processes that know its key.
+        key = os.urandom(32)
+        current_process().authkey = key
+        return key
+
+    @override
+    def connect(self, hello: bytes) -> None:
+        current_process().authkey = hello
+
+    @override
+    def create(self, nbytes: int) -> Any:
+        return self._torch.empty(nbytes, dtype=self._torch.uint8).share_memory_()
+
+    @override
+    def export(self, memory: Any) -> bytes:
+        buffer = io.BytesIO()
+        ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(memory)
+        return buffer.getvalue()
+
+    @override
+    def attach(self, token: bytes) -> Any:
+        # The bytes come from the producer of this very run; PyTorch offers no other way.
+        return [pickle.loads(token)]  # noqa: S301
+
+    @override
+    def detach(self, mapping: Any) -> None:
+        mapping.clear()
+
+    @override
+    def free(self, memory: Any) -> None:
+        # The storage goes with its last reference, which is the caller's.
+        memory.set_()
+
+    @override
+    def view(self, memory: Any) -> memoryview:
+        tensor = memory[0] if isinstance(memory, list) else memory
+        return memoryview(tensor.numpy())

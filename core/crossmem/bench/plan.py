@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a run measures."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+__all__ = ["KIB", "MIB", "PLANS", "Plan"]
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Sizes, counts and rounds. A round visits every peer once.
+
+    Parameters
+    ----------
+    sizes
+        Sizes of the whole-life rows, in bytes.
+    rounds, count
+        Rounds of the whole-life rows, and lives in each.
+    budget_s
+        Seconds after which a peer's round ends early, for peers that fill their memory.
+    batch, batch_rounds
+        How many allocations are churned, held and batched, and the rounds of those rows.
+    busy
+        Imports from an idle and from a busy exporter, in each round.
+    repeats, repeat_rounds
+        Allocations whose imports and exports are repeated, and the rounds of those rows.
+    bandwidth_sizes, bandwidth_rounds, bandwidth_repeats
+        Sizes in bytes, fresh allocations of each, and copies of each allocation.
+    parts_of, parts
+        Allocations and parts of each that are imported at once.
+    separate
+        Allocations that live at once.
+    imports
+        Fresh interpreters that import crossmem, and as many that import the others.
+    traced
+        Repeated imports under the system call tracer.
+    """
+
+    sizes: tuple[int, ...] = (4 * KIB, 2 * MIB, 1024 * MIB)
+    rounds: int = 5
+    count: int = 60
+    budget_s: float = 0.5
+    batch: int = 1000
+    batch_rounds: int = 2
+    busy: int = 10
+    repeats: int = 200
+    repeat_rounds: int = 3
+    bandwidth_sizes: tuple[int, ...] = (2 * MIB, 256 * MIB)
+    bandwidth_rounds: int = 3
+    bandwidth_repeats: int = 7
+    parts_of: int = 100
+    parts: int = 100
+    separate: int = 10_000
+    imports: int = 5
+    traced: int = 1000
+
+
+PLANS: Final = MappingProxyType(
+    {
+        "smoke": Plan(
+            rounds=2,
+            count=5,
+            batch=20,
+            batch_rounds=1,
+            busy=2,
+            repeats=10,
+            repeat_rounds=1,
+            bandwidth_sizes=(2 * MIB,),
+            bandwidth_rounds=1,
+            bandwidth_repeats=3,
+            parts_of=10,
+            parts=20,
+            separate=50,
+            imports=1,
+            traced=20,
+        ),
+        "quick": Plan(),
+        "full": Plan(
+            rounds=25,
+            count=200,
+            budget_s=2.0,
+            batch_rounds=9,
+            busy=40,
+            repeats=1000,
+            repeat_rounds=9,
+            bandwidth_sizes=(2 * MIB, 256 * MIB, 1024 * MIB),
+            bandwidth_rounds=9,
+            bandwidth_repeats=15,
+            imports=25,
+            traced=10_000,
+        ),
+    }
+)
+"""The plan of every mode: ``smoke`` only shows that the suite works."""

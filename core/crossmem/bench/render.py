@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report as tables for people: with rich where it is installed, else in plain text."""
+
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TextIO
+
+from crossmem.bench.report import Report, Row, Target
+from crossmem.bench.targets import size_name
+
+__all__ = ["Table", "make_tables", "render"]
+
+_LIFE_METRICS = ("create", "export", "attach", "detach", "free", "life", "total")
+_LIFE_HEADS = (
+    "create",
+    "export",
+    "import\n+ map",
+    "unmap\n+ close",
+    "free",
+    "whole\nlife",
+    "round\ntrip",
+)
+_HELD_METRICS = ("create", "open", "close", "free")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A heading, column heads and rows of text; the first column is the widest."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def make_tables(report: Report) -> list[Table]:
+    """Return the tables of a report, the promises last."""
+    tables = []
+    sizes = sorted({row.nbytes for row in report.rows if row.section == "life" and row.nbytes})
+    for nbytes in sizes:
+        title = f"One allocation of {size_name(nbytes)}, µs"
+        tables.append(_peers(report, title, "life", _LIFE_METRICS, _LIFE_HEADS, nbytes=nbytes))
+    tables += [
+        _peers(report, "Churn of 4 KiB, µs each, with the round trip", "churn", ("each",)),
+        _peers(report, "Held at once, 4 KiB, µs each", "held", _HELD_METRICS),
+        _peers(report, "Import from an exporter busy in Python, µs", "busy", ("idle", "busy")),
+    ]
+    for title, section in (
+        ("Many imports, µs each", "batch"),
+        ("Repeats and parts, µs", "repeats"),
+        ("Bandwidth through NumPy", "bandwidth"),
+        ("Scale", "scale"),
+        ("Importing, ms", "import"),
+    ):
+        tables.append(_list(report, title, section))
+    heads = ("promise", "measured", "limit", "met")
+    tables.append(Table("Targets", heads, tuple(map(_promise, report.targets))))
+    return [table for table in tables if table.rows]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value == int(value) and abs(value) >= 1:
+        return f"{value:.0f}"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _peers(
+    report: Report,
+    title: str,
+    section: str,
+    metrics: tuple[str, ...],
+    heads: tuple[str, ...] | None = None,
+    *,
+    nbytes: int | None = None,
+) -> Table:
+    rows = []
+    for name, peer in report.peers.items():
+        if peer["state"] != "measured":
+            rows.append((peer["title"], peer["state"], *[""] * (len(metrics) - 1)))
+            continue
+        values = [report.value(section, name, metric, nbytes=nbytes) for metric in metrics]
+        rows.append((peer["title"], *map(_number, values)))
+    if not any(row.section == section for row in report.rows):
+        rows = []
+    return Table(title, ("", *(heads or metrics)), tuple(rows))
+
+
+def _list(report: Report, title: str, section: str) -> Table:
+    def line(row: Row) -> tuple[str, ...]:
+        size = f" {size_name(row.nbytes)}" if row.nbytes else ""
+        subject = "" if row.subject == "crossmem" else row.subject
+        metric = "" if section == "import" else row.metric
+        name = ", ".join(filter(None, (subject, metric + size)))
+        return name, _number(row.value), "" if row.unit == "count" else row.unit
+
+    rows = tuple(line(row) for row in report.rows if row.section == section)
+    return Table(title, ("", "value", "unit"), rows)
+
+
+def _promise(target: Target) -> tuple[str, ...]:
+    verdict = {True: "yes", False: "NO", None: "not measured"}[target.met]
+    if target.note:
+        verdict += f" ({target.note})"
+    sign = "at least" if target.at_least else "at most"
+    return target.name, _number(target.measured), f"{sign} {_number(target.limit)}", verdict
+
+
+def _facts(report: Report) -> list[str]:
+    machine = report.machine
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return [
+        f"crossmem bench, {report.mode}, {report.date}, {report.seconds:g} s",
+        f"{machine['cpu']}, {machine['cores']} CPUs{', virtual' if machine['virtual'] else ''}",
+        f"{machine['memory_nbytes'] / 2**30:.0f} GiB, Linux {machine['kernel']}, "
+        + machine["python"],
+        f"{versions}; {report.settings['cpus']}",
+    ]
+
+
+def render(report: Report, *, file: TextIO | None = None, rich: bool | None = None) -> None:
+    """Print a report.
+
+    Parameters
+    ----------
+    report
+        What to print.
+    file
+        Where to; standard output by default.
+    rich
+        Whether to use rich; by default, where it is installed.
+    """
+    file = file or sys.stdout
+    if find_spec("rich") is not None if rich is None else rich:
+        _render_rich(report, file)
+    else:
+        _render_plain(report, file)
+
+
+def _render_rich(report: Report, file: TextIO) -> None:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    console = Console(file=file)
+    for fact in _facts(report):
+        console.print(Text(fact))
+    colours = {"yes": "green", "NO": "bold red"}
+    for table in make_tables(report):
+        shown = RichTable(title=table.title, title_justify="left", title_style="bold")
+        for i, head in enumerate(table.heads):
+            shown.add_column(head, justify="right" if i else "left", overflow="fold")
+        for row in table.rows:
+            shown.add_row(*(Text(cell, style=colours.get(cell, "")) for cell in row))
+        console.print()
+        console.print(shown)
+    for note in report.notes:
+        console.print(Text(f"Note: {note}"))
+
+
+def _render_plain(report: Report, file: TextIO) -> None:
+    lines = _facts(report)
+    for table in make_tables(report):
+        heads = tuple(head.replace("\n", " ") for head in table.heads)
+        columns = list(zip(heads, *table.rows, strict=True))
+        widths = [max(map(len, column)) for column in columns]
+        lines += ["", table.title]
+        for row in (heads, *table.rows):
+            cells = [row[0].ljust(widths[0])]
+            cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+            lines.append("  ".join(cells).rstrip())
+    lines += ["", *(f"Note: {note}" for note in report.notes)]
+    print("\n".join(lines), file=file)

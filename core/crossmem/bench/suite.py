@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run itself: which jobs, in which order, and what becomes of their times."""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from statistics import median
+from time import monotonic
+from typing import Any, Self
+
+from crossmem.bench import suite_crossmem
+from crossmem.bench.machine import available_nbytes, choose_cpus, describe_machine, version_of
+from crossmem.bench.pair import BenchError, Pair, child_environment
+from crossmem.bench.peer import peer_class
+from crossmem.bench.plan import KIB, Plan
+from crossmem.bench.report import Report
+from crossmem.bench.targets import compute_targets, size_name
+
+__all__ = ["Suite"]
+
+_LIFE = ("create", "export", "attach", "detach", "free")
+_US = 1e6
+
+
+class Suite:
+    """One run; a context manager that leaves no process behind.
+
+    Parameters
+    ----------
+    plan, mode
+        How much to measure, and what that is called.
+    peers
+        Names of the peers, in the order in which a round visits them.
+    device
+        The crossmem device.
+    say
+        Called with a line of text whenever a new part of the run begins.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        mode: str,
+        peers: Sequence[str],
+        device: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self.plan = plan
+        self.cpus = choose_cpus()
+        self.environment = child_environment()
+        self._device = device
+        self._say = say
+        self._peers: list[str] = []
+        self._pairs: dict[str, Pair] = {}
+        self._given_up: set[tuple[str, str]] = set()
+        self._stack = ExitStack()
+        self.report = Report(
+            mode=mode,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            machine=describe_machine(),
+            settings={
+                "device": device,
+                "cpus": self.cpus.note,
+                "plan": {name: getattr(plan, name) for name in Plan.__slots__},
+                "garbage_collector": "off while timing, for all peers",
+            },
+        )
+        for name in peers:
+            chosen = peer_class(name)
+            reason = chosen.missing()
+            self.report.peers[name] = {
+                "title": chosen.title,
+                "version": version_of(chosen.distribution) if chosen.distribution else None,
+                "state": reason or "measured",
+            }
+            if reason is None:
+                self._peers.append(name)
+
+    def __enter__(self) -> Self:
+        # The run's own folder: it must not meet what other programs of this user have exported.
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="cmb"))
+        os.chmod(folder, 0o700)  # noqa: PTH101
+        self.environment["CROSSMEM_RUN_DIR"] = folder
+        # Nothing is touched that fills memory, and addresses are all that most rows use.
+        self.environment.setdefault("CROSSMEM_EMULATED_CAPACITY", str(1 << 42))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._pairs):
+            self._drop(name)
+        self._stack.close()
+
+    def _drop(self, peer: str) -> None:
+        pair = self._pairs.pop(peer, None)
+        if pair is not None:
+            pair.close()
+
+    def pair(self, peer: str) -> Pair:
+        """Return the running pair of a peer, starting it where there is none."""
+        if peer not in self._pairs:
+            self._pairs[peer] = Pair(
+                peer, device=self._device, cpus=self.cpus, environment=self.environment
+            )
+        return self._pairs[peer]
+
+    def restart(self, peer: str) -> None:
+        """End a peer's processes, so that the next job finds fresh ones."""
+        self._drop(peer)
+
+    def has(self, peer: str) -> bool:
+        """Whether a peer takes part."""
+        return peer in self._peers
+
+    def say(self, text: str) -> None:
+        """Tell the user which part of the run begins."""
+        self._say(text)
+
+    def note(self, text: str) -> None:
+        """Put a sentence into the report, once."""
+        if text not in self.report.notes:
+            self.report.notes.append(text)
+
+    def job(
+        self, peer: str, job: str, *, deadline_s: float = 120.0, row: str = "", **arguments: Any
+    ) -> dict[str, Any] | None:
+        """Run a job, or note why it failed and return None, from then on at once.
+
+        Parameters
+        ----------
+        peer, job
+            What runs.
+        deadline_s
+            Longest duration in seconds; then both processes are killed.
+        row
+            Tells uses of one job apart, such as its sizes: a failure ends only this one.
+        """
+        key = peer, f"{job} {row}".strip()
+        if key in self._given_up:
+            return None
+        try:
+            return self.pair(peer).run(job, deadline_s=deadline_s, **arguments)
+        except BenchError as error:
+            self._given_up.add(key)
+            self.note(f"{peer}, {key[1]}: {error}")
+            self._drop(peer)
+            return None
+
+    def run(self) -> Report:
+        """Measure everything and return the report."""
+        start = monotonic()
+        self._check()
+        for nbytes in self.plan.sizes:
+            self._life(nbytes)
+        self._churn_and_held()
+        self._busy()
+        if self.has("crossmem"):
+            suite_crossmem.run(self)
+        self.report.targets = compute_targets(self.report)
+        self.report.seconds = round(monotonic() - start, 1)
+        return self.report
+
+    def _turns(self, rounds: int) -> list[list[str]]:
+        """Return the order of the peers in each round; it rotates, so that none is always first."""
+        peers = self._peers
+        return [peers[i % len(peers) :] + peers[: i % len(peers)] for i in range(rounds)]
+
+    def _check(self) -> None:
+        """Start every pair, and see that the two sides really share the memory."""
+        self.say("starting two processes for each peer")
+        for peer in list(self._peers):
+            found = self.job(peer, "check", nbytes=4 * KIB)
+            if found is None or not found["right"]:
+                self.report.peers[peer]["state"] = "failed"
+                self.note(f"{peer}: the consumer does not see what the producer writes")
+                self._peers.remove(peer)
+
+    def _room(self, peer: str, nbytes: int) -> bool:
+        if not peer_class(peer).touches_memory or available_nbytes() > 4 * nbytes:
+            return True
+        self.note(f"{peer} at {size_name(nbytes)}: too little free memory, which it would fill")
+        return False
+
+    def _life(self, nbytes: int) -> None:
+        """Measure whole lives of one allocation after another."""
+        plan, size = self.plan, size_name(nbytes)
+        self.say(f"whole lives at {size}")
+        peers = [peer for peer in self._peers if self._room(peer, nbytes)]
+        rounds: dict[str, dict[str, list[float]]] = {peer: {} for peer in peers}
+        for peer in peers:
+            self.job(peer, "check", row=size, nbytes=nbytes)
+            self.job(peer, "life", row=size, nbytes=nbytes, count=plan.count // 4 + 1, budget_s=0.2)
+        for turn in self._turns(plan.rounds):
+            for peer in turn:
+                if peer not in peers:
+                    continue
+                times = self.job(
+                    peer, "life", row=size, nbytes=nbytes, count=plan.count, budget_s=plan.budget_s
+                )
+                if times is None:
+                    continue
+                times["life"] = [sum(each) for each in zip(*map(times.get, _LIFE), strict=True)]
+                for metric in (*_LIFE, "life", "total"):
+                    rounds[peer].setdefault(metric, []).append(median(times[metric]) * _US)
+        for peer in peers:
+            for metric, values in rounds[peer].items():
+                self.report.add("life", peer, metric, values, "us", nbytes=nbytes)
+
+    def _churn_and_held(self) -> None:
+        """Measure many allocations, one after another and all at once."""
+        plan = self.plan
+        self.say(f"{plan.batch} allocations, churned and held")
+        rounds: dict[tuple[str, str, str], list[float]] = {}
+        arguments: dict[str, Any] = {"nbytes": 4 * KIB, "count": plan.batch}
+        for turn in self._turns(plan.batch_rounds):
+            for peer in turn:
+                churn = self.job(peer, "churn", **arguments)
+                if churn is not None:
+                    rounds.setdefault(("churn", peer, "each"), []).append(churn["each"] * _US)
+                held = self.job(peer, "held", **arguments)
+                for metric in ("create", "open", "close", "free") if held is not None else ():
+                    each = (held or {})[metric] * _US
+                    rounds.setdefault(("held", peer, metric), []).append(each)
+        for (section, peer, metric), values in rounds.items():
+            self.report.add(section, peer, metric, values, "us")
+
+    def _busy(self) -> None:
+        """Measure imports from an exporter that computes in pure Python."""
+        plan = self.plan
+        self.say("an exporter that is busy in pure Python")
+        rounds: dict[tuple[str, str], list[float]] = {}
+        for turn in self._turns(max(1, plan.batch_rounds)):
+            for peer in turn:
+                times = self.job(peer, "busy", nbytes=4 * KIB, count=plan.busy)
+                for metric in ("idle", "busy") if times is not None else ():
+                    value = median((times or {})[metric]) * _US
+                    rounds.setdefault((peer, metric), []).append(value)
+        for (peer, metric), values in rounds.items():
+            self.report.add("busy", peer, metric, values, "us")

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counting the system calls of a process's main thread between two marks."""
+
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Final
+
+__all__ = ["TraceError", "count_system_calls"]
+
+_MARK: Final = "getpgid"
+_ATTACH_DEADLINE_S: Final = 10.0
+_END_DEADLINE_S: Final = 10.0
+
+
+class TraceError(Exception):
+    """The calls could not be counted here."""
+
+
+def count_system_calls(pid: int, action: Callable[[], object]) -> list[str]:
+    """Run an action under strace and return the names of the calls between two ``getpgid``.
+
+    Parameters
+    ----------
+    pid
+        The process whose main thread is watched.
+    action
+        Makes that process do what is to be counted; the process itself sets the marks.
+
+    Raises
+    ------
+    TraceError
+        Where strace is not installed, may not trace, or saw no marks.
+    """
+    program = shutil.which("strace")
+    if program is None:
+        msg = "strace is not installed"
+        raise TraceError(msg)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "calls")
+        tracer = subprocess.Popen(
+            [program, "-f", "-p", str(pid), "-o", str(log)],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            _wait_for_attach(tracer)
+            action()
+        finally:
+            tracer.send_signal(signal.SIGINT)  # strace detaches and leaves the process alone
+            try:
+                tracer.wait(_END_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                tracer.kill()
+                tracer.wait()
+            if tracer.stderr is not None:
+                tracer.stderr.close()
+        return _between_marks(log.read_text(errors="replace"), pid)
+
+
+def _wait_for_attach(tracer: "subprocess.Popen[str]") -> None:
+    said: list[str] = []
+
+    def read() -> None:
+        if tracer.stderr is not None:
+            said.append(tracer.stderr.readline())
+
+    reader = Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(_ATTACH_DEADLINE_S)
+    if not said or "attached" not in said[0]:
+        msg = f"strace could not attach: {said[0].strip() if said else 'it said nothing'}"
+        raise TraceError(msg)
+
+
+def _between_marks(log: str, pid: int) -> list[str]:
+    calls: list[str] = []
+    marks = 0
+    for line in log.splitlines():
+        # A call that another thread interrupts is printed twice; the second time has no name.
+        found = re.match(r"(\d+)\s+(\w+)\(", line)
+        if not found or int(found[1]) != pid:
+            continue
+        if found[2] == _MARK:
+            marks += 1
+        elif marks == 1:
+            calls.append(found[2])
+    if marks != 2:
+        msg = f"strace saw {marks} marks, not 2"
+        raise TraceError(msg)
+    return calls

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the project promises, computed from the rows of a run."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from crossmem.bench.report import Report, Target
+
+__all__ = ["SAME", "compute_targets", "size_name"]
+
+SAME: Final = 1.25
+"""Two costs count as the same up to this ratio, which is what single microseconds scatter by."""
+
+
+def size_name(nbytes: int) -> str:
+    """Return a size in words, such as ``"2 MiB"``."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size and nbytes % size == 0:
+            return f"{nbytes // size} {unit}"
+    return f"{nbytes} B"
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return None if above is None or not below else round(above / below, 3)
+
+
+def compute_targets(report: Report) -> list[Target]:
+    """Return every promise with what this run says about it."""
+    return [
+        *_life(report),
+        *_repeats(report),
+        *_bandwidth(report),
+        *_scale(report),
+        *_imports(report),
+    ]
+
+
+def _life(report: Report) -> Iterator[Target]:
+    sizes = sorted({row.nbytes for row in report.rows if row.section == "life" and row.nbytes})
+    for rival, title, limit in (
+        ("floor", "the floor", 1.3),
+        ("mp", "mp.shared_memory", 0.6),
+    ):
+        for nbytes in sizes:
+            measured = _ratio(
+                report.value("life", "crossmem", "life", nbytes=nbytes),
+                report.value("life", rival, "life", nbytes=nbytes),
+            )
+            name = f"whole life at {size_name(nbytes)}, against {title}"
+            yield Target(name, measured, limit)
+    if len(sizes) > 1:
+        measured = _ratio(
+            report.value("life", "crossmem", "life", nbytes=sizes[-1]),
+            report.value("life", "crossmem", "life", nbytes=sizes[0]),
+        )
+        name = f"whole life at {size_name(sizes[-1])}, against {size_name(sizes[0])}"
+        yield Target(name, measured, 1.3)
+
+
+def _repeats(report: Report) -> Iterator[Target]:
+    for name, above, below, limit in (
+        ("repeated import, against the first", "import repeated", "import first", 0.2),
+        ("repeated attach, against the first", "attach repeated", "attach first", 0.2),
+        ("repeated import from bytes", "import repeated, bytes", "import repeated", 2.0),
+        ("repeated attach from bytes", "attach repeated, bytes", "attach repeated", 2.0),
+        ("import of a part of an imported allocation", "import part", "import repeated", SAME),
+        ("attach of a part of an imported allocation", "attach part", "attach repeated", SAME),
+        ("repeated export, against the first", "export repeated", "export first", 0.1),
+    ):
+        measured = _ratio(
+            report.value("repeats", "crossmem", above), report.value("repeats", "crossmem", below)
+        )
+        yield Target(name, measured, limit)
+    calls = report.value("repeats", "crossmem", "system calls")
+    yield Target("system calls of repeated imports", calls, 0)
+
+
+def _bandwidth(report: Report) -> Iterator[Target]:
+    rows = [row for row in report.rows if row.section == "bandwidth" and row.unit == "ratio"]
+    for row in rows:
+        name = f"{row.metric} {size_name(row.nbytes or 0)} through NumPy, against a plain mmap"
+        yield Target(name, row.value, 0.97, at_least=True)
+
+
+def _scale(report: Report) -> Iterator[Target]:
+    def of(metric: str) -> float | None:
+        return report.value("scale", "crossmem", metric)
+
+    live = of("live imports")
+    name = f"{live:.0f} live imports" if live is not None else "many live imports"
+    yield Target(f"descriptors added by {name}", of("descriptors added"), 0)
+    yield Target(f"connections of {name}", of("connections"), 1)
+    yield Target(f"the last of {name}, against the tenth", _ratio(of("late"), of("early")), SAME)
+    asked, held = of("separate asked"), of("separate held")
+    short = asked is not None and held is not None and held < asked
+    yield Target(
+        "separate allocations alive at once",
+        held,
+        asked or 10_000,
+        at_least=True,
+        note="the descriptor limit of this machine allows no more" if short else "",
+    )
+    yield Target(
+        "exhausted descriptors end in an error that names the limit",
+        of("typed error"),
+        1,
+        at_least=True,
+    )
+
+
+def _imports(report: Report) -> Iterator[Target]:
+    measured = _ratio(
+        report.value("import", "import crossmem", "time"),
+        report.value("import", "import pydantic, pluggy", "time"),
+    )
+    yield Target("import crossmem, against pydantic and pluggy", measured, 2.0)

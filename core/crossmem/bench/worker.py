@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process of a benchmark: ``python -m crossmem.bench.worker``, started by ``pair``."""
+
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+from typing import Final
+
+from crossmem.bench.channel import Channel, ChannelError
+from crossmem.bench.jobs import JOBS, Context, Half
+from crossmem.bench.peer import peer_class
+
+__all__ = ["PARTNER_TIMEOUT_S", "main"]
+
+PARTNER_TIMEOUT_S: Final = 45.0
+"""Longest wait of producer or consumer for each other, in seconds."""
+
+
+def _half(job: str, *, producer: bool) -> Half:
+    if job in JOBS:
+        halves = JOBS[job]
+    else:
+        from crossmem.bench.jobs_crossmem import CROSSMEM_JOBS
+
+        halves = CROSSMEM_JOBS[job]
+    return halves[0 if producer else 1]
+
+
+def main(arguments: list[str]) -> None:
+    """Serve jobs until the parent closes its end of the control channel.
+
+    Parameters
+    ----------
+    arguments
+        Role, name of the peer, crossmem device, CPU to stay on, and the descriptors of the
+        control channel and of the channel to the other process.
+    """
+    role, name, device, cpu, control_fd, partner_fd = arguments
+    os.sched_setaffinity(0, {int(cpu)})
+    # A thousand held allocations need a descriptor each; the usual soft limit is 1024.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    control = Channel(socket.socket(fileno=int(control_fd)))
+    partner = Channel(socket.socket(fileno=int(partner_fd)), timeout_s=PARTNER_TIMEOUT_S)
+    try:
+        peer = peer_class(name)(device)
+        if role == "producer":
+            partner.send(peer.serve())
+        else:
+            peer.connect(partner.receive())
+        context = Context(peer, partner)
+        control.send_json({"result": "ready"})
+        while True:
+            try:
+                request = control.receive_json()
+            except ChannelError:
+                return
+            # Last resort against a process that nobody can stop in an orderly way any more.
+            signal.alarm(int(request["deadline_s"]) + 5)
+            half = _half(request["job"], producer=role == "producer")
+            gc.collect()
+            gc.disable()
+            result = half(context, **request["arguments"])
+            gc.enable()
+            signal.alarm(0)
+            control.send_json({"result": result})
+    except Exception as error:  # noqa: BLE001 - the parent reports it
+        traceback.print_exc()
+        control.send_json({"error": f"{role}: {type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands and their options, for typer. What they do is in the modules beside this one."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crossmem import CrossmemError, __version__
+from crossmem.cli.problems import ExitCode, UsageProblem
+from crossmem.cli.render import print_json, progress_bar, show_error
+from crossmem.errors import ConfigurationError
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="crossmem",
+    help="Share device memory between processes on one host, without copying it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document and nothing else to stdout.")
+]
+
+
+def _examples(*lines: tuple[str, str]) -> str:
+    """Return an epilog with commands to copy and what each does."""
+    width = max(len(command) for command, _ in lines)
+    shown = [f"[cyan]{command.ljust(width)}[/cyan]  {meaning}" for command, meaning in lines]
+    return "\n\n".join(["[bold]Examples[/bold]", *shown])
+
+
+def _show_version(*, value: bool) -> None:
+    if value:
+        print(f"crossmem {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog=_examples(
+        ("crossmem demo", "see three processes share 256 MiB"),
+        ("crossmem devices", "see what this machine offers, and what is missing"),
+        ("crossmem conformance", "prove that a backend keeps the contract"),
+    )
+)
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Share device memory between processes on one host, without copying it.
+
+    Exit codes: 0 done and right, 1 done and wrong, 2 an argument or setting cannot be used, 3
+    crossmem refused or failed, 130 interrupted. [cyan]conformance[/cyan] exits as pytest does.
+    """
+
+
+@contextmanager
+def _reporting(command: str, *, as_json: bool) -> Iterator[None]:
+    """Turn what a command raises into a message, a JSON document if asked for, and an exit code."""
+    try:
+        yield
+    except UsageProblem as error:
+        code, name, message, hint = ExitCode.USAGE, "UsageError", error.message, error.hint
+    except ConfigurationError as error:
+        code, name, message, hint = ExitCode.USAGE, type(error).__name__, error.message, error.hint
+    except CrossmemError as error:
+        code, name, hint = ExitCode.CROSSMEM_ERROR, type(error).__name__, error.hint
+        # Drivers add the call that failed; the hint is shown on a line of its own.
+        message = str(error).replace(f"\nHint: {error.hint}", "")
+    except KeyboardInterrupt:
+        code, name, message, hint = ExitCode.INTERRUPTED, "Interrupted", "interrupted", None
+    else:
+        return
+    if as_json:
+        from crossmem.cli.reports import ErrorReport
+
+        print_json(
+            ErrorReport(
+                command=command,
+                version=__version__,
+                error=name,
+                message=message,
+                hint=hint,
+                exit_code=code,
+            )
+        )
+    show_error(message, hint)
+    raise typer.Exit(code)
+
+
+@app.command(
+    epilog=_examples(
+        ("crossmem demo", "generate 256 MiB of weights and share them"),
+        ("crossmem demo model.safetensors", "share a file; each tensor gets its own handle"),
+        ("crossmem demo big.npz -n 8 --no-copy", "eight consumers, no comparison with a copy"),
+        ("crossmem demo --size 4GiB", "attaching takes as long as for 256 MiB"),
+        ("crossmem demo data.bin --json | jq .ok", "for scripts"),
+    )
+)
+def demo(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]",
+            show_default=False,
+            help="A .safetensors, .npy or .npz file, or any other bytes. "
+            "Without it, weights are generated.",
+        ),
+    ] = None,
+    *,
+    consumers: Annotated[
+        int, typer.Option("--consumers", "-n", min=1, max=256, help="Processes that attach.")
+    ] = 3,
+    device: Annotated[
+        str, typer.Option(envvar="CROSSMEM_DEVICE", help="Device that holds the memory.")
+    ] = "emulated:0",
+    size: Annotated[
+        str | None,
+        typer.Option(help="Bytes to generate without FILE, such as 64MiB.  [default: 256MiB]"),
+    ] = None,
+    copy: Annotated[
+        bool, typer.Option("--copy/--no-copy", help="Time a copy through a pipe as well.")
+    ] = True,
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds that a step may wait for other processes."),
+    ] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Share a real file with several processes, and show what that took.
+
+    Reads the file into ONE allocation of device memory, exports it, and starts processes that
+    attach to it read-only, without copying. Each computes the SHA-256 digests of the whole file
+    and of every tensor straight from the shared memory; they must equal the exporter's. Beside
+    that stands the time to copy the same bytes to one process through a pipe.
+
+    Exits with 0 only if every digest is equal, with 1 if one is not.
+    """
+    with _reporting("demo", as_json=as_json):
+        from crossmem.cli.demo import Demo
+        from crossmem.cli.sources import FileSource, GeneratedSource, parse_nbytes
+        from crossmem.cli.views import show_demo
+
+        if file is not None and size is not None:
+            raise UsageProblem("FILE and --size exclude each other", hint="leave out --size")
+        source = FileSource(file) if file else GeneratedSource(parse_nbytes(size or "256MiB"))
+        with closing(source):
+            report = Demo(source, device, consumers, copy, timeout, progress_bar).run()
+        if as_json:
+            print_json(report)
+        else:
+            show_demo(report)
+        if not report.ok:
+            raise typer.Exit(ExitCode.MISMATCH)
+
+
+@app.command(
+    epilog=_examples(
+        ("crossmem devices", "what can be used, and what is missing for the rest"),
+        ("crossmem devices --json | jq '.devices[].device'", "for scripts"),
+        ("CROSSMEM_EMULATED_DEVICES=4 crossmem devices", "emulate four devices"),
+    )
+)
+def devices(*, as_json: Json = False) -> None:
+    """List the devices of all usable backends, and say what keeps the others from working.
+
+    Also lists plugins that failed to load. A backend that nobody may choose by accident, such as
+    an emulation, is used only where it is named.
+    """
+    with _reporting("devices", as_json=as_json):
+        from crossmem.cli.inventory import take_inventory
+        from crossmem.cli.views import show_devices
+
+        report = take_inventory()
+        if as_json:
+            print_json(report)
+        else:
+            show_devices(report)

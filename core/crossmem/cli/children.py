@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Child processes with deadlines, which never outlive the command."""
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
+from types import TracebackType
+from typing import Any, Final, Self
+
+from crossmem.cli.consumer import Failed, Progress
+from crossmem.errors import CrossmemError
+
+__all__ = ["Child", "Children", "ConsumerError"]
+
+_GRACE_S: Final = 5.0
+
+
+class ConsumerError(CrossmemError):
+    """A child process died, failed or did not answer in time."""
+
+
+class Child:
+    """One spawned process and the pipe to it. Made and ended by :class:`Children`."""
+
+    def __init__(self, name: str, function: Callable[..., None], *arguments: object) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(
+            target=function, args=(theirs, *arguments), name=name, daemon=True
+        )
+        self.name = name
+        with theirs, _without_sigint():
+            self.process.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid or 0
+
+    def send(self, message: object) -> None:
+        """Send a message.
+
+        Raises
+        ------
+        ConsumerError
+            Where the process is dead.
+        """
+        try:
+            self.connection.send(message)
+        except OSError:
+            raise self._dead() from None
+
+    def receive(self) -> Any:  # noqa: ANN401 - the messages of crossmem.cli.consumer
+        """Return the next message; call only when there is one.
+
+        Raises
+        ------
+        ConsumerError, CrossmemError
+            Where the process is dead, or sent what it failed with.
+        """
+        try:
+            message = self.connection.recv()
+        except (EOFError, OSError):
+            raise self._dead() from None
+        if isinstance(message, Failed):
+            if message.error is not None:
+                message.error.message = f"{self.name} (pid {self.pid}): {message.error.message}"
+                raise message.error
+            raise ConsumerError(f"{self.name} (pid {self.pid}) failed: {message.message}")
+        return message
+
+    def join(self, timeout: float) -> None:
+        """Wait for the process to end by itself.
+
+        Raises
+        ------
+        ConsumerError
+            Where it does not, or not well.
+        """
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise ConsumerError(f"{self.name} (pid {self.pid}) did not end in {timeout:.0f} s")
+        if self.process.exitcode != 0:
+            raise self._dead()
+
+    def _dead(self) -> ConsumerError:
+        self.process.join(_GRACE_S)
+        code = self.process.exitcode
+        how = f"was killed by signal {-code}" if code and code < 0 else f"ended with code {code}"
+        hint = (
+            "the kernel kills processes when memory runs out" if code == -signal.SIGKILL else None
+        )
+        return ConsumerError(f"{self.name} (pid {self.pid}) {how} before it was done", hint=hint)
+
+
+class Children:
+    """Children of one command. Leaving the context kills those that do not end by themselves."""
+
+    def __init__(self) -> None:
+        self._all: list[Child] = []
+
+    def start(self, name: str, function: Callable[..., None], *arguments: object) -> Child:
+        """Start a process that runs ``function(connection, *arguments)``."""
+        child = Child(name, function, *arguments)
+        self._all.append(child)
+        return child
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # A child whose pipe is closed ends; after an error or Ctrl-C nobody waits for that.
+        for child in self._all:
+            child.connection.close()
+        deadline = time.monotonic() + (_GRACE_S if kind is None else 0.0)
+        for child in self._all:
+            child.process.join(max(0.0, deadline - time.monotonic()))
+        for child in self._all:
+            if child.process.is_alive():
+                child.process.kill()
+        for child in self._all:
+            child.process.join(_GRACE_S)
+            with suppress(ValueError):
+                child.process.close()
+        self._all.clear()
+
+
+def gather(
+    children: Sequence[Child],
+    *,
+    timeout: float,
+    bar: Callable[[int], object] | None = None,
+) -> list[Any]:
+    """Wait for one message of each child, in whatever order they come.
+
+    Parameters
+    ----------
+    children
+        The children to wait for.
+    timeout
+        Seconds for all of them together.
+    bar
+        Called with the number of bytes of each :class:`Progress`, which are not the message
+        that is waited for.
+
+    Returns
+    -------
+    list
+        The messages in the order of ``children``.
+
+    Raises
+    ------
+    ConsumerError, CrossmemError
+        Where a child is dead or failed, or the time is over.
+    """
+    deadline = time.monotonic() + timeout
+    waiting = {child.connection: index for index, child in enumerate(children)}
+    messages: list[Any] = [None] * len(children)
+    while waiting:
+        ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            names = ", ".join(children[index].name for index in waiting.values())
+            raise ConsumerError(f"no answer from {names} within {timeout:.0f} seconds")
+        for connection in ready:
+            index = waiting[connection]  # type: ignore[index]
+            message = children[index].receive()
+            if isinstance(message, Progress):
+                if bar is not None:
+                    bar(message.nbytes)
+            else:
+                messages[index] = message
+                del waiting[connection]  # type: ignore[arg-type]
+    return messages
+
+
+@contextmanager
+def _without_sigint() -> Iterator[None]:
+    """Start a child deaf to Ctrl-C, which reaches the whole process group.
+
+    Between its first instruction and its own handler it would print a traceback.
+    """
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo's other processes: consumers that attach, and one that is sent a copy.
+
+These functions run in spawned children and import neither typer nor rich, so that starting one
+costs what starting crossmem costs. Each ends quietly when its parent is gone.
+"""
+
+import hashlib
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from io import FileIO
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+from crossmem.errors import CrossmemError, UnsupportedError
+
+__all__ = [
+    "CHUNK_NBYTES",
+    "Attached",
+    "Failed",
+    "Measured",
+    "Progress",
+    "Ready",
+    "Task",
+    "consume",
+    "digest",
+    "measure",
+    "receive_copy",
+    "visit",
+]
+
+CHUNK_NBYTES: Final = 4 * 2**20
+"""Bytes that are read, hashed or reported at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a consumer is told: the handles, as bytes, and how long it may wait in seconds."""
+
+    handle: bytes
+    parts: tuple[bytes, ...]
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The child has come to where the parent waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """So many bytes more are done."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The child cannot go on. ``error`` is what crossmem raised, where it did."""
+
+    message: str
+    error: CrossmemError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What a consumer saw; times in seconds. It still holds the memory."""
+
+    attach_s: float
+    parts_attach_s: float
+    check_s: float
+    readonly: bool
+    sha256: str
+    part_sha256: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one process has mapped of the memory, in bytes, as the kernel counts it.
+
+    ``resident`` counts every page in full, ``proportional`` divides each by the number of
+    processes that have it mapped. None where the kernel does not say.
+    """
+
+    resident: int | None
+    proportional: int | None
+
+
+class _Memory(Protocol):
+    """The part of an allocation and of a mapping that the demo reads."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def view(self) -> memoryview: ...
+    def read(self, nbytes: int | None = None, *, offset: int = 0) -> bytes: ...
+
+
+def visit(
+    memory: _Memory,
+    function: Callable[[memoryview], object],
+    *,
+    offset: int = 0,
+    nbytes: int | None = None,
+) -> None:
+    """Call a function with the bytes of a memory, in order and in chunks.
+
+    The chunks are the memory itself where the host can see it, else copies of it. They end with
+    the call, so that nothing keeps the memory from being unmapped.
+
+    Parameters
+    ----------
+    memory
+        An allocation or a mapping.
+    function
+        Called with each chunk, at most ``CHUNK_NBYTES`` bytes.
+    offset, nbytes
+        Which bytes; all from ``offset`` on where ``nbytes`` is None.
+    """
+    end = memory.nbytes if nbytes is None else offset + nbytes
+    ranges = ((at, min(at + CHUNK_NBYTES, end)) for at in range(offset, end, CHUNK_NBYTES))
+    try:
+        view = memory.view()
+    except UnsupportedError:
+        for start, stop in ranges:
+            function(memoryview(memory.read(stop - start, offset=start)))
+        return
+    with view:
+        for start, stop in ranges:
+            with view[start:stop] as chunk:
+                function(chunk)
+
+
+def digest(
+    memory: _Memory,
+    report: Callable[[int], object],
+    *,
+    offset: int = 0,
+    nbytes: int | None = None,
+) -> str:
+    """Return the SHA-256 of a memory's bytes, telling ``report`` how many were read."""
+    hasher = hashlib.sha256()
+
+    def update(chunk: memoryview) -> None:
+        hasher.update(chunk)
+        report(len(chunk))
+
+    visit(memory, update, offset=offset, nbytes=nbytes)
+    return hasher.hexdigest()
+
+
+def measure(pointer: int) -> Measured:
+    """Return what this process has resident of the mapping that holds an address."""
+    fields: dict[str, int] = {}
+    inside = False
+    with (
+        suppress(OSError),
+        Path("/proc/self/smaps").open(encoding="ascii", errors="replace") as file,
+    ):
+        for line in file:
+            name, _, rest = line.partition(" ")
+            if not name.endswith(":"):
+                if inside:
+                    break
+                start, _, end = name.partition("-")
+                inside = int(start, 16) <= pointer < int(end, 16)
+            elif inside and name in ("Rss:", "Pss:"):
+                fields[name] = int(rest.split()[0]) * 1024
+    return Measured(fields.get("Rss:"), fields.get("Pss:"))
+
+
+def consume(connection: Connection, device: str) -> None:
+    """Attach to what the parent shares, check it, and hold it until the parent says so.
+
+    Receives a :class:`Task`; sends :class:`Ready`, :class:`Progress` for each chunk and
+    :class:`Attached`; then :class:`Measured` for each ``"measure"``, and ends at ``"release"``.
+    """
+    _obey(connection, lambda: _consume(connection, device))
+
+
+def _consume(connection: Connection, device: str) -> None:
+    import crossmem
+
+    # Loads the backend, so that the time to attach is that, and not the time to import Python.
+    capabilities = crossmem.device(device).capabilities
+    readonly: Literal[True, "advisory"] = True if capabilities.readonly_imports else "advisory"
+    connection.send(Ready())
+    task: Task = connection.recv()
+
+    start = time.perf_counter()
+    whole = crossmem.attach(task.handle, readonly=readonly, timeout=task.timeout)
+    attached = time.perf_counter()
+    parts = crossmem.attach_many(task.parts, readonly=readonly, timeout=task.timeout)
+    parts_attached = time.perf_counter()
+    with whole, ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(part)
+
+        def report(nbytes: int) -> None:
+            connection.send(Progress(nbytes))
+
+        whole_digest = digest(whole, report)
+        part_digests = tuple(digest(part, report) for part in parts)
+        connection.send(
+            Attached(
+                attach_s=attached - start,
+                parts_attach_s=parts_attached - attached,
+                check_s=time.perf_counter() - parts_attached,
+                readonly=whole.readonly,
+                sha256=whole_digest,
+                part_sha256=part_digests,
+            )
+        )
+        while connection.recv() == "measure":
+            connection.send(measure(whole.ptr))
+
+
+def receive_copy(connection: Connection, source: Connection, nbytes: int) -> None:
+    """Read bytes from a pipe into memory of this process, which exists before the first comes.
+
+    Sends :class:`Ready` when it waits for the first byte and again when it has the last, and then
+    their digest as text.
+    """
+    _obey(connection, lambda: _receive_copy(connection, source, nbytes))
+
+
+def _receive_copy(connection: Connection, source: Connection, nbytes: int) -> None:
+    buffer = bytearray(nbytes)
+    connection.send(Ready())
+    with (
+        memoryview(buffer) as view,
+        open(source.fileno(), "rb", buffering=0, closefd=False) as pipe,
+    ):
+        done = 0
+        while done < nbytes:
+            count = pipe.readinto(view[done:])
+            if not count:
+                return
+            done += count
+    connection.send(Ready())
+    connection.send(hashlib.sha256(buffer).hexdigest())
+
+
+def _obey(connection: Connection, work: Callable[[], None]) -> None:
+    """Run a child's work; tell the parent what went wrong, and end quietly when it is gone."""
+    # Ctrl-C reaches the whole process group; the parent decides what its children do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(EOFError, OSError):
+        try:
+            work()
+        except CrossmemError as error:
+            connection.send(Failed(str(error), error))
+        except (EOFError, ConnectionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the parent reports it, whatever it is
+            connection.send(Failed(f"{type(error).__name__}: {error}"))

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``crossmem devices`` finds: usable devices, and reasons for all that is not usable."""
+
+import crossmem
+from crossmem.cli.reports import BackendReport, DeviceReport, DevicesReport, PluginReport
+from crossmem.errors import CrossmemError
+from crossmem.plugin import Registry, explain
+from crossmem.sharing.process import current
+
+__all__ = ["take_inventory"]
+
+
+def take_inventory() -> DevicesReport:
+    """Look at every plugin and every backend, and return what can be used and what cannot.
+
+    Raises
+    ------
+    ConfigurationError
+        Where a setting in the environment has no meaning.
+    """
+    process = current()
+    registry = process.registry
+    explanation = explain(None, process.settings, registry)
+    choice = explanation.choice
+    default = str(choice.spec) if choice else None
+    found = crossmem.devices()
+    usable = {one.backend for one in found}
+    unusable = [name for name in registry.names() if name not in usable]
+    return DevicesReport(
+        version=crossmem.__version__,
+        default=default,
+        default_reason=f"chosen by {choice.source}" if choice else explanation.problem,
+        devices=tuple(
+            DeviceReport(
+                device=one.name,
+                backend=one.backend,
+                ordinal=one.ordinal,
+                identity=one.identity,
+                name=one.info.name,
+                total_nbytes=one.info.total_nbytes,
+                is_default=one.name == default,
+                capabilities=one.capabilities,
+            )
+            for one in found
+        ),
+        unusable=tuple(_unusable(registry, name) for name in unusable),
+        failed_plugins=tuple(
+            PluginReport(
+                plugin=one.plugin,
+                distribution=one.distribution,
+                version=one.version,
+                error=one.error,
+            )
+            for one in registry.failures
+        ),
+        disabled_plugins=tuple(
+            PluginReport(
+                plugin=one.plugin,
+                distribution=one.distribution,
+                version=one.version,
+                error="disabled by CROSSMEM_DISABLE_PLUGINS",
+            )
+            for one in registry.disabled
+        ),
+    )
+
+
+def _unusable(registry: Registry, name: str) -> BackendReport:
+    """Return why a backend gave no device."""
+    availability = registry.availability(name)
+    try:
+        backend = registry.backend(name)
+        if availability.state == "available":
+            # Its probe promised more than loading it, or asking it for devices, could keep.
+            crossmem.device(name)
+    except CrossmemError as error:
+        return BackendReport(backend=name, state="unusable", reason=error.message, hint=error.hint)
+    return BackendReport(
+        backend=name,
+        state="not_installed" if availability.state == "not_installed" else "unusable",
+        reason=availability.reason or "it has no device",
+        hint=backend.install_hint,
+    )

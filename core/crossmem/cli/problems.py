@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exit codes, and what the commands raise where the person can put it right."""
+
+from enum import IntEnum
+
+__all__ = ["ExitCode", "UsageProblem"]
+
+
+class ExitCode(IntEnum):
+    """What the commands' exit codes mean; ``conformance`` gives pytest's own."""
+
+    OK = 0
+    MISMATCH = 1
+    """The work was done and its result is wrong: a digest differs."""
+    USAGE = 2
+    """An argument, a file or a setting cannot be used."""
+    CROSSMEM_ERROR = 3
+    """crossmem refused or failed; the message says what and why."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+
+
+class UsageProblem(Exception):  # noqa: N818 - not a failure of the program
+    """An argument or a file cannot be used.
+
+    Parameters
+    ----------
+    message
+        What was given and what is wrong with it.
+    hint
+        What to give instead.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How results look on a terminal: the few shapes that all commands draw with rich."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Literal
+
+from pydantic import BaseModel
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.text import Text
+
+__all__ = [
+    "Advance",
+    "facts",
+    "grid",
+    "nbytes_text",
+    "output",
+    "print_json",
+    "progress_bar",
+    "seconds_text",
+    "show_error",
+]
+
+Advance = Callable[[int], object]
+"""Tells a progress bar how many bytes more are done."""
+
+_KIB: Final = 1024
+_TEN: Final = 10
+_HUNDRED: Final = 100
+_THOUSAND: Final = 1000
+
+
+def output() -> Console:
+    """Return the console for results."""
+    return Console(highlight=False)
+
+
+def _errors() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(report: BaseModel) -> None:
+    """Print a report as the one JSON document of a command."""
+    print(report.model_dump_json(indent=2))
+
+
+def show_error(message: str, hint: str | None) -> None:
+    """Print one red paragraph to standard error, and what to do about it."""
+    console = _errors()
+    console.print(Text.assemble(("error: ", "bold red"), (message, "red")))
+    if hint:
+        console.print(Text.assemble(("hint: ", "bold"), hint))
+
+
+def nbytes_text(nbytes: int) -> str:
+    """Return a size for people, such as ``"256.0 MiB"``."""
+    if nbytes < _KIB:
+        return f"{nbytes} B"
+    units = iter(("KiB", "MiB", "GiB", "TiB"))
+    size, unit = nbytes / _KIB, next(units)
+    while round(size, 1) >= _KIB and (larger := next(units, None)):
+        size, unit = size / _KIB, larger
+    return f"{size:.1f} {unit}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration for people, such as ``"412 µs"``, ``"3.20 ms"`` or ``"1.24 s"``."""
+    for factor, unit in ((1e6, "µs"), (1e3, "ms"), (1, "s")):
+        number = seconds * factor
+        if round(number, 1) < _THOUSAND or unit == "s":
+            break
+    digits = 0 if unit == "µs" or round(number, 1) >= _HUNDRED else 2 if number < _TEN else 1
+    return f"{number:.{digits}f} {unit}"
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> Padding:
+    """Return named facts, one a line."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(escape(name), escape(value))
+    return Padding(table, (0, 0, 1, 0))
+
+
+def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Padding:
+    """Return a table with one line under its header.
+
+    Parameters
+    ----------
+    columns
+        Headers; one that starts with ``>`` is over numbers.
+    rows
+        Cells, in rich's markup.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+        table.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return Padding(table, (0, 0, 1, 0))
+
+
+@contextmanager
+def progress_bar(text: str, nbytes: int) -> Iterator[Advance]:
+    """Show a bar on standard error while the context lasts, where that is a terminal."""
+    console = _errors()
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+    )
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task(escape(text), total=nbytes)
+        yield lambda done: bar.advance(task, done)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands find out, as data: ``--json`` prints exactly this.
+
+Fields that end in ``_s`` are seconds, fields that end in ``nbytes`` are bytes.
+"""
+
+from typing import Literal
+
+from crossmem.cli.formats import Format, Stored
+from crossmem.models import Capabilities
+from crossmem.models.base import FrozenModel
+
+__all__ = [
+    "BackendReport",
+    "ConformanceReport",
+    "ConsumerReport",
+    "CopyReport",
+    "DemoReport",
+    "DeviceReport",
+    "DevicesReport",
+    "ErrorReport",
+    "FileReport",
+    "LawReport",
+    "LeaseReport",
+    "PluginReport",
+    "TensorReport",
+]
+
+
+class TensorReport(FrozenModel):
+    """One tensor of the shared file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] | None
+    """None where the file says nothing about it."""
+
+    offset: int
+    """Start in the allocation, in bytes."""
+
+    nbytes: int
+    stored: Stored
+    """Compressed bytes are shared and checked, but are no array."""
+
+    sha256: str | None
+    """None for an empty tensor, which has no handle."""
+
+
+class FileReport(FrozenModel):
+    """What was shared."""
+
+    name: str
+    path: str | None
+    """None for generated weights."""
+
+    format: Format
+    nbytes: int
+    sha256: str
+    note: str | None
+    """Why a file is shared as plain bytes although its name promises more."""
+
+    tensors: tuple[TensorReport, ...]
+
+
+class LeaseReport(FrozenModel):
+    """One process that the exporter knew to hold the memory."""
+
+    pid: int
+    held_s: float
+
+
+class ConsumerReport(FrozenModel):
+    """What one consumer did and saw."""
+
+    pid: int
+    attach_s: float
+    """From the bytes of the handle to a mapping."""
+
+    parts_attach_s: float
+    """The same for the handles of all tensors together."""
+
+    check_s: float
+    """Reading everything twice and computing the digests."""
+
+    readonly: bool
+    sha256: str
+    equal: bool
+    """The digest is the one of the file."""
+
+    tensors_equal: int
+    """How many tensors had the right digest."""
+
+    resident_nbytes: int | None
+    """What the process had mapped of the memory, counted in full (Rss)."""
+
+    proportional_nbytes: int | None
+    """The same, each page divided by the number of processes that had it mapped (Pss)."""
+
+
+class CopyReport(FrozenModel):
+    """Sending the same bytes through a pipe to one process."""
+
+    copy_s: float | None
+    """Until the last byte had arrived in memory that was ready; None where it was not done."""
+
+    equal: bool | None
+    skipped: str | None
+    """Why it was not done."""
+
+
+class DemoReport(FrozenModel):
+    """Everything that ``crossmem demo`` did."""
+
+    command: Literal["demo"] = "demo"
+    version: str
+    ok: bool
+    """All digests of all consumers are equal to the file's."""
+
+    file: FileReport
+    device: str
+    identity: str
+    mechanism: str
+    nbytes: int
+    capacity_nbytes: int
+    handle_nbytes: int
+    load_s: float
+    """Reading the file into the allocation."""
+
+    export_s: float
+    start_s: float
+    """Starting all consumers, until the last one had loaded crossmem and the backend."""
+
+    consumers: tuple[ConsumerReport, ...]
+    leases: tuple[LeaseReport, ...]
+    """As the exporter saw them while all consumers held the memory."""
+
+    leases_after: int
+    """The same when they had ended."""
+
+    resident_sum_nbytes: int | None
+    """Rss of the memory, summed over the exporter and all consumers."""
+
+    counted_once_nbytes: int | None
+    """Pss of the memory, summed: each page counts once."""
+
+    copy_through_pipe: CopyReport
+    total_s: float
+
+
+class DeviceReport(FrozenModel):
+    """One usable device."""
+
+    device: str
+    backend: str
+    ordinal: int
+    identity: str
+    name: str
+    total_nbytes: int
+    is_default: bool
+    """``crossmem.device()`` gives this one."""
+
+    capabilities: Capabilities
+
+
+class BackendReport(FrozenModel):
+    """One backend that cannot be used here."""
+
+    backend: str
+    state: Literal["not_installed", "unusable"]
+    reason: str
+    hint: str | None
+
+
+class PluginReport(FrozenModel):
+    """One plugin that failed, or was not loaded because a setting says so."""
+
+    plugin: str
+    distribution: str
+    version: str
+    error: str
+
+
+class DevicesReport(FrozenModel):
+    """Everything that ``crossmem devices`` found."""
+
+    command: Literal["devices"] = "devices"
+    version: str
+    default: str | None
+    default_reason: str
+    """How the default device was chosen, or why there is none."""
+
+    devices: tuple[DeviceReport, ...]
+    unusable: tuple[BackendReport, ...]
+    failed_plugins: tuple[PluginReport, ...]
+    disabled_plugins: tuple[PluginReport, ...]
+
+
+class LawReport(FrozenModel):
+    """The kit's tests of one law."""
+
+    law: str
+    passed: int
+    failed: int
+    skipped: int
+    seconds: float
+    reasons: tuple[str, ...]
+    """Why tests were skipped."""
+
+
+class ConformanceReport(FrozenModel):
+    """What ``crossmem conformance`` found."""
+
+    command: Literal["conformance"] = "conformance"
+    version: str
+    device: str
+    runtime: str | None
+    ok: bool
+    exit_code: int
+    seconds: float
+    laws: tuple[LawReport, ...]
+
+
+class ErrorReport(FrozenModel):
+    """What ``--json`` prints instead where a command fails."""
+
+    command: str
+    version: str
+    ok: Literal[False] = False
+    error: str
+    """Name of the class, such as ``OutOfMemoryError``."""
+
+    message: str
+    hint: str | None
+    exit_code: int

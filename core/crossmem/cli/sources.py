@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo shares: a file, or weights that it generates."""
+
+import json
+import os
+import random
+import stat
+import struct
+from pathlib import Path
+from typing import Final, Protocol
+
+from crossmem.cli.formats import Layout, Tensor, read_layout
+from crossmem.cli.problems import UsageProblem
+
+__all__ = ["FileSource", "GeneratedSource", "Source", "parse_nbytes"]
+
+_UNITS: Final = {
+    "": 1,
+    "b": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "k": 2**10,
+    "m": 2**20,
+    "g": 2**30,
+    "t": 2**40,
+}
+_MIN_GENERATED_NBYTES: Final = 64 * 1024
+_LAYERS: Final = 8  # at least; fewer than four times as many
+_NARROWEST: Final = 8
+_POOL_NBYTES: Final = 2**20
+
+
+class Source(Protocol):
+    """Bytes of a known size that can be read once, from the start, into memory."""
+
+    name: str
+    path: str | None
+    nbytes: int
+    layout: Layout
+
+    def readinto(self, target: memoryview) -> int:
+        """Fill the start of ``target`` with the next bytes and return how many they were."""
+
+    def close(self) -> None:
+        """Give up the file. Harmless when repeated."""
+
+
+class FileSource:
+    """A regular file that is not empty. Owns an open file until :meth:`close`.
+
+    Raises
+    ------
+    UsageProblem
+        Where the path names no such file; the message says what it names.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            # O_NONBLOCK: a pipe without a writer must be refused here, not waited for.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError as error:
+            raise UsageProblem(
+                f"there is no file {str(path)!r}", hint="check the path, or leave it out"
+            ) from error
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise UsageProblem(f"the file {str(path)!r} cannot be opened: {reason}") from error
+        self._file = os.fdopen(descriptor, "rb", buffering=0)
+        try:
+            self.nbytes = _check_regular(path, os.fstat(descriptor))
+            with open(descriptor, "rb", closefd=False) as file:  # noqa: PTH123 - no path
+                self.layout = read_layout(file, self.nbytes, path.suffix.lower())
+            self._file.seek(0)
+        except BaseException:
+            self._file.close()
+            raise
+        self.name = path.name
+        self.path: str | None = str(path)
+
+    def readinto(self, target: memoryview) -> int:
+        """Fill the start of ``target`` with the next bytes and return how many they were."""
+
+    def close(self) -> None:
+        """Give up the file. Harmless when repeated."""
+
+
+class FileSource:
+    """A regular file that is not empty. Owns an open file until :meth:`close`.
+
+    Raises
+    ------
+    UsageProblem
+        Where the path names no such file; the message says what it names.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            # O_NONBLOCK: a pipe without a writer must be refused here, not waited for.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError as error:
+            raise UsageProblem(
+                f"there is no file {str(path)!r}", hint="check the path, or leave it out"
+            ) from error
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise UsageProblem(f"the file {str(path)!r} cannot be opened: {reason}") from error
+        self._file = os.fdopen(descriptor, "rb", buffering=0)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise UsageProblem(
+                    f"{str(path)!r} is a {_kind(status.st_mode)}, not a regular file",
+                    hint="name a file with bytes to share",
+                )
+            if status.st_size == 0:
+                raise UsageProblem(
+                    f"the file {str(path)!r} is empty, so there is nothing to share",
+                    hint="name a file of at least one byte",
+                )
+            self.name = path.name
+            self.path: str | None = str(path)
+            self.nbytes = status.st_size
+            with open(descriptor, "rb", closefd=False) as file:
+                self.layout = read_layout(file, self.nbytes, path.suffix.lower())
+            self._file.seek(0)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def readinto(self, target: memoryview) -> int:
+        """Fill the start of ``target`` with the next bytes and return how many they were."""
+        return self._file.readinto(target) or 0
+
+    def close(self) -> None:
+        """Close the file. Harmless when repeated."""
+        self._file.close()
+
+
+def _check_regular(path: Path, status: os.stat_result) -> int:
+    """Return the size of a file that can be shared."""
+    if not stat.S_ISREG(status.st_mode):
+        kind = _kind(status.st_mode)
+        raise UsageProblem(
+            f"{str(path)!r} is a {kind}, not a regular file", hint="name a file with bytes to share"
+        )
+    if status.st_size == 0:
+        raise UsageProblem(
+            f"the file {str(path)!r} is empty, so there is nothing to share",
+            hint="name a file of at least one byte",
+        )
+    return status.st_size
+
+
+def _kind(mode: int) -> str:
+    for test, name in (
+        (stat.S_ISDIR, "directory"),
+        (stat.S_ISFIFO, "pipe"),
+        (stat.S_ISSOCK, "socket"),
+        (stat.S_ISCHR, "character device"),
+        (stat.S_ISBLK, "block device"),
+    ):
+        if test(mode):
+            return name
+    return "special file"
+
+
+class GeneratedSource:
+    """Random int8 weights of a small transformer, laid out as a ``.safetensors`` file.
+
+    The same size always gives the same bytes.
+
+    Raises
+    ------
+    UsageProblem
+        Where ``nbytes`` is too small to hold a header and weights.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        if nbytes < _MIN_GENERATED_NBYTES:
+            raise UsageProblem(
+                f"{nbytes} bytes are too few for generated weights",
+                hint=f"give --size at least {_MIN_GENERATED_NBYTES} bytes",
+            )
+        self.name = "generated weights"
+        self.path: str | None = None
+        self.nbytes = nbytes
+        header, self.layout = _generate_header(nbytes)
+        self._header = memoryview(header)
+        self._left = nbytes - len(header)
+        # One random pool, read from another place for each chunk: making fresh numbers for all
+        # would take longer than everything that the demo wants to show.
+        self._random = random.Random(0)  # noqa: S311 - weights, not secrets
+        self._pool = memoryview(self._random.randbytes(2 * _POOL_NBYTES))
+
+    def readinto(self, target: memoryview) -> int:
+        """Fill the start of ``target`` with the next bytes and return how many they were."""
+        if self._header:
+            count = min(len(self._header), len(target))
+            target[:count] = self._header[:count]
+            self._header = self._header[count:]
+            return count
+        count = min(self._left, len(target), _POOL_NBYTES)
+        start = self._random.randrange(_POOL_NBYTES)
+        target[:count] = self._pool[start : start + count]
+        self._left -= count
+        return count
+
+    def close(self) -> None:
+        """Do nothing; there is no file."""
+
+
+def _generate_header(nbytes: int) -> tuple[bytes, Layout]:
+    """Return the start of a ``.safetensors`` file of exactly ``nbytes`` bytes, and its layout."""
+    budget = nbytes * 3 // 4
+    width = _NARROWEST
+    while _LAYERS * 12 * (2 * width) ** 2 <= budget:
+        width *= 2
+    shapes: list[tuple[str, tuple[int, int]]] = []
+    for layer in range(budget // (12 * width * width)):
+        shapes.append((f"layers.{layer:02d}.attention.weight", (4 * width, width)))
+        shapes.append((f"layers.{layer:02d}.mlp.up.weight", (4 * width, width)))
+        shapes.append((f"layers.{layer:02d}.mlp.down.weight", (width, 4 * width)))
+    layers_nbytes = sum(rows * columns for _, (rows, columns) in shapes)
+    # The embedding takes the rest in whole rows; spaces after the header make up the difference.
+    guess = _encode([*shapes, ("embedding.weight", (nbytes, width))])
+    rows = (nbytes - 8 - len(guess) - layers_nbytes) // width
+    shapes.append(("embedding.weight", (rows, width)))
+    header_nbytes = nbytes - 8 - layers_nbytes - rows * width
+    header = struct.pack("<Q", header_nbytes) + _encode(shapes).ljust(header_nbytes)
+    tensors: list[Tensor] = []
+    offset = len(header)
+    for name, shape in shapes:
+        tensors.append(Tensor(name, "I8", shape, offset, shape[0] * shape[1]))
+        offset += tensors[-1].nbytes
+    return header, Layout("safetensors", tuple(tensors))
+
+
+def _encode(shapes: list[tuple[str, tuple[int, int]]]) -> bytes:
+    entries: dict[str, object] = {}
+    offset = 0
+    for name, shape in shapes:
+        end = offset + shape[0] * shape[1]
+        entries[name] = {"dtype": "I8", "shape": shape, "data_offsets": (offset, end)}
+        offset = end
+    return json.dumps(entries, separators=(",", ":")).encode()
+
+
+def parse_nbytes(text: str) -> int:
+    """Read a size such as ``"256MiB"``, ``"1.5G"`` or ``"4096"``.
+
+    Raises
+    ------
+    UsageProblem
+        Where the text is no positive size.
+    """
+    stripped = text.strip().replace("_", "")
+    digits = stripped.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = _UNITS.get(stripped[len(digits) :].strip().lower())
+    try:
+        value = float(digits) if "." in digits else int(digits)
+        nbytes = int(value * unit) if unit is not None else 0
+    except (ValueError, OverflowError):
+        nbytes = 0
+    if nbytes <= 0:
+        raise UsageProblem(
+            f"{text!r} is not a size",
+            hint="write a number of bytes, or one such as 64MiB or 1.5GiB",
+        )
+    return nbytes

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the reports of the commands look on a terminal."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from rich.markup import escape
+
+from crossmem.cli.render import facts, grid, nbytes_text, output, seconds_text
+from crossmem.cli.reports import DemoReport, DevicesReport, PluginReport, TensorReport
+from crossmem.models import Capabilities
+
+__all__ = ["show_demo", "show_devices"]
+
+_SHOWN_TENSORS: Final = 6
+
+
+def show_demo(report: DemoReport) -> None:
+    """Print what the demo did."""
+    console = output()
+    file = report.file
+    tensors = f", {_count(len(file.tensors), 'tensor')}" if file.tensors else ""
+    size, load = nbytes_text(report.capacity_nbytes), seconds_text(report.load_s)
+    export = seconds_text(report.export_s)
+    rows = [
+        ("File", f"{file.path or file.name}: {file.format}, {nbytes_text(file.nbytes)}{tensors}"),
+        ("SHA-256", file.sha256),
+        ("Memory", f"1 allocation of {size} on {report.device}, loaded in {load}"),
+        ("Handle", f"{report.handle_nbytes} bytes ({report.mechanism}), exported in {export}"),
+    ]
+    if file.note:
+        rows.insert(1, ("Note", file.note))
+    console.print(facts(rows))
+    if file.tensors:
+        console.print(_tensor_table(file.tensors))
+    console.print(_consumer_table(report))
+    console.print(facts(_comparison(report)))
+    console.print(_verdict(report))
+
+
+def _tensor_table(tensors: Sequence[TensorReport]) -> object:
+    shown = tensors[:_SHOWN_TENSORS] if len(tensors) > _SHOWN_TENSORS + 1 else tensors
+    rows = [
+        [
+            escape(one.name) or "[dim](the array)[/dim]",
+            escape(one.dtype),
+            "-" if one.shape is None else escape(str(list(one.shape))),
+            f"{one.offset:,}",
+            nbytes_text(one.nbytes) + (" deflated" if one.stored == "deflated" else ""),
+        ]
+        for one in shown
+    ]
+    if len(shown) < len(tensors):
+        rest = tensors[len(shown) :]
+        total = nbytes_text(sum(one.nbytes for one in rest))
+        rows.append([f"[dim]and {len(rest)} more[/dim]", "", "", "", f"[dim]{total}[/dim]"])
+    return grid(["Tensor", "Type", "Shape", ">Offset", ">Size"], rows)
+
+
+def _consumer_table(report: DemoReport) -> object:
+    parts = sum(one.sha256 is not None for one in report.file.tensors)
+    held = {lease.pid: lease.held_s for lease in report.leases}
+    columns = [">Consumer", ">Attach", "Access", "Digest"]
+    if parts:
+        columns += [f">Attach {_count(parts, 'part')}", ">Parts equal"]
+    columns += [">Read twice" if parts else ">Read", ">Lease held"]
+    rows = []
+    for one in report.consumers:
+        row = [
+            f"pid {one.pid}",
+            seconds_text(one.attach_s),
+            "read-only" if one.readonly else "read-write",
+            "[green]equal[/green]" if one.equal else "[bold red]DIFFERS[/bold red]",
+        ]
+        if parts:
+            colour = "green" if one.tensors_equal == parts else "bold red"
+            row += [
+                seconds_text(one.parts_attach_s),
+                f"[{colour}]{one.tensors_equal} of {parts}[/{colour}]",
+            ]
+        row += [
+            seconds_text(one.check_s),
+            seconds_text(held[one.pid]) if one.pid in held else "[red]no lease[/red]",
+        ]
+        rows.append(row)
+    return grid(columns, rows)
+
+
+def _comparison(report: DemoReport) -> list[tuple[str, str]]:
+    attach_s = statistics.median(one.attach_s for one in report.consumers)
+    rows = [("Attach, no copy", f"{seconds_text(attach_s)} (median), whatever the size")]
+    copied = report.copy_through_pipe
+    if copied.copy_s is None:
+        text = f"not timed: {copied.skipped}"
+    else:
+        text = (
+            f"{seconds_text(copied.copy_s)} to one process, "
+            f"{copied.copy_s / attach_s:,.0f} times as long, and it holds the bytes twice"
+        )
+    rows.append(("Copy through a pipe", text))
+    if report.counted_once_nbytes is not None and report.resident_sum_nbytes is not None:
+        once, summed = map(nbytes_text, (report.counted_once_nbytes, report.resident_sum_nbytes))
+        processes = len(report.consumers) + 1
+        text = f"{once} in use; the {processes} processes each map it, {summed} if added up"
+        rows.append(("Memory", text))
+    return rows
+
+
+def _verdict(report: DemoReport) -> str:
+    total = f"Total {seconds_text(report.total_s)}."
+    if report.ok:
+        who = _count(len(report.consumers), "consumer")
+        verb = "reads" if len(report.consumers) == 1 else "all read"
+        return f"[bold green]OK[/bold green]  {who} {verb} the bytes of the file. {total}"
+    return f"[bold red]MISMATCH[/bold red]  Not every digest is equal. {total}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def show_devices(report: DevicesReport) -> None:
+    """Print the devices, and what keeps the rest from working."""
+    console = output()
+    if report.devices:
+        rows = [
+            [
+                f"[bold]{one.device}[/bold]",
+                escape(one.identity),
+                nbytes_text(one.total_nbytes),
+                escape(one.name),
+            ]
+            for one in report.devices
+        ]
+        console.print(grid(["Device", "Identity", ">Memory", "Name"], rows))
+    groups: dict[Capabilities, list[str]] = {}
+    for one in report.devices:
+        groups.setdefault(one.capabilities, []).append(one.device)
+    for capabilities, names in groups.items():
+        console.print(facts([(", ".join(names), ""), *_capability_rows(capabilities)]))
+    for title, problems in (
+        ("Backends that cannot be used here", _backend_problems(report)),
+        ("Plugins that failed", _plugin_problems(report.failed_plugins)),
+        ("Plugins that were not loaded", _plugin_problems(report.disabled_plugins)),
+    ):
+        if problems:
+            console.print(f"[bold]{title}[/bold]")
+            console.print(facts(problems))
+    # The reason is for people; its hint stands on a second line.
+    reason = report.default_reason.replace("\nHint: ", " ")
+    console.print(facts([("Default device", f"{report.default or 'none'}: {reason}")]))
+
+
+def _capability_rows(capabilities: Capabilities) -> list[tuple[str, str]]:
+    flags = {
+        name.replace("_", " "): value
+        for name, value in capabilities.model_dump().items()
+        if isinstance(value, bool)
+    }
+    granule = nbytes_text(capabilities.granularity_nbytes)
+    largest = nbytes_text(capabilities.max_allocation_nbytes)
+    return [
+        ("  mechanisms", ", ".join(capabilities.mechanisms)),
+        ("  sizes", f"multiples of {granule}, at most {largest}"),
+        ("  can", ", ".join(name for name, able in flags.items() if able) or "-"),
+        ("  cannot", ", ".join(name for name, able in flags.items() if not able) or "-"),
+        ("  leases end with", f"the importer's {capabilities.lease_end}"),
+    ]
+
+
+def _backend_problems(report: DevicesReport) -> list[tuple[str, str]]:
+    return [
+        (
+            f"  {one.backend}",
+            f"{one.state.replace('_', ' ')}: {one.reason}" + (f"; {one.hint}" if one.hint else ""),
+        )
+        for one in report.unusable
+    ]
+
+
+def _plugin_problems(plugins: Sequence[PluginReport]) -> list[tuple[str, str]]:
+    return [
+        (
+            f"  {one.plugin}",
+            f"{one.error}" + (f" ({one.distribution} {one.version})" if one.distribution else ""),
+        )
+        for one in plugins
+    ]

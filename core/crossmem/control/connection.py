@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's end of one importer's connection: bytes in, bytes and descriptors out."""
+
+import array
+import errno
+import os
+import socket
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from crossmem.control.leases import Holder
+from crossmem.control.processes import peer_credentials
+from crossmem.control.wire import (
+    HEADER,
+    LAST,
+    MAX_DESCRIPTORS,
+    MAX_MESSAGE_NBYTES,
+    MAX_REQUEST_NBYTES,
+    NONCE_NBYTES,
+    MessageType,
+    ProtocolError,
+    pack_hello,
+    pages,
+)
+
+__all__ = ["ServerConnection"]
+
+_MAX_QUEUED_MESSAGES = 4096
+
+
+class ServerConnection:
+    """One accepted connection. Nothing in it ever blocks or trusts the other side."""
+
+    __slots__ = (
+        "_buffer",
+        "_inbox",
+        "_inbox_request",
+        "_outbox",
+        "granted",
+        "granted_request",
+        "holder",
+        "nonce",
+        "number",
+        "pid",
+        "socket",
+        "uid",
+    )
+
+    def __init__(self, connection: socket.socket, buffer: memoryview) -> None:
+        connection.setblocking(False)  # noqa: FBT003
+        self.socket = connection
+        self.number = connection.fileno()
+        self.pid, self.uid = peer_credentials(connection)
+        self.nonce = os.urandom(NONCE_NBYTES)
+        self.holder: Holder | None = None
+        self.granted: list[int] = []
+        """Leases given for the newest request, so that its requester can take it back."""
+        self.granted_request = 0
+        self._buffer = buffer
+        self._inbox = bytearray()
+        self._inbox_request = 0
+        self._outbox: deque[_Outgoing] = deque()
+        self._outbox.append(_Outgoing(pack_hello(self.nonce), ()))
+
+    def receive(self) -> Iterator[tuple[MessageType, int, bytes]]:
+        """Yield the complete messages that have arrived.
+
+        Raises
+        ------
+        EOFError
+            Where the other side has closed.
+        ProtocolError
+            Where it sent what no client of ours sends.
+        """
+        while True:
+            try:
+                # Descriptors that a peer attaches are dropped by the kernel: none are received.
+                size = self.socket.recv_into(self._buffer)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise EOFError from error
+            if size == 0:
+                raise EOFError
+            if not HEADER.size <= size <= MAX_MESSAGE_NBYTES:
+                msg = f"a message of {size} bytes"
+                raise ProtocolError(msg)
+            kind, flags, _reserved, request = HEADER.unpack_from(self._buffer)
+            body = bytes(self._buffer[HEADER.size : size])
+            if kind != MessageType.IMPORT:
+                if kind not in {MessageType.RELEASE, MessageType.CANCEL}:
+                    msg = f"a message of type {kind}"
+                    raise ProtocolError(msg)
+                yield MessageType(kind), request, body
+                continue
+            if self._inbox or not flags & LAST:
+                body = self._collect(request, body)
+            if flags & LAST:
+                self._inbox = bytearray()
+                yield MessageType.IMPORT, request, body
+
+    def _collect(self, request: int, body: bytes) -> bytes:
+        """Put a page of a long request behind the earlier ones and return all so far."""
+        if self._inbox and request != self._inbox_request:
+            self._inbox.clear()
+        self._inbox_request = request
+        self._inbox += body
+        if len(self._inbox) > MAX_REQUEST_NBYTES:
+            msg = f"a request of more than {MAX_REQUEST_NBYTES} bytes"
+            raise ProtocolError(msg)
+        return bytes(self._inbox)
+
+    def queue(self, request: int, body: bytes, descriptors: tuple[int, ...]) -> None:
+        """Queue a reply; descriptors go along in order, as many to a message as the kernel takes.
+
+        Raises
+        ------
+        ProtocolError
+            Where the peer does not read what it asked for.
+        """
+        messages = list(pages(MessageType.REPLY, request, body))
+        # Descriptors travel with the first messages; where there are more of them than fit,
+        # empty pages before the last one carry the rest.
+        needed = -(-len(descriptors) // MAX_DESCRIPTORS)
+        empty = HEADER.pack(MessageType.REPLY, 0, 0, request)
+        messages[:0] = [empty] * (needed - len(messages))
+        for index, message in enumerate(messages):
+            start = index * MAX_DESCRIPTORS
+            part = descriptors[start : start + MAX_DESCRIPTORS]
+            self._outbox.append(_Outgoing(message, part))
+        if len(self._outbox) > _MAX_QUEUED_MESSAGES:
+            msg = "it does not read its replies"
+            raise ProtocolError(msg)
+
+    def flush(self) -> bool:
+        """Send what is queued as far as the peer takes it; return whether all is sent.
+
+        Raises
+        ------
+        EOFError
+            Where the other side has closed.
+        """
+        while self._outbox:
+            outgoing = self._outbox[0]
+            try:
+                if outgoing.descriptors:
+                    rights = array.array("i", outgoing.descriptors)
+                    self.socket.sendmsg(
+                        [outgoing.message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+                    )
+                else:
+                    self.socket.send(outgoing.message)
+            except OSError as error:
+                # ETOOMANYREFS: too many descriptors of this user are on their way to readers.
+                if error.errno not in {errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS}:
+                    raise EOFError from error
+                self._keep_unsent()
+                return False
+            self._outbox.popleft().close()
+        return True
+
+    def _keep_unsent(self) -> None:
+        """Hold copies of the descriptors that wait, since their memory may be freed meanwhile."""
+        for outgoing in self._outbox:
+            try:
+                outgoing.keep()
+            except OSError as error:
+                raise EOFError from error
+
+    def forget_replies(self) -> None:
+        """Drop queued replies: what they grant was taken back."""
+        while self._outbox:
+            self._outbox.pop().close()
+
+    def close(self) -> None:
+        """Close the connection and drop what was queued."""
+        self.forget_replies()
+        self.socket.close()
+
+
+class _Outgoing:
+    """A message that waits to be sent, with its descriptors: borrowed at first, then its own."""
+
+    __slots__ = ("_is_owner", "descriptors", "message")
+
+    def __init__(self, message: bytes, descriptors: tuple[int, ...]) -> None:
+        self.message = message
+        self.descriptors = descriptors
+        self._is_owner = False
+
+    def keep(self) -> None:
+        if self._is_owner or not self.descriptors:
+            return
+        with ExitStack() as undo:
+            copies = []
+            for descriptor in self.descriptors:
+                copies.append(os.dup(descriptor))
+                undo.callback(os.close, copies[-1])
+            undo.pop_all()
+        self.descriptors, self._is_owner = tuple(copies), True
+
+    def close(self) -> None:
+        if self._is_owner:
+            for descriptor in self.descriptors:
+                os.close(descriptor)
+        self.descriptors, self._is_owner = (), False

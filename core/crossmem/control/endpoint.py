@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the lease server of a process is reached: one path and one abstract address."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+from typing import Final
+
+from crossmem.errors import ConfigurationError
+from crossmem.models import ProcessIdentity
+
+__all__ = ["abstract_address", "listen", "new_socket", "socket_path"]
+
+_SUFFIX: Final = ".sock"
+_UNFINISHED: Final = ".new"
+_UNFINISHED_AGE_S: Final = 60.0
+_BACKLOG: Final = 4096
+
+
+def _name(owner: ProcessIdentity) -> str:
+    """Derive the name from the identity, so that no handle can point at another address."""
+    return hashlib.blake2b(owner.to_bytes(), digest_size=12).hexdigest()
+
+
+def socket_path(run_dir: Path, owner: ProcessIdentity) -> Path:
+    """Return the path of a process's lease server in the run directory."""
+    return run_dir / (_name(owner) + _SUFFIX)
+
+
+def abstract_address(owner: ProcessIdentity) -> str:
+    """Return the abstract address of a process's lease server in its network namespace."""
+    return f"\0crossmem/{_name(owner)}"
+
+
+def new_socket() -> socket.socket:
+    """Return a close-on-exec, non-blocking socket of the kind that leases use."""
+    return socket.socket(
+        socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    )
+
+
+def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], Path]:
+    """Listen at both addresses of this process.
+
+    Files that dead processes left in the run directory are removed on the way.
+
+    Returns
+    -------
+    tuple
+        The listening sockets and the path that the caller unlinks in the end. The abstract
+        address is left out where another process holds it: importers then use the path.
+
+    Raises
+    ------
+    ConfigurationError
+        Where the run directory cannot be used safely.
+    """
+    _prepare(run_dir)
+    _sweep(run_dir)
+    path = socket_path(run_dir, owner)
+    # Connecting to a bound socket that does not listen yet is refused, as with a dead one: only
+    # a socket that listens gets its final name, so no sweep of another process takes it away.
+    unfinished = path.with_suffix(_UNFINISHED)
+    unfinished.unlink(missing_ok=True)
+    sockets: list[socket.socket] = []
+    try:
+        sockets.append(new_socket())
+        try:
+            sockets[0].bind(str(unfinished))
+        except OSError as error:
+            msg = f"cannot listen at {path}: {error.strerror or error}"
+            hint = "set CROSSMEM_RUN_DIR to a short, writable directory of your own"
+            raise ConfigurationError(msg, hint=hint) from error
+        sockets[0].listen(_BACKLOG)
+        unfinished.rename(path)
+        sockets.append(new_socket())
+        try:
+            sockets[1].bind(abstract_address(owner))
+            sockets[1].listen(_BACKLOG)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            sockets.pop().close()
+    except BaseException:
+        for one in sockets:
+            one.close()
+        unfinished.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        raise
+    return sockets, path
+
+
+def _prepare(run_dir: Path) -> None:
+    hint = "set CROSSMEM_RUN_DIR to a directory of your own with mode 0700"
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = run_dir.lstat()
+    except OSError as error:
+        msg = f"the run directory {run_dir} cannot be made: {error.strerror}"
+        raise ConfigurationError(msg, hint=hint) from error
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_uid != os.geteuid()
+        or stat.S_IMODE(found.st_mode) & 0o077
+    ):
+        msg = (
+            f"the run directory {run_dir} is not safe: it must be a directory, owned by user "
+            f"{os.geteuid()}, with no access for others; it has owner {found.st_uid} and mode "
+            f"{stat.S_IMODE(found.st_mode):04o}"
+        )
+        raise ConfigurationError(msg, hint=hint)
+
+
+def _sweep(run_dir: Path) -> None:
+    """Remove what dead processes left; another process may be sweeping at the same time."""
+    for path in run_dir.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if path.suffix == _UNFINISHED:
+                stale = time.time() - path.lstat().st_mtime > _UNFINISHED_AGE_S
+            else:
+                stale = path.suffix == _SUFFIX and _is_refused(path)
+            if stale:
+                path.unlink()
+
+
+def _is_refused(path: Path) -> bool:
+    with new_socket() as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False

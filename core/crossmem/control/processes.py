@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watching other processes through pidfds, which, unlike pids, are never reused."""
+
+import ctypes
+import errno
+import os
+import select
+import socket
+import struct
+from functools import cache
+from typing import Final
+
+from crossmem.models import ProcessIdentity, process_start_time
+
+__all__ = ["has_pidfds", "is_dead", "open_owner", "open_peer", "peer_credentials"]
+
+# Missing from the socket and os modules of Pythons built on older headers; the numbers are the
+# same on every architecture that Linux runs CPython on (asm-generic/socket.h, unistd.h).
+_SO_PEERPIDFD: Final = 77
+_SYS_PIDFD_OPEN: Final = 434
+_UCRED: Final = struct.Struct("iII")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _pidfd_open(pid: int) -> int:
+    descriptor = int(_libc.syscall(_SYS_PIDFD_OPEN, pid, 0))
+    if descriptor < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), f"pidfd_open({pid})")
+    return descriptor
+
+
+@cache
+def has_pidfds() -> bool:
+    """Whether this kernel can watch another process to its end."""
+    try:
+        os.close(_pidfd_open(os.getpid()))
+    except OSError as error:
+        return error.errno not in {errno.ENOSYS, errno.EPERM}
+    return True
+
+
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return pid (0 where it is not visible here) and uid of the process at the other end."""
+    blob = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _gid = _UCRED.unpack(blob)
+    return pid, uid
+
+
+def is_dead(pidfd: int) -> bool:
+    """Whether the process behind a pidfd has ended, reaped or not."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | None:
+    """Return a new pidfd of the process at the other end of a connection.
+
+    Parameters
+    ----------
+    connection
+        A connected Unix socket.
+    pid
+        The peer's pid as its credentials say, 0 where it is not visible.
+    start_time
+        When the peer says it started; used where the kernel can only open pidfds by pid.
+
+    Returns
+    -------
+    int or None
+        None where this kernel offers no way.
+
+    Raises
+    ------
+    ProcessLookupError
+        Where the peer is dead.
+    OSError
+        Where no descriptor is left.
+    """
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as error:
+        if error.errno in {errno.EMFILE, errno.ENFILE}:
+            raise
+    if pid <= 0:
+        return None
+    try:
+        pidfd = _pidfd_open(pid)
+    except OSError as error:
+        if error.errno in {errno.EMFILE, errno.ENFILE, errno.ESRCH}:
+            raise
+        return None
+    if process_start_time(pid) != start_time:
+        os.close(pidfd)
+        raise ProcessLookupError(errno.ESRCH, "the peer is dead and its pid was reused")
+    return pidfd
+
+
+def open_owner(owner: ProcessIdentity, this: ProcessIdentity) -> int | None:
+    """Return a new pidfd of an exporting process, found by its identity.
+
+    Returns
+    -------
+    int or None
+        None where it cannot be seen from here: another pid namespace, or a kernel without
+        pidfds.
+
+    Raises
+    ------
+    ProcessLookupError
+        Where that process is dead.
+    """
+    if owner.pid_namespace != this.pid_namespace:
+        return None
+    try:
+        pidfd = _pidfd_open(owner.pid)
+    except OSError as error:
+        if error.errno in {errno.EMFILE, errno.ENFILE, errno.ESRCH}:
+            raise
+        # A number that cannot be a pid is nobody's pid.
+        if error.errno == errno.EINVAL:
+            raise ProcessLookupError(errno.ESRCH, "no such process") from error
+        return None
+    # Where /proc shows another pid namespace, start times cannot be compared.
+    proc_is_ours = process_start_time(this.pid) == this.start_time
+    reused = proc_is_ours and process_start_time(owner.pid) != owner.start_time
+    if reused or is_dead(pidfd):
+        os.close(pidfd)
+        raise ProcessLookupError(errno.ESRCH, "the process is dead")
+    return pidfd

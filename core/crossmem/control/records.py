@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the lease server knows of exported memory: no vendor's objects, only what it answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from crossmem.driver import Exported, Peer
+from crossmem.models import ShareableHandle
+
+__all__ = ["Allow", "Export", "Shared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """Which processes may import, where the default, the same user, is not what is wanted.
+
+    Parameters
+    ----------
+    pids
+        Only these processes, as this process sees their pids. None: any.
+    uids
+        These users as well as the exporter's own. None: the exporter's own alone.
+    """
+
+    pids: frozenset[int] | None = None
+    uids: frozenset[int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("pids", "uids"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, frozenset(value))
+
+    def refuses(self, pid: int, uid: int, own_uid: int) -> str | None:
+        """Return why a process is refused, None where it is admitted."""
+        if uid != own_uid and uid not in (self.uids or ()):
+            return f"user {uid} is not admitted"
+        if self.pids is not None and pid not in self.pids:
+            return f"process {pid} is not admitted" if pid else "a process that is not visible"
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class Export:
+    """One way in which an allocation was exported."""
+
+    handle: ShareableHandle
+    allow: Allow
+    exported: Exported
+    denied: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Shared:
+    """An allocation that has exports.
+
+    Parameters
+    ----------
+    allocation
+        Its number in this process.
+    grant
+        Puts peers on the vendor's whitelist for an export.
+    on_idle
+        Called, with the server's lock held, when the last lease of retired memory ended: it
+        may only take a note.
+    """
+
+    allocation: int
+    grant: Callable[[Export, Peer], None]
+    on_idle: Callable[[], None]
+    exports: dict[int, Export] = field(default_factory=dict)
+    is_retired: bool = False

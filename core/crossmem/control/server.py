@@ -1,0 +1,486 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lease server of an exporting process: one daemon thread that answers importers.
+
+The thread reads, decides and answers; it never frees memory, synchronises a device or waits for
+a peer. What it learns is noted, and other threads act on it. Application threads may read a
+peer's messages too (:meth:`LeaseServer.retire`), so a release that was sent before the importer
+told the application is always seen.
+"""
+
+import errno
+import logging
+import os
+import resource
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from crossmem.control.connection import ServerConnection
+from crossmem.control.endpoint import listen
+from crossmem.control.leases import Holder, Lease, LeaseTable
+from crossmem.control.processes import is_dead, open_peer
+from crossmem.control.records import Export, Shared
+from crossmem.control.wire import (
+    MAX_MESSAGE_NBYTES,
+    Grant,
+    MessageType,
+    ProtocolError,
+    Refusal,
+    Request,
+    Status,
+    Wanted,
+    grant_proof_parts,
+    pack_grant,
+    pack_refusal,
+    prove,
+    request_proof_parts,
+    unpack_ids,
+    unpack_request,
+    verify,
+)
+from crossmem.driver import Peer
+from crossmem.errors import CrossmemError
+from crossmem.models import Event, EventKind, ProcessIdentity
+from crossmem.plugin import Registry
+
+__all__ = ["LeaseServer"]
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S: Final = 0.02
+_STOP_JOIN_S: Final = 2.0
+
+
+class LeaseServer:
+    """Answers importers of this process's memory.
+
+    Parameters
+    ----------
+    identity
+        This process.
+    run_dir
+        Where the socket's path lies.
+    registry
+        Receives events, outside of any lock.
+
+    Raises
+    ------
+    ConfigurationError
+        Where the run directory cannot be used.
+    """
+
+    def __init__(self, identity: ProcessIdentity, run_dir: Path, registry: Registry) -> None:
+        self.identity = identity
+        self.lock = threading.RLock()
+        """Guards everything here. Held for moments, never while waiting for a peer."""
+        self._registry = registry
+        self._events: list[Event] = []
+        self._idle = threading.Condition(self.lock)
+        self._shared: dict[int, Shared] = {}
+        self._newest_allocation = 0
+        self._leases = LeaseTable()
+        self._myself = Holder(identity.pid, identity.uid)
+        self._holders: dict[int, Holder] = {}
+        self._connections: dict[int, ServerConnection] = {}
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._unsent: set[ServerConnection] = set()
+        self._is_exiting = False
+        self._stopping = False
+        self._accept_paused = False
+        self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES + 1))
+        self._listeners, self._path = listen(run_dir, identity)
+        self._wake, self._woken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._epoll = select.epoll()
+        for listener in self._listeners:
+            self._watch(listener.fileno(), lambda one=listener: self._accept(one))  # type: ignore[misc]
+        self._watch(self._woken.fileno(), lambda: None)
+        self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
+        self._thread.start()
+
+    # What the exporter's own threads call -------------------------------------------------
+
+    def publish(self, shared: Shared, export: Export) -> None:
+        """Make an export importable."""
+        with self.lock:
+            shared.exports[export.handle.export] = export
+            self._shared[shared.allocation] = shared
+            self._newest_allocation = max(self._newest_allocation, shared.allocation)
+
+    def retire(self, allocation: int, *, even_if_leased: bool) -> bool:
+        """Stop granting an allocation and tell whether it is free of leases: one atomic step.
+
+        Parameters
+        ----------
+        allocation
+            Number of the allocation.
+        even_if_leased
+            Retire it also where leases remain; ``on_idle`` then tells of the end of the last.
+
+        Returns
+        -------
+        bool
+            True where no lease remains. Where one does, and ``even_if_leased`` is false,
+            nothing has changed.
+        """
+        with self.lock:
+            shared = self._shared.get(allocation)
+            if shared is None:
+                return True
+            if self._leases.is_leased(allocation):
+                self._catch_up(allocation)
+            leased = self._leases.is_leased(allocation)
+            if not leased:
+                del self._shared[allocation]
+            if not leased or even_if_leased:
+                shared.is_retired = True
+        self._emit_events()
+        return not leased
+
+    def wait_idle(self, allocation: int, timeout_s: float) -> bool:
+        """Wait until an allocation has no lease; False where the time is over."""
+        with self.lock:
+            return self._idle.wait_for(lambda: not self._leases.is_leased(allocation), timeout_s)
+
+    def wait_all_idle(self, timeout_s: float) -> bool:
+        """Grant nothing more, and wait until no lease is left; False where the time is over."""
+        with self.lock:
+            self._is_exiting = True
+            self._leases.end_all(self._myself)
+            return self._idle.wait_for(lambda: not len(self._leases), timeout_s)
+
+    def lease_to_myself(self, allocation: int, export: int, core: bytes) -> Lease | Refusal:
+        """Give this process itself a lease on its own memory (law C8)."""
+        with self.lock:
+            refusal = self._refusal_of(allocation, export)
+            if refusal is not None:
+                return refusal
+            if self._shared[allocation].exports[export].handle.core != core:
+                return Refusal(Status.UNKNOWN, "the handle's fields were changed")
+            return self._leases.give(allocation, export, self._myself)
+
+    def release_mine(self, number: int) -> None:
+        """End a lease of this process on its own memory."""
+        with self.lock:
+            lease = self._leases.end(self._myself, number)
+            if lease is not None:
+                self._after_end(lease)
+        self._emit_events()
+
+    def leases_of(self, allocation: int) -> tuple[Lease, ...]:
+        """Return who holds an allocation."""
+        with self.lock:
+            return self._leases.of(allocation)
+
+    def catch_up(self) -> None:
+        """Read what importers have already sent, and see which of them are dead."""
+        with self.lock:
+            for number in list(self._shared):
+                if self._leases.is_leased(number):
+                    self._catch_up(number)
+        self._emit_events()
+
+    def report(self) -> list[tuple[Shared, tuple[Lease, ...]]]:
+        """Return everything that is exported, with its leases."""
+        with self.lock:
+            return [(one, self._leases.of(number)) for number, one in self._shared.items()]
+
+    def stop(self) -> None:
+        """End the thread, close every descriptor and remove the socket's path."""
+        self._stopping = True
+        self._wake.send(b"x")
+        if self._thread is not threading.current_thread():
+            self._thread.join(_STOP_JOIN_S)
+        with self.lock:
+            self._path.unlink(missing_ok=True)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close every descriptor, and nothing else: for a forked child."""
+        for connection in self._connections.values():
+            connection.close()
+        for holder in self._holders.values():
+            if holder.pidfd is not None:
+                os.close(holder.pidfd)
+        for one in (*self._listeners, self._wake, self._woken):
+            one.close()
+        self._epoll.close()
+
+    # The thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            waiting = self._accept_paused or bool(self._unsent)
+            ready = self._epoll.poll(_RETRY_S if waiting else None)
+            with self.lock:
+                if self._stopping:
+                    return
+                for descriptor, _events in ready:
+                    handler = self._handlers.get(descriptor)
+                    if handler is not None:
+                        handler()
+                if waiting:
+                    self._retry()
+            self._emit_events()
+
+    def _watch(self, descriptor: int, handler: Callable[[], None]) -> None:
+        self._handlers[descriptor] = handler
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def _unwatch(self, descriptor: int) -> None:
+        if self._handlers.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def _retry(self) -> None:
+        for connection in list(self._unsent):
+            self._flush(connection)
+        if self._accept_paused:
+            self._accept_paused = False
+            for listener in self._listeners:
+                self._epoll.modify(listener.fileno(), select.EPOLLIN)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            accepted, _address = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            # Connections wait in the backlog until a descriptor is free again.
+            _log.warning("no importer can connect: %s", error)
+            self._accept_paused = True
+            for one in self._listeners:
+                self._epoll.modify(one.fileno(), 0)
+            return
+        self._make_room()
+        try:
+            connection = ServerConnection(accepted, self._buffer)
+        except OSError:
+            accepted.close()
+            return
+        self._connections[connection.number] = connection
+        self._watch(connection.number, lambda: self._serve(connection))
+        self._flush(connection)
+
+    def _make_room(self) -> None:
+        """Let go of the oldest connection that never asked for anything, where there are many."""
+        soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if len(self._connections) < soft // 2:
+            return
+        silent = next((one for one in self._connections.values() if one.holder is None), None)
+        if silent is not None:
+            self._drop(silent)
+
+    def _serve(self, connection: ServerConnection) -> None:
+        """Handle all that a peer has sent. Called by any thread that holds the lock."""
+        try:
+            for kind, request, body in connection.receive():
+                if kind is MessageType.IMPORT:
+                    self._answer(connection, request, unpack_request(body))
+                elif kind is MessageType.RELEASE:
+                    self._release(connection, unpack_ids(body))
+                elif connection.granted_request == request:
+                    self._release(connection, tuple(connection.granted))
+                    connection.forget_replies()
+        except EOFError:
+            self._drop(connection)
+        except ProtocolError as error:
+            _log.warning("dropping process %d: %s", connection.pid, error)
+            self._drop(connection)
+
+    def _answer(self, connection: ServerConnection, number: int, request: Request) -> None:
+        try:
+            holder = self._holder_of(connection, request.start_time)
+        except ProcessLookupError:
+            self._drop(connection)
+            return
+        except OSError as error:
+            refusal = Refusal(Status.FAILED, f"the exporter cannot watch the importer: {error}")
+            connection.queue(number, pack_refusal(refusal) * len(request.wanted), ())
+            self._flush(connection)
+            return
+        connection.granted_request, connection.granted = number, []
+        records: list[bytes] = []
+        descriptors: list[int] = []
+        for wanted in request.wanted:
+            given = self._give(connection, holder, number, request, wanted)
+            if isinstance(given, Refusal):
+                records.append(pack_refusal(given))
+                continue
+            grant, export = given
+            connection.granted.append(grant.lease)
+            records.append(pack_grant(grant))
+            descriptors.extend(export.exported.descriptors)
+        connection.queue(number, b"".join(records), tuple(descriptors))
+        self._flush(connection)
+
+    def _give(
+        self,
+        connection: ServerConnection,
+        holder: Holder,
+        number: int,
+        request: Request,
+        wanted: Wanted,
+    ) -> tuple[Grant, Export] | Refusal:
+        refusal = self._refusal_of(wanted.allocation, wanted.export)
+        if refusal is not None:
+            return refusal
+        shared = self._shared[wanted.allocation]
+        export = shared.exports[wanted.export]
+        handle = export.handle
+        asked = request_proof_parts(connection.nonce, request.nonce, number, handle.core)
+        if not verify(wanted.proof, handle.secret, b"import", *asked):
+            return Refusal(Status.UNKNOWN, "the secret or a field of the handle is wrong")
+        reason = export.allow.refuses(connection.pid, connection.uid, self.identity.uid)
+        if reason is not None:
+            export.denied += 1
+            self._note(EventKind.DENIED, export, connection.pid, reason)
+            return Refusal(Status.DENIED, reason)
+        try:
+            shared.grant(export, Peer(connection.pid, request.reported))
+        except CrossmemError as error:
+            return Refusal(Status.FAILED, str(error))
+        lease = self._leases.give(wanted.allocation, wanted.export, holder)
+        payloads, count = export.exported.payloads, len(export.exported.descriptors)
+        grant = Grant(lease.number, handle.nbytes, handle.capacity, count, payloads, b"")
+        granted = grant_proof_parts(connection.nonce, request.nonce, number, grant)
+        proof = prove(handle.secret, b"grant", *granted)
+        self._note(EventKind.LEASED, export, connection.pid)
+        return Grant(lease.number, handle.nbytes, handle.capacity, count, payloads, proof), export
+
+    def _refusal_of(self, allocation: int, export: int) -> Refusal | None:
+        """Return why nobody gets this export, None where it can be given."""
+        if self._is_exiting:
+            return Refusal(Status.EXITING, "the exporting process is exiting")
+        shared = self._shared.get(allocation)
+        if shared is None and not 0 < allocation <= self._newest_allocation:
+            return Refusal(Status.UNKNOWN, "there is no such allocation")
+        if shared is None or shared.is_retired:
+            return Refusal(Status.STALE, "the allocation was freed")
+        if export not in shared.exports:
+            return Refusal(Status.UNKNOWN, "the allocation was not exported in this way")
+        return None
+
+    def _holder_of(self, connection: ServerConnection, start_time: int) -> Holder:
+        if connection.holder is not None:
+            return connection.holder
+        holder = self._holders.get(connection.pid) if connection.pid else None
+        if holder is not None and self._lose_if_dead(holder):
+            holder = None
+        if holder is None:
+            pidfd = open_peer(connection.socket, connection.pid, start_time)
+            holder = Holder(connection.pid, connection.uid, pidfd)
+            # Peers whose pid is not visible have negative keys: they stand alone.
+            key = connection.pid or -connection.number
+            self._holders[key] = holder
+            if pidfd is not None:
+                self._watch(pidfd, lambda: self._lose_if_dead(holder))
+        connection.holder = holder
+        return holder
+
+    def _flush(self, connection: ServerConnection) -> None:
+        try:
+            sent = connection.flush()
+        except EOFError:
+            self._drop(connection)
+            return
+        if sent:
+            self._unsent.discard(connection)
+        else:
+            self._unsent.add(connection)
+
+    def _catch_up(self, allocation: int) -> None:
+        """Read what the holders of an allocation have already sent, and see who is dead."""
+        holders = {lease.holder for lease in self._leases.of(allocation)}
+        for connection in list(self._connections.values()):
+            if connection.holder in holders:
+                self._serve(connection)
+        for holder in holders:
+            self._lose_if_dead(holder)
+
+    def _release(self, connection: ServerConnection, numbers: tuple[int, ...]) -> None:
+        if connection.holder is None:
+            return
+        for number in numbers:
+            lease = self._leases.end(connection.holder, number)
+            if lease is not None:
+                self._after_end(lease)
+
+    def _after_end(self, lease: Lease, kind: EventKind = EventKind.LEASE_ENDED) -> None:
+        shared = self._shared[lease.allocation]
+        self._note(kind, next(iter(shared.exports.values())), lease.holder.pid)
+        if self._leases.is_leased(lease.allocation):
+            return
+        self._idle.notify_all()
+        if shared.is_retired:
+            del self._shared[lease.allocation]
+            shared.on_idle()
+
+    def _drop(self, connection: ServerConnection) -> None:
+        """Close a connection. Its leases stay where the process can be watched (law C11)."""
+        self._connections.pop(connection.number, None)
+        self._unsent.discard(connection)
+        self._unwatch(connection.number)
+        connection.close()
+        holder = connection.holder
+        if holder is None:
+            return
+        connection.holder = None
+        if any(one.holder is holder for one in self._connections.values()):
+            return
+        if holder.pidfd is None:
+            self._lose(holder)
+        elif not holder.leases:
+            self._forget(holder)
+
+    def _lose_if_dead(self, holder: Holder) -> bool:
+        # Asked again even where epoll says so: within one batch of events, a descriptor's number
+        # may have passed to another process's pidfd.
+        dead = holder.pidfd is not None and is_dead(holder.pidfd)
+        if dead:
+            self._lose(holder)
+        return dead
+
+    def _lose(self, holder: Holder) -> None:
+        """End everything that a dead process held."""
+        for lease in self._leases.end_all(holder):
+            self._after_end(lease, EventKind.LEASE_LOST)
+        for connection in list(self._connections.values()):
+            if connection.holder is holder:
+                connection.holder = None
+                self._drop(connection)
+        self._forget(holder)
+
+    def _forget(self, holder: Holder) -> None:
+        self._holders = {key: one for key, one in self._holders.items() if one is not holder}
+        if holder.pidfd is not None:
+            self._unwatch(holder.pidfd)
+            os.close(holder.pidfd)
+            holder.pidfd = None
+
+    def _note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
+        if not self._registry.observed:
+            return
+        handle = export.handle
+        self._events.append(
+            Event(
+                kind,
+                backend=handle.backend,
+                device=handle.device,
+                allocation=handle.allocation,
+                nbytes=handle.nbytes,
+                owner_pid=handle.owner.pid,
+                peer_pid=peer_pid,
+                detail=detail,
+            )
+        )
+
+    def _emit_events(self) -> None:
+        while self._events:
+            try:
+                event = self._events.pop(0)
+            except IndexError:
+                return
+            self._registry.emit(event)

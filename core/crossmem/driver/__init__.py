@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract between crossmem and a backend."""
+
+from crossmem.driver.base import (
+    DRIVER_API_VERSION,
+    Block,
+    CopyKind,
+    Driver,
+    Exported,
+    Imported,
+    Peer,
+)
+from crossmem.driver.groups import AddressRanges, ForeignMemory, ReadonlyAlias, check_groups
+from crossmem.driver.tracing import TracingDriver
+
+__all__ = [
+    "DRIVER_API_VERSION",
+    "AddressRanges",
+    "Block",
+    "CopyKind",
+    "Driver",
+    "Exported",
+    "ForeignMemory",
+    "Imported",
+    "Peer",
+    "ReadonlyAlias",
+    "TracingDriver",
+    "check_groups",
+]

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a backend author writes: one class that translates the contract to a vendor's calls.
+
+crossmem's core owns identities, reference counts, leases, bounds checks and locks. A driver
+translates, and keeps no state per import. Every method may be called from any thread, also from
+several at once for different memory; each leaves the calling thread's current device and context
+as it found them (law C19). Core never calls a driver with a size, offset or ordinal that it has
+not checked.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Final
+
+from crossmem.models import Access, Capabilities, DeviceInfo
+
+__all__ = ["DRIVER_API_VERSION", "Block", "CopyKind", "Driver", "Exported", "Imported", "Peer"]
+
+DRIVER_API_VERSION: Final = 1
+"""Version of this contract. A backend says which one it was written for."""
+
+
+class CopyKind(StrEnum):
+    """Which side of a copy is host memory."""
+
+    HOST_TO_DEVICE = "host-to-device"
+    DEVICE_TO_HOST = "device-to-host"
+
+
+@dataclass(slots=True)
+class Block:
+    """Memory that this process allocated. Made by :meth:`Driver.allocate`, owned by core.
+
+    Parameters
+    ----------
+    ordinal
+        Device that holds the memory.
+    pointer
+        Its address in this process.
+    nbytes, capacity
+        Requested and reserved size in bytes.
+    reference
+        Whatever the driver needs to find the vendor's objects again.
+    """
+
+    ordinal: int
+    pointer: int
+    nbytes: int
+    capacity: int
+    reference: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What importers need to open a block; it travels with each lease.
+
+    Parameters
+    ----------
+    payloads
+        The vendor's bytes, in order; one for each vendor object.
+    descriptors
+        File descriptors to pass along. They stay the driver's: core sends copies, and the
+        driver closes them in ``release_export`` or ``free``.
+    """
+
+    payloads: tuple[bytes, ...] = ()
+    descriptors: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Imported:
+    """Another process's memory, referenced but perhaps not yet mapped. Owned by core.
+
+    Parameters
+    ----------
+    ordinal
+        Device for which it was opened.
+    capacity
+        Size of the whole allocation in bytes, checked against the vendor or the descriptor.
+    access
+        What the mapping may do.
+    reference
+        Whatever the driver needs to find the vendor's objects again.
+    """
+
+    ordinal: int
+    capacity: int
+    access: Access
+    reference: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A process that asks for a lease, as the vendor's whitelist wants to know it.
+
+    Parameters
+    ----------
+    pid
+        Its process id as this process sees it, 0 where it is not visible.
+    reported
+        What the peer's own driver returned from :meth:`Driver.peer_identity`.
+    """
+
+    pid: int
+    reported: int
+
+
+class Driver(ABC):
+    """Translates the neutral verbs to one vendor's memory calls.
+
+    Errors: raise :class:`crossmem.OutOfMemoryError` where the device has no room,
+    :class:`crossmem.StaleHandleError` where the vendor says that the exporter released the
+    memory, and :class:`crossmem.DriverError` with call, code, name and hint for everything else.
+    A method that raises has left nothing behind.
+    """
+
+    api_version: ClassVar[int] = DRIVER_API_VERSION
+
+    backend: str
+    """Name of the backend, such as ``"hip"``."""
+
+    @abstractmethod
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """Return the devices that this process can see, by ordinal.
+
+        Core calls it once per process and keeps the answer. It must not create contexts.
+        """
+
+    @abstractmethod
+    def capabilities(self, ordinal: int) -> Capabilities:
+        """Return what a device can do. Core calls it once per device and process."""
+
+    @abstractmethod
+    def allocate(self, ordinal: int, nbytes: int) -> Block:
+        """Allocate and map ``nbytes`` bytes, rounded up to the granularity.
+
+        Called by ``device.allocate`` on the application's thread; ``nbytes`` is positive and at
+        most ``max_allocation_nbytes``. The block stands alone: no other allocation's bytes may
+        be reachable through what :meth:`export` gives away.
+        """
+
+    @abstractmethod
+    def free(self, block: Block) -> None:
+        """Give a block back, after its last lease ended and with every export released.
+
+        Called on an application's thread or in the reaper, never on the lease server's.
+        """
+
+    @abstractmethod
+    def export(self, block: Block, mechanism: str, access: Access) -> Exported:
+        """Make a block importable.
+
+        Called at most once for each (block, mechanism, access); core remembers the result.
+        ``access`` is ``"ro"`` only where the capability ``readonly_exports`` is true.
+        """
+
+    def release_export(self, block: Block, exported: Exported) -> None:  # noqa: B027
+        """Withdraw an export, for vendors whose export is an object of its own.
+
+        Called before :meth:`free`, once for each export, when no lease is left. The default is
+        for vendors whose export needs no release.
+        """
+
+    def after_fork_in_child(self) -> None:  # noqa: B027
+        """Close every inherited descriptor; called in a forked child, on a driver of its parent.
+
+        The driver is not used again: a child that imports gets a new one (law C18). It must not
+        make vendor calls.
+        """
+
+    def peer_identity(self) -> int:
+        """Return this process's number for the exporter's whitelist, 0 where there is none.
+
+        Called in the importing process for each lease request; it must be cheap.
+        """
+        return 0
+
+    def grant(self, block: Block, exported: Exported, peers: Sequence[Peer]) -> None:  # noqa: B027
+        """Put processes on the vendor's whitelist, for vendors that have one.
+
+        Called on the lease server's thread before a peer's first lease is answered: it must not
+        synchronise, block or call back into crossmem.
+        """
+
+    @abstractmethod
+    def import_(
+        self, ordinal: int, exported: Exported, *, nbytes: int, capacity: int, access: Access
+    ) -> Imported:
+        """Open another process's memory for a device of this process.
+
+        Called once for each (allocation, device, access), without any lock of core held that
+        another import needs. On success the driver owns ``exported.descriptors``; where it
+        raises, core closes them. The sizes come from the exporter and must be checked against
+        the descriptor or the vendor, not believed: raise ``InvalidHandleError`` on a mismatch.
+        """
+
+    @abstractmethod
+    def close(self, imported: Imported) -> None:
+        """Give an import back. It is not mapped any more."""
+
+    @abstractmethod
+    def map(self, imported: Imported, *, remappable: bool) -> int:
+        """Give an import an address in this process and return it.
+
+        Never called while the import is mapped. With ``remappable=False``, core promises not to
+        map this import again, so the driver may give up at once what only a further mapping
+        would need, such as a descriptor.
+        """
+
+    @abstractmethod
+    def unmap(self, imported: Imported, pointer: int) -> None:
+        """Take the address away again. Core has synchronised the device before (law C9)."""
+
+    @abstractmethod
+    def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
+        """Copy between host and device memory and return when it is done."""
+
+    @abstractmethod
+    def synchronize(self, ordinal: int) -> None:
+        """Wait for all work that this process has issued on a device."""

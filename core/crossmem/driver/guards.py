@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Argument checks that come before any driver call."""
+
+from crossmem.errors import InvalidSizeError
+
+__all__ = ["check_integer", "check_part", "check_size"]
+
+
+def check_integer(name: str, value: object) -> int:
+    """Return ``value`` where it is an integer (``bool`` is none), else raise."""
+    if type(value) is int:
+        return value
+    # Integers of other libraries, such as NumPy's, say through __index__ that they are exact.
+    index = getattr(value, "__index__", None)
+    if index is None or isinstance(value, bool):
+        msg = f"{name} must be a number of bytes, not {value!r}"
+        raise InvalidSizeError(msg)
+    return int(index())
+
+
+def check_size(name: str, value: object, *, limit: int) -> int:
+    """Return a size in bytes that is at least 1 and at most ``limit``, else raise."""
+    size = check_integer(name, value)
+    if not 0 < size <= limit:
+        msg = f"{name} is {size}; it must be at least 1 and at most {limit} bytes"
+        raise InvalidSizeError(msg)
+    return size
+
+
+def check_part(offset: object, nbytes: object, *, limit: int) -> tuple[int, int]:
+    """Return offset and length of a part that lies inside ``limit`` bytes, else raise."""
+    start, size = check_integer("offset", offset), check_integer("nbytes", nbytes)
+    if start < 0 or size < 0 or start + size > limit:
+        msg = f"bytes [{start}, {start + size}) do not lie in [0, {limit})"
+        raise InvalidSizeError(msg)
+    return start, size

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A driver around a driver that counts calls and notes every call out of order."""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from crossmem.driver.base import Block, CopyKind, Driver, Exported, Imported, Peer
+from crossmem.driver.groups import ReadonlyAlias
+from crossmem.models import Access, Capabilities, DeviceInfo
+
+__all__ = ["TracingDriver"]
+
+_Key = int
+"""``id`` of a block or import; the record keeps the object alive, so it is not reused."""
+
+
+class TracingDriver(Driver):
+    """Counts the calls that core makes, and checks that each acquire has its one release.
+
+    Parameters
+    ----------
+    inner
+        The driver that does the work.
+
+    Attributes
+    ----------
+    calls
+        Number of calls by method name.
+    violations
+        One line for each call that the driver contract forbids: releasing twice or before
+        what depends on it was released, mapping what is mapped, calling with foreign objects.
+    """
+
+    def __init__(self, inner: Driver) -> None:
+        self.inner = inner
+        self.backend = inner.backend
+        self.calls: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self._lock = threading.Lock()
+        self._blocks: dict[_Key, Block] = {}
+        self._exports: dict[_Key, list[Exported]] = {}
+        self._imports: dict[_Key, Imported] = {}
+        self._mapped: dict[_Key, int] = {}
+        self._sealed: set[_Key] = set()
+        self._aliases: Counter[_Key] = Counter()
+
+    @property
+    def live(self) -> dict[str, int]:
+        """How many blocks, imports and mappings were acquired and not yet released."""
+        with self._lock:
+            return {
+                "blocks": len(self._blocks),
+                "exports": sum(map(len, self._exports.values())),
+                "imports": len(self._imports),
+                "mappings": len(self._mapped) + self._aliases.total(),
+            }
+
+    def _note(self, method: str, *rules: tuple[bool, str]) -> None:
+        """Count a call and record which of its rules are broken. The lock is held."""
+        self.calls[method] += 1
+        self.violations.extend(f"{method}: {text}" for broken, text in rules if broken)
+
+    def __getattr__(self, name: str) -> Any:
+        # Optional groups are offered exactly where the inner driver offers them.
+        if name in {"map_readonly", "unmap_readonly"} and isinstance(self.inner, ReadonlyAlias):
+            return getattr(self, f"_{name}")
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    @override
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return self.inner.devices()
+
+    @override
+    def capabilities(self, ordinal: int) -> Capabilities:
+        return self.inner.capabilities(ordinal)
+
+    @override
+    def allocate(self, ordinal: int, nbytes: int) -> Block:
+        block = self.inner.allocate(ordinal, nbytes)
+        with self._lock:
+            self._note("allocate", (nbytes <= 0, f"size {nbytes}"))
+            self._blocks[id(block)] = block
+        return block
+
+    @override
+    def free(self, block: Block) -> None:
+        with self._lock:
+            key = id(block)
+            self._note(
+                "free",
+                (key not in self._blocks, "unknown or freed block"),
+                (bool(self._exports.get(key)), "an export was not released"),
+                (self._aliases[key] > 0, "a read-only alias is still mapped"),
+            )
+            self._blocks.pop(key, None)
+        self.inner.free(block)
+
+    @override
+    def export(self, block: Block, mechanism: str, access: Access) -> Exported:
+        exported = self.inner.export(block, mechanism, access)
+        with self._lock:
+            self._note("export", (id(block) not in self._blocks, "unknown or freed block"))
+            self._exports.setdefault(id(block), []).append(exported)
+        return exported
+
+    @override
+    def release_export(self, block: Block, exported: Exported) -> None:
+        with self._lock:
+            exports = self._exports.get(id(block), [])
+            known = any(one is exported for one in exports)
+            self._note("release_export", (not known, "unknown or released export"))
+            exports[:] = [one for one in exports if one is not exported]
+        self.inner.release_export(block, exported)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        self.inner.after_fork_in_child()
+
+    @override
+    def peer_identity(self) -> int:
+        return self.inner.peer_identity()
+
+    @override
+    def grant(self, block: Block, exported: Exported, peers: Sequence[Peer]) -> None:
+        with self._lock:
+            self._note("grant", (id(block) not in self._blocks, "unknown or freed block"))
+        self.inner.grant(block, exported, peers)
+
+    @override
+    def import_(
+        self, ordinal: int, exported: Exported, *, nbytes: int, capacity: int, access: Access
+    ) -> Imported:
+        with self._lock:
+            self._note("import_")
+        imported = self.inner.import_(
+            ordinal, exported, nbytes=nbytes, capacity=capacity, access=access
+        )
+        with self._lock:
+            self._imports[id(imported)] = imported
+        return imported
+
+    @override
+    def close(self, imported: Imported) -> None:
+        with self._lock:
+            key = id(imported)
+            self._note(
+                "close",
+                (key not in self._imports, "unknown or closed import"),
+                (key in self._mapped, "still mapped"),
+            )
+            self._imports.pop(key, None)
+            self._sealed.discard(key)
+        self.inner.close(imported)
+
+    @override
+    def map(self, imported: Imported, *, remappable: bool) -> int:
+        pointer = self.inner.map(imported, remappable=remappable)
+        with self._lock:
+            key = id(imported)
+            self._note(
+                "map",
+                (key not in self._imports, "unknown or closed import"),
+                (key in self._mapped, "already mapped"),
+                (key in self._sealed, "mapped again after remappable=False"),
+            )
+            self._mapped[key] = pointer
+            if not remappable:
+                self._sealed.add(key)
+        return pointer
+
+    @override
+    def unmap(self, imported: Imported, pointer: int) -> None:
+        with self._lock:
+            mapped = self._mapped.pop(id(imported), None)
+            self._note("unmap", (mapped != pointer, f"{pointer:#x} is not mapped"))
+        self.inner.unmap(imported, pointer)
+
+    @override
+    def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
+        with self._lock:
+            self._note("copy", (nbytes <= 0, f"size {nbytes}"))
+        self.inner.copy(ordinal, target, source, nbytes, kind)
+
+    @override
+    def synchronize(self, ordinal: int) -> None:
+        with self._lock:
+            self._note("synchronize")
+        self.inner.synchronize(ordinal)
+
+    def _map_readonly(self, block: Block) -> int:
+        pointer: int = self.inner.map_readonly(block)  # type: ignore[attr-defined]
+        with self._lock:
+            self._note("map_readonly", (id(block) not in self._blocks, "unknown or freed block"))
+            self._aliases[id(block)] += 1
+        return pointer
+
+    def _unmap_readonly(self, block: Block, pointer: int) -> None:
+        with self._lock:
+            self._note("unmap_readonly", (self._aliases[id(block)] <= 0, "not mapped"))
+            self._aliases[id(block)] -= 1
+        self.inner.unmap_readonly(block, pointer)  # type: ignore[attr-defined]

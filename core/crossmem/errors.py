@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error that crossmem raises.
+
+The class says what happened; the message says it in words, with the value, what was allowed and
+what to do next. Each class also derives from the builtin that a Python reader expects::
+
+    CrossmemError
+    ├── ConfigurationError      (ValueError)           a setting or argument has no meaning
+    ├── BackendNotFoundError    (LookupError)          no plugin offers the backend
+    ├── BackendUnavailableError (RuntimeError)         the backend cannot work on this machine
+    ├── DeviceNotFoundError     (LookupError)          no visible device has that identity
+    ├── InvalidSizeError        (ValueError)           a size or range is out of bounds
+    ├── OutOfMemoryError        (MemoryError)          the device has no room
+    ├── InvalidHandleError      (ValueError)           no export made these bytes
+    ├── StaleHandleError        (LookupError)          the allocation was freed
+    ├── OwnerGoneError          (ConnectionError)      the exporting process is dead
+    ├── OwnerUnresponsiveError  (TimeoutError)         the exporting process lives but did not answer
+    ├── WrongHostError          (RuntimeError)         the exporter cannot be reached from here
+    ├── AccessDeniedError       (PermissionError)      the exporter does not admit this process
+    ├── BusyError               (RuntimeError)         something still uses the memory
+    ├── ClosedError             (ValueError)           the object was closed, unmapped or freed
+    ├── ForkedProcessError      (RuntimeError)         the object belongs to the parent process
+    ├── UnsupportedError        (NotImplementedError)  the backend does not offer this
+    └── DriverError             (RuntimeError)         a vendor or system call failed
+"""
+
+__all__ = [
+    "AccessDeniedError",
+    "BackendNotFoundError",
+    "BackendUnavailableError",
+    "BusyError",
+    "ClosedError",
+    "ConfigurationError",
+    "CrossmemError",
+    "DeviceNotFoundError",
+    "DriverError",
+    "ForkedProcessError",
+    "InvalidHandleError",
+    "InvalidSizeError",
+    "OutOfMemoryError",
+    "OwnerGoneError",
+    "OwnerUnresponsiveError",
+    "StaleHandleError",
+    "UnsupportedError",
+    "WrongHostError",
+]
+
+
+class CrossmemError(Exception):
+    """Root of all errors raised by crossmem.
+
+    Parameters
+    ----------
+    message
+        What failed, with the value and what was allowed.
+    hint
+        What the reader can do next.
+    operation
+        The public operation that failed, such as ``"attach"``.
+    backend, device
+        Where it failed, where that is known.
+
+    Notes
+    -----
+    All errors survive pickling with their fields, so a worker can send one to its parent.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        operation: str | None = None,
+        backend: str | None = None,
+        device: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.operation = operation
+        self.backend = backend
+        self.device = device
+
+    def __str__(self) -> str:
+        return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
+
+
+class ConfigurationError(CrossmemError, ValueError):
+    """A setting, device name or argument has no meaning."""
+
+
+class BackendNotFoundError(CrossmemError, LookupError):
+    """No plugin offers the backend that was named."""
+
+
+class BackendUnavailableError(CrossmemError, RuntimeError):
+    """The backend is known but cannot work here; the message says why."""
+
+
+class DeviceNotFoundError(CrossmemError, LookupError):
+    """No device that this process can see has that ordinal or identity."""
+
+
+class InvalidSizeError(CrossmemError, ValueError):
+    """A size, offset or length is out of bounds."""
+
+
+class OutOfMemoryError(CrossmemError, MemoryError):
+    """The device has no room; the message says how much waits on leases."""
+
+
+class InvalidHandleError(CrossmemError, ValueError):
+    """The bytes are not a handle, or no export made this handle."""
+
+
+class StaleHandleError(CrossmemError, LookupError):
+    """The allocation behind the handle was freed."""
+
+
+class OwnerGoneError(CrossmemError, ConnectionError):
+    """The exporting process is dead."""
+
+
+class OwnerUnresponsiveError(CrossmemError, TimeoutError):
+    """The exporting process lives but did not answer in time."""
+
+
+class WrongHostError(CrossmemError, RuntimeError):
+    """The exporter is on another host or boot, or in namespaces that cannot be reached."""
+
+
+class AccessDeniedError(CrossmemError, PermissionError):
+    """The exporter does not admit this process, or its address is held by someone else."""
+
+
+class BusyError(CrossmemError, RuntimeError):
+    """Leases, mappings or views still use what should be closed or freed."""
+
+
+class ClosedError(CrossmemError, ValueError):
+    """The object was closed, unmapped or freed."""
+
+
+class ForkedProcessError(CrossmemError, RuntimeError):
+    """The object was inherited through fork and belongs to the parent process."""
+
+
+class UnsupportedError(CrossmemError, NotImplementedError):
+    """The backend does not offer this, as its capabilities say."""
+
+
+class DriverError(CrossmemError, RuntimeError):
+    """A vendor call or system call failed.
+
+    Parameters
+    ----------
+    message
+        What was attempted.
+    call
+        The vendor function or system call, such as ``"hipIpcOpenMemHandle"`` or ``"mmap"``.
+    code
+        Its numeric result.
+    name
+        The vendor's name of that code.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        call: str = "",
+        code: int = 0,
+        name: str = "",
+        hint: str | None = None,
+        operation: str | None = None,
+        backend: str | None = None,
+        device: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, operation=operation, backend=backend, device=device)
+        self.call = call
+        self.code = code
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.call} failed with {self.name} ({self.code})"

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that cross a process or plugin boundary."""
+
+from crossmem.models.base import FrozenModel
+from crossmem.models.capabilities import Capabilities
+from crossmem.models.device import DeviceInfo
+from crossmem.models.events import Event, EventKind
+from crossmem.models.handle import MAX_HANDLE_NBYTES, Access, ShareableHandle
+from crossmem.models.identity import ProcessIdentity, process_start_time
+
+__all__ = [
+    "MAX_HANDLE_NBYTES",
+    "Access",
+    "Capabilities",
+    "DeviceInfo",
+    "Event",
+    "EventKind",
+    "FrozenModel",
+    "ProcessIdentity",
+    "ShareableHandle",
+    "process_start_time",
+]

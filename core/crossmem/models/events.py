@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events that observers receive through the hook ``crossmem_event``."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Event", "EventKind"]
+
+
+class EventKind(StrEnum):
+    """What happened."""
+
+    ALLOCATED = "allocated"
+    """This process allocated memory."""
+    EXPORTED = "exported"
+    """An allocation was exported for the first time with these arguments."""
+    IMPORTED = "imported"
+    """This process opened another process's memory."""
+    RELEASED = "released"
+    """This process closed what it had imported."""
+    LEASED = "leased"
+    """The lease server gave another process a lease."""
+    LEASE_ENDED = "lease-ended"
+    """A lease was released by its holder."""
+    LEASE_LOST = "lease-lost"
+    """A lease ended because its holder died, or its connection where there is no pidfd."""
+    DENIED = "denied"
+    """A process asked for memory that it may not have."""
+    FREED = "freed"
+    """The device got memory back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened to memory, with the values that were known.
+
+    Parameters
+    ----------
+    kind
+        What happened.
+    backend, device
+        Backend name and device identity, empty where unknown.
+    allocation
+        Number of the allocation in its owner, 0 where unknown.
+    nbytes
+        Requested size in bytes, 0 where unknown.
+    owner_pid
+        Process that allocated the memory.
+    peer_pid
+        The other process, as its pid here; 0 where it is not visible or there is none.
+    detail
+        Words for people.
+    """
+
+    kind: EventKind
+    backend: str = ""
+    device: str = ""
+    allocation: int = 0
+    nbytes: int = 0
+    owner_pid: int = 0
+    peer_pid: int = 0
+    detail: str = ""

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which process made a handle: a pid alone is reused, so it takes more."""
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+__all__ = ["ProcessIdentity", "process_start_time"]
+
+
+def process_start_time(pid: int | Literal["self"]) -> int | None:
+    """Return when a process started, in clock ticks after boot.
+
+    Parameters
+    ----------
+    pid
+        Process id in the pid namespace that ``/proc`` shows, or ``"self"``.
+
+    Returns
+    -------
+    int or None
+        None where there is no such process or it is a zombie (proc_pid_stat(5), field 22).
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The command name, field 2, may hold spaces and parentheses: split after the last one.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in {b"Z", b"X"} else int(fields[19])
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process, on one host, in one boot.
+
+    Parameters
+    ----------
+    pid
+        Process id inside its own pid namespace.
+    uid
+        Effective user id inside its own user namespace.
+    start_time
+        Clock ticks between boot and the start of the process.
+    boot_id
+        The 16 bytes of the kernel's boot id.
+    pid_namespace
+        Inode of the pid namespace.
+    """
+
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<IIQ16sQ")
+
+    pid: int
+    uid: int
+    start_time: int
+    boot_id: bytes
+    pid_namespace: int
+
+    @classmethod
+    def of_this_process(cls) -> "ProcessIdentity":
+        """Read the identity of the calling process from the kernel."""
+        pid = os.getpid()
+        return cls(
+            pid=pid,
+            uid=os.geteuid(),
+            start_time=process_start_time("self") or 0,
+            boot_id=bytes.fromhex(
+                Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip().replace("-", "")
+            ),
+            pid_namespace=Path("/proc/self/ns/pid").stat().st_ino,
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return the fixed 40-byte form used in handles and addresses."""
+        return self.LAYOUT.pack(
+            self.pid, self.uid, self.start_time, self.boot_id, self.pid_namespace
+        )

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds plugins, and keeps the faults of one from touching the others."""
+
+import importlib
+import importlib.metadata
+import inspect
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from importlib.metadata import EntryPoint
+
+import pluggy
+from pluggy import HookImpl
+
+from crossmem.errors import ConfigurationError
+from crossmem.plugin import hookspecs
+from crossmem.plugin.backend import Backend
+from crossmem.plugin.hookspecs import FindRuntime
+from crossmem.plugin.markers import API_VERSION, PROJECT_NAME
+from crossmem.plugin.offers import PLUGIN_FAULTS, Offer, PluginFailure, PluginInfo
+
+__all__ = ["Catalog", "conflict"]
+
+_log = logging.getLogger(__name__)
+
+
+class Catalog:
+    """All plugins of one registry: who is registered, who failed, who offers what.
+
+    Parameters
+    ----------
+    find_runtime
+        Handed to ``crossmem_backends``.
+    """
+
+    def __init__(self, find_runtime: FindRuntime) -> None:
+        self.manager = pluggy.PluginManager(PROJECT_NAME)
+        self.manager.add_hookspecs(hookspecs)
+        self.plugins: dict[str, PluginInfo] = {}
+        self.failures: list[PluginFailure] = []
+        self.disabled: list[PluginInfo] = []
+        self.offers: dict[str, list[Offer]] = {}
+        self._find_runtime = find_runtime
+
+    def discover(
+        self,
+        entry_points: Iterable[EntryPoint] | None,
+        *,
+        modules: Iterable[str],
+        disabled: Iterable[str],
+    ) -> None:
+        """Load every plugin that is not disabled; record what fails.
+
+        pluggy's own loader is of no use here: it stops at the first plugin that raises.
+        """
+        blocked = {_normalized(name) for name in disabled}
+        found = list(self._installed() if entry_points is None else entry_points)
+        # The order of sys.path is an accident of the installation; answers must not hang on it.
+        plugins = [(_describe(point), point) for point in found]
+        for info, point in sorted(plugins, key=lambda one: (one[0].distribution, one[0].plugin)):
+            if blocked.isdisjoint({_normalized(info.plugin), _normalized(info.qualified)}):
+                self._load(info, point)
+            else:
+                self.disabled.append(info)
+        for module in modules:
+            info = PluginInfo(module)
+            if _normalized(module) in blocked:
+                self.disabled.append(info)
+            else:
+                self._load(info, EntryPoint(module, module, PROJECT_NAME))
+        for conflict in self.conflicts():
+            _log.warning("plugin %s", conflict)
+
+    def add(self, plugin: object, info: PluginInfo) -> None:
+        """Register one plugin and take in its backends, or raise and leave nothing behind."""
+        if inspect.isclass(plugin):
+            msg = f"{plugin.__qualname__} is a class; name a module or an instance"
+            raise ConfigurationError(msg)
+        if self.manager.get_name(plugin) is not None:
+            return  # The same module named twice is one plugin.
+        if self.manager.has_plugin(info.qualified):
+            msg = f"there is already a plugin named {info.qualified!r}"
+            raise ConfigurationError(msg)
+        try:
+            self.manager.register(plugin, info.qualified)
+            self._check_hooks(plugin)
+            backends = self._backends_of(plugin)
+        except BaseException:
+            if self.manager.get_name(plugin) is not None:
+                self.manager.unregister(plugin)
+            raise
+        self.plugins[info.qualified] = info
+        for backend in backends:
+            problem = ""
+            if backend.api_version != API_VERSION:
+                problem = (
+                    f"written for version {backend.api_version!r} of the plugin interface; this "
+                    f"crossmem has version {API_VERSION}"
+                )
+                self._fail(info, f"backend {backend.name!r} is {problem}")
+            offer = Offer(backend, info, problem=problem)
+            self.offers.setdefault(backend.name, []).append(offer)
+
+    def remove(self, name: str) -> None:
+        """Forget a plugin and its backends."""
+        self.manager.unregister(name=name)
+        info = self.plugins.pop(name)
+        for backend, offers in list(self.offers.items()):
+            offers[:] = [offer for offer in offers if offer.info != info]
+            if not offers:
+                del self.offers[backend]
+
+    def implementations(self, hook: str) -> list[HookImpl]:
+        """Return the implementations of a hook in the order in which they are to be called."""
+        return list(reversed(getattr(self.manager.hook, hook).get_hookimpls()))
+
+    def contenders(self, backend: str) -> list[Offer]:
+        """Return the offers of a name that could be used."""
+        return [offer for offer in self.offers.get(backend, ()) if not offer.problem]
+
+    def conflicts(self) -> list[PluginFailure]:
+        """Return one failure for each offer of a name that several plugins offer."""
+        return [
+            PluginFailure(
+                offer.info.plugin,
+                offer.info.distribution,
+                offer.info.version,
+                f"backend {name!r} is {conflict(offers)}",
+            )
+            for name in sorted(self.offers)
+            if len(offers := self.contenders(name)) > 1
+            for offer in offers
+        ]
+
+    def _load(self, info: PluginInfo, point: EntryPoint) -> None:
+        try:
+            self.add(point.load(), info)
+        except PLUGIN_FAULTS as error:
+            self._fail(info, error)
+
+    def _fail(self, info: PluginInfo, error: BaseException | str) -> None:
+        words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        self.failures.append(PluginFailure(info.plugin, info.distribution, info.version, words))
+        _log.warning("plugin %s: %s", info, words)
+        if isinstance(error, BaseException):
+            _log.debug("plugin %s failed here:", info, exc_info=error)
+
+    def _installed(self) -> Iterable[EntryPoint]:
+        try:
+            return importlib.metadata.entry_points(group=PROJECT_NAME)
+        except PLUGIN_FAULTS:
+            # Broken metadata of any distribution, even of one that has nothing to do with us.
+            # Reading them one by one takes longer, so it is not the normal way.
+            return self._installed_one_by_one()
+
+    def _installed_one_by_one(self) -> Iterator[EntryPoint]:
+        seen = set()
+        for distribution in importlib.metadata.distributions():
+            name = version = ""
+            try:
+                name, version = distribution.name or "", distribution.version
+                if _normalized(name) in seen:
+                    continue  # Shadowed by another one earlier on sys.path.
+                seen.add(_normalized(name))
+                points = distribution.entry_points.select(group=PROJECT_NAME)
+            except PLUGIN_FAULTS as error:
+                self._fail(PluginInfo("(entry points)", name, version), error)
+            else:
+                yield from points
+
+    def _check_hooks(self, plugin: object) -> None:
+        """Raise where a plugin implements what would never be called."""
+        for caller in self.manager.get_hookcallers(plugin) or ():
+            for impl in caller.get_hookimpls():
+                if impl.plugin is not plugin:
+                    continue
+                if not caller.has_spec() and not impl.optionalhook:
+                    known = ", ".join(name for name in hookspecs.__all__ if name.islower())
+                    msg = f"it implements an unknown hook, {caller.name}; known are {known}"
+                    raise ConfigurationError(msg)
+                if impl.wrapper or impl.hookwrapper:
+                    msg = f"its {caller.name} is a wrapper; each plugin's hooks are called alone"
+                    raise ConfigurationError(msg)
+
+    def _backends_of(self, plugin: object) -> list[Backend]:
+        backends: list[Backend] = []
+        for impl in self.implementations("crossmem_backends"):
+            if impl.plugin is plugin:
+                arguments = [self._find_runtime for _ in impl.argnames]
+                answer = impl.function(*arguments)
+                backends.extend(_checked(answer))
+        return backends
+
+
+def conflict(offers: Iterable[Offer]) -> str:
+    """Say in words which plugins offer the same name."""
+    plugins = sorted(str(offer.info) for offer in offers)
+    return f"offered {len(plugins)} times: by {', '.join(plugins)}"
+
+
+def _checked(answer: object) -> list[Backend]:
+    backends = []
+    for backend in answer if isinstance(answer, Iterable) else [answer]:
+        if not isinstance(backend, Backend):
+            msg = f"crossmem_backends gave {backend!r}, which is no crossmem.plugin.Backend"
+            raise ConfigurationError(msg)
+        backends.append(backend)
+    return backends
+
+
+def _describe(point: EntryPoint) -> PluginInfo:
+    """Name an entry point, also where its distribution's metadata cannot be read."""
+    try:
+        if point.dist is not None:
+            return PluginInfo(point.name, point.dist.name or "", point.dist.version or "")
+    except PLUGIN_FAULTS:
+        _log.debug("no metadata for entry point %s", point.name, exc_info=True)
+    return PluginInfo(point.name)
+
+
+def _normalized(name: str) -> str:
+    """Spell names the way packaging does, in which Acme_HIP and acme-hip are one."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every hook that a plugin can implement.
+
+Hooks are for discovery and observation only; once a driver is loaded, crossmem calls it directly.
+
+A plugin is a module (or any object with these functions) named by an entry point in the group
+``crossmem``, or in the variable ``CROSSMEM_PLUGINS``. It marks its implementations with
+:data:`crossmem.plugin.hookimpl`, and may leave out parameters that it does not need. Rules for
+all hooks:
+
+- Importing the module must not import a vendor's package, load a vendor's library or touch a
+  device: every process that uses crossmem imports every plugin's hooks, whatever it then uses.
+- Each plugin's hooks are called alone. What one raises is recorded or logged with the plugin's
+  name, and the other plugins are called all the same. Wrappers, which would see the results of
+  other plugins, are refused.
+- A function marked as a hook under a name that is not here makes the whole plugin fail, unless it
+  says ``@hookimpl(optionalhook=True)``.
+"""
+
+from collections.abc import Callable, Iterable
+
+from crossmem.models import Event
+from crossmem.plugin.backend import Backend
+from crossmem.plugin.markers import hookspec
+
+__all__ = ["FindRuntime", "crossmem_backends", "crossmem_event", "crossmem_runtime"]
+
+FindRuntime = Callable[[str, str], object]
+"""``find_runtime(api, name)``: asks all plugins for a runtime; see :func:`crossmem_runtime`."""
+
+
+@hookspec
+def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
+    """Return the backends that this plugin offers.
+
+    When: during discovery, which the first use of any backend starts; not at ``import crossmem``.
+    How often: once per process, and once more in a child that was forked during discovery.
+    Thread: the one that came first; others wait for it.
+    Must not: import a vendor's package, load a library, touch a device, call crossmem or call
+    ``find_runtime``. It describes; :attr:`Backend.probe` and :attr:`Backend.load` do the work.
+
+    Parameters
+    ----------
+    find_runtime
+        For :attr:`Backend.load`, and to be called there only: returns what some plugin's
+        ``crossmem_runtime`` answers for an API and a name, or raises
+        :class:`crossmem.BackendUnavailableError` where none does. A backend whose runtimes are
+        all its own leaves this parameter out.
+
+    Returns
+    -------
+    Iterable[Backend]
+        The backends, in any order. Their names must be unique among all plugins: where two offer
+        one name, that name is refused until one of the two is disabled.
+
+    Raises
+    ------
+    Exception
+        Whatever it raises is recorded as this plugin's failure, and none of its hooks is called
+        again.
+
+    Notes
+    -----
+    Since 0.1.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def crossmem_runtime(api: str, name: str) -> object | None:
+    """Return a vendor binding, for a backend that runs on more than one.
+
+    When: while a backend's driver is loaded, if that backend asks through ``find_runtime``.
+    How often: at most once per process for each runtime that is asked for by name, and again
+    after a failure.
+    Thread: that of whoever first uses the backend; other threads that want the same backend wait.
+    Must not: answer for a name that it does not know, fall back to another runtime, or give an
+    emulation for a name that does not say so.
+
+    Plugins are asked one after the other, and the first answer that is not None is taken: those
+    in ``CROSSMEM_PLUGINS`` first, the last of them leading, then entry points in reverse order of
+    distribution and name. ``@hookimpl(tryfirst=True)`` and ``trylast=True`` change the order.
+
+    Parameters
+    ----------
+    api
+        The vendor interface that the binding must have, such as ``"hip"`` or ``"ascend"``.
+    name
+        The runtime that was asked for, such as ``"emulated"``.
+
+    Returns
+    -------
+    object or None
+        The binding, in the vendor's own shape; it belongs to the driver that asked for it. None
+        where this plugin has no such runtime.
+
+    Raises
+    ------
+    CrossmemError
+        Where this plugin has the runtime but cannot make it work here. Plugins that come later
+        are still asked; if none answers, the first error reaches whoever wanted the device.
+
+    Notes
+    -----
+    Since 0.1.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def crossmem_event(event: Event) -> None:
+    """Observe what happens to memory: allocations, exports, imports, leases, denials, losses.
+
+    When: right after it happened, so the values are facts; nothing can be changed or prevented.
+    How often: once for each event in each process that sees it. An import that another one in the
+    same process already opened is no event, nor is a slice.
+    Thread: for what the application does, the thread that did it; for what other processes do
+    (leases, denials, losses), the lease server's; for deferred frees, whichever drained them.
+    Several may call at once.
+    Must not: block, wait for another process, call crossmem, or raise. The lease server answers
+    nobody while an observer runs, and locks of crossmem may be held.
+
+    Parameters
+    ----------
+    event
+        What happened, immutable. It holds no secret and no handle.
+
+    Raises
+    ------
+    Exception
+        Is logged with the plugin's name and goes no further; the other observers are called.
+
+    Notes
+    -----
+    With no observer registered, events cost nothing. Since 0.1.
+    """
+    raise NotImplementedError

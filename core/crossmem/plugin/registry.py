@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backends there are, whether they work here, and their drivers."""
+
+import difflib
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from importlib.metadata import EntryPoint
+
+from crossmem.driver import Driver
+from crossmem.errors import (
+    BackendNotFoundError,
+    BackendUnavailableError,
+    BusyError,
+    ConfigurationError,
+    CrossmemError,
+)
+from crossmem.models import Event
+from crossmem.plugin.backend import Availability, Backend
+from crossmem.plugin.discovery import Catalog, conflict
+from crossmem.plugin.offers import PLUGIN_FAULTS, Offer, PluginFailure, PluginInfo
+from crossmem.settings import VARIABLES, Settings
+
+__all__ = ["Registry"]
+
+_log = logging.getLogger(__name__)
+
+_DISABLE = VARIABLES["disabled_plugins"]
+
+
+class Registry:
+    """The plugins of one process, their backends and the drivers that were loaded.
+
+    Plugins are discovered at the first call that needs them, and drivers are loaded when they
+    are first asked for; all methods may be called from any thread.
+
+    Parameters
+    ----------
+    settings
+        Which plugins to load beside the entry points and which ones not to load.
+    entry_points
+        Entry points to use; None for those of the installed distributions.
+    """
+
+    observed: bool
+    """Whether any plugin observes events. A caller may skip making an event where it is false."""
+
+    def __init__(
+        self, settings: Settings | None = None, *, entry_points: Iterable[EntryPoint] | None = None
+    ) -> None:
+        self._settings = settings or Settings()
+        self._entry_points = None if entry_points is None else tuple(entry_points)
+        self._lock = threading.RLock()
+        self._discovering = False
+        self._catalog: Catalog | None = None
+        self._wrappers: tuple[Callable[[Driver], Driver], ...] = ()
+        self._observers: tuple[tuple[str, Callable[..., object], bool], ...] = ()
+        self.observed = False
+
+    # -- plugins ------------------------------------------------------------------------------
+
+    @property
+    def plugins(self) -> tuple[PluginInfo, ...]:
+        """The plugins that were loaded."""
+        return tuple(self._discovered().plugins.values())
+
+    @property
+    def failures(self) -> tuple[PluginFailure, ...]:
+        """What is wrong with plugins: import errors, bad hooks, versions, duplicate names."""
+        catalog = self._discovered()
+        return (*catalog.failures, *catalog.conflicts())
+
+    @property
+    def disabled(self) -> tuple[PluginInfo, ...]:
+        """The plugins that were found and not loaded, because a setting says so."""
+        return tuple(self._discovered().disabled)
+
+    def register(self, plugin: object, *, name: str) -> None:
+        """Add a plugin of this process, such as an observer of its events.
+
+        Parameters
+        ----------
+        plugin
+            A module or an instance with hook implementations.
+        name
+            A name for it, for :meth:`unregister` and for messages.
+
+        Raises
+        ------
+        ConfigurationError
+            If the name is taken or the plugin is not well-formed; nothing is registered then.
+        """
+        with self._lock:
+            catalog = self._discovered()
+            try:
+                catalog.add(plugin, PluginInfo(name))
+            except CrossmemError:
+                raise
+            except Exception as error:
+                msg = f"plugin {name!r} cannot be registered: {error}"
+                raise ConfigurationError(msg) from error
+            self._observe(catalog)
+
+    def unregister(self, name: str) -> None:
+        """Remove a plugin that :meth:`register` added. Drivers that it gave stay in use.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no plugin of that name.
+        """
+        with self._lock:
+            catalog = self._discovered()
+            if name not in catalog.plugins:
+                msg = f"there is no plugin named {name!r}"
+                raise ConfigurationError(msg)
+            catalog.remove(name)
+            self._observe(catalog)
+
+    def _discovered(self) -> Catalog:
+        if (catalog := self._catalog) is not None:
+            return catalog
+        with self._lock:
+            if self._catalog is None:
+                if self._discovering:
+                    msg = "a plugin called crossmem while plugins were being discovered"
+                    raise ConfigurationError(msg)
+                self._discovering = True
+                try:
+                    # Assigned only when complete: a child that is forked meanwhile starts anew.
+                    catalog = Catalog(self.runtime)
+                    catalog.discover(
+                        self._entry_points,
+                        modules=self._settings.plugins,
+                        disabled=self._settings.disabled_plugins,
+                    )
+                finally:
+                    self._discovering = False
+                self._observe(catalog)
+                self._catalog = catalog
+            return self._catalog
+
+    # -- backends -----------------------------------------------------------------------------
+
+    def names(self) -> tuple[str, ...]:
+        """Return every backend name that any plugin offers, usable or not."""
+        return tuple(sorted(self._discovered().offers))
+
+    def backends(self) -> tuple[Backend, ...]:
+        """Return the backends that can be asked for, by name; see :meth:`availability`."""
+        catalog = self._discovered()
+        found = ((name, catalog.contenders(name)) for name in self.names())
+        return tuple(offers[0].backend for _, offers in found if len(offers) == 1)
+
+    def offered_by(self, name: str) -> tuple[PluginInfo, ...]:
+        """Return the plugins that offer a backend name: none, one, or several in conflict."""
+        return tuple(offer.info for offer in self._discovered().offers.get(name, ()))
+
+    def backend(self, name: str) -> Backend:
+        """Return the backend of that name, whether it works here or not.
+
+        Raises
+        ------
+        BackendNotFoundError
+            If no plugin offers it. The message lists the known ones and the plugins that failed.
+        BackendUnavailableError
+            If the name is ambiguous, or the backend was written for another plugin interface.
+        """
+        return self._offer(name).backend
+
+    def availability(self, name: str) -> Availability:
+        """Say whether a backend can be used here. The answer is kept.
+
+        Raises
+        ------
+        BackendNotFoundError
+            If no plugin offers it.
+        """
+        try:
+            offer = self._offer(name)
+        except BackendUnavailableError as error:
+            return Availability("unusable", error.message)
+        return offer.availability()
+
+    def require(self, name: str, *, runtime: str | None = None) -> Backend:
+        """Return a backend that can be used here, or raise what says why there is none.
+
+        A runtime that is named is not probed for: whether a vendor's library is missing says
+        nothing about an emulation of it. Loading the driver finds out.
+
+        Raises
+        ------
+        BackendNotFoundError
+            If no plugin offers it.
+        BackendUnavailableError
+            If it cannot be used here. The hint says how to install it.
+        ConfigurationError
+            If it has no runtime of that name.
+        """
+        offer = self._offer(name)
+        offer.require(runtime)
+        return offer.backend
+
+    def driver(self, name: str, *, runtime: str | None = None) -> Driver:
+        """Return the driver of a backend, loading it at the first call.
+
+        Parameters
+        ----------
+        name
+            Name of the backend.
+        runtime
+            Which of the backend's runtimes to use; None for its own choice. Each value has one
+            driver per registry.
+
+        Raises
+        ------
+        BackendNotFoundError, ConfigurationError
+            As :meth:`require`.
+        BackendUnavailableError
+            As :meth:`require`, and where loading fails. The next call tries again.
+        """
+        return self._offer(name).driver(runtime, lambda: self._wrappers)
+
+    def adapt(self, wrapper: Callable[[Driver], Driver]) -> None:
+        """Pass every driver through ``wrapper`` as it is loaded, and use what that returns.
+
+        For tests and tracing. Several wrappers nest, the last one outermost.
+
+        Raises
+        ------
+        BusyError
+            If a driver is loaded already: it would go on without the wrapper.
+        """
+        with self._lock:
+            offers = [offer for all_ in self._discovered().offers.values() for offer in all_]
+            if loaded := sorted(offer.backend.name for offer in offers if offer.loaded):
+                msg = f"drivers are in use already: {', '.join(loaded)}"
+                raise BusyError(msg, hint="Call adapt() before the first use of a device.")
+            self._wrappers = (*self._wrappers, wrapper)
+
+    def runtime(self, api: str, name: str) -> object:
+        """Return what the first plugin answers to ``crossmem_runtime(api, name)``.
+
+        Raises
+        ------
+        CrossmemError
+            The first error of a plugin that knows the runtime and cannot make it work, where no
+            other plugin answers.
+        BackendUnavailableError
+            If no plugin answers.
+        """
+        catalog = self._discovered()
+        faults: list[BaseException] = []
+        for impl in catalog.implementations("crossmem_runtime"):
+            known = {"api": api, "name": name}
+            try:
+                answer = impl.function(*(known[argument] for argument in impl.argnames))
+            except PLUGIN_FAULTS as error:
+                _log.warning("plugin %s: runtime %s for %s: %s", impl.plugin_name, name, api, error)
+                faults.append(error)
+                continue
+            if answer is not None:
+                return answer
+        for fault in faults:
+            if isinstance(fault, CrossmemError):
+                raise fault
+        reasons = "".join(f"; {type(fault).__name__}: {fault}" for fault in faults)
+        msg = f"no plugin gave the runtime {name!r} for {api!r}{reasons}; {self._known()}"
+        cause = faults[0] if faults else None
+        raise BackendUnavailableError(msg, backend=api) from cause
+
+    def _offer(self, name: str) -> Offer:
+        catalog = self._discovered()
+        contenders = catalog.contenders(name)
+        if len(contenders) == 1:
+            return contenders[0]
+        offers = catalog.offers.get(name)
+        if contenders:
+            blocks = " or ".join(sorted(offer.info.qualified for offer in contenders))
+            msg = f"backend {name!r} is {conflict(contenders)}"
+            hint = f"Set {_DISABLE} to the one that is not wanted: {blocks}."
+        elif offers:
+            msg = f"backend {name!r} of plugin {offers[0].info} is {offers[0].problem}"
+            hint = "Install matching versions of crossmem and of the plugin."
+        else:
+            msg = f"no plugin offers the backend {name!r}; {self._known()}"
+            close = difflib.get_close_matches(name, catalog.offers, n=1)
+            maybe = f"Did you mean {close[0]!r}?" if close else None
+            raise BackendNotFoundError(msg, hint=maybe, backend=name)
+        raise BackendUnavailableError(msg, hint=hint, backend=name)
+
+    def _known(self) -> str:
+        """Say what there is, for the reader of an error."""
+        catalog = self._discovered()
+        words = [f"known backends: {', '.join(sorted(catalog.offers)) or 'none'}"]
+        if catalog.failures:
+            words.append(f"plugins that failed: {'; '.join(map(str, catalog.failures))}")
+        if catalog.disabled:
+            words.append(f"disabled by {_DISABLE}: {', '.join(map(str, catalog.disabled))}")
+        return "; ".join(words)
+
+    # -- events -------------------------------------------------------------------------------
+
+    def emit(self, event: Event) -> None:
+        """Tell every observer. An observer that raises is logged, and nothing propagates.
+
+        Takes no lock, and discovers nothing: before the first backend was used nothing happens
+        that could be observed.
+        """
+        for name, function, takes_event in self._observers:
+            try:
+                function(*((event,) if takes_event else ()))
+            except PLUGIN_FAULTS:
+                _log.exception("plugin %s raised while it observed %s", name, event.kind)
+
+    def _observe(self, catalog: Catalog) -> None:
+        self._observers = tuple(
+            (impl.plugin_name, impl.function, "event" in impl.argnames)
+            for impl in catalog.implementations("crossmem_event")
+        )
+        self.observed = bool(self._observers)
+
+    # -- fork ---------------------------------------------------------------------------------
+
+    def after_fork_in_child(self) -> list[Driver]:
+        """Make the registry usable in a forked child: locks may be held by threads left behind.
+
+        Plugins and answers of probes are kept, drivers are not.
+
+        Returns
+        -------
+        list
+            The drivers that the parent had loaded.
+        """
+        self._lock = threading.RLock()
+        self._discovering = False
+        if self._catalog is None:
+            return []
+        offers = [offer for all_ in self._catalog.offers.values() for offer in all_]
+        return [driver for offer in offers for driver in offer.after_fork_in_child()]

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exporter's side: memory that this process allocated, its exports, and its end."""
+
+import os
+import threading
+import time
+import warnings
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from typing_extensions import override
+
+from crossmem.control.records import Allow, Export, Shared
+from crossmem.driver import Block, Exported, Peer
+from crossmem.errors import (
+    BusyError,
+    ClosedError,
+    ConfigurationError,
+    CrossmemError,
+    UnsupportedError,
+)
+from crossmem.models import Access, Event, EventKind, ShareableHandle
+from crossmem.sharing.memory import Memory
+from crossmem.sharing.process import Process, drain, foreign
+
+if TYPE_CHECKING:
+    from crossmem.sharing.device import Device
+
+__all__ = ["Allocation", "Busy", "Owned"]
+
+Busy = Literal["defer", "raise", "wait"]
+"""What ``free`` does where other processes still hold leases."""
+
+_EVERYONE_OF_THIS_USER = Allow()
+
+
+class Owned:
+    """The record of an allocation. It outlives the :class:`Allocation` while leases last."""
+
+    __slots__ = (
+        "block",
+        "device",
+        "exported",
+        "handles",
+        "is_retired",
+        "lock",
+        "number",
+        "process",
+        "shared",
+        "viewers",
+    )
+
+    def __init__(self, process: Process, device: "Device", number: int, block: Block) -> None:
+        self.process = process
+        self.device = device
+        self.number = number
+        self.block = block
+        self.lock = threading.Lock()
+        self.exported: dict[tuple[str, Access], Exported] = {}
+        self.handles: dict[Any, ShareableHandle] = {}
+        self.shared: Shared | None = None
+        self.is_retired = False
+        self.viewers: list[weakref.ref[Memory]] = []
+        process.owned[number] = self
+        if process.registry.observed:
+            self.tell(EventKind.ALLOCATED)
+
+    def tell(self, kind: EventKind) -> None:
+        """Send an event about this allocation."""
+        self.process.registry.emit(
+            Event(
+                kind,
+                backend=self.device.backend,
+                device=self.device.identity,
+                allocation=self.number,
+                nbytes=self.block.nbytes,
+                owner_pid=self.process.identity.pid,
+            )
+        )
+
+    def free_now(self) -> None:
+        """Give the memory back: every lease has ended and nothing here uses it."""
+        if self.process.owned.pop(self.number, None) is None:
+            return
+        driver = self.device.driver
+        for exported in self.exported.values():
+            driver.release_export(self.block, exported)
+        driver.free(self.block)
+        if self.process.registry.observed:
+            self.tell(EventKind.FREED)
+
+    def free_at_exit(self) -> None:
+        """Give the memory back at a normal exit, whoever holds it then.
+
+        What live views show is left to the kernel.
+        """
+        if any(one is not None and one.has_views for one in (ref() for ref in self.viewers)):
+            return
+        try:
+            self.free_now()
+        except CrossmemError as error:
+            warnings.warn(f"at exit: {error}", ResourceWarning, stacklevel=1)
+
+    def retire(self) -> None:
+        """Free the memory now where nobody leases it, else when the last lease ends."""
+        self.is_retired = True
+        server = self.process.server
+        if (
+            self.shared is None
+            or server is None
+            or server.retire(self.number, even_if_leased=True)
+        ):
+            self.free_now()
+
+    def on_idle(self) -> None:
+        """Note that the last lease ended. Called by the lease server with its lock held."""
+        self.process.pending.append(self.free_now)
+
+    def grant(self, export: Export, peer: Peer) -> None:
+        """Put a process on the vendor's whitelist, where it has one."""
+        self.device.driver.grant(self.block, export.exported, (peer,))
+
+
+class Allocation(Memory):
+    """Device memory that this process owns. Made by :meth:`crossmem.Device.allocate`.
+
+    A context manager: leaving it frees the memory, deferred where others still hold it.
+
+    Attributes
+    ----------
+    nbytes
+        Size that was asked for, in bytes.
+    device
+        The device that holds the memory.
+    """
+
+    __slots__ = ("_owned", "_process")
+
+    def __init__(self, owned: Owned) -> None:
+        super().__init__(owned.device, owned.block.nbytes, owned.viewers, readonly=False)
+        self._process = owned.process
+        self._owned: Owned | None = owned
+
+    def __repr__(self) -> str:
+        if self._owned is None:
+            return f"<Allocation of {self.nbytes} bytes on {self.device.name}, freed>"
+        return f"<Allocation {self._owned.number} of {self.nbytes} bytes on {self.device.name}>"
+
+    def _live(self) -> Owned:
+        owned = self._owned
+        error = foreign(self._process, self)
+        if error is not None:
+            raise error
+        if owned is None:
+            msg = f"{self!r} cannot be used any more"
+            raise ClosedError(msg, backend=self.device.backend)
+        return owned
+
+    @property
+    @override
+    def ptr(self) -> int:
+        """Address of the first byte in this process, for the device's own calls."""
+        return self._live().block.pointer
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that the device really reserved."""
+        return self._live().block.capacity
+
+    @property
+    def closed(self) -> bool:
+        """Whether the memory was freed."""
+        return self._owned is None
+
+    def export(
+        self,
+        *,
+        allow: Allow | None = None,
+        access: Access = "rw",
+        lease: bool = True,
+        mechanism: str | None = None,
+        synchronize: bool = True,
+    ) -> ShareableHandle:
+        """Return a handle with which other processes import this memory.
+
+        Exporting again with the same arguments gives an equal handle and costs nothing (C3).
+
+        Parameters
+        ----------
+        allow
+            Which processes may import; None: all of the same user (C13).
+        access
+            ``"ro"`` makes importers' mappings read-only, enforced where the capability
+            ``readonly_exports`` says so.
+        lease
+            False gives a raw handle that carries the vendor's bytes, for programs without
+            crossmem. The memory is then not protected by leases: keep it until all importers
+            are done.
+        mechanism
+            One of the capability ``mechanisms``; None: the first of them.
+        synchronize
+            Wait for the device work issued so far before the handle is first given out (C21).
+
+        Raises
+        ------
+        UnsupportedError
+            Where the backend does not offer what was asked for.
+        DriverError
+            Where the vendor's call failed.
+        ClosedError, ForkedProcessError
+            Where the memory may not be used any more.
+        """
+        owned = self._owned
+        if owned is not None and owned.process is self._process:
+            # The hot path: has this process exported it like this before?
+            handle = owned.handles.get((allow, access, lease, mechanism))
+            if handle is not None and foreign(self._process, self) is None:
+                return handle
+        owned = self._live()
+        drain()
+        with owned.lock:
+            key = (allow, access, lease, mechanism)
+            handle = owned.handles.get(key)
+            if handle is None:
+                handle = _export(owned, allow, access, mechanism, lease, synchronize)
+                owned.handles[key] = handle
+        return handle
+
+    def free(self, *, busy: Busy = "defer", timeout: float | None = None) -> None:
+        """Give the memory back. Freeing twice is harmless.
+
+        From the moment this returns, the memory's handles are stale (C6).
+
+        Parameters
+        ----------
+        busy
+            What to do while other processes hold leases. ``"defer"``: return at once; the
+            memory is freed when the last lease has ended. ``"raise"``: raise and change
+            nothing. ``"wait"``: wait for the leases to end.
+        timeout
+            How long ``"wait"`` may take, in seconds; ``CROSSMEM_TIMEOUT`` where None.
+
+        Raises
+        ------
+        BusyError
+            Where a view of the memory is alive, or leases remain and ``busy`` is not
+            ``"defer"``. Nothing has changed then.
+        """
+        if self._owned is None:
+            return
+        owned = self._live()
+        if busy not in {"defer", "raise", "wait"}:
+            msg = f'busy must be "defer", "raise" or "wait", not {busy!r}'
+            raise ConfigurationError(msg, operation="free")
+        self._refuse_views("free")
+        process = drain()
+        with owned.lock:
+            if self._owned is None:
+                return
+            if busy != "defer":
+                _await_leases(owned, process, busy, timeout)
+            self._owned = None
+            owned.retire()
+
+    def __enter__(self) -> Self:
+        self._live()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.free()
+
+    def __del__(self) -> None:
+        owned = getattr(self, "_owned", None)
+        if owned is None or foreign(self._process, "") is not None or self._process.is_exiting:
+            return
+        self._process.pending.append(owned.retire)
+        warnings.warn(
+            f"{self!r} was dropped without free()", ResourceWarning, stacklevel=2, source=self
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        msg = "an Allocation stays in its process; send the handle that export() returns"
+        raise UnsupportedError(msg)
+
+
+def _export(
+    owned: Owned,
+    allow: Allow | None,
+    access: Access,
+    mechanism: str | None,
+    lease: bool,  # noqa: FBT001
+    synchronize: bool,  # noqa: FBT001
+) -> ShareableHandle:
+    device, process = owned.device, owned.process
+    chosen = _check_export(device, access, mechanism, lease=lease)
+    if allow is not None and not isinstance(allow, Allow):
+        msg = f"allow must be a crossmem.Allow or None, not {allow!r}"
+        raise ConfigurationError(msg, operation="export")
+    server = process.start_server() if lease else None
+    if synchronize:
+        device.driver.synchronize(device.ordinal)
+    exported = owned.exported.get((chosen, access))
+    if exported is None:
+        exported = device.driver.export(owned.block, chosen, access)
+        owned.exported[chosen, access] = exported
+    handle = ShareableHandle(
+        backend=device.backend,
+        mechanism=chosen,
+        device=device.identity,
+        allocation=owned.number,
+        export=len(owned.handles),
+        secret=os.urandom(16),
+        owner=process.identity,
+        nbytes=owned.block.nbytes,
+        capacity=owned.block.capacity,
+        access=access,
+        raw=None if lease else b"".join(exported.payloads),
+    )
+    if server is not None:
+        if owned.shared is None:
+            owned.shared = Shared(owned.number, owned.grant, owned.on_idle)
+        server.publish(owned.shared, Export(handle, allow or _EVERYONE_OF_THIS_USER, exported))
+    if process.registry.observed:
+        owned.tell(EventKind.EXPORTED)
+    return handle
+
+
+def _check_export(device: "Device", access: Access, mechanism: str | None, *, lease: bool) -> str:
+    """Return the mechanism, or raise where the device does not offer what was asked for."""
+    capabilities = device.capabilities
+    if access not in {"rw", "ro"}:
+        msg = f'access must be "rw" or "ro", not {access!r}'
+        raise ConfigurationError(msg, operation="export")
+    refused = None
+    if mechanism is not None and mechanism not in capabilities.mechanisms:
+        refused = f"mechanism {mechanism!r}; it has {', '.join(capabilities.mechanisms)}"
+    elif access == "ro" and not capabilities.readonly_exports:
+        refused = "read-only exports (capability readonly_exports)"
+    elif not lease and not capabilities.raw_handles:
+        refused = "raw handles (capability raw_handles)"
+    if refused is not None:
+        msg = f"{device.name} does not offer {refused}"
+        raise UnsupportedError(msg, operation="export", backend=device.backend)
+    return mechanism or capabilities.mechanisms[0]
+
+
+def _await_leases(owned: Owned, process: Process, busy: Busy, timeout: float | None) -> None:
+    """Retire memory that nobody leases, as one step with the check; raise where it is leased."""
+    server = process.server
+    if owned.shared is None or server is None:
+        return
+    wait_s = process.settings.timeout_s if timeout is None else timeout
+    deadline = time.monotonic() + (wait_s if busy == "wait" else 0.0)
+    while not server.retire(owned.number, even_if_leased=False):
+        if not server.wait_idle(owned.number, max(0.0, deadline - time.monotonic())):
+            holders = [str(one.holder.pid) for one in server.leases_of(owned.number)]
+            msg = (
+                f"allocation {owned.number} is leased by process {', '.join(sorted(set(holders)))}"
+            )
+            raise BusyError(
+                msg, operation="free", hint='close it there, or free with busy="defer"'
+            )

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions that import handles."""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Literal
+
+from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
+from crossmem.models import Access, ShareableHandle
+from crossmem.sharing.device import Device, device, find_by_identity
+from crossmem.sharing.entry import Entry
+from crossmem.sharing.mapping import Import, Mapping, release
+from crossmem.sharing.process import Process, drain
+from crossmem.sharing.table import Wish
+
+__all__ = ["Readonly", "attach", "attach_many", "import_handle"]
+
+Handle = ShareableHandle | bytes | bytearray | memoryview
+Readonly = bool | Literal["advisory"]
+"""``True``: enforced by device or kernel, or refused. ``"advisory"``: kept by crossmem's API."""
+
+
+def import_handle(
+    handle: Handle,
+    *,
+    device: Device | str | None = None,
+    readonly: Readonly = False,
+    timeout: float | None = None,
+) -> Import:
+    """Import memory that another process exported.
+
+    Parameters
+    ----------
+    handle
+        A handle or its bytes.
+    device
+        For which device; None: the one that holds the memory. Another one works where the
+        capability ``peer_access`` says so; the memory stays where it is (C24).
+    readonly
+        True: only reading, enforced by the device or kernel. ``"advisory"``: only reading, as
+        far as crossmem's own API goes. Handles of read-only exports are always read-only.
+    timeout
+        How long the exporter may take to answer, in seconds; ``CROSSMEM_TIMEOUT`` where None.
+
+    Returns
+    -------
+    Import
+        Holds the memory until it is closed.
+
+    Raises
+    ------
+    InvalidHandleError
+        No export made these bytes (C14).
+    StaleHandleError
+        The memory was freed (C6).
+    OwnerGoneError, OwnerUnresponsiveError
+        The exporter is dead (C12), or lives but does not answer (C26).
+    AccessDeniedError
+        The exporter does not admit this process (C13).
+    WrongHostError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
+        The memory is out of this process's reach; the message says what is missing (C15).
+    UnsupportedError
+        The backend does not offer what was asked for.
+    """
+    process, found, entry = _acquire(handle, device, readonly, timeout)
+    return Import(process, entry, found, readonly=_is_readonly(entry, readonly))
+
+
+def attach(
+    handle: Handle,
+    *,
+    device: Device | str | None = None,
+    readonly: Readonly = False,
+    timeout: float | None = None,
+) -> Mapping:
+    """Import and map in one step; unmapping closes the import.
+
+    Parameters and errors are those of :func:`import_handle`.
+    """
+    process, found, entry = _acquire(handle, device, readonly, timeout)
+    return _map(process, found, entry, readonly)
+
+
+def attach_many(
+    handles: Iterable[Handle],
+    *,
+    device: Device | str | None = None,
+    readonly: Readonly = False,
+    timeout: float | None = None,
+) -> list[Mapping]:
+    """Attach any number of handles with one round trip to each exporter; all or none.
+
+    Parameters and errors are those of :func:`import_handle`; the mappings come in the order of
+    the handles.
+    """
+    process = drain()
+    wishes = [_wish(process, _decode(one), device, readonly) for one in handles]
+    if not wishes:
+        return []
+    timeout_s = _timeout(process, timeout)
+    entries = process.imports.acquire(wishes, timeout_s)
+    with ExitStack() as undo:
+        mappings: list[Mapping] = []
+        for entry in entries:
+            undo.callback(release, process, entry)
+        for wish, entry in zip(wishes, entries, strict=True):
+            mapping = _mapping(process, wish.handle, entry, readonly)
+            undo.callback(entry.unmap)
+            mappings.append(mapping)
+        undo.pop_all()
+    return mappings
+
+
+def _acquire(
+    handle: Handle, device: Device | str | None, readonly: Readonly, timeout: float | None
+) -> tuple[Process, ShareableHandle, Entry]:
+    process = drain()
+    found = handle if type(handle) is ShareableHandle else _decode(handle)
+    shortcut = (found.core, device, readonly)
+    entry = process.imports.join(shortcut)
+    if entry is None:
+        timeout_s = _timeout(process, timeout)
+        wish = _wish(process, found, device, readonly)
+        (entry,) = process.imports.acquire((wish,), timeout_s)
+        process.imports.remember(shortcut, entry)
+    return process, found, entry
+
+
+def _decode(handle: Handle) -> ShareableHandle:
+    return handle if isinstance(handle, ShareableHandle) else ShareableHandle.from_bytes(handle)
+
+
+def _timeout(process: Process, timeout: float | None) -> float:
+    if timeout is None:
+        return process.settings.timeout_s
+    if not timeout > 0:
+        msg = f"timeout is {timeout!r}; it must be a positive number of seconds"
+        raise ConfigurationError(msg)
+    return timeout
+
+
+def _wish(
+    process: Process, handle: ShareableHandle, target: Device | str | None, readonly: Readonly
+) -> Wish:
+    if handle.owner.boot_id != process.identity.boot_id:
+        msg = (
+            f"process {handle.owner.pid} exported this on another host, or before this host's "
+            f"last boot (boot id {handle.owner.boot_id.hex()}, here "
+            f"{process.identity.boot_id.hex()})"
+        )
+        raise WrongHostError(msg, hint="a handle is valid on the host where it was made")
+    home = find_by_identity(process, handle.backend, handle.device, target)
+    chosen = home
+    if target is not None:
+        chosen = device(target) if isinstance(target, str) else target
+        chosen.check_usable()
+    capabilities = chosen.capabilities
+    refused = None
+    if chosen.backend != handle.backend:
+        refused = f"memory of backend {handle.backend!r}"
+    elif chosen is not home and not capabilities.peer_access:
+        refused = f"memory of {home.name} (capability peer_access)"
+    elif readonly is True and handle.access == "rw" and not capabilities.readonly_imports:
+        refused = 'read-only imports (capability readonly_imports); ask for readonly="advisory"'
+    elif handle.mechanism not in capabilities.mechanisms:
+        refused = f"mechanism {handle.mechanism!r}"
+    if refused is not None:
+        msg = f"{chosen.name} does not offer {refused}"
+        raise UnsupportedError(msg, operation="import", backend=chosen.backend)
+    access: Access = "ro" if readonly is True else handle.access
+    return Wish(handle, chosen, access)
+
+
+def _is_readonly(entry: Entry, readonly: Readonly) -> bool:
+    return entry.access == "ro" or bool(readonly)
+
+
+def _mapping(
+    process: Process, handle: ShareableHandle, entry: Entry, readonly: Readonly
+) -> Mapping:
+    base = entry.map(remappable=False)
+    readonly = _is_readonly(entry, readonly)
+    return Mapping(process, entry, handle, base, None, readonly=readonly)
+
+
+def _map(
+    process: Process, handle: ShareableHandle, entry: Entry, readonly: Readonly
+) -> Mapping:
+    try:
+        return _mapping(process, handle, entry, readonly)
+    except BaseException:
+        release(process, entry)
+        raise

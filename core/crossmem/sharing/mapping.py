@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The importer's side: imports, and the mappings that give them addresses."""
+
+import warnings
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from typing_extensions import override
+
+from crossmem.errors import BusyError, ClosedError, UnsupportedError
+from crossmem.models import ShareableHandle
+from crossmem.sharing.entry import Entry
+from crossmem.sharing.memory import Memory
+from crossmem.sharing.process import Process, drain, foreign
+
+if TYPE_CHECKING:
+    from crossmem.sharing.device import Device
+
+__all__ = ["Import", "Mapping"]
+
+
+class Import:
+    """Memory of another process, held here: it stays until this is closed.
+
+    Made by :func:`crossmem.import_handle`; a context manager. The exporter's record of it is a
+    lease: closing this, or the death of this process, ends it.
+
+    Attributes
+    ----------
+    handle
+        What was imported.
+    device
+        The device for which it was opened.
+    nbytes
+        Size of the part that the handle names, in bytes.
+    """
+
+    __slots__ = ("_entry", "_mappings", "_process", "_readonly", "device", "handle", "nbytes")
+
+    def __init__(
+        self, process: Process, entry: Entry, handle: ShareableHandle, *, readonly: bool
+    ) -> None:
+        self._process = process
+        self._entry: Entry | None = entry
+        self._readonly = readonly
+        self._mappings = 0
+        self.handle = handle
+        self.device: Device = entry.device
+        self.nbytes = handle.length
+
+    def __repr__(self) -> str:
+        state = "closed" if self._entry is None else "open"
+        return f"<Import of {self.nbytes} bytes from pid {self.handle.owner.pid}, {state}>"
+
+    def _live(self) -> Entry:
+        entry = self._entry
+        error = foreign(self._process, self)
+        if error is not None:
+            raise error
+        if entry is None:
+            msg = f"{self!r} cannot be used any more"
+            raise ClosedError(msg)
+        return entry
+
+    @property
+    def closed(self) -> bool:
+        """Whether the import was closed."""
+        return self._entry is None
+
+    @property
+    def owner_alive(self) -> bool:
+        """Whether the exporting process still runs."""
+        return self._live().is_owner_alive
+
+    def map(self) -> "Mapping":
+        """Give the memory an address in this process.
+
+        Returns
+        -------
+        Mapping
+            Unmap it before this import is closed. Further calls share one vendor mapping.
+
+        Raises
+        ------
+        DriverError, OutOfMemoryError
+            Where the vendor's call failed.
+        ClosedError, ForkedProcessError
+            Where this import may not be used any more.
+        """
+        entry = self._live()
+        base = entry.map(remappable=True)
+        self._mappings += 1
+        return Mapping(self._process, entry, self.handle, base, self, readonly=self._readonly)
+
+    def close(self) -> None:
+        """Give the memory back. Closing twice is harmless.
+
+        Raises
+        ------
+        BusyError
+            Where mappings made by :meth:`map` are not unmapped yet.
+        """
+        if self._entry is None:
+            return
+        entry = self._live()
+        if self._mappings:
+            msg = f"{self!r} has {self._mappings} mappings"
+            raise BusyError(msg, operation="close", hint="unmap them first")
+        self._entry = None
+        release(self._process, entry)
+        drain()
+
+    def unmapped(self) -> None:
+        """Count one mapping of this import less. Called by the mapping."""
+        self._mappings -= 1
+
+    def __enter__(self) -> Self:
+        self._live()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        entry = getattr(self, "_entry", None)
+        if entry is None or not _may_release(self._process):
+            return
+        process = self._process
+        process.pending.append(lambda: release(process, entry))
+        warnings.warn(
+            f"{self!r} was dropped without close()", ResourceWarning, stacklevel=2, source=self
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        msg = "an Import stays in its process; send its handle, which forwards the original export"
+        raise UnsupportedError(msg)
+
+
+class Mapping(Memory):
+    """Another process's memory at an address of this process; a context manager.
+
+    Made by :meth:`Import.map` or :func:`crossmem.attach`.
+
+    Attributes
+    ----------
+    handle
+        What is mapped.
+    nbytes
+        Size of the part that the handle names, in bytes.
+    readonly
+        Whether writing is refused: by the device or kernel where its capability says so, else
+        by this object alone.
+    """
+
+    __slots__ = ("_entry", "_import", "_pointer", "_process", "handle")
+
+    def __init__(
+        self,
+        process: Process,
+        entry: Entry,
+        handle: ShareableHandle,
+        base: int,
+        imported: Import | None,
+        *,
+        readonly: bool,
+    ) -> None:
+        super().__init__(entry.device, handle.length, entry.viewers, readonly=readonly)
+        self._process = process
+        self._entry: Entry | None = entry
+        self._import = imported
+        self._pointer = base + handle.offset
+        self.handle = handle
+
+    def __repr__(self) -> str:
+        state = "unmapped" if self._entry is None else f"at {self._pointer:#x}"
+        kind = "read-only" if self.readonly else "read-write"
+        return f"<Mapping of {self.nbytes} bytes from pid {self.handle.owner.pid}, {kind}, {state}>"
+
+    def _live(self) -> Entry:
+        entry = self._entry
+        error = foreign(self._process, self)
+        if error is not None:
+            raise error
+        if entry is None:
+            msg = f"{self!r} cannot be used any more"
+            raise ClosedError(msg)
+        return entry
+
+    @property
+    @override
+    def ptr(self) -> int:
+        """Address of the first byte in this process, for the device's own calls."""
+        self._live()
+        return self._pointer
+
+    @property
+    def closed(self) -> bool:
+        """Whether the memory was unmapped."""
+        return self._entry is None
+
+    @property
+    def owner_alive(self) -> bool:
+        """Whether the exporting process still runs."""
+        return self._live().is_owner_alive
+
+    def unmap(self) -> None:
+        """Give the address back, after waiting for the device's running work (C9).
+
+        Where the mapping was made by :func:`crossmem.attach`, this closes the import too.
+        Unmapping twice is harmless.
+
+        Raises
+        ------
+        BusyError
+            Where a view of the memory is alive.
+        """
+        if self._entry is None:
+            return
+        entry = self._live()
+        self._refuse_views("unmap")
+        self._entry = None
+        self._finish(entry)
+        drain()
+
+    def _finish(self, entry: Entry) -> None:
+        entry.unmap()
+        if self._import is not None:
+            self._import.unmapped()
+            self._import = None
+        else:
+            release(self._process, entry)
+
+    def __enter__(self) -> Self:
+        self._live()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.unmap()
+
+    def __del__(self) -> None:
+        entry = getattr(self, "_entry", None)
+        if entry is None or not _may_release(self._process):
+            return
+        imported, process = self._import, self._process
+
+        def finish() -> None:
+            entry.unmap()
+            if imported is not None:
+                imported.unmapped()
+            else:
+                release(process, entry)
+
+        process.pending.append(finish)
+        warnings.warn(
+            f"{self!r} was dropped without unmap()", ResourceWarning, stacklevel=2, source=self
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        msg = "a Mapping stays in its process; send its handle, which forwards the original export"
+        raise UnsupportedError(msg)
+
+
+def release(process: Process, entry: Entry) -> None:
+    """Count one user of an entry less."""
+    process.imports.release(entry)
+
+
+def _may_release(process: Process) -> bool:
+    """Whether a finaliser may leave work behind: not in a forked child, not at exit."""
+    return foreign(process, "") is None and not process.is_exiting

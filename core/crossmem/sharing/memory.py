@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What allocations and mappings have in common: bytes at an address, read, written and viewed."""
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from crossmem.driver import CopyKind
+from crossmem.driver.buffers import address_of, exporter_at, new_bytes
+from crossmem.driver.guards import check_part
+from crossmem.errors import AccessDeniedError, BusyError, UnsupportedError
+
+if TYPE_CHECKING:
+    from crossmem.sharing.device import Device
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """Bytes that this process can address. Subclasses say whether they still may be used."""
+
+    __slots__ = ("__weakref__", "_exporter", "_viewers", "device", "nbytes", "readonly")
+
+    device: "Device"
+    """The device for which the memory is mapped."""
+    nbytes: int
+    """Size in bytes."""
+    readonly: bool
+    """Whether this object refuses to write."""
+
+    def __init__(
+        self,
+        device: "Device",
+        nbytes: int,
+        viewers: "list[weakref.ref[Memory]]",
+        *,
+        readonly: bool,
+    ) -> None:
+        self.device = device
+        self.nbytes = nbytes
+        self.readonly = readonly
+        self._viewers = viewers
+        self._exporter: weakref.ref[Any] | None = None
+
+    @property
+    def ptr(self) -> int:
+        """Address of the first byte in this process, for the device's own calls."""
+        raise NotImplementedError
+
+    def write(self, data: Any, *, offset: int = 0) -> None:
+        """Copy host bytes into the memory.
+
+        Parameters
+        ----------
+        data
+            Any contiguous buffer: bytes, memoryview, NumPy array.
+        offset
+            First byte to overwrite.
+
+        Raises
+        ------
+        InvalidSizeError
+            Where the data does not fit.
+        AccessDeniedError
+            Where the memory is read-only here.
+        ClosedError, ForkedProcessError
+            Where it may not be used any more.
+        """
+        pointer = self.ptr
+        if self.readonly:
+            msg = f"{self!r} is read-only"
+            raise AccessDeniedError(msg, operation="write", hint="import without readonly")
+        with address_of(data) as (source, nbytes):
+            start, size = check_part(offset, nbytes, limit=self.nbytes)
+            if size:
+                self.device.driver.copy(
+                    self.device.ordinal, pointer + start, source, size, CopyKind.HOST_TO_DEVICE
+                )
+
+    def read(self, nbytes: int | None = None, *, offset: int = 0) -> bytes:
+        """Copy bytes out of the memory.
+
+        Parameters
+        ----------
+        nbytes
+            How many; all from ``offset`` on where None.
+        offset
+            First byte to read.
+
+        Raises
+        ------
+        InvalidSizeError
+            Where the range is out of bounds.
+        ClosedError, ForkedProcessError
+            Where the memory may not be used any more.
+        """
+        pointer = self.ptr
+        if nbytes is None:
+            nbytes = max(0, self.nbytes - offset)
+        start, size = check_part(offset, nbytes, limit=self.nbytes)
+        target = new_bytes(size)
+        if size:
+            with address_of(target) as (address, _size):
+                self.device.driver.copy(
+                    self.device.ordinal, address, pointer + start, size, CopyKind.DEVICE_TO_HOST
+                )
+        return target
+
+    def view(self) -> memoryview:
+        """Return the memory itself as a memoryview, without a copy.
+
+        The view, and whatever is made from it, keeps this object alive; while one exists, the
+        memory cannot be unmapped or freed.
+
+        Raises
+        ------
+        UnsupportedError
+            Where the CPU cannot address the device's memory.
+        ClosedError, ForkedProcessError
+            Where the memory may not be used any more.
+        """
+        pointer = self.ptr
+        if not self.device.capabilities.host_visible:
+            msg = f"memory of {self.device.name} cannot be viewed by the CPU"
+            raise UnsupportedError(msg, operation="view", hint="use read() and write()")
+        exporter = self._exporter() if self._exporter is not None else None
+        if exporter is None:
+            if self._exporter is None:
+                # Memory that is still viewed at exit is left to the kernel.
+                self._viewers.append(weakref.ref(self))
+            exporter = exporter_at(pointer, self.nbytes, keep_alive=self)
+            self._exporter = weakref.ref(exporter)
+        view = memoryview(exporter).cast("B")
+        return view.toreadonly() if self.readonly else view
+
+    @property
+    def has_views(self) -> bool:
+        """Whether a view, or something made from one, is alive."""
+        return self._exporter is not None and self._exporter() is not None
+
+    def _refuse_views(self, operation: str) -> None:
+        if self.has_views:
+            msg = f"{self!r} has live views"
+            raise BusyError(
+                msg,
+                operation=operation,
+                hint="release the memoryviews and arrays that were made from view()",
+            )

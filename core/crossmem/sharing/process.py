@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one state that a process has: settings, plugins, lease server, connections, queues.
+
+A forked child gets a new state; objects of the old one notice by comparing it with
+:func:`current`. Everything that waits to be done later (dropped objects, memory whose last lease
+ended) waits in one queue, which each public call empties first.
+"""
+
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from crossmem.control.client import OwnerConnection
+from crossmem.control.server import LeaseServer
+from crossmem.errors import ClosedError, CrossmemError, ForkedProcessError
+from crossmem.models import ProcessIdentity
+from crossmem.plugin import Registry
+from crossmem.settings import Settings
+from crossmem.sharing.table import ImportTable
+
+if TYPE_CHECKING:
+    from crossmem.sharing.allocation import Owned
+    from crossmem.sharing.device import Device
+
+__all__ = ["Process", "current", "drain", "foreign"]
+
+_log = logging.getLogger(__name__)
+
+_REAPER_PERIOD_S = 0.1
+
+
+class Process:
+    """What this process shares and imports. Made by :func:`current`, ended at exit."""
+
+    def __init__(self, settings: Settings, registry: Registry) -> None:
+        self.settings = settings
+        self.identity = ProcessIdentity.of_this_process()
+        self.registry = registry
+        self.lock = threading.RLock()
+        self.gate = threading.RLock()
+        """Held while a socket is made, so that a fork knows of every socket."""
+        self.numbers = itertools.count(1)
+        self.devices: dict[tuple[str, str | None], tuple[Device, ...]] = {}
+        self.owned: dict[int, Owned] = {}
+        """Every allocation that is not free yet, by number."""
+        self.imports = ImportTable(self)
+        self.pending: deque[Callable[[], None]] = deque()
+        """What finalisers and the lease server left to be done."""
+        self.is_exiting = False
+        self._server: LeaseServer | None = None
+        self._connections: dict[ProcessIdentity, OwnerConnection] = {}
+        if self.settings.reaper:
+            threading.Thread(target=self._reap, name="crossmem-reaper", daemon=True).start()
+
+    @property
+    def server(self) -> LeaseServer | None:
+        """The lease server, None before the first leased export."""
+        return self._server
+
+    def start_server(self) -> LeaseServer:
+        """Return the lease server, starting it at the first call."""
+        if self._server is None:
+            with self.lock:
+                if self.is_exiting:
+                    msg = "this process is exiting and exports nothing more"
+                    raise ClosedError(msg)
+                if self._server is None:
+                    with self.gate:
+                        self._server = LeaseServer(
+                            self.identity, self.settings.run_dir, self.registry
+                        )
+        return self._server
+
+    def connection_to(self, owner: ProcessIdentity) -> OwnerConnection:
+        """Return the kept connection to an exporting process; it connects when first used.
+
+        Called with the import table's lock held.
+        """
+        connection = self._connections.get(owner)
+        if connection is None:
+            self._forget_dead_owners()
+            with self.lock:
+                connection = self._connections.setdefault(
+                    owner,
+                    OwnerConnection(owner, self.identity, self.settings.run_dir, self.gate),
+                )
+        return connection
+
+    def _forget_dead_owners(self) -> None:
+        """Close connections to dead exporters of which nothing is imported any more."""
+        with self.lock:
+            for owner, connection in list(self._connections.items()):
+                if not connection.entries and not connection.is_owner_alive:
+                    del self._connections[owner]
+                    connection.close()
+
+    def drain(self) -> None:
+        """Do what waits. Called first by every public call that is not on the hot path."""
+        while self.pending:
+            try:
+                job = self.pending.popleft()
+            except IndexError:
+                return
+            try:
+                job()
+            except CrossmemError:
+                # The job belonged to an object that nobody has any more: nobody to raise to.
+                _log.exception("a deferred release failed")
+
+    def tend_connections(self) -> None:
+        """Send releases that could not be sent before, and take in late replies."""
+        for connection in list(self._connections.values()):
+            connection.tend()
+            if connection.has_unsent:
+                with contextlib.suppress(CrossmemError):
+                    connection.reopen_to_release(timeout_s=1.0)
+
+    def _reap(self) -> None:
+        while not self.is_exiting and _current is self:
+            time.sleep(_REAPER_PERIOD_S)
+            self.drain()
+
+    # The end ------------------------------------------------------------------------------
+
+    def shut_down(self) -> None:
+        """Release everything in the vendor's order; for a normal exit."""
+        with self.lock:
+            if self.is_exiting or _current is not self:
+                return
+            self.is_exiting = True
+        server = self._server
+        if server is not None and not server.wait_all_idle(self.settings.exit_wait_s):
+            for shared, leases in server.report():
+                if leases:
+                    pids = ", ".join(sorted({str(one.holder.pid) for one in leases}))
+                    _log.warning(
+                        "exiting while allocation %d is leased by process %s",
+                        shared.allocation,
+                        pids,
+                    )
+        self.drain()
+        self.imports.close_all()
+        for connection in self._connections.values():
+            connection.flush()
+            connection.close()
+        for owned in list(self.owned.values()):
+            owned.free_at_exit()
+        if server is not None:
+            server.stop()
+
+    def abandon(self) -> frozenset[str]:
+        """Close every descriptor; for a forked child, which owns nothing of its parent's.
+
+        Returns
+        -------
+        frozenset
+            Names of the backends that the parent used.
+        """
+        if self._server is not None:
+            self._server.abandon()
+        for connection in self._connections.values():
+            connection.close()
+        drivers = self.registry.after_fork_in_child()
+        for driver in drivers:
+            driver.after_fork_in_child()
+        return frozenset(driver.backend for driver in drivers)
+
+    def hold_for_fork(self) -> None:
+        """Let no other thread be in the middle of something while the process forks."""
+        self.lock.acquire()
+        self.gate.acquire()
+        if self._server is not None:
+            self._server.lock.acquire()
+
+    def resume_after_fork(self) -> None:
+        """Undo :meth:`hold_for_fork`."""
+        if self._server is not None:
+            self._server.lock.release()
+        self.gate.release()
+        self.lock.release()
+
+
+_current: Process | None = None
+_lock = threading.Lock()
+_held: Process | None = None
+_inherited: Registry | None = None
+"""The plugins that the parent had found, in a forked child."""
+_forked_backends: frozenset[str] = frozenset()
+"""Backends that an ancestor used before it forked and that cannot be used after that."""
+
+
+def current() -> Process:
+    """Return the state of this process, made at the first call."""
+    if _current is not None:
+        return _current
+    return _begin()
+
+
+def _begin() -> Process:
+    global _current  # noqa: PLW0603 - the one state of the process
+    with _lock:
+        if _current is None:
+            settings = Settings.from_environ(os.environ)
+            process = Process(settings, _inherited or Registry(settings))
+            atexit.register(process.shut_down)
+            # Children of multiprocessing leave through os._exit, where atexit does not run.
+            util = sys.modules.get("multiprocessing.util")
+            if util is not None:
+                util.Finalize(None, process.shut_down, exitpriority=10)
+            _current = process
+        return _current
+
+
+def drain() -> Process:
+    """Return the state of this process after doing what waited."""
+    process = _current
+    if process is None:
+        return _begin()
+    if process.pending:
+        process.drain()
+    return process
+
+
+def foreign(process: Process, what: object) -> ForkedProcessError | None:
+    """Return the error for an object of the parent process, None where it is this process's."""
+    if process is _current:
+        return None
+    return ForkedProcessError(
+        f"{what!r} was inherited from process {process.identity.pid} through fork",
+        hint="pass the handle to the child and import it there, or start children with spawn",
+    )
+
+
+def refuse_forked_backend(backend: str, *, fork_safe: bool) -> None:
+    """Raise where an ancestor used a backend that cannot be used after a fork."""
+    if backend in _forked_backends and not fork_safe:
+        msg = f"backend {backend!r} was used before this process was forked and cannot be used now"
+        raise ForkedProcessError(
+            msg,
+            hint="start children with multiprocessing's spawn or forkserver method",
+            backend=backend,
+        )
+
+
+def _before_fork() -> None:
+    global _held  # noqa: PLW0603
+    _lock.acquire()
+    _held = _current
+    if _held is not None:
+        _held.hold_for_fork()
+
+
+def _after_fork_in_parent() -> None:
+    global _held  # noqa: PLW0603
+    if _held is not None:
+        _held.resume_after_fork()
+        _held = None
+    _lock.release()
+
+
+def _after_fork_in_child() -> None:
+    global _current, _held, _inherited, _lock, _forked_backends  # noqa: PLW0603
+    parent, _held, _current = _held, None, None
+    # Locks that other threads of the parent held would stay locked for ever.
+    _lock = threading.Lock()
+    if parent is not None:
+        _forked_backends |= parent.abandon()
+        _inherited = parent.registry
+        atexit.unregister(parent.shut_down)
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

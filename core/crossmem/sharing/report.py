@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this process exports, to whom, and what waits to be freed."""
+
+from dataclasses import dataclass
+
+from crossmem.models import ShareableHandle
+from crossmem.sharing.process import drain
+
+__all__ = ["ExportInfo", "LeaseInfo", "collect", "exports"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """A process that holds an import of this process's memory.
+
+    Parameters
+    ----------
+    pid
+        Its pid as this process sees it; 0 where it is not visible.
+    uid
+        Its user.
+    since
+        When it got the lease, in seconds since the epoch.
+    """
+
+    pid: int
+    uid: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExportInfo:
+    """One export of this process.
+
+    Parameters
+    ----------
+    handle
+        What :meth:`crossmem.Allocation.export` returned.
+    nbytes, capacity
+        Requested and reserved size of the allocation, in bytes.
+    leases
+        Who holds it, in the order in which they came.
+    denied
+        How often somebody was refused because of ``allow``.
+    waiting
+        Whether the memory was freed and waits for these leases to end.
+    """
+
+    handle: ShareableHandle
+    nbytes: int
+    capacity: int
+    leases: tuple[LeaseInfo, ...]
+    denied: int
+    waiting: bool
+
+
+def exports() -> list[ExportInfo]:
+    """Return every leased export of this process, the oldest allocation first.
+
+    Frees first what no longer waits for anybody.
+    """
+    process = drain()
+    if process.server is None:
+        return []
+    process.server.catch_up()
+    process.drain()
+    return [
+        ExportInfo(
+            handle=export.handle,
+            nbytes=export.handle.nbytes,
+            capacity=export.handle.capacity,
+            leases=tuple(
+                LeaseInfo(lease.holder.pid, lease.holder.uid, lease.since)
+                for lease in leases
+                if lease.export == export.handle.export
+            ),
+            denied=export.denied,
+            waiting=shared.is_retired,
+        )
+        for shared, leases in process.server.report()
+        for export in shared.exports.values()
+    ]
+
+
+def collect() -> int:
+    """Do now what otherwise waits for the next call, and return how many allocations it freed.
+
+    Memory whose last lease has ended is freed, dropped objects are released, and messages to
+    exporters that could not be sent are sent.
+    """
+    process = drain()
+    before = len(process.owned)
+    if process.server is not None:
+        process.server.catch_up()
+    process.drain()
+    process.tend_connections()
+    return before - len(process.owned)

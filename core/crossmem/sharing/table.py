@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process-wide table of imports: one vendor open for each (allocation, device, access)."""
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from crossmem.control.client import Leased, OwnerConnection
+from crossmem.control.wire import Refusal, Status
+from crossmem.driver import Exported
+from crossmem.errors import (
+    AccessDeniedError,
+    CrossmemError,
+    DriverError,
+    InvalidHandleError,
+    OwnerGoneError,
+    StaleHandleError,
+)
+from crossmem.models import Access, Event, EventKind, ProcessIdentity, ShareableHandle
+from crossmem.sharing.entry import Entry, LocalEntry, RemoteEntry
+
+if TYPE_CHECKING:
+    from crossmem.sharing.device import Device
+    from crossmem.sharing.process import Process
+
+__all__ = ["ImportTable", "Wish"]
+
+_ERRORS: dict[Status, type[CrossmemError]] = {
+    Status.STALE: StaleHandleError,
+    Status.UNKNOWN: InvalidHandleError,
+    Status.DENIED: AccessDeniedError,
+    Status.EXITING: OwnerGoneError,
+    Status.FAILED: DriverError,
+}
+
+
+class Wish:
+    """One import that a caller wants: which memory, for which device, with which access."""
+
+    __slots__ = ("access", "device", "handle", "key")
+
+    def __init__(self, handle: ShareableHandle, device: "Device", access: Access) -> None:
+        self.handle = handle
+        self.device = device
+        self.access = access
+        self.key = (handle.owner, handle.allocation, device, access)
+
+
+class ImportTable:
+    """Finds, opens and closes entries. All methods may be called from any thread."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+        self._lock = threading.Lock()
+        self._entries: dict[object, Entry] = {}
+        self._shortcuts: dict[tuple[bytes, object, object], Entry] = {}
+
+    def join(self, shortcut: tuple[bytes, object, object]) -> Entry | None:
+        """Return the open entry that was opened with the same arguments, with one more user.
+
+        This is the path of repeated imports: it makes no system call and no vendor call.
+        """
+        with self._lock:
+            entry = self._shortcuts.get(shortcut)
+            if entry is None or not entry.is_open or not entry.users:
+                return None
+            entry.users += 1
+            return entry
+
+    def remember(self, shortcut: tuple[bytes, object, object], entry: Entry) -> None:
+        """Let :meth:`join` find an entry by these arguments as long as it is open."""
+        with self._lock:
+            if entry.is_open:
+                self._shortcuts[shortcut] = entry
+                entry.shortcuts.append(shortcut)
+
+    def acquire(self, wishes: Sequence[Wish], timeout_s: float) -> list[Entry]:
+        """Return an open entry for each wish, each with one more user; all or none.
+
+        Each exporter is asked once, for everything of it that is not open yet.
+
+        Raises
+        ------
+        CrossmemError
+            The first of the reasons why not; nothing is left then.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self._acquire(wishes, deadline)
+            except _ClosedMeanwhileError:
+                continue
+
+    def _acquire(self, wishes: Sequence[Wish], deadline: float) -> list[Entry]:
+        claimed: list[Entry] = []
+        locked: list[Entry] = []
+        try:
+            for wish in wishes:
+                claimed.append(self._claim(wish))
+            pairs = list(zip(wishes, claimed, strict=True))
+            unready = {id(entry): entry for wish, entry in pairs if not _is_ready(wish, entry)}
+            # One order for all threads, so that two batches cannot wait for each other.
+            for _, entry in sorted(unready.items()):
+                entry.lock_within(deadline - time.monotonic())
+                locked.append(entry)
+                if entry.is_dead:
+                    raise _ClosedMeanwhileError
+            missing = {
+                (id(entry), wish.handle.core): (wish, entry)
+                for wish, entry in pairs
+                if id(entry) in unready and not _is_ready(wish, entry)
+            }
+            if missing:
+                self._open(list(missing.values()), deadline)
+        except BaseException:
+            _unlock(locked)
+            for entry in claimed:
+                self.release(entry)
+            raise
+        _unlock(locked)
+        return claimed
+
+    def _claim(self, wish: Wish) -> Entry:
+        with self._lock:
+            entry = self._entries.get(wish.key)
+            if entry is None:
+                entry = self._entries[wish.key] = self._new_entry(wish)
+            entry.users += 1
+            return entry
+
+    def _new_entry(self, wish: Wish) -> Entry:
+        process, handle = self._process, wish.handle
+        if handle.owner != process.identity:
+            connection = None
+            if handle.raw is None:
+                connection = process.connection_to(handle.owner)
+                connection.entries += 1
+            return RemoteEntry(wish.key, wish.device, wish.access, connection)
+        owned, server = process.owned.get(handle.allocation), process.server
+        if owned is None or server is None or owned.is_retired:
+            msg = f"allocation {handle.allocation} of this process was freed"
+            raise StaleHandleError(msg, operation="import")
+        return LocalEntry(wish.key, wish.device, wish.access, owned, server.release_mine)
+
+    def _open(self, missing: list[tuple[Wish, Entry]], deadline: float) -> None:
+        """Lease and open what is missing. The entries' locks are held."""
+        asked: dict[tuple[ProcessIdentity, str], list[tuple[Wish, RemoteEntry]]] = {}
+        for wish, entry in missing:
+            if isinstance(entry, RemoteEntry):
+                asked.setdefault((wish.handle.owner, wish.handle.backend), []).append((wish, entry))
+            elif isinstance(entry, LocalEntry):
+                self._lease_locally(wish.handle, entry)
+        for batch in asked.values():
+            answers = self._lease(batch, deadline)
+            for index, ((wish, entry), answer) in enumerate(zip(batch, answers, strict=True)):
+                try:
+                    if isinstance(answer, Refusal):
+                        raise _error_of(answer, wish.handle)
+                    entry.open(wish.handle, answer)
+                except BaseException:
+                    _give_back(entry.connection, answers[index:])
+                    raise
+                if self._process.registry.observed:
+                    self._tell(EventKind.IMPORTED, wish.handle)
+
+    def _lease(
+        self, batch: list[tuple[Wish, RemoteEntry]], deadline: float
+    ) -> list[Leased | Refusal]:
+        wish, entry = batch[0]
+        if entry.connection is None:
+            # Raw handles carry what a lease would have brought; nobody is asked.
+            return [
+                Leased(0, one.handle.nbytes, one.handle.capacity, Exported((one.handle.raw or b"",)))
+                for one, _ in batch
+            ]
+        reported = wish.device.driver.peer_identity()
+        handles = [one.handle for one, _ in batch]
+        remaining = max(0.001, deadline - time.monotonic())
+        return entry.connection.request(handles, reported=reported, timeout_s=remaining)
+
+    def _lease_locally(self, handle: ShareableHandle, entry: LocalEntry) -> None:
+        server = self._process.start_server()
+        lease = server.lease_to_myself(handle.allocation, handle.export, handle.core)
+        if isinstance(lease, Refusal):
+            raise _error_of(lease, handle)
+        entry.add_lease(handle.core, lease.number)
+
+    def release(self, entry: Entry) -> None:
+        """Count one user less; the last one closes the entry."""
+        with self._lock:
+            entry.users -= 1
+            if entry.users:
+                return
+        with entry.lock:
+            with self._lock:
+                if entry.users or entry.is_dead:
+                    return
+                # From here on nobody joins; whoever claims it waits for the lock and begins anew.
+                entry.is_open = False
+                entry.is_dead = True
+            try:
+                entry.close()
+            finally:
+                self._forget(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        with self._lock:
+            if self._entries.get(entry.key) is entry:
+                del self._entries[entry.key]
+                if isinstance(entry, RemoteEntry) and entry.connection is not None:
+                    entry.connection.entries -= 1
+            for shortcut in entry.shortcuts:
+                if self._shortcuts.get(shortcut) is entry:
+                    del self._shortcuts[shortcut]
+
+    def close_all(self) -> None:
+        """Close what is still open, at exit; what live views show is left to the kernel."""
+        for entry in list(self._entries.values()):
+            if any(one is not None and one.has_views for one in (ref() for ref in entry.viewers)):
+                continue
+            with entry.lock:
+                if not entry.is_dead:
+                    entry.is_open = False
+                    entry.is_dead = True
+                    with suppress(CrossmemError):
+                        entry.close()
+
+    def _tell(self, kind: EventKind, handle: ShareableHandle) -> None:
+        self._process.registry.emit(
+            Event(
+                kind,
+                backend=handle.backend,
+                device=handle.device,
+                allocation=handle.allocation,
+                nbytes=handle.nbytes,
+                owner_pid=handle.owner.pid,
+            )
+        )
+
+
+class _ClosedMeanwhileError(Exception):
+    """The entry was closed by its last user while this thread waited for it."""
+
+
+def _is_ready(wish: Wish, entry: Entry) -> bool:
+    return entry.is_open and wish.handle.core in entry.cores
+
+
+def _unlock(entries: list[Entry]) -> None:
+    for entry in entries:
+        entry.lock.release()
+
+
+def _give_back(connection: OwnerConnection | None, answers: Sequence[Leased | Refusal]) -> None:
+    """Close and release what no entry took over."""
+    leased = [one for one in answers if isinstance(one, Leased)]
+    for one in leased:
+        one.close_descriptors()
+    if connection is not None:
+        connection.release([one.lease for one in leased])
+
+
+def _error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
+    error = _ERRORS[refusal.status]
+    return error(
+        f"process {handle.owner.pid} gives no lease on allocation {handle.allocation}: "
+        f"{refusal.reason}",
+        operation="import",
+        backend=handle.backend,
+        device=handle.device,
+    )

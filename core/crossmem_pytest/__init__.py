@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options and markers of crossmem's conformance kit, for pytest.
+
+pytest loads this package in every project of the environment where crossmem is installed. So it
+declares names that start with ``crossmem`` and does nothing else: no fixture, no hook that acts on
+other projects' tests, no import of crossmem. The kit, ``crossmem.conformance``, reads the options
+and acts on the markers.
+"""
+
+from typing import Final
+
+import pytest
+
+__all__ = ["DEFAULT_DEVICE", "pytest_addoption", "pytest_configure"]
+
+DEFAULT_DEVICE: Final = "emulated:0"
+"""The device that the kit tests where none is named."""
+
+
+def _names(text: str) -> list[str]:
+    """Return the names in a comma-separated list."""
+    return [name for name in (part.strip() for part in text.split(",")) if name]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the kit's options.
+
+    The kit reads them as ``config.getoption("crossmem_device")`` (a string),
+    ``"crossmem_runtime"`` and ``"crossmem_report"`` (a string or None) and ``"crossmem_require"``
+    (a list of strings, empty where the option is absent).
+    """
+    group = parser.getgroup("crossmem", "conformance kit of crossmem")
+    group.addoption(
+        "--crossmem-device",
+        default=DEFAULT_DEVICE,
+        metavar="BACKEND:N",
+        help=f"device to test, default {DEFAULT_DEVICE}",
+    )
+    group.addoption(
+        "--crossmem-runtime",
+        default=None,
+        metavar="NAME",
+        help="vendor binding that the backend uses, such as 'emulated'; default: the backend's own",
+    )
+    group.addoption(
+        "--crossmem-require",
+        action="extend",
+        type=_names,
+        default=[],
+        metavar="NAMES",
+        help="laws (C1) and capabilities (peer_access), separated by commas, whose tests must run: "
+        "a skip of one becomes a failure; may be given several times",
+    )
+    group.addoption(
+        "--crossmem-report",
+        default=None,
+        metavar="FILE",
+        help="write the device's capabilities and the outcome of each law to FILE, as JSON",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the kit's markers."""
+    config.addinivalue_line("markers", "crossmem_law(id): the law of the contract that is tested")
+    config.addinivalue_line(
+        "markers", "crossmem_requires(capability): skip on devices without that capability"
+    )

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver: every neutral verb as system calls on memfds.
+
+It keeps no record of blocks and imports. A block's reference is its descriptor; an import's is
+its descriptor too, or None once that is closed.
+"""
+
+import errno
+import os
+import resource
+import threading
+import weakref
+from os import close
+from typing import Final, Literal
+
+from typing_extensions import override
+
+from crossmem.driver import Block, CopyKind, Driver, Exported, Imported
+from crossmem.errors import DriverError, InvalidHandleError, OutOfMemoryError
+from crossmem.models import Access, Capabilities, DeviceInfo
+from crossmem_emulated import memory
+from crossmem_emulated.memory import READ, READ_WRITE, SystemCallError
+from crossmem_emulated.options import Options
+
+__all__ = ["BACKEND", "MECHANISM", "EmulatedDriver"]
+
+BACKEND: Final = "emulated"
+MECHANISM: Final = "memfd"
+
+_POISON: Final = 0xA5
+_HUGE_PAGE_NBYTES: Final = 2 << 20
+_NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
+_Operation = Literal["allocate", "attach", "export", "free", "unmap"]
+
+
+class _Account:
+    """What this process has allocated on one device."""
+
+    __slots__ = ("free_nbytes", "info", "lock")
+
+    def __init__(self, info: DeviceInfo) -> None:
+        self.info = info
+        self.reset()
+
+    def reset(self) -> None:
+        """Start over with an empty device."""
+        self.free_nbytes = self.info.total_nbytes
+        self.lock = threading.Lock()
+
+
+class EmulatedDriver(Driver):
+    """Memory of the host, shared through sealed memfds.
+
+    Parameters
+    ----------
+    options
+        How the devices look.
+
+    Raises
+    ------
+    DriverError
+        Where this kernel gives no memfds.
+    """
+
+    backend = BACKEND
+
+    def __init__(self, options: Options) -> None:
+        self._granularity_mask = options.granularity_nbytes - 1
+        capacity = options.capacity_nbytes & ~self._granularity_mask
+        self._devices = tuple(
+            DeviceInfo(
+                ordinal=ordinal,
+                identity=f"host:{index}",
+                name=f"Emulated device {index}, in host memory",
+                total_nbytes=capacity,
+            )
+            for ordinal, index in enumerate(options.visible)
+        )
+        self._accounts = tuple(map(_Account, self._devices))
+        self._capabilities = Capabilities(
+            mechanisms=(MECHANISM,),
+            granularity_nbytes=options.granularity_nbytes,
+            max_allocation_nbytes=capacity,
+            host_visible=True,
+            readonly_exports=True,
+            readonly_imports=True,
+            peer_access=True,
+            fork_safe=True,
+            survives_owner=True,
+            raw_handles=False,
+            address_ranges=False,
+            foreign_memory=False,
+        )
+        self._advise_huge = options.hugepages and memory.wants_huge_page_advice()
+        self._prefault = options.prefault
+        self._poison = options.poison
+        # One test for the usual case, in which fresh memory is not touched.
+        self._prepares = self._advise_huge or self._prefault or self._poison
+        try:
+            self._flags = memory.creation_flags()
+        except SystemCallError as error:
+            raise _translate(error, "allocate") from None
+        # Handlers cannot be taken back, so this one must not keep the driver alive.
+        this = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _forget_parent(this()))
+
+    @override
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return self._devices
+
+    @override
+    def capabilities(self, ordinal: int) -> Capabilities:
+        return self._capabilities
+
+    @override
+    def allocate(self, ordinal: int, nbytes: int) -> Block:
+        mask = self._granularity_mask
+        capacity = (nbytes + mask) & ~mask
+        account = self._accounts[ordinal]
+        with account.lock:
+            if capacity > account.free_nbytes:
+                raise _full(account, capacity)
+            account.free_nbytes -= capacity
+        try:
+            descriptor, pointer = memory.create(capacity, self._flags)
+            if self._prepares:
+                self._prepare(descriptor, pointer, capacity)
+        except BaseException as error:
+            with account.lock:
+                account.free_nbytes += capacity
+            if isinstance(error, SystemCallError):
+                raise _translate(error, "allocate", account.info, capacity) from None
+            raise
+        return Block(ordinal, pointer, nbytes, capacity, descriptor)
+
+    def _prepare(self, descriptor: int, pointer: int, capacity: int) -> None:
+        try:
+            if self._advise_huge and capacity >= _HUGE_PAGE_NBYTES:
+                memory.advise_huge(pointer, capacity)
+            if self._prefault:
+                memory.populate(pointer, capacity)
+            if self._poison:
+                memory.fill(pointer, capacity, _POISON)
+        except BaseException:
+            memory.unmap(pointer, capacity)
+            close(descriptor)
+            raise
+
+    @override
+    def free(self, block: Block) -> None:
+        account = self._accounts[block.ordinal]
+        try:
+            memory.unmap(block.pointer, block.capacity)
+        except SystemCallError as error:
+            raise _translate(error, "free", account.info, block.capacity) from None
+        try:
+            self._close(block.ordinal, block.reference, "free")
+        finally:
+            with account.lock:
+                account.free_nbytes += block.capacity
+
+    @override
+    def export(self, block: Block, mechanism: str, access: Access) -> Exported:
+        descriptor: int = block.reference
+        if access == "ro":
+            try:
+                descriptor = memory.reopen_readonly(descriptor)
+            except SystemCallError as error:
+                info = self._devices[block.ordinal]
+                raise _translate(error, "export", info, block.capacity) from None
+        return Exported((), (descriptor,))
+
+    @override
+    def release_export(self, block: Block, exported: Exported) -> None:
+        (descriptor,) = exported.descriptors
+        # The descriptor of a writable export is the block's own.
+        if descriptor != block.reference:
+            self._close(block.ordinal, descriptor, "free")
+
+    @override
+    def import_(
+        self, ordinal: int, exported: Exported, *, nbytes: int, capacity: int, access: Access
+    ) -> Imported:
+        if len(exported.descriptors) != 1 or exported.payloads:
+            msg = (
+                f"an export of {BACKEND} memory is one descriptor and no bytes, not "
+                f"{len(exported.descriptors)} and {len(exported.payloads)}"
+            )
+            raise InvalidHandleError(msg, operation="attach", backend=BACKEND)
+        (descriptor,) = exported.descriptors
+        actual = memory.sealed_nbytes(descriptor)
+        if actual is None:
+            msg = "the exporter sent a descriptor that is not memory of a sealed size"
+            raise InvalidHandleError(msg, operation="attach", backend=BACKEND)
+        if actual != capacity or not 0 < nbytes <= capacity:
+            msg = (
+                f"the exporter offers {nbytes} bytes in a capacity of {capacity}, but sent "
+                f"memory of {actual} bytes"
+            )
+            raise InvalidHandleError(msg, operation="attach", backend=BACKEND)
+        return Imported(ordinal, capacity, access, descriptor)
+
+    @override
+    def close(self, imported: Imported) -> None:
+        if imported.reference is not None:
+            descriptor, imported.reference = imported.reference, None
+            self._close(imported.ordinal, descriptor, "unmap")
+
+    @override
+    def map(self, imported: Imported, *, remappable: bool) -> int:
+        capacity = imported.capacity
+        try:
+            pointer = memory.map_shared(
+                imported.reference, capacity, READ_WRITE if imported.access == "rw" else READ
+            )
+        except SystemCallError as error:
+            info = self._devices[imported.ordinal]
+            raise _translate(error, "attach", info, capacity) from None
+        if self._advise_huge and capacity >= _HUGE_PAGE_NBYTES:
+            memory.advise_huge(pointer, capacity)
+        if not remappable:
+            # The mapping keeps the memory: ten thousand of them need no descriptor.
+            descriptor, imported.reference = imported.reference, None
+            try:
+                self._close(imported.ordinal, descriptor, "attach")
+            except DriverError:
+                memory.unmap(pointer, capacity)
+                raise
+        return pointer
+
+    @override
+    def unmap(self, imported: Imported, pointer: int) -> None:
+        self._unmap(imported.ordinal, pointer, imported.capacity)
+
+    def map_readonly(self, block: Block) -> int:
+        """Map a block a second time, so that the kernel refuses writes (law C8)."""
+        try:
+            return memory.map_shared(block.reference, block.capacity, READ)
+        except SystemCallError as error:
+            info = self._devices[block.ordinal]
+            raise _translate(error, "attach", info, block.capacity) from None
+
+    def unmap_readonly(self, block: Block, pointer: int) -> None:
+        """Take the second mapping away."""
+        self._unmap(block.ordinal, pointer, block.capacity)
+
+    def _unmap(self, ordinal: int, pointer: int, capacity: int) -> None:
+        try:
+            memory.unmap(pointer, capacity)
+        except SystemCallError as error:
+            raise _translate(error, "unmap", self._devices[ordinal], capacity) from None
+
+    def _close(self, ordinal: int, descriptor: int, operation: _Operation) -> None:
+        try:
+            close(descriptor)
+        except OSError as error:
+            failure = SystemCallError("close", error.errno or 0)
+            raise _translate(failure, operation, self._devices[ordinal]) from None
+
+    @override
+    def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
+        memory.copy(target, source, nbytes)
+
+    @override
+    def synchronize(self, ordinal: int) -> None:
+        # The host does its work at once, and its caches are coherent.
+        pass
+
+
+def _forget_parent(driver: EmulatedDriver | None) -> None:
+    """Make a forked child hold nothing of its parent, and count for itself."""
+    if driver is not None:
+        memory.drop_inherited()
+        for account in driver._accounts:  # noqa: SLF001
+            account.reset()
+
+
+def _full(account: _Account, capacity: int) -> OutOfMemoryError:
+    info = account.info
+    return OutOfMemoryError(
+        f"{BACKEND}:{info.ordinal} has no room for {capacity} bytes: {account.free_nbytes} of "
+        f"{info.total_nbytes} bytes are free",
+        hint="free allocations, or raise CROSSMEM_EMULATED_CAPACITY",
+        operation="allocate",
+        backend=BACKEND,
+        device=info.identity,
+    )
+
+
+def _translate(
+    error: SystemCallError,
+    operation: _Operation,
+    info: DeviceInfo | None = None,
+    capacity: int = 0,
+) -> OutOfMemoryError | DriverError:
+    """Return what crossmem raises for a failed system call."""
+    name = errno.errorcode.get(error.code, str(error.code))
+    device = info.identity if info else None
+    if error.code in _NO_ROOM:
+        return OutOfMemoryError(
+            f"the kernel has no room for {capacity} bytes: {error.call} failed with {name}",
+            hint="besides memory, the limits on a process's address space (ulimit -v) and on its "
+            "number of mappings (sysctl vm.max_map_count) end in this",
+            operation=operation,
+            backend=BACKEND,
+            device=device,
+        )
+    return DriverError(
+        f"{operation} failed in the kernel: {error.strerror}",
+        call=error.call,
+        code=error.code,
+        name=name,
+        hint=_hint(error),
+        operation=operation,
+        backend=BACKEND,
+        device=device,
+    )
+
+
+def _hint(error: SystemCallError) -> str | None:
+    if error.code == errno.EMFILE:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"this process may have {soft} open descriptors (RLIMIT_NOFILE: soft {soft}, hard "
+            f"{hard}), and every allocation needs one: raise the limit with `ulimit -n {hard}` "
+            "before the program starts, or share parts of fewer, larger allocations"
+        )
+    if error.code == errno.ENFILE:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            "the whole system is out of open files: see `sysctl fs.file-max`; the limit of this "
+            f"process (`ulimit -n`, RLIMIT_NOFILE: soft {soft}, hard {hard}) was not reached"
+        )
+    if error.code == errno.EINVAL and "POPULATE" in error.call:
+        return "CROSSMEM_EMULATED_PREFAULT needs Linux 5.14"
+    if error.code == errno.EACCES and error.call == "mmap":
+        return "the exporter shared this memory read-only: attach with readonly=True"
+    return None

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plugin registers; nothing is opened or loaded before a driver is asked for."""
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from crossmem.errors import ConfigurationError
+from crossmem.plugin.backend import Availability, Backend
+from crossmem.plugin.markers import hookimpl
+
+if TYPE_CHECKING:
+    from crossmem.driver import Driver
+
+__all__ = ["crossmem_backends"]
+
+
+def _probe() -> Availability:
+    if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
+        return Availability("unusable", "anonymous memory files (memfd_create) are Linux's")
+    # Imported where it is needed, here and below, because discovery must stay cheap.
+    from crossmem_emulated.memory import creation_flags  # noqa: PLC0415
+
+    try:
+        creation_flags()
+    except OSError as error:
+        return Availability("unusable", f"memfd_create failed: {error.strerror}")
+    return Availability("available")
+
+
+def _load(runtime: str | None) -> "Driver":
+    if runtime is not None:
+        msg = f"the emulated backend has no runtime {runtime!r}; it has no runtimes at all"
+        raise ConfigurationError(msg, backend="emulated")
+    from crossmem_emulated.driver import EmulatedDriver  # noqa: PLC0415
+    from crossmem_emulated.options import Options  # noqa: PLC0415
+
+    return EmulatedDriver(Options.from_environ(os.environ))
+
+
+@hookimpl
+def crossmem_backends() -> tuple[Backend, ...]:
+    """Offer host memory as devices that are used only where they are named."""
+    return (
+        Backend(
+            name="emulated",
+            summary="Host memory of Linux, shared through sealed memfds",
+            api_version=1,
+            probe=_probe,
+            load=_load,
+        ),
+    )

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host memory as the kernel gives it: memfds of a sealed size, and mappings of them.
+
+Nothing here keeps an object for a mapping: Python's ``mmap`` objects hold a descriptor each. So
+``mmap``, ``munmap`` and ``madvise`` are called through ctypes, and addresses are integers that
+belong to the caller. A function that raises has left no descriptor and no mapping behind.
+"""
+
+import contextlib
+import ctypes
+import os
+from ctypes import c_int, c_int64, c_size_t, c_ssize_t
+from errno import EINVAL
+from fcntl import F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
+from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
+from os import SEEK_END, close, ftruncate, lseek, memfd_create
+from pathlib import Path
+from typing import Final
+
+__all__ = [
+    "READ",
+    "READ_WRITE",
+    "SystemCallError",
+    "advise_huge",
+    "copy",
+    "create",
+    "creation_flags",
+    "drop_inherited",
+    "fill",
+    "map_shared",
+    "populate",
+    "reopen_readonly",
+    "sealed_nbytes",
+    "unmap",
+    "wants_huge_page_advice",
+]
+
+READ: Final[int] = PROT_READ
+READ_WRITE: Final[int] = PROT_READ | PROT_WRITE
+
+# Constants of <linux/memfd.h> and <asm-generic/mman-common.h> that Python may lack.
+_MFD_CLOEXEC: Final = 0x1
+_MFD_ALLOW_SEALING: Final = 0x2
+_MFD_NOEXEC_SEAL: Final = 0x8
+_MADV_DONTFORK: Final = 10
+_MADV_HUGEPAGE: Final = 14
+_MADV_POPULATE_WRITE: Final = 23
+
+_NAME: Final = "crossmem"
+_LINK: Final = "/memfd:crossmem (deleted)"
+_SIZE_SEALS: Final = F_SEAL_SHRINK | F_SEAL_GROW
+# Without F_SEAL_SEAL, an importer could add seals that keep other importers from writing.
+_ALL_SEALS: Final = _SIZE_SEALS | F_SEAL_SEAL
+_FAILED: Final = -1
+_HUGE_PAGE_SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
+
+# Calls through CDLL release the GIL: unmapping large memory, or mapping while another thread
+# populates some, takes long.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_mmap = _libc.mmap
+_mmap.argtypes = (c_size_t, c_size_t, c_int, c_int, c_int, c_int64)
+_mmap.restype = c_ssize_t
+
+_munmap = _libc.munmap
+_munmap.argtypes = (c_size_t, c_size_t)
+_munmap.restype = c_int
+
+_madvise = _libc.madvise
+_madvise.argtypes = (c_size_t, c_size_t, c_int)
+_madvise.restype = c_int
+
+
+class SystemCallError(OSError):
+    """A system call failed.
+
+    Parameters
+    ----------
+    call
+        Its name, such as ``"mmap"``.
+    code
+        The value of ``errno``.
+    """
+
+    def __init__(self, call: str, code: int) -> None:
+        super().__init__(code, os.strerror(code))
+        self.call = call
+        self.code = code
+
+
+def _libc_error(call: str) -> SystemCallError:
+    return SystemCallError(call, ctypes.get_errno())
+
+
+def creation_flags() -> int:
+    """Return the flags for :func:`create` that this kernel knows.
+
+    Memory that cannot be executed is asked for first (Linux 6.3): there, a system may refuse
+    the other kind; older kernels know no other kind.
+    """
+    flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL
+    try:
+        descriptor = memfd_create(_NAME, flags)
+    except OSError as error:
+        if error.errno != EINVAL:
+            raise SystemCallError("memfd_create", error.errno or 0) from None
+        return flags & ~_MFD_NOEXEC_SEAL
+    close(descriptor)
+    return flags
+
+
+def create(nbytes: int, flags: int) -> tuple[int, int]:
+    """Make memory that nobody can resize and map it.
+
+    Parameters
+    ----------
+    nbytes
+        Size in bytes, a multiple of the page size.
+    flags
+        What :func:`creation_flags` returned.
+
+    Returns
+    -------
+    tuple of int
+        Descriptor, for the caller to close, and address, for the caller to unmap.
+    """
+    call = "memfd_create"
+    try:
+        descriptor = memfd_create(_NAME, flags)
+        try:
+            call = "ftruncate"
+            ftruncate(descriptor, nbytes)
+            call = "fcntl(F_ADD_SEALS)"
+            fcntl(descriptor, F_ADD_SEALS, _ALL_SEALS)
+            return descriptor, map_shared(descriptor, nbytes, READ_WRITE)
+        except BaseException:
+            close(descriptor)
+            raise
+    except SystemCallError:
+        raise
+    except OSError as error:
+        raise SystemCallError(call, error.errno or 0) from None
+
+
+def map_shared(descriptor: int, nbytes: int, protection: int) -> int:
+    """Map memory and return its address; a forked child will not have the mapping.
+
+    The mapping stays when the descriptor is closed.
+    """
+    pointer: int = _mmap(0, nbytes, protection, MAP_SHARED, descriptor, 0)
+    if pointer == _FAILED:
+        raise _libc_error("mmap")
+    if _madvise(pointer, nbytes, _MADV_DONTFORK):
+        error = _libc_error("madvise(MADV_DONTFORK)")
+        _munmap(pointer, nbytes)
+        raise error
+    return pointer
+
+
+def unmap(pointer: int, nbytes: int) -> None:
+    """Take a whole mapping away."""
+    if _munmap(pointer, nbytes):
+        raise _libc_error("munmap")
+
+
+def populate(pointer: int, nbytes: int) -> None:
+    """Give a writable mapping all its pages (Linux 5.14)."""
+    if _madvise(pointer, nbytes, _MADV_POPULATE_WRITE):
+        raise _libc_error("madvise(MADV_POPULATE_WRITE)")
+
+
+def advise_huge(pointer: int, nbytes: int) -> None:
+    """Ask for huge pages. The kernel is free to give none, so a refusal is no error."""
+    _madvise(pointer, nbytes, _MADV_HUGEPAGE)
+
+
+def fill(pointer: int, nbytes: int, value: int) -> None:
+    """Set every byte of a writable mapping."""
+    ctypes.memset(pointer, value, nbytes)
+
+
+def copy(target: int, source: int, nbytes: int) -> None:
+    """Copy bytes between two places of this process, without holding the GIL."""
+    ctypes.memmove(target, source, nbytes)
+
+
+def sealed_nbytes(descriptor: int) -> int | None:
+    """Return the size in bytes of memory that can never change it, None for all else.
+
+    The size is not believed before the seals are seen: once they are, it stays.
+    """
+    try:
+        if fcntl(descriptor, F_GET_SEALS) & _SIZE_SEALS != _SIZE_SEALS:
+            return None
+        # Cheaper than fstat, and nobody reads or writes this file through its position.
+        return lseek(descriptor, 0, SEEK_END)
+    except OSError:
+        return None
+
+
+def reopen_readonly(descriptor: int) -> int:
+    """Return a new descriptor of the same memory through which nobody can write.
+
+    Its holder could otherwise open the file behind it once more for writing. So the file
+    becomes read-only to everyone first: other users cannot change that, and the same user, who
+    can, has to do so on purpose. Descriptors that are open for writing stay so.
+    """
+    call = "fchmod"
+    try:
+        os.fchmod(descriptor, 0o400)
+        call = "open"
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SystemCallError(call, error.errno or 0) from None
+
+
+def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
+    """Return whether this kernel gives shared memory huge pages exactly where it is advised to.
+
+    Parameters
+    ----------
+    settings
+        Folder of the kernel's settings, of all sizes and of each.
+    """
+    for pattern in ("shmem_enabled", "hugepages-*/shmem_enabled"):
+        for path in settings.glob(pattern):
+            with contextlib.suppress(OSError):
+                if "[advise]" in path.read_text("ascii"):
+                    return True
+    return False
+
+
+def drop_inherited() -> None:
+    """Give up, in a forked child, all memory of this kind that came from the parent.
+
+    Descriptors are always inherited. A mapping is only where another thread of the parent was
+    between making and protecting it. Both are found by name, so that this works at any moment
+    without a record that every allocation and import would have to keep.
+    """
+    try:
+        # Not through pathlib: there may be many thousands of descriptors.
+        names = os.listdir("/proc/self/fd")  # noqa: PTH208
+        lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        # Without /proc no memory was shared either: its addresses are derived from there.
+        return
+    for name in names:
+        # The descriptor that listed the folder is closed again.
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == _LINK:  # noqa: PTH115
+                close(int(name))
+    for line in lines:
+        if line.endswith(_LINK):
+            first, last = (int(part, 16) for part in line.split(" ", 1)[0].split("-"))
+            _munmap(first, last - first)

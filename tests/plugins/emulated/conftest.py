@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drivers to test, and what they hold of the kernel."""
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from crossmem.driver import Block, Exported, Imported
+from crossmem.models import Access
+from crossmem_emulated.driver import EmulatedDriver
+from crossmem_emulated.options import Options
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+# What a script has at hand; it runs in a process of its own, because it changes limits or dies.
+PRELUDE = """
+import errno, os, resource, signal, sys
+from crossmem_emulated import memory
+from crossmem_emulated.driver import EmulatedDriver
+from crossmem_emulated.options import Options
+from crossmem.driver import Exported
+from crossmem.errors import CrossmemError, DriverError, OutOfMemoryError
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+def descriptors():
+    # Less the one that lists the folder.
+    return len(os.listdir("/proc/self/fd")) - 1
+
+def mappings():
+    with open("/proc/self/maps") as file:
+        return sum("/memfd:crossmem" in line for line in file)
+"""
+
+
+class Footprint(NamedTuple):
+    """What a process holds of the kernel's."""
+
+    descriptors: int
+    mappings: int
+
+
+@pytest.fixture
+def footprint() -> Callable[[], Footprint]:
+    def measure() -> Footprint:
+        gc.collect()
+        lines = Path("/proc/self/maps").read_text("utf-8").splitlines()
+        return Footprint(
+            descriptors=sum(1 for _ in Path("/proc/self/fd").iterdir()),
+            mappings=sum("/memfd:crossmem" in line for line in lines),
+        )
+
+    return measure
+
+
+@pytest.fixture
+def driver() -> EmulatedDriver:
+    return EmulatedDriver(Options(capacity_nbytes=64 << 20))
+
+
+@pytest.fixture
+def free_nbytes() -> Callable[[EmulatedDriver, int], int]:
+    """How much a device has left, found by asking for it, as an application would."""
+
+    def measure(driver: EmulatedDriver, ordinal: int) -> int:
+        return driver._accounts[ordinal].free_nbytes
+
+    return measure
+
+
+@pytest.fixture
+def block(driver: EmulatedDriver) -> Iterator[Block]:
+    block = driver.allocate(0, 1000)
+    yield block
+    driver.free(block)
+
+
+@pytest.fixture
+def sent() -> Callable[[Exported], Exported]:
+    """Pass an export on as core does: the receiver has descriptors of its own."""
+
+    def pass_on(exported: Exported) -> Exported:
+        return Exported(exported.payloads, tuple(map(os.dup, exported.descriptors)))
+
+    return pass_on
+
+
+@pytest.fixture
+def import_block(
+    sent: Callable[[Exported], Exported],
+) -> Callable[[EmulatedDriver, Block, Exported, Access], Imported]:
+    def do(driver: EmulatedDriver, block: Block, exported: Exported, access: Access) -> Imported:
+        return driver.import_(
+            block.ordinal,
+            sent(exported),
+            nbytes=block.nbytes,
+            capacity=block.capacity,
+            access=access,
+        )
+
+    return do
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run a script in a process of its own and return how it ended."""
+
+    def do(
+        script: str,
+        *arguments: object,
+        pass_fds: tuple[int, ...] = (),
+        environ: dict[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", PRELUDE + script, *map(str, arguments)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            pass_fds=pass_fds,
+            env={**os.environ, **(environ or {})},
+        )
+
+    return do

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A forked child keeps nothing of its parent alive, and starts over."""
+
+import subprocess
+from collections.abc import Callable
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+# What runs in a forked child ends in os._exit: the rest of the script is the parent's.
+FORK = """
+import warnings
+# Newer Pythons warn where a process with threads forks; that is what is tested here.
+warnings.simplefilter("ignore", DeprecationWarning)
+
+def in_child(check):
+    child = os.fork()
+    if not child:
+        try:
+            check()
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def no_memory():
+    links = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
+             if os.path.lexists(f"/proc/self/fd/{name}")]
+    assert not [link for link in links if "crossmem" in link], links
+    assert mappings() == 0
+"""
+
+KEEPS_NOTHING = """
+driver = EmulatedDriver(Options(capacity_nbytes=8 << 20))
+blocks = [driver.allocate(0, 1) for _ in range(3)]
+readonly = driver.export(blocks[0], "memfd", "ro")
+exported = Exported((), (os.dup(blocks[1].reference),))
+imported = driver.import_(0, exported, nbytes=1, capacity=2 << 20, access="rw")
+pointer = driver.map(imported, remappable=True)
+alias = driver.map_readonly(blocks[2])
+other = os.memfd_create("someone else's")
+here = (descriptors(), mappings())
+
+def check():
+    no_memory()
+    os.fstat(other)
+    # The parent's blocks do not count here, and the driver works.
+    own = driver.allocate(0, 8 << 20)
+    memory.fill(own.pointer, own.capacity, 1)
+    driver.free(own)
+    no_memory()
+
+assert in_child(check) == 0
+assert in_child(lambda: in_child(no_memory) and sys.exit(1)) == 0
+assert (descriptors(), mappings()) == here
+try:
+    driver.allocate(0, 4 << 20)
+except OutOfMemoryError:
+    pass
+else:
+    sys.exit("the child's account reached the parent")
+memory.fill(blocks[1].pointer, 1, 7)
+"""
+
+UNPROTECTED_MAPPING = """
+driver = EmulatedDriver(Options())
+block = driver.allocate(0, 1)
+pointer = memory._mmap(0, 2 << 20, 3, 1, block.reference, 0)
+assert mappings() == 2
+assert in_child(no_memory) == 0
+assert mappings() == 2
+"""
+
+DEAD_DRIVER = """
+import gc, weakref
+driver = EmulatedDriver(Options())
+gone = weakref.ref(driver)
+del driver
+gc.collect()
+assert gone() is None
+assert in_child(no_memory) == 0
+"""
+
+WHILE_THREADS_ALLOCATE = """
+import threading
+driver = EmulatedDriver(Options(granularity="page"))
+stop = threading.Event()
+
+def churn():
+    while not stop.is_set():
+        block = driver.allocate(0, 1)
+        exported = driver.export(block, "memfd", "ro")
+        driver.release_export(block, exported)
+        driver.free(block)
+
+threads = [threading.Thread(target=churn) for _ in range(3)]
+for thread in threads:
+    thread.start()
+sys.setswitchinterval(1e-6)
+def check():
+    no_memory()
+    driver.free(driver.allocate(0, 1))
+
+try:
+    codes = [in_child(check) for _ in range(60)]
+finally:
+    stop.set()
+    for thread in threads:
+        thread.join()
+assert not any(codes), codes
+no_memory()
+"""
+
+EXEC = """
+import subprocess
+driver = EmulatedDriver(Options())
+block = driver.allocate(0, 1)
+readonly = driver.export(block, "memfd", "ro")
+listing = subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False, check=True,
+                         capture_output=True, text=True).stdout
+assert "crossmem" not in listing, listing
+"""
+
+
+def test_a_child_has_no_descriptor_and_no_mapping_and_counts_for_itself(run: Run) -> None:
+    ended = run(FORK + KEEPS_NOTHING)
+
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_mapping_that_was_not_yet_protected_is_taken_away(run: Run) -> None:
+    ended = run(FORK + UNPROTECTED_MAPPING)
+
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_fork_handler_does_not_keep_a_driver_alive(run: Run) -> None:
+    ended = run(FORK + DEAD_DRIVER)
+
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_fork_at_any_moment_of_other_threads_keeps_nothing(run: Run) -> None:
+    ended = run(FORK + WHILE_THREADS_ALLOCATE)
+
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_no_descriptor_survives_exec(run: Run) -> None:
+    ended = run(EXEC)
+
+    assert ended.returncode == 0, ended.stderr

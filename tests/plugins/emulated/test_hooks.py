@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plugin registers."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+from crossmem.errors import ConfigurationError
+from crossmem.plugin.markers import API_VERSION
+from crossmem_emulated import hooks
+from crossmem_emulated.driver import EmulatedDriver
+
+
+def test_the_backend_is_used_only_by_name() -> None:
+    (backend,) = hooks.crossmem_backends()
+
+    assert backend.name == "emulated"
+    assert backend.priority is None
+    assert backend.api_version == API_VERSION
+    assert backend.runtimes == ()
+    assert backend.probe().available
+
+
+def test_the_entry_point_leads_here() -> None:
+    (entry,) = entry_points(group="crossmem", name="emulated")
+
+    assert entry.load() is hooks
+
+
+def test_loading_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CROSSMEM_EMULATED_DEVICES", "3")
+    (backend,) = hooks.crossmem_backends()
+
+    driver = backend.load(None)
+
+    assert isinstance(driver, EmulatedDriver)
+    assert len(driver.devices()) == 3
+
+
+def test_a_bad_environment_is_reported_where_the_driver_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CROSSMEM_EMULATED_CAPACITY", "lots")
+    (backend,) = hooks.crossmem_backends()
+
+    with pytest.raises(ConfigurationError, match="CROSSMEM_EMULATED_CAPACITY is 'lots'"):
+        backend.load(None)
+
+
+def test_there_are_no_runtimes() -> None:
+    (backend,) = hooks.crossmem_backends()
+
+    with pytest.raises(ConfigurationError, match="no runtime 'cupy'"):
+        backend.load("cupy")
+
+
+def test_the_probe_says_what_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("crossmem_emulated.memory.memfd_create", refuse)
+    availability = hooks._probe()
+
+    assert availability.state == "unusable"
+    assert availability.reason == "memfd_create failed: Operation not permitted"
+
+
+def test_the_probe_refuses_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+
+    assert hooks._probe().state == "unusable"
+
+
+def test_discovery_loads_no_driver() -> None:
+    script = (
+        "import sys, crossmem_emulated.hooks as hooks; hooks.crossmem_backends();"
+        "sys.exit('crossmem_emulated.driver' in sys.modules"
+        " or 'crossmem_emulated.memory' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0

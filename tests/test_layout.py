@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source tree keeps the shape that its packaging and its readers rely on."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAX_LINES = 500
+SOURCE_FOLDERS = ("core", "docs", "plugins", "tests")
+PACKAGE_PARENTS = [ROOT / "core", *sorted((ROOT / "plugins").iterdir())]
+
+
+def modules() -> list[Path]:
+    return sorted(path for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_source_is_found() -> None:
+    found = {relative(path) for path in modules()}
+
+    assert {"core/crossmem/errors.py", "docs/conf.py", "tests/test_layout.py"} <= found
+
+
+def test_modules_are_short() -> None:
+    lengths = {relative(path): len(path.read_text("utf-8").splitlines()) for path in modules()}
+
+    assert {path: lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_modules_name_their_licence() -> None:
+    header = "# SPDX-License-Identifier: Apache-2.0\n"
+    without = [
+        relative(path) for path in modules() if not path.read_text("utf-8").startswith(header)
+    ]
+
+    assert without == []
+
+
+@pytest.mark.parametrize("parent", PACKAGE_PARENTS, ids=relative)
+def test_only_typed_packages_lie_beside_each_other(parent: Path) -> None:
+    # An editable install puts these folders on sys.path, where anything else could be imported too.
+    for entry in parent.iterdir():
+        if entry.name != "__pycache__":
+            assert (entry / "__init__.py").is_file(), relative(entry)
+            assert (entry / "py.typed").is_file(), relative(entry)

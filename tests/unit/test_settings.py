@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings come from the environment, and what has no meaning is refused by name."""
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from crossmem.errors import ConfigurationError
+from crossmem.settings import VARIABLES, Settings
+
+OWN_DIR = Path(f"/tmp/crossmem-{os.geteuid()}")
+
+
+def test_defaults() -> None:
+    settings = Settings.from_environ({})
+
+    assert settings == Settings()
+    assert settings.device is None
+    assert settings.run_dir == OWN_DIR
+    assert settings.timeout_s == 30.0
+    assert settings.exit_wait_s == 2.0
+    assert settings.reaper is False
+    assert settings.plugins == ()
+    assert settings.disabled_plugins == ()
+
+
+def test_every_field_has_a_variable() -> None:
+    assert set(VARIABLES) == set(Settings.model_fields)
+    assert len(set(VARIABLES.values())) == len(VARIABLES)
+
+
+def test_every_variable_is_read() -> None:
+    settings = Settings.from_environ(
+        {
+            "CROSSMEM_DEVICE": "emulated:1",
+            "CROSSMEM_RUN_DIR": "/srv/run",
+            "CROSSMEM_TIMEOUT": "1.5",
+            "CROSSMEM_EXIT_WAIT": "0",
+            "CROSSMEM_REAPER": "on",
+            "CROSSMEM_PLUGINS": "acme.hooks, other ,",
+            "CROSSMEM_DISABLE_PLUGINS": "hip,acme-tools:acme",
+        }
+    )
+
+    assert settings.model_dump() == {
+        "device": "emulated:1",
+        "run_dir": Path("/srv/run"),
+        "timeout_s": 1.5,
+        "exit_wait_s": 0.0,
+        "reaper": True,
+        "plugins": ("acme.hooks", "other"),
+        "disabled_plugins": ("hip", "acme-tools:acme"),
+    }
+
+
+@pytest.mark.parametrize("variable", VARIABLES.values())
+def test_blank_counts_as_not_set(variable: str) -> None:
+    assert Settings.from_environ({variable: ""}) == Settings()
+    assert Settings.from_environ({variable: "  "}) == Settings()
+
+
+def test_names_that_core_does_not_know_are_left_alone() -> None:
+    environ = {"CROSSMEM_EMULATED_DEVICES": "4", "CROSSMEM_ACME_SPEED": "11", "HOME": "/"}
+
+    assert Settings.from_environ(environ) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("runtime_dir", "run_dir"),
+    [("/run/user/7", Path("/run/user/7/crossmem")), ("run/user/7", OWN_DIR), ("", OWN_DIR)],
+)
+def test_run_dir_follows_the_session(runtime_dir: str, run_dir: Path) -> None:
+    assert Settings.from_environ({"XDG_RUNTIME_DIR": runtime_dir}).run_dir == run_dir
+
+
+def test_run_dir_is_no_matter_of_the_session_where_it_is_set() -> None:
+    environ = {"XDG_RUNTIME_DIR": "/run/user/7", "CROSSMEM_RUN_DIR": "/srv/run"}
+
+    assert Settings.from_environ(environ).run_dir == Path("/srv/run")
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
+def test_true_words(text: str) -> None:
+    assert Settings.from_environ({"CROSSMEM_REAPER": text}).reaper is True
+
+
+@pytest.mark.parametrize("text", ["0", "False", "no", "off"])
+def test_false_words(text: str) -> None:
+    assert Settings.from_environ({"CROSSMEM_REAPER": text}).reaper is False
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("CROSSMEM_RUN_DIR", "run/crossmem", "an absolute path"),
+        ("CROSSMEM_TIMEOUT", "0", "more than 0"),
+        ("CROSSMEM_TIMEOUT", "-1", "more than 0"),
+        ("CROSSMEM_TIMEOUT", "soon", "seconds"),
+        ("CROSSMEM_TIMEOUT", "nan", "seconds"),
+        ("CROSSMEM_TIMEOUT", "inf", "at most 86400"),
+        ("CROSSMEM_TIMEOUT", "1e9", "at most 86400"),
+        ("CROSSMEM_EXIT_WAIT", "-0.1", "from 0 to 86400"),
+        ("CROSSMEM_REAPER", "maybe", "one of 1, true"),
+        ("CROSSMEM_PLUGINS", "acme/hooks.py", "importable modules"),
+        ("CROSSMEM_PLUGINS", "good,.bad", "importable modules"),
+    ],
+)
+def test_no_meaning(variable: str, value: str, allowed: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.from_environ({variable: value})
+
+    assert str(caught.value).startswith(f"{variable}={value!r} ")
+    assert allowed in str(caught.value)
+
+
+def test_all_that_is_wrong_is_named_once() -> None:
+    environ = {"CROSSMEM_TIMEOUT": "x", "CROSSMEM_PLUGINS": "-,+", "CROSSMEM_DEVICE": "hip:0"}
+
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.from_environ(environ)
+
+    message = str(caught.value)
+    assert message.count("CROSSMEM_TIMEOUT") == message.count("CROSSMEM_PLUGINS") == 1
+    assert "CROSSMEM_DEVICE" not in message
+
+
+def test_settings_made_in_code_are_checked_too() -> None:
+    assert Settings(plugins=("acme.hooks",), timeout_s=5).plugins == ("acme.hooks",)
+    with pytest.raises(ValidationError):
+        Settings(plugins=("acme hooks",))
+    with pytest.raises(ValidationError):
+        Settings(run_dir=Path("here"))
+
+
+def test_settings_do_not_change() -> None:
+    settings = Settings()
+
+    with pytest.raises(ValidationError):
+        settings.reaper = True  # type: ignore[misc]
