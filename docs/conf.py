@@ -3,11 +3,26 @@
 
 from importlib.metadata import version as version_of
 
+from docutils.nodes import Element
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+import crossmem
+import crossmem.driver
+import crossmem.models
+import crossmem.plugin
+
 project = "crossmem"
 author = "The crossmem developers"
 version = release = version_of("crossmem")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.napoleon",
+]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -16,5 +31,42 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 napoleon_google_docstring = False
 
+nitpick_ignore_regex = [
+    # Other projects' names, and what pydantic's field annotations consist of.
+    ("py:class", r"(?!crossmem\.).*"),
+    # Arguments of constructors that only crossmem calls.
+    ("py:class", r"crossmem\.(control|settings|sharing)\..*"),
+    # Fields of dataclasses are documented as parameters.
+    ("py:attr", r"Backend\..*"),
+    # pluggy's own words about its marker.
+    ("py:meth", r"PluginManager\..*"),
+]
+
 html_theme = "furo"
 html_title = f"crossmem {version}"
+
+# Where names of the API are documented: under the module that users import them from.
+PUBLIC_MODULES = (crossmem, crossmem.driver, crossmem.models, crossmem.plugin)
+
+
+def resolve_public_name(
+    app: Sphinx, environment: BuildEnvironment, node: pending_xref, text: Element
+) -> Element | None:
+    """Resolve annotations, which name the module that defines a class, to the public name."""
+    target = str(node.get("reftarget", ""))
+    name = target.rpartition(".")[2]
+    for module in PUBLIC_MODULES:
+        if target.startswith("crossmem.") and name in module.__all__:
+            public = f"{module.__name__}.{name}"
+            if public == target:
+                continue
+            domain = environment.domains.python_domain
+            return domain.resolve_xref(
+                environment, node["refdoc"], app.builder, "obj", public, node, text
+            )
+    return None
+
+
+def setup(app: Sphinx) -> None:
+    """Register what this file adds to Sphinx."""
+    app.connect("missing-reference", resolve_public_name)

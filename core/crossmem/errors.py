@@ -14,7 +14,7 @@ what to do next. Each class also derives from the builtin that a Python reader e
     ├── InvalidHandleError      (ValueError)           no export made these bytes
     ├── StaleHandleError        (LookupError)          the allocation was freed
     ├── OwnerGoneError          (ConnectionError)      the exporting process is dead
-    ├── OwnerUnresponsiveError  (TimeoutError)         the exporting process lives but did not answer
+    ├── OwnerUnresponsiveError  (TimeoutError)         the exporting process did not answer in time
     ├── WrongHostError          (RuntimeError)         the exporter cannot be reached from here
     ├── AccessDeniedError       (PermissionError)      the exporter does not admit this process
     ├── BusyError               (RuntimeError)         something still uses the memory
@@ -23,6 +23,8 @@ what to do next. Each class also derives from the builtin that a Python reader e
     ├── UnsupportedError        (NotImplementedError)  the backend does not offer this
     └── DriverError             (RuntimeError)         a vendor or system call failed
 """
+
+from typing_extensions import override
 
 __all__ = [
     "AccessDeniedError",
@@ -81,6 +83,7 @@ class CrossmemError(Exception):
         self.backend = backend
         self.device = device
 
+    @override
     def __str__(self) -> str:
         return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
 
@@ -181,5 +184,6 @@ class DriverError(CrossmemError, RuntimeError):
         self.code = code
         self.name = name
 
+    @override
     def __str__(self) -> str:
         return f"{super().__str__()}\n{self.call} failed with {self.name} ({self.code})"

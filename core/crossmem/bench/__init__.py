@@ -20,7 +20,7 @@ from crossmem.bench.suite import Suite
 __all__ = ["PEERS", "BenchError", "Mode", "Report", "Row", "Target", "render", "run"]
 
 Mode = Literal["smoke", "quick", "full"]
-"""How much to measure: a look whether it works, a quarter of a minute, or minutes."""
+"""How much to measure: a look whether it works, about twenty seconds, or minutes."""
 
 
 def run(
@@ -35,7 +35,7 @@ def run(
     Parameters
     ----------
     mode
-        ``"quick"`` takes about a quarter of a minute, ``"full"`` some minutes, and ``"smoke"``
+        ``"quick"`` takes about twenty seconds, ``"full"`` some minutes, and ``"smoke"``
         seconds, for numbers that mean nothing.
     peers
         Which of :data:`PEERS` to measure, all by default. One that is not installed is reported

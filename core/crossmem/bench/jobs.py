@@ -16,7 +16,7 @@ from typing import Any, Final
 from crossmem.bench.channel import Channel
 from crossmem.bench.peer import Peer
 
-__all__ = ["JOBS", "Context", "Half", "timed"]
+__all__ = ["JOBS", "Context", "Half", "Halves", "timed"]
 
 
 @dataclass(slots=True)
@@ -40,6 +40,9 @@ class Context:
 
 Half = Callable[..., dict[str, Any]]
 """One process's part of a job: takes a :class:`Context` and keywords, returns what JSON can say."""
+
+Halves = Mapping[str, tuple[Half, Half]]
+"""Producer's and consumer's half of jobs, by the job's name."""
 
 
 def timed(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
@@ -210,7 +213,7 @@ def _consume_busy(context: Context, **_: Any) -> dict[str, Any]:
     return {"idle": idle, "busy": busy}
 
 
-JOBS: Final[Mapping[str, tuple[Half, Half]]] = MappingProxyType(
+JOBS: Final[Halves] = MappingProxyType(
     {
         "check": (_produce_check, _consume_check),
         "life": (_produce_life, _consume_life),

@@ -89,6 +89,7 @@ def describe_machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "usable_cpus": len(os.sched_getaffinity(0)),
         "virtual": "hypervisor" in _field("/proc/cpuinfo", "flags").split(),
+        "load": round(os.getloadavg()[0], 2),
         "memory_nbytes": _memory_nbytes("MemTotal"),
         "kernel": platform.release(),
         "huge_pages_shmem": shmem,

@@ -22,6 +22,7 @@ __all__ = ["Suite"]
 
 _LIFE = ("create", "export", "attach", "detach", "free")
 _US = 1e6
+_BUSY_LOAD = 0.5
 
 
 class Suite:
@@ -51,6 +52,7 @@ class Suite:
         self.plan = plan
         self.cpus = choose_cpus()
         self.environment = child_environment()
+        self.folder = ""
         self._device = device
         self._say = say
         self._peers: list[str] = []
@@ -83,6 +85,7 @@ class Suite:
         # The run's own folder: it must not meet what other programs of this user have exported.
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="cmb"))
         os.chmod(folder, 0o700)  # noqa: PTH101
+        self.folder = folder
         self.environment["CROSSMEM_RUN_DIR"] = folder
         # Nothing is touched that fills memory, and addresses are all that most rows use.
         self.environment.setdefault("CROSSMEM_EMULATED_CAPACITY", str(1 << 42))
@@ -151,6 +154,9 @@ class Suite:
     def run(self) -> Report:
         """Measure everything and return the report."""
         start = monotonic()
+        load = self.report.machine["load"]
+        if load > _BUSY_LOAD:
+            self.note(f"other programs were busy when the run began (load {load:g}): expect noise")
         self._check()
         for nbytes in self.plan.sizes:
             self._life(nbytes)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from crossmem.bench.imports import IMPORTS, time_import
+from crossmem.bench.imports import IMPORTS, bytecode_cached_in, time_import
 from crossmem.bench.machine import available_nbytes
 from crossmem.bench.plan import KIB
 from crossmem.bench.syscalls import TraceError, count_system_calls
@@ -137,6 +137,7 @@ def _scale(suite: "Suite") -> None:
         for name in ("create", "attach", "unmap", "free"):
             add("scale", _PEER, f"separate {name}", [found[name] * _US], "us")
         add("scale", _PEER, "separate descriptors added", [found["descriptors"]], "count")
+    suite.restart(_PEER)  # frees that are still to come would make room
     found = suite.job(_PEER, "exhaust", nbytes=4 * KIB, room=64)
     if found is not None:
         right = found["typed"] and found["names_limit"]
@@ -150,12 +151,11 @@ def _scale(suite: "Suite") -> None:
 def _imports(suite: "Suite") -> None:
     suite.say("importing in fresh interpreters")
     rounds: dict[str, list[float]] = {}
+    environment = bytecode_cached_in(suite.folder, suite.environment)
     for i in range(-1, suite.plan.imports):  # the first round warms the files up
         for name, statement in IMPORTS.items():
             try:
-                seconds = time_import(
-                    statement, cpu=suite.cpus.producer, environment=suite.environment
-                )
+                seconds = time_import(statement, cpu=suite.cpus.producer, environment=environment)
             except subprocess.SubprocessError as error:
                 suite.note(f"{name}: {error}")
                 continue

@@ -11,23 +11,15 @@ import traceback
 from typing import Final
 
 from crossmem.bench.channel import Channel, ChannelError
-from crossmem.bench.jobs import JOBS, Context, Half
+from crossmem.bench.jobs import JOBS, Context
+from crossmem.bench.jobs_crossmem import CROSSMEM_JOBS
+from crossmem.bench.jobs_scale import SCALE_JOBS
 from crossmem.bench.peer import peer_class
 
 __all__ = ["PARTNER_TIMEOUT_S", "main"]
 
 PARTNER_TIMEOUT_S: Final = 45.0
 """Longest wait of producer or consumer for each other, in seconds."""
-
-
-def _half(job: str, *, producer: bool) -> Half:
-    if job in JOBS:
-        halves = JOBS[job]
-    else:
-        from crossmem.bench.jobs_crossmem import CROSSMEM_JOBS
-
-        halves = CROSSMEM_JOBS[job]
-    return halves[0 if producer else 1]
 
 
 def main(arguments: list[str]) -> None:
@@ -39,6 +31,7 @@ def main(arguments: list[str]) -> None:
         Role, name of the peer, crossmem device, CPU to stay on, and the descriptors of the
         control channel and of the channel to the other process.
     """
+    jobs = {**JOBS, **CROSSMEM_JOBS, **SCALE_JOBS}
     role, name, device, cpu, control_fd, partner_fd = arguments
     os.sched_setaffinity(0, {int(cpu)})
     # A thousand held allocations need a descriptor each; the usual soft limit is 1024.
@@ -61,7 +54,7 @@ def main(arguments: list[str]) -> None:
                 return
             # Last resort against a process that nobody can stop in an orderly way any more.
             signal.alarm(int(request["deadline_s"]) + 5)
-            half = _half(request["job"], producer=role == "producer")
+            half = jobs[request["job"]][0 if role == "producer" else 1]
             gc.collect()
             gc.disable()
             result = half(context, **request["arguments"])

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands and their options, for typer. What they do is in the modules beside this one."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from crossmem import CrossmemError, __version__
-from crossmem.cli.problems import ExitCode, UsageProblem
-from crossmem.cli.render import print_json, progress_bar, show_error
+from crossmem.cli.problems import BenchmarkError, ExitCode, UsageProblem, write_text
+from crossmem.cli.render import print_json, progress_bar, show_error, show_step
 from crossmem.errors import ConfigurationError
 
 __all__ = ["app"]
@@ -25,16 +26,33 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document and nothing else to stdout.")
 ]
 
 
-def _examples(*lines: tuple[str, str]) -> str:
+def _examples(lines: Sequence[tuple[str, str]]) -> str:
     """Return an epilog with commands to copy and what each does."""
     width = max(len(command) for command, _ in lines)
     shown = [f"[cyan]{command.ljust(width)}[/cyan]  {meaning}" for command, meaning in lines]
-    return "\n\n".join(["[bold]Examples[/bold]", *shown])
+    return "\n".join(["[bold]Examples[/bold]", *shown])
+
+
+def _reflow(function: Callable[..., object]) -> str:
+    """Return a docstring as paragraphs of one line each, for a terminal of any width."""
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _command(*examples: tuple[str, str]) -> Callable[[_Function], _Function]:
+    """Add a command whose help is its docstring and these examples."""
+
+    def add(function: _Function) -> _Function:
+        return app.command(help=_reflow(function), epilog=_examples(examples))(function)
+
+    return add
 
 
 def _show_version(*, value: bool) -> None:
@@ -43,13 +61,6 @@ def _show_version(*, value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(
-    epilog=_examples(
-        ("crossmem demo", "see three processes share 256 MiB"),
-        ("crossmem devices", "see what this machine offers, and what is missing"),
-        ("crossmem conformance", "prove that a backend keeps the contract"),
-    )
-)
 def _root(
     *,
     version: Annotated[
@@ -64,6 +75,18 @@ def _root(
     Exit codes: 0 done and right, 1 done and wrong, 2 an argument or setting cannot be used, 3
     crossmem refused or failed, 130 interrupted. [cyan]conformance[/cyan] exits as pytest does.
     """
+
+
+app.callback(
+    help=_reflow(_root),
+    epilog=_examples(
+        (
+            ("crossmem demo", "see three processes share 256 MiB"),
+            ("crossmem devices", "see what this machine offers, and what is missing"),
+            ("crossmem conformance", "prove that a backend keeps the contract"),
+        )
+    ),
+)(_root)
 
 
 @contextmanager
@@ -100,20 +123,18 @@ def _reporting(command: str, *, as_json: bool) -> Iterator[None]:
     raise typer.Exit(code)
 
 
-@app.command(
-    epilog=_examples(
-        ("crossmem demo", "generate 256 MiB of weights and share them"),
-        ("crossmem demo model.safetensors", "share a file; each tensor gets its own handle"),
-        ("crossmem demo big.npz -n 8 --no-copy", "eight consumers, no comparison with a copy"),
-        ("crossmem demo --size 4GiB", "attaching takes as long as for 256 MiB"),
-        ("crossmem demo data.bin --json | jq .ok", "for scripts"),
-    )
+@_command(
+    ("crossmem demo", "generate 256 MiB of weights and share them"),
+    ("crossmem demo model.safetensors", "share a file; each tensor gets its own handle"),
+    ("crossmem demo big.npz -n 8 --no-copy", "eight consumers, no comparison with a copy"),
+    ("crossmem demo --size 4GiB", "attaching takes as long as for 256 MiB"),
+    ("crossmem demo data.bin --json | jq .ok", "for scripts"),
 )
 def demo(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]",
+            metavar="FILE",
             show_default=False,
             help="A .safetensors, .npy or .npz file, or any other bytes. "
             "Without it, weights are generated.",
@@ -166,12 +187,10 @@ def demo(
             raise typer.Exit(ExitCode.MISMATCH)
 
 
-@app.command(
-    epilog=_examples(
-        ("crossmem devices", "what can be used, and what is missing for the rest"),
-        ("crossmem devices --json | jq '.devices[].device'", "for scripts"),
-        ("CROSSMEM_EMULATED_DEVICES=4 crossmem devices", "emulate four devices"),
-    )
+@_command(
+    ("crossmem devices", "what can be used, and what is missing for the rest"),
+    ("crossmem devices --json | jq '.devices[].device'", "for scripts"),
+    ("CROSSMEM_EMULATED_DEVICES=4 crossmem devices", "emulate four devices"),
 )
 def devices(*, as_json: Json = False) -> None:
     """List the devices of all usable backends, and say what keeps the others from working.
@@ -188,3 +207,104 @@ def devices(*, as_json: Json = False) -> None:
             print_json(report)
         else:
             show_devices(report)
+
+
+@_command(
+    ("crossmem conformance", "the whole kit, about two minutes"),
+    ("crossmem conformance -k 'c06 or c11'", "only the tests of these laws"),
+    ("crossmem conformance --device emulated:1 --json", "for scripts"),
+)
+def conformance(
+    *,
+    device: Annotated[
+        str, typer.Option(envvar="CROSSMEM_DEVICE", help="Device to test.")
+    ] = "emulated:0",
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Vendor binding to test with; default: the backend's own."
+        ),
+    ] = None,
+    select: Annotated[
+        str | None,
+        typer.Option(
+            "-k", metavar="EXPRESSION", help="Run the tests whose names match, as pytest."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    r"""Run the conformance kit on a device, and show what became of each law.
+
+    The kit is what every backend must pass: it starts processes, kills some of them, damages
+    handles, and checks that the contract holds. What a device cannot do is skipped, with the
+    reason. It needs [cyan]pip install 'crossmem\[conformance]'[/cyan].
+
+    Exits as pytest does: 0 passed, 1 failed, 5 nothing selected.
+    """
+    with _reporting("conformance", as_json=as_json):
+        from crossmem.cli.kit import run_kit
+        from crossmem.cli.views import show_conformance
+
+        report = run_kit(device, runtime=runtime, select=select, quiet=as_json)
+        if as_json:
+            print_json(report)
+        else:
+            show_conformance(report)
+        raise typer.Exit(report.exit_code)
+
+
+@_command(
+    ("crossmem bench", "a quarter of a minute, tables on the terminal"),
+    ("crossmem bench --full -o bench.json", "some minutes; keep all numbers"),
+    ("crossmem bench --peer crossmem --peer floor", "only these two"),
+)
+def bench(
+    *,
+    full: Annotated[
+        bool, typer.Option("--full/--quick", help="Minutes, or a quarter of a minute.")
+    ] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", hidden=True, help="Seconds; the numbers mean nothing.")
+    ] = False,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Measure only this way of sharing; may be repeated."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(envvar="CROSSMEM_DEVICE", help="Device that crossmem uses.")
+    ] = "emulated:0",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the JSON document to FILE."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    r"""Measure crossmem beside other ways to share memory, in one run.
+
+    Each way has two processes on CPUs of their own, and rounds go around the ways in turn. A way
+    that is not installed is named and left out; [cyan]pip install 'crossmem\[bench]'[/cyan]
+    brings all of them.
+
+    Exits with 1 if a target of crossmem is missed.
+    """
+    with _reporting("bench", as_json=as_json):
+        from crossmem import bench as suite
+
+        for name in peer or ():
+            if name not in suite.PEERS:
+                hint = f"there are {', '.join(suite.PEERS)}"
+                raise UsageProblem(f"{name!r} is no way of sharing that is measured", hint=hint)
+        mode: suite.Mode = "smoke" if smoke else "full" if full else "quick"
+        try:
+            report = suite.run(mode, peers=peer, device=device, say=show_step)
+        except suite.BenchError as error:
+            raise BenchmarkError(str(error)) from error
+        if output is not None:
+            write_text(output, report.to_json() + "\n")
+        if as_json:
+            print(report.to_json())
+        else:
+            suite.render(report)
+        missed = mode != "smoke" and any(target.met is False for target in report.targets)
+        if missed:
+            raise typer.Exit(ExitCode.MISMATCH)

@@ -53,7 +53,7 @@ class Child:
         except OSError:
             raise self._dead() from None
 
-    def receive(self) -> Any:  # noqa: ANN401 - the messages of crossmem.cli.consumer
+    def receive(self) -> Any:
         """Return the next message; call only when there is one.
 
         Raises

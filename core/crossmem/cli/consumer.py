@@ -8,7 +8,7 @@ costs what starting crossmem costs. Each ends quietly when its parent is gone.
 import hashlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -21,6 +21,7 @@ from crossmem.errors import CrossmemError, UnsupportedError
 __all__ = [
     "CHUNK_NBYTES",
     "Attached",
+    "Checked",
     "Failed",
     "Measured",
     "Progress",
@@ -68,12 +69,18 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What a consumer saw; times in seconds. It still holds the memory."""
+    """A consumer holds the memory; what that took, in seconds."""
 
     attach_s: float
     parts_attach_s: float
-    check_s: float
     readonly: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a consumer read, and how long that took in seconds. It still holds the memory."""
+
+    check_s: float
     sha256: str
     part_sha256: tuple[str, ...]
 
@@ -175,8 +182,9 @@ def measure(pointer: int) -> Measured:
 def consume(connection: Connection, device: str) -> None:
     """Attach to what the parent shares, check it, and hold it until the parent says so.
 
-    Receives a :class:`Task`; sends :class:`Ready`, :class:`Progress` for each chunk and
-    :class:`Attached`; then :class:`Measured` for each ``"measure"``, and ends at ``"release"``.
+    Sends :class:`Ready`. Receives a :class:`Task` and sends :class:`Attached`; then answers
+    ``"check"`` with :class:`Progress` for each chunk and :class:`Checked`, and ``"measure"`` with
+    :class:`Measured`, until it receives ``"release"``.
     """
     _obey(connection, lambda: _consume(connection, device))
 
@@ -193,29 +201,27 @@ def _consume(connection: Connection, device: str) -> None:
     start = time.perf_counter()
     whole = crossmem.attach(task.handle, readonly=readonly, timeout=task.timeout)
     attached = time.perf_counter()
-    parts = crossmem.attach_many(task.parts, readonly=readonly, timeout=task.timeout)
-    parts_attached = time.perf_counter()
     with whole, ExitStack() as stack:
+        parts = crossmem.attach_many(task.parts, readonly=readonly, timeout=task.timeout)
+        parts_attached = time.perf_counter()
         for part in parts:
             stack.enter_context(part)
+        connection.send(Attached(attached - start, parts_attached - attached, whole.readonly))
+        while (order := connection.recv()) != "release":
+            if order == "check":
+                connection.send(_check(whole, parts, connection))
+            else:
+                connection.send(measure(whole.ptr))
 
-        def report(nbytes: int) -> None:
-            connection.send(Progress(nbytes))
 
-        whole_digest = digest(whole, report)
-        part_digests = tuple(digest(part, report) for part in parts)
-        connection.send(
-            Attached(
-                attach_s=attached - start,
-                parts_attach_s=parts_attached - attached,
-                check_s=time.perf_counter() - parts_attached,
-                readonly=whole.readonly,
-                sha256=whole_digest,
-                part_sha256=part_digests,
-            )
-        )
-        while connection.recv() == "measure":
-            connection.send(measure(whole.ptr))
+def _check(whole: _Memory, parts: Sequence[_Memory], connection: Connection) -> Checked:
+    def report(nbytes: int) -> None:
+        connection.send(Progress(nbytes))
+
+    start = time.perf_counter()
+    sha256 = digest(whole, report)
+    part_sha256 = tuple(digest(part, report) for part in parts)
+    return Checked(time.perf_counter() - start, sha256, part_sha256)
 
 
 def receive_copy(connection: Connection, source: Connection, nbytes: int) -> None:
@@ -230,10 +236,7 @@ def receive_copy(connection: Connection, source: Connection, nbytes: int) -> Non
 def _receive_copy(connection: Connection, source: Connection, nbytes: int) -> None:
     buffer = bytearray(nbytes)
     connection.send(Ready())
-    with (
-        memoryview(buffer) as view,
-        open(source.fileno(), "rb", buffering=0, closefd=False) as pipe,
-    ):
+    with memoryview(buffer) as view, FileIO(source.fileno(), closefd=False) as pipe:
         done = 0
         while done < nbytes:
             count = pipe.readinto(view[done:])

@@ -15,6 +15,7 @@ from crossmem.cli.children import Children, gather
 from crossmem.cli.consumer import (
     CHUNK_NBYTES,
     Attached,
+    Checked,
     Measured,
     Task,
     consume,
@@ -215,11 +216,16 @@ class Demo:
         gather(crew, timeout=self.timeout)
         start_s = time.perf_counter() - starting
 
+        # One after the other: side by side they would wait for this machine's CPUs instead.
+        attached: list[Attached] = []
         for child in crew:
             child.send(task)
+            attached += gather([child], timeout=self.timeout)
+        for child in crew:
+            child.send("check")
         to_read = self.consumers * (file.nbytes + sum(part.length for part in parts))
         with self.open_bar(f"{self.consumers} consumers read", to_read) as advance:
-            attached: list[Attached] = gather(crew, timeout=self._time_for(to_read), bar=advance)
+            checked: list[Checked] = gather(crew, timeout=self._time_for(to_read), bar=advance)
 
         leases = _leases_of(handle)
         for child in crew:
@@ -236,8 +242,17 @@ class Demo:
         return _Shared(
             start_s=start_s,
             consumers=tuple(
-                _consumer(child.pid, seen, memory, file.sha256, expected)
-                for child, seen, memory in zip(crew, attached, measured, strict=False)
+                _consumer(
+                    pid=child.pid,
+                    held=held,
+                    seen=seen,
+                    memory=memory,
+                    whole=file.sha256,
+                    parts=expected,
+                )
+                for child, held, seen, memory in zip(
+                    crew, attached, checked, measured, strict=False
+                )
             ),
             leases=leases,
             leases_after=leases_after,
@@ -273,14 +288,14 @@ def _leases_of(handle: ShareableHandle) -> tuple[LeaseReport, ...]:
 
 
 def _consumer(
-    pid: int, seen: Attached, memory: Measured, whole: str, parts: Sequence[str]
+    *, pid: int, held: Attached, seen: Checked, memory: Measured, whole: str, parts: Sequence[str]
 ) -> ConsumerReport:
     return ConsumerReport(
         pid=pid,
-        attach_s=seen.attach_s,
-        parts_attach_s=seen.parts_attach_s,
+        attach_s=held.attach_s,
+        parts_attach_s=held.parts_attach_s,
         check_s=seen.check_s,
-        readonly=seen.readonly,
+        readonly=held.readonly,
         sha256=seen.sha256,
         equal=seen.sha256 == whole,
         tensors_equal=sum(map(operator.eq, seen.part_sha256, parts)),

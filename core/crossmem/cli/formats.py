@@ -174,6 +174,8 @@ def _safetensors_entry(name: str, entry: object, data_start: int, nbytes: int) -
             pass
         case _:
             raise _RefusedError(f"tensor {name!r} lacks dtype, shape or data_offsets")
+    if not name.isprintable() and any("\ud800" <= c <= "\udfff" for c in name):
+        raise _RefusedError(f"the name {name!r} is not Unicode text")
     bits = _SAFETENSORS_BITS.get(dtype)
     if bits is None:
         raise _RefusedError(f"tensor {name!r} has the unknown dtype {dtype!r}")

@@ -2,8 +2,11 @@
 """Exit codes, and what the commands raise where the person can put it right."""
 
 from enum import IntEnum
+from pathlib import Path
 
-__all__ = ["ExitCode", "UsageProblem"]
+from crossmem.errors import CrossmemError
+
+__all__ = ["BenchmarkError", "ExitCode", "UsageProblem", "write_text"]
 
 
 class ExitCode(IntEnum):
@@ -35,3 +38,21 @@ class UsageProblem(Exception):  # noqa: N818 - not a failure of the program
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+class BenchmarkError(CrossmemError):
+    """A process of the benchmark failed, died or did not finish in time."""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that an option named.
+
+    Raises
+    ------
+    UsageProblem
+        Where it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageProblem(f"cannot write {str(path)!r}: {error.strerror}") from error

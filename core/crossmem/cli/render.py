@@ -20,10 +20,12 @@ __all__ = [
     "grid",
     "nbytes_text",
     "output",
+    "plain",
     "print_json",
     "progress_bar",
     "seconds_text",
     "show_error",
+    "show_step",
 ]
 
 Advance = Callable[[int], object]
@@ -57,6 +59,18 @@ def show_error(message: str, hint: str | None) -> None:
         console.print(Text.assemble(("hint: ", "bold"), hint))
 
 
+def show_step(text: str) -> None:
+    """Print to standard error what a long command does now."""
+    _errors().print(Text(text, style="dim"))
+
+
+def plain(text: str) -> str:
+    """Return text that may come from anywhere as markup that shows it and does nothing else."""
+    # A file's names could hold escape sequences that write to the terminal's title or worse.
+    visible = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return escape("".join(visible))
+
+
 def nbytes_text(nbytes: int) -> str:
     """Return a size for people, such as ``"256.0 MiB"``."""
     if nbytes < _KIB:
@@ -84,12 +98,14 @@ def facts(rows: Sequence[tuple[str, str]]) -> Padding:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(escape(name), escape(value))
+        table.add_row(plain(name), plain(value))
     return Padding(table, (0, 0, 1, 0))
 
 
 def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Padding:
     """Return a table with one line under its header.
+
+    Only the last column is wrapped where the terminal is too narrow; the others are cut.
 
     Parameters
     ----------
@@ -101,7 +117,12 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Padding:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
-        table.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
+        table.add_column(
+            column.removeprefix(">"),
+            justify=justify,
+            no_wrap=column != columns[-1],
+            overflow="fold" if column == columns[-1] else "ellipsis",
+        )
     for row in rows:
         table.add_row(*row)
     return Padding(table, (0, 0, 1, 0))

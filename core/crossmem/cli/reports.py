@@ -200,11 +200,13 @@ class LawReport(FrozenModel):
 
     law: str
     passed: int
-    failed: int
-    skipped: int
-    seconds: float
-    reasons: tuple[str, ...]
-    """Why tests were skipped."""
+    """How many tests passed."""
+
+    failed: tuple[str, ...]
+    """Names of the tests that failed."""
+
+    skipped: dict[str, str]
+    """Names of the tests that did not apply, each with the reason."""
 
 
 class ConformanceReport(FrozenModel):

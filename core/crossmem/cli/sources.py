@@ -6,6 +6,7 @@ import os
 import random
 import stat
 import struct
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -71,67 +72,22 @@ class FileSource:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise UsageProblem(f"the file {str(path)!r} cannot be opened: {reason}") from error
-        self._file = os.fdopen(descriptor, "rb", buffering=0)
         try:
             self.nbytes = _check_regular(path, os.fstat(descriptor))
-            with open(descriptor, "rb", closefd=False) as file:  # noqa: PTH123 - no path
+        except UsageProblem:
+            os.close(descriptor)
+            raise
+        self._file = FileIO(descriptor)
+        try:
+            with FileIO(descriptor, closefd=False) as raw, BufferedReader(raw) as file:
                 self.layout = read_layout(file, self.nbytes, path.suffix.lower())
             self._file.seek(0)
         except BaseException:
             self._file.close()
             raise
-        self.name = path.name
-        self.path: str | None = str(path)
-
-    def readinto(self, target: memoryview) -> int:
-        """Fill the start of ``target`` with the next bytes and return how many they were."""
-
-    def close(self) -> None:
-        """Give up the file. Harmless when repeated."""
-
-
-class FileSource:
-    """A regular file that is not empty. Owns an open file until :meth:`close`.
-
-    Raises
-    ------
-    UsageProblem
-        Where the path names no such file; the message says what it names.
-    """
-
-    def __init__(self, path: Path) -> None:
-        try:
-            # O_NONBLOCK: a pipe without a writer must be refused here, not waited for.
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError as error:
-            raise UsageProblem(
-                f"there is no file {str(path)!r}", hint="check the path, or leave it out"
-            ) from error
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise UsageProblem(f"the file {str(path)!r} cannot be opened: {reason}") from error
-        self._file = os.fdopen(descriptor, "rb", buffering=0)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise UsageProblem(
-                    f"{str(path)!r} is a {_kind(status.st_mode)}, not a regular file",
-                    hint="name a file with bytes to share",
-                )
-            if status.st_size == 0:
-                raise UsageProblem(
-                    f"the file {str(path)!r} is empty, so there is nothing to share",
-                    hint="name a file of at least one byte",
-                )
-            self.name = path.name
-            self.path: str | None = str(path)
-            self.nbytes = status.st_size
-            with open(descriptor, "rb", closefd=False) as file:
-                self.layout = read_layout(file, self.nbytes, path.suffix.lower())
-            self._file.seek(0)
-        except BaseException:
-            self._file.close()
-            raise
+        # Names of files are bytes, and need not be text.
+        self.name = os.fsencode(path.name).decode("utf-8", "backslashreplace")
+        self.path: str | None = os.fsencode(path).decode("utf-8", "backslashreplace")
 
     def readinto(self, target: memoryview) -> int:
         """Fill the start of ``target`` with the next bytes and return how many they were."""

@@ -5,15 +5,21 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from rich.markup import escape
-
-from crossmem.cli.render import facts, grid, nbytes_text, output, seconds_text
-from crossmem.cli.reports import DemoReport, DevicesReport, PluginReport, TensorReport
+from crossmem.cli.render import facts, grid, nbytes_text, output, plain, seconds_text
+from crossmem.cli.reports import (
+    ConformanceReport,
+    DemoReport,
+    DevicesReport,
+    PluginReport,
+    TensorReport,
+)
 from crossmem.models import Capabilities
 
 __all__ = ["show_demo", "show_devices"]
 
 _SHOWN_TENSORS: Final = 6
+_MUCH: Final = 2
+_NAME_LENGTH: Final = 32
 
 
 def show_demo(report: DemoReport) -> None:
@@ -43,11 +49,11 @@ def _tensor_table(tensors: Sequence[TensorReport]) -> object:
     shown = tensors[:_SHOWN_TENSORS] if len(tensors) > _SHOWN_TENSORS + 1 else tensors
     rows = [
         [
-            escape(one.name) or "[dim](the array)[/dim]",
-            escape(one.dtype),
-            "-" if one.shape is None else escape(str(list(one.shape))),
+            plain(_short(one.name)) or "[dim](the array)[/dim]",
+            plain(one.dtype) + (" [dim]deflated[/dim]" if one.stored == "deflated" else ""),
+            "-" if one.shape is None else plain(str(list(one.shape))),
             f"{one.offset:,}",
-            nbytes_text(one.nbytes) + (" deflated" if one.stored == "deflated" else ""),
+            nbytes_text(one.nbytes),
         ]
         for one in shown
     ]
@@ -58,30 +64,38 @@ def _tensor_table(tensors: Sequence[TensorReport]) -> object:
     return grid(["Tensor", "Type", "Shape", ">Offset", ">Size"], rows)
 
 
+def _short(name: str) -> str:
+    """Return a name of a tensor without its middle, where it is long."""
+    half = _NAME_LENGTH // 2
+    return name if len(name) <= _NAME_LENGTH else f"{name[:half]}…{name[-half:]}"
+
+
 def _consumer_table(report: DemoReport) -> object:
     parts = sum(one.sha256 is not None for one in report.file.tensors)
     held = {lease.pid: lease.held_s for lease in report.leases}
-    columns = [">Consumer", ">Attach", "Access", "Digest"]
+    columns = ["PID", ">Attach", "Access", "File"]
     if parts:
-        columns += [f">Attach {_count(parts, 'part')}", ">Parts equal"]
-    columns += [">Read twice" if parts else ">Read", ">Lease held"]
+        columns += [f">+{_count(parts, 'part')}", ">Parts"]
+    columns += [">Read", ">Lease"]
     rows = []
     for one in report.consumers:
         row = [
-            f"pid {one.pid}",
+            str(one.pid),
             seconds_text(one.attach_s),
             "read-only" if one.readonly else "read-write",
             "[green]equal[/green]" if one.equal else "[bold red]DIFFERS[/bold red]",
         ]
         if parts:
-            colour = "green" if one.tensors_equal == parts else "bold red"
+            right = f"{one.tensors_equal}/{parts}"
             row += [
                 seconds_text(one.parts_attach_s),
-                f"[{colour}]{one.tensors_equal} of {parts}[/{colour}]",
+                f"[green]{right}[/green]"
+                if one.tensors_equal == parts
+                else f"[bold red]{right}[/bold red]",
             ]
         row += [
             seconds_text(one.check_s),
-            seconds_text(held[one.pid]) if one.pid in held else "[red]no lease[/red]",
+            seconds_text(held[one.pid]) if one.pid in held else "[red]none[/red]",
         ]
         rows.append(row)
     return grid(columns, rows)
@@ -89,21 +103,21 @@ def _consumer_table(report: DemoReport) -> object:
 
 def _comparison(report: DemoReport) -> list[tuple[str, str]]:
     attach_s = statistics.median(one.attach_s for one in report.consumers)
-    rows = [("Attach, no copy", f"{seconds_text(attach_s)} (median), whatever the size")]
+    median = "median" if len(report.consumers) > 1 else "one process"
+    rows = [("Attach, no copy", f"{seconds_text(attach_s)} ({median})")]
     copied = report.copy_through_pipe
     if copied.copy_s is None:
         text = f"not timed: {copied.skipped}"
     else:
-        text = (
-            f"{seconds_text(copied.copy_s)} to one process, "
-            f"{copied.copy_s / attach_s:,.0f} times as long, and it holds the bytes twice"
-        )
+        ratio = copied.copy_s / attach_s
+        times = f"{ratio:,.0f} times as long" if ratio >= _MUCH else "the file is small"
+        text = f"{seconds_text(copied.copy_s)} to one process: {times}"
     rows.append(("Copy through a pipe", text))
     if report.counted_once_nbytes is not None and report.resident_sum_nbytes is not None:
         once, summed = map(nbytes_text, (report.counted_once_nbytes, report.resident_sum_nbytes))
         processes = len(report.consumers) + 1
-        text = f"{once} in use; the {processes} processes each map it, {summed} if added up"
-        rows.append(("Memory", text))
+        text = f"{once} for {processes} processes; {summed} if each had its own"
+        rows.append(("Memory in use", text))
     return rows
 
 
@@ -127,13 +141,15 @@ def show_devices(report: DevicesReport) -> None:
         rows = [
             [
                 f"[bold]{one.device}[/bold]",
-                escape(one.identity),
+                plain(one.identity),
                 nbytes_text(one.total_nbytes),
-                escape(one.name),
+                plain(one.name),
             ]
             for one in report.devices
         ]
         console.print(grid(["Device", "Identity", ">Memory", "Name"], rows))
+    else:
+        console.print("No device can be used.\n")
     groups: dict[Capabilities, list[str]] = {}
     for one in report.devices:
         groups.setdefault(one.capabilities, []).append(one.device)
@@ -187,3 +203,32 @@ def _plugin_problems(plugins: Sequence[PluginReport]) -> list[tuple[str, str]]:
         )
         for one in plugins
     ]
+
+
+def show_conformance(report: ConformanceReport) -> None:
+    """Print what became of each law."""
+    console = output()
+    console.print()
+    rows = []
+    for one in report.laws:
+        verdict = "[bold red]FAILED[/bold red]" if one.failed else "[green]kept[/green]"
+        if not one.failed and not one.passed:
+            verdict = "[yellow]not tested[/yellow]"
+        detail = ", ".join(one.failed) or "; ".join(sorted(set(one.skipped.values())))
+        rows.append(
+            [one.law, verdict, *_counts(one.passed, len(one.failed), len(one.skipped)), detail]
+        )
+    if rows:
+        columns = ["Law", "", ">Passed", ">Failed", ">Skipped", "Failed, or why skipped"]
+        console.print(grid(columns, [[*row[:-1], plain(row[-1])] for row in rows]))
+    where = f"on {report.device}" + (f" with {report.runtime}" if report.runtime else "")
+    took = f"in {seconds_text(report.seconds)}"
+    if report.ok:
+        console.print(f"[bold green]OK[/bold green]  {_count(len(rows), 'law')} {where} {took}.")
+    else:
+        code = f"pytest exited with {report.exit_code}"
+        console.print(f"[bold red]NOT OK[/bold red]  {code}, {where} {took}.")
+
+
+def _counts(*numbers: int) -> list[str]:
+    return [str(number) if number else "-" for number in numbers]

@@ -63,8 +63,13 @@ class ServerConnection:
         self._outbox: deque[_Outgoing] = deque()
         self._outbox.append(_Outgoing(pack_hello(self.nonce), ()))
 
-    def receive(self) -> Iterator[tuple[MessageType, int, bytes]]:
-        """Yield the complete messages that have arrived.
+    def receive(self, at_most: int) -> Iterator[tuple[MessageType, int, bytes]]:
+        """Yield the complete ones among the messages that have arrived.
+
+        Parameters
+        ----------
+        at_most
+            How many messages to read; one that has come is known of without asking twice.
 
         Raises
         ------
@@ -73,7 +78,7 @@ class ServerConnection:
         ProtocolError
             Where it sent what no client of ours sends.
         """
-        while True:
+        for _ in range(at_most):
             try:
                 # Descriptors that a peer attaches are dropped by the kernel: none are received.
                 size = self.socket.recv_into(self._buffer)

@@ -7,7 +7,6 @@ import hashlib
 import os
 import socket
 import stat
-import time
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +17,7 @@ __all__ = ["abstract_address", "listen", "new_socket", "socket_path"]
 
 _SUFFIX: Final = ".sock"
 _UNFINISHED: Final = ".new"
-_UNFINISHED_AGE_S: Final = 60.0
+_ATTEMPTS: Final = 10
 _BACKLOG: Final = 4096
 
 
@@ -63,21 +62,8 @@ def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], 
     _prepare(run_dir)
     _sweep(run_dir)
     path = socket_path(run_dir, owner)
-    # Connecting to a bound socket that does not listen yet is refused, as with a dead one: only
-    # a socket that listens gets its final name, so no sweep of another process takes it away.
-    unfinished = path.with_suffix(_UNFINISHED)
-    unfinished.unlink(missing_ok=True)
-    sockets: list[socket.socket] = []
+    sockets = [_listen_at_path(path)]
     try:
-        sockets.append(new_socket())
-        try:
-            sockets[0].bind(str(unfinished))
-        except OSError as error:
-            msg = f"cannot listen at {path}: {error.strerror or error}"
-            hint = "set CROSSMEM_RUN_DIR to a short, writable directory of your own"
-            raise ConfigurationError(msg, hint=hint) from error
-        sockets[0].listen(_BACKLOG)
-        unfinished.rename(path)
         sockets.append(new_socket())
         try:
             sockets[1].bind(abstract_address(owner))
@@ -89,10 +75,37 @@ def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], 
     except BaseException:
         for one in sockets:
             one.close()
-        unfinished.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise
     return sockets, path
+
+
+def _listen_at_path(path: Path) -> socket.socket:
+    """Listen under another name first, and take the final one only then.
+
+    Connecting to a socket that is bound but does not listen yet is refused, as with a dead one;
+    so a sweep of another process may remove the first name, but never the final one.
+    """
+    unfinished = path.with_suffix(_UNFINISHED)
+    hint = "set CROSSMEM_RUN_DIR to a short, writable directory of your own"
+    for _ in range(_ATTEMPTS):
+        listener = new_socket()
+        try:
+            unfinished.unlink(missing_ok=True)
+            listener.bind(str(unfinished))
+            listener.listen(_BACKLOG)
+            unfinished.rename(path)
+        except FileNotFoundError:
+            listener.close()
+            continue
+        except OSError as error:
+            listener.close()
+            unfinished.unlink(missing_ok=True)
+            msg = f"cannot listen at {path}: {error.strerror or error}"
+            raise ConfigurationError(msg, hint=hint) from error
+        return listener
+    msg = f"cannot listen at {path}: another process keeps removing {unfinished.name}"
+    raise ConfigurationError(msg, hint=hint)
 
 
 def _prepare(run_dir: Path) -> None:
@@ -120,11 +133,7 @@ def _sweep(run_dir: Path) -> None:
     """Remove what dead processes left; another process may be sweeping at the same time."""
     for path in run_dir.iterdir():
         with contextlib.suppress(FileNotFoundError):
-            if path.suffix == _UNFINISHED:
-                stale = time.time() - path.lstat().st_mtime > _UNFINISHED_AGE_S
-            else:
-                stale = path.suffix == _SUFFIX and _is_refused(path)
-            if stale:
+            if path.suffix in {_SUFFIX, _UNFINISHED} and _is_refused(path):
                 path.unlink()
 
 

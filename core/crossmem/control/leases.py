@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who holds what. How leases are recorded is known to this class alone."""
 
-import itertools
+import os
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 __all__ = ["Holder", "Lease", "LeaseTable"]
 
@@ -21,22 +22,27 @@ class Holder:
     pidfd
         Descriptor that tells of its death; None for this process itself and where the kernel
         offers none.
+    connections
+        How many connections it has.
+    leases
+        What it holds, by number.
     """
 
     pid: int
     uid: int
     pidfd: int | None = None
+    connections: int = 0
     leases: dict[int, "Lease"] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lease:
+class Lease(NamedTuple):
     """The record that one process holds an import of one allocation.
 
     Parameters
     ----------
     number
-        Unique in the exporting process.
+        Known to the holder alone, which proves with it that it may end the lease, whatever
+        connection it uses then.
     allocation
         Number of the allocation.
     export
@@ -58,20 +64,23 @@ class LeaseTable:
     """All leases on this process's memory. Its user holds a lock around every call."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
+        self._leases: dict[int, Lease] = {}
         self._by_allocation: dict[int, dict[int, Lease]] = {}
 
     def give(self, allocation: int, export: int, holder: Holder) -> Lease:
         """Record a new lease."""
-        lease = Lease(next(self._numbers), allocation, export, holder, time.time())
-        self._by_allocation.setdefault(allocation, {})[lease.number] = lease
-        holder.leases[lease.number] = lease
+        number = int.from_bytes(os.urandom(8), "little")
+        lease = Lease(number, allocation, export, holder, time.time())
+        self._leases[number] = lease
+        self._by_allocation.setdefault(allocation, {})[number] = lease
+        holder.leases[number] = lease
         return lease
 
-    def end(self, holder: Holder, number: int) -> Lease | None:
-        """Forget a lease of this holder; None where it has no such lease."""
-        lease = holder.leases.pop(number, None)
+    def end(self, number: int) -> Lease | None:
+        """Forget a lease; None where there is none of that number."""
+        lease = self._leases.pop(number, None)
         if lease is not None:
+            del lease.holder.leases[number]
             of_allocation = self._by_allocation[lease.allocation]
             del of_allocation[number]
             if not of_allocation:
@@ -82,7 +91,7 @@ class LeaseTable:
         """Forget all leases of a holder and return them."""
         leases = list(holder.leases.values())
         for lease in leases:
-            self.end(holder, lease.number)
+            self.end(lease.number)
         return leases
 
     def of(self, allocation: int) -> tuple[Lease, ...]:
@@ -95,4 +104,4 @@ class LeaseTable:
         return allocation in self._by_allocation
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_allocation.values()))
+        return len(self._leases)

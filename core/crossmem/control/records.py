@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the lease server knows of exported memory: no vendor's objects, only what it answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from crossmem.driver import Exported, Peer
+from crossmem.errors import ConfigurationError
 from crossmem.models import ShareableHandle
 
 __all__ = ["Allow", "Export", "Shared"]
@@ -22,14 +23,18 @@ class Allow:
         These users as well as the exporter's own. None: the exporter's own alone.
     """
 
-    pids: frozenset[int] | None = None
-    uids: frozenset[int] | None = None
+    pids: Collection[int] | None = None
+    uids: Collection[int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("pids", "uids"):
             value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, frozenset(value))
+            if value is None:
+                continue
+            if not isinstance(value, Iterable) or not all(type(one) is int for one in value):
+                msg = f"{name} must be a collection of numbers or None, not {value!r}"
+                raise ConfigurationError(msg, operation="export")
+            object.__setattr__(self, name, frozenset(value))
 
     def refuses(self, pid: int, uid: int, own_uid: int) -> str | None:
         """Return why a process is refused, None where it is admitted."""
@@ -59,14 +64,14 @@ class Shared:
     allocation
         Its number in this process.
     grant
-        Puts peers on the vendor's whitelist for an export.
+        Puts peers on the vendor's whitelist for an export; None where there is no whitelist.
     on_idle
         Called, with the server's lock held, when the last lease of retired memory ended: it
         may only take a note.
     """
 
     allocation: int
-    grant: Callable[[Export, Peer], None]
+    grant: Callable[[Export, Peer], None] | None
     on_idle: Callable[[], None]
     exports: dict[int, Export] = field(default_factory=dict)
     is_retired: bool = False

@@ -7,21 +7,22 @@ peer's messages too (:meth:`LeaseServer.retire`), so a release that was sent bef
 told the application is always seen.
 """
 
-import errno
 import logging
 import os
 import resource
 import select
 import socket
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from crossmem.control.connection import ServerConnection
 from crossmem.control.endpoint import listen
 from crossmem.control.leases import Holder, Lease, LeaseTable
+from crossmem.control.limits import name_descriptor_limit
 from crossmem.control.processes import is_dead, open_peer
 from crossmem.control.records import Export, Shared
 from crossmem.control.wire import (
@@ -33,11 +34,9 @@ from crossmem.control.wire import (
     Request,
     Status,
     Wanted,
-    grant_proof_parts,
     pack_grant,
     pack_refusal,
-    prove,
-    request_proof_parts,
+    proof_context,
     unpack_ids,
     unpack_request,
     verify,
@@ -53,6 +52,7 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.02
 _STOP_JOIN_S: Final = 2.0
+_MAX_CAUGHT_UP: Final = 1000
 
 
 class LeaseServer:
@@ -84,7 +84,7 @@ class LeaseServer:
         self._newest_allocation = 0
         self._leases = LeaseTable()
         self._myself = Holder(identity.pid, identity.uid)
-        self._holders: dict[int, Holder] = {}
+        self._holders: set[Holder] = set()
         self._connections: dict[int, ServerConnection] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
         self._unsent: set[ServerConnection] = set()
@@ -92,9 +92,13 @@ class LeaseServer:
         self._stopping = False
         self._accept_paused = False
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES + 1))
-        self._listeners, self._path = listen(run_dir, identity)
-        self._wake, self._woken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._epoll = select.epoll()
+        with name_descriptor_limit("socket"), ExitStack() as undo:
+            self._epoll = undo.enter_context(select.epoll())
+            self._wake, self._woken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(self._wake.close)
+            undo.callback(self._woken.close)
+            self._listeners, self._path = listen(run_dir, identity)
+            undo.pop_all()
         for listener in self._listeners:
             self._watch(listener.fileno(), lambda one=listener: self._accept(one))  # type: ignore[misc]
         self._watch(self._woken.fileno(), lambda: None)
@@ -165,7 +169,7 @@ class LeaseServer:
     def release_mine(self, number: int) -> None:
         """End a lease of this process on its own memory."""
         with self.lock:
-            lease = self._leases.end(self._myself, number)
+            lease = self._leases.end(number)
             if lease is not None:
                 self._after_end(lease)
         self._emit_events()
@@ -202,7 +206,7 @@ class LeaseServer:
         """Close every descriptor, and nothing else: for a forked child."""
         for connection in self._connections.values():
             connection.close()
-        for holder in self._holders.values():
+        for holder in self._holders:
             if holder.pidfd is not None:
                 os.close(holder.pidfd)
         for one in (*self._listeners, self._wake, self._woken):
@@ -261,7 +265,7 @@ class LeaseServer:
             accepted.close()
             return
         self._connections[connection.number] = connection
-        self._watch(connection.number, lambda: self._serve(connection))
+        self._watch(connection.number, lambda: self._serve(connection, at_most=1))
         self._flush(connection)
 
     def _make_room(self) -> None:
@@ -273,16 +277,16 @@ class LeaseServer:
         if silent is not None:
             self._drop(silent)
 
-    def _serve(self, connection: ServerConnection) -> None:
-        """Handle all that a peer has sent. Called by any thread that holds the lock."""
+    def _serve(self, connection: ServerConnection, *, at_most: int) -> None:
+        """Handle what a peer has sent. Called by any thread that holds the lock."""
         try:
-            for kind, request, body in connection.receive():
+            for kind, request, body in connection.receive(at_most):
                 if kind is MessageType.IMPORT:
                     self._answer(connection, request, unpack_request(body))
                 elif kind is MessageType.RELEASE:
-                    self._release(connection, unpack_ids(body))
+                    self._release(unpack_ids(body))
                 elif connection.granted_request == request:
-                    self._release(connection, tuple(connection.granted))
+                    self._release(connection.granted)
                     connection.forget_replies()
         except EOFError:
             self._drop(connection)
@@ -304,51 +308,46 @@ class LeaseServer:
         connection.granted_request, connection.granted = number, []
         records: list[bytes] = []
         descriptors: list[int] = []
+        context = proof_context(connection.nonce, request.nonce, number)
         for wanted in request.wanted:
-            given = self._give(connection, holder, number, request, wanted)
-            if isinstance(given, Refusal):
-                records.append(pack_refusal(given))
+            export = self._admit(connection, context, request.reported, wanted)
+            if isinstance(export, Refusal):
+                records.append(pack_refusal(export))
                 continue
-            grant, export = given
-            connection.granted.append(grant.lease)
-            records.append(pack_grant(grant))
-            descriptors.extend(export.exported.descriptors)
+            lease = self._leases.give(wanted.allocation, wanted.export, holder)
+            connection.granted.append(lease.number)
+            handle, exported = export.handle, export.exported
+            count = len(exported.descriptors)
+            grant = Grant(lease.number, handle.nbytes, handle.capacity, count, exported.payloads)
+            records.append(pack_grant(grant, handle.secret, context))
+            descriptors += exported.descriptors
+            self._note(EventKind.LEASED, export, connection.pid)
         connection.queue(number, b"".join(records), tuple(descriptors))
         self._flush(connection)
 
-    def _give(
-        self,
-        connection: ServerConnection,
-        holder: Holder,
-        number: int,
-        request: Request,
-        wanted: Wanted,
-    ) -> tuple[Grant, Export] | Refusal:
+    def _admit(
+        self, connection: ServerConnection, context: bytes, reported: int, wanted: Wanted
+    ) -> Export | Refusal:
+        """Return the export that a peer may have, after the vendor's whitelist knows the peer."""
         refusal = self._refusal_of(wanted.allocation, wanted.export)
         if refusal is not None:
             return refusal
         shared = self._shared[wanted.allocation]
         export = shared.exports[wanted.export]
         handle = export.handle
-        asked = request_proof_parts(connection.nonce, request.nonce, number, handle.core)
-        if not verify(wanted.proof, handle.secret, b"import", *asked):
+        if not verify(wanted.proof, handle.secret, b"import", context, handle.core):
             return Refusal(Status.UNKNOWN, "the secret or a field of the handle is wrong")
         reason = export.allow.refuses(connection.pid, connection.uid, self.identity.uid)
         if reason is not None:
             export.denied += 1
             self._note(EventKind.DENIED, export, connection.pid, reason)
             return Refusal(Status.DENIED, reason)
-        try:
-            shared.grant(export, Peer(connection.pid, request.reported))
-        except CrossmemError as error:
-            return Refusal(Status.FAILED, str(error))
-        lease = self._leases.give(wanted.allocation, wanted.export, holder)
-        payloads, count = export.exported.payloads, len(export.exported.descriptors)
-        grant = Grant(lease.number, handle.nbytes, handle.capacity, count, payloads, b"")
-        granted = grant_proof_parts(connection.nonce, request.nonce, number, grant)
-        proof = prove(handle.secret, b"grant", *granted)
-        self._note(EventKind.LEASED, export, connection.pid)
-        return Grant(lease.number, handle.nbytes, handle.capacity, count, payloads, proof), export
+        if shared.grant is not None:
+            try:
+                shared.grant(export, Peer(connection.pid, reported))
+            except CrossmemError as error:
+                return Refusal(Status.FAILED, str(error))
+        return export
 
     def _refusal_of(self, allocation: int, export: int) -> Refusal | None:
         """Return why nobody gets this export, None where it can be given."""
@@ -366,18 +365,16 @@ class LeaseServer:
     def _holder_of(self, connection: ServerConnection, start_time: int) -> Holder:
         if connection.holder is not None:
             return connection.holder
-        holder = self._holders.get(connection.pid) if connection.pid else None
-        if holder is not None and self._lose_if_dead(holder):
-            holder = None
-        if holder is None:
+        known = (one for one in self._holders if one.pid == connection.pid and one.pid)
+        holder = next(known, None)
+        if holder is None or self._lose_if_dead(holder):
             pidfd = open_peer(connection.socket, connection.pid, start_time)
             holder = Holder(connection.pid, connection.uid, pidfd)
-            # Peers whose pid is not visible have negative keys: they stand alone.
-            key = connection.pid or -connection.number
-            self._holders[key] = holder
+            self._holders.add(holder)
             if pidfd is not None:
-                self._watch(pidfd, lambda: self._lose_if_dead(holder))
+                self._watch(pidfd, partial(self._check, holder))
         connection.holder = holder
+        holder.connections += 1
         return holder
 
     def _flush(self, connection: ServerConnection) -> None:
@@ -396,21 +393,20 @@ class LeaseServer:
         holders = {lease.holder for lease in self._leases.of(allocation)}
         for connection in list(self._connections.values()):
             if connection.holder in holders:
-                self._serve(connection)
+                self._serve(connection, at_most=_MAX_CAUGHT_UP)
         for holder in holders:
             self._lose_if_dead(holder)
 
-    def _release(self, connection: ServerConnection, numbers: tuple[int, ...]) -> None:
-        if connection.holder is None:
-            return
+    def _release(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            lease = self._leases.end(connection.holder, number)
+            lease = self._leases.end(number)
             if lease is not None:
                 self._after_end(lease)
 
     def _after_end(self, lease: Lease, kind: EventKind = EventKind.LEASE_ENDED) -> None:
         shared = self._shared[lease.allocation]
-        self._note(kind, next(iter(shared.exports.values())), lease.holder.pid)
+        self._note(kind, shared.exports[lease.export], lease.holder.pid)
+        self._forget_if_unused(lease.holder)
         if self._leases.is_leased(lease.allocation):
             return
         self._idle.notify_all()
@@ -424,16 +420,17 @@ class LeaseServer:
         self._unsent.discard(connection)
         self._unwatch(connection.number)
         connection.close()
-        holder = connection.holder
+        holder, connection.holder = connection.holder, None
         if holder is None:
             return
-        connection.holder = None
-        if any(one.holder is holder for one in self._connections.values()):
-            return
-        if holder.pidfd is None:
+        holder.connections -= 1
+        if holder.pidfd is None and not holder.connections:
             self._lose(holder)
-        elif not holder.leases:
-            self._forget(holder)
+        else:
+            self._forget_if_unused(holder)
+
+    def _check(self, holder: Holder) -> None:
+        self._lose_if_dead(holder)
 
     def _lose_if_dead(self, holder: Holder) -> bool:
         # Asked again even where epoll says so: within one batch of events, a descriptor's number
@@ -449,12 +446,14 @@ class LeaseServer:
             self._after_end(lease, EventKind.LEASE_LOST)
         for connection in list(self._connections.values()):
             if connection.holder is holder:
-                connection.holder = None
                 self._drop(connection)
-        self._forget(holder)
+        self._forget_if_unused(holder)
 
-    def _forget(self, holder: Holder) -> None:
-        self._holders = {key: one for key, one in self._holders.items() if one is not holder}
+    def _forget_if_unused(self, holder: Holder) -> None:
+        """Stop watching a process that has neither leases nor a connection."""
+        if holder.leases or holder.connections or holder not in self._holders:
+            return
+        self._holders.remove(holder)
         if holder.pidfd is not None:
             self._unwatch(holder.pidfd)
             os.close(holder.pidfd)

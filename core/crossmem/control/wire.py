@@ -19,10 +19,9 @@ CANCEL client to server empty: whatever this request id was granted is released
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from hmac import compare_digest
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = [
     "HEADER",
@@ -39,15 +38,14 @@ __all__ = [
     "Request",
     "Status",
     "Wanted",
-    "grant_proof_parts",
     "pack_grant",
     "pack_hello",
     "pack_ids",
     "pack_refusal",
     "pack_request",
     "pages",
+    "proof_context",
     "prove",
-    "request_proof_parts",
     "unpack_hello",
     "unpack_ids",
     "unpack_replies",
@@ -71,7 +69,7 @@ _HELLO: Final = struct.Struct("<H16s")
 _REQUEST: Final = struct.Struct("<16sQQI")
 _WANTED: Final = struct.Struct("<QI16s")
 _REPLY: Final = struct.Struct("<BH")
-_GRANT: Final = struct.Struct("<QQQHI16s")
+_GRANT: Final = struct.Struct("<QQQHI")
 _PAYLOAD: Final = struct.Struct("<I")
 
 
@@ -100,8 +98,10 @@ class Status(IntEnum):
     FAILED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+_GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)
+
+
+class Wanted(NamedTuple):
     """One export that an importer asks for, with its proof that it knows the secret."""
 
     allocation: int
@@ -109,30 +109,31 @@ class Wanted:
     proof: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One request for any number of exports of one backend."""
 
     nonce: bytes
     reported: int
     start_time: int
-    wanted: tuple[Wanted, ...]
+    wanted: Sequence[Wanted]
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A lease, with the true sizes and all that the importer's driver needs."""
+class Grant(NamedTuple):
+    """A lease, with the true sizes and all that the importer's driver needs.
+
+    ``record`` and ``proof`` are what was received, for the importer to verify.
+    """
 
     lease: int
     nbytes: int
     capacity: int
     descriptor_count: int
     payloads: tuple[bytes, ...]
-    proof: bytes
+    record: bytes = b""
+    proof: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Why there is no lease."""
 
     status: Status
@@ -154,20 +155,9 @@ def verify(proof: bytes, secret: bytes, role: bytes, *parts: bytes) -> bool:
     return compare_digest(proof, prove(secret, role, *parts))
 
 
-def request_proof_parts(
-    server_nonce: bytes, nonce: bytes, request: int, core: bytes
-) -> tuple[bytes, ...]:
-    """Return what an importer's proof covers: this connection, this request, every field."""
-    return server_nonce, nonce, request.to_bytes(8, "little"), core
-
-
-def grant_proof_parts(
-    server_nonce: bytes, nonce: bytes, request: int, grant: Grant
-) -> tuple[bytes, ...]:
-    """Return what a server's proof covers: this request, and all that it grants."""
-    numbers = (request, grant.lease, grant.nbytes, grant.capacity, grant.descriptor_count)
-    fixed = b"".join(number.to_bytes(8, "little") for number in numbers)
-    return server_nonce, nonce, fixed, *grant.payloads
+def proof_context(server_nonce: bytes, nonce: bytes, request: int) -> bytes:
+    """Return what every proof of one request covers: this connection and this request."""
+    return b"".join((server_nonce, nonce, request.to_bytes(8, "little")))
 
 
 def pages(kind: MessageType, request: int, body: bytes) -> Iterator[bytes]:
@@ -198,9 +188,7 @@ def unpack_hello(message: bytes) -> tuple[int, bytes]:
 
 def pack_request(request: Request) -> bytes:
     """Make the body of an IMPORT."""
-    head = _REQUEST.pack(
-        request.nonce, request.reported, request.start_time, len(request.wanted)
-    )
+    head = _REQUEST.pack(request.nonce, request.reported, request.start_time, len(request.wanted))
     records = [_WANTED.pack(one.allocation, one.export, one.proof) for one in request.wanted]
     return b"".join((head, *records))
 
@@ -219,18 +207,15 @@ def unpack_request(body: bytes) -> Request:
     return Request(nonce, reported, start_time, wanted)
 
 
-def pack_grant(grant: Grant) -> bytes:
-    """Make one record of a REPLY."""
+def pack_grant(grant: Grant, secret: bytes, context: bytes) -> bytes:
+    """Make one record of a REPLY, with the proof that its maker knows the secret."""
     head = _GRANT.pack(
-        grant.lease,
-        grant.nbytes,
-        grant.capacity,
-        grant.descriptor_count,
-        len(grant.payloads),
-        grant.proof,
+        grant.lease, grant.nbytes, grant.capacity, grant.descriptor_count, len(grant.payloads)
     )
     payloads = [_PAYLOAD.pack(len(one)) + one for one in grant.payloads]
-    return b"".join((_REPLY.pack(Status.GRANTED, 0), head, *payloads))
+    record = b"".join((head, *payloads))
+    proof = prove(secret, b"grant", context, record)
+    return b"".join((_GRANTED, record, proof))
 
 
 def pack_refusal(refusal: Refusal) -> bytes:
@@ -252,7 +237,8 @@ def unpack_replies(body: bytes) -> list[Grant | Refusal]:
                 replies.append(Refusal(Status(status), reason))
                 at += length
                 continue
-            lease, nbytes, capacity, descriptors, count, proof = _GRANT.unpack_from(body, at)
+            start = at
+            lease, nbytes, capacity, descriptors, count = _GRANT.unpack_from(body, at)
             at += _GRANT.size
             payloads = []
             for _ in range(count):
@@ -260,7 +246,11 @@ def unpack_replies(body: bytes) -> list[Grant | Refusal]:
                 at += _PAYLOAD.size
                 payloads.append(body[at : at + size])
                 at += size
-            replies.append(Grant(lease, nbytes, capacity, descriptors, tuple(payloads), proof))
+            record, proof = body[start:at], body[at : at + PROOF_NBYTES]
+            at += PROOF_NBYTES
+            replies.append(
+                Grant(lease, nbytes, capacity, descriptors, tuple(payloads), record, proof)
+            )
     except (struct.error, ValueError) as error:
         msg = f"a reply cannot be read: {error}"
         raise ProtocolError(msg) from error

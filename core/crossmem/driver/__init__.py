@@ -10,7 +10,13 @@ from crossmem.driver.base import (
     Imported,
     Peer,
 )
-from crossmem.driver.groups import AddressRanges, ForeignMemory, ReadonlyAlias, check_groups
+from crossmem.driver.groups import (
+    AddressRanges,
+    ForeignMemory,
+    ReadonlyAlias,
+    check_groups,
+    readonly_alias_of,
+)
 from crossmem.driver.tracing import TracingDriver
 
 __all__ = [
@@ -26,4 +32,5 @@ __all__ = [
     "ReadonlyAlias",
     "TracingDriver",
     "check_groups",
+    "readonly_alias_of",
 ]

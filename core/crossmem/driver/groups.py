@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optional groups of driver methods. A driver implements all of a group or none of it."""
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
 from crossmem.driver.base import Block, Driver, Imported
 
-__all__ = ["AddressRanges", "ForeignMemory", "ReadonlyAlias", "check_groups"]
+__all__ = ["AddressRanges", "ForeignMemory", "ReadonlyAlias", "check_groups", "readonly_alias_of"]
 
 
-@runtime_checkable
 class ReadonlyAlias(Protocol):
     """A second, read-only mapping of memory that this process owns (law C8)."""
 
@@ -21,7 +20,6 @@ class ReadonlyAlias(Protocol):
         ...
 
 
-@runtime_checkable
 class AddressRanges(Protocol):
     """Addresses reserved first and given memory later."""
 
@@ -42,7 +40,6 @@ class AddressRanges(Protocol):
         ...
 
 
-@runtime_checkable
 class ForeignMemory(Protocol):
     """Memory that someone else allocated through the same vendor."""
 
@@ -54,6 +51,19 @@ class ForeignMemory(Protocol):
 _GROUPS: tuple[type, ...] = (ReadonlyAlias, AddressRanges, ForeignMemory)
 
 
+def _methods(group: type) -> list[str]:
+    return sorted(name for name in vars(group) if not name.startswith("_"))
+
+
+def _offers(driver: Driver, group: type) -> bool:
+    return all(callable(getattr(driver, name, None)) for name in _methods(group))
+
+
+def readonly_alias_of(driver: Driver) -> ReadonlyAlias | None:
+    """Return the driver as a :class:`ReadonlyAlias`, None where it does not offer the group."""
+    return cast("ReadonlyAlias", driver) if _offers(driver, ReadonlyAlias) else None
+
+
 def check_groups(driver: Driver) -> list[str]:
     """Return what is wrong with a driver's optional groups, one line for each fault.
 
@@ -62,7 +72,7 @@ def check_groups(driver: Driver) -> list[str]:
     """
     faults = []
     for group in _GROUPS:
-        methods = sorted(name for name in vars(group) if not name.startswith("_"))
+        methods = _methods(group)
         missing = [name for name in methods if not callable(getattr(driver, name, None))]
         if missing and len(missing) < len(methods):
             faults.append(f"{group.__name__} is incomplete: {', '.join(missing)} missing")
@@ -72,6 +82,8 @@ def check_groups(driver: Driver) -> list[str]:
             (capabilities.address_ranges, AddressRanges),
             (capabilities.foreign_memory, ForeignMemory),
         ):
-            if says != isinstance(driver, group):
-                faults.append(f"capabilities of device {device.ordinal} contradict {group.__name__}")
+            if says != _offers(driver, group):
+                faults.append(
+                    f"capabilities of device {device.ordinal} contradict {group.__name__}"
+                )
     return faults

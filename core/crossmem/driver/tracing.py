@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from crossmem.driver.base import Block, CopyKind, Driver, Exported, Imported, Peer
-from crossmem.driver.groups import ReadonlyAlias
+from crossmem.driver.groups import readonly_alias_of
 from crossmem.models import Access, Capabilities, DeviceInfo
 
 __all__ = ["TracingDriver"]
@@ -66,7 +66,7 @@ class TracingDriver(Driver):
 
     def __getattr__(self, name: str) -> Any:
         # Optional groups are offered exactly where the inner driver offers them.
-        if name in {"map_readonly", "unmap_readonly"} and isinstance(self.inner, ReadonlyAlias):
+        if name in {"map_readonly", "unmap_readonly"} and readonly_alias_of(self.inner):
             return getattr(self, f"_{name}")
         if name.startswith("_"):
             raise AttributeError(name)

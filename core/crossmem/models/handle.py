@@ -6,9 +6,10 @@ import json
 import struct
 from binascii import crc32
 from functools import lru_cache
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError, model_validator
+from typing_extensions import override
 
 from crossmem.errors import InvalidHandleError, InvalidSizeError
 from crossmem.models.base import FrozenModel
@@ -42,36 +43,43 @@ _FIXED_START: Final = _BODY_START + ProcessIdentity.LAYOUT.size
 _NAMES_START: Final = _FIXED_START + _FIXED.size
 
 _Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
-_U64Field = Annotated[int, Field(ge=0, le=_U64)]
 _Positive = Annotated[int, Field(gt=0, le=_U64)]
 
 
-class _HandleFields(FrozenModel):
+class _CoreFields(FrozenModel):
     """What bytes from outside must satisfy before a handle is made of them."""
 
     backend: _Name
     mechanism: _Name
     device: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
     allocation: _Positive
-    export: Annotated[int, Field(ge=0, le=2**32 - 1)]
-    secret: Annotated[bytes, Field(min_length=16, max_length=16)]
-    owner: ProcessIdentity
     nbytes: _Positive
     capacity: _Positive
-    offset: _U64Field
-    length: _Positive
-    access: Access
     raw: Annotated[bytes, Field(max_length=MAX_RAW_NBYTES)] | None
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
-        if not self.offset + self.length <= self.nbytes <= self.capacity:
-            msg = (
-                f"part [{self.offset}, {self.offset + self.length}) must lie in {self.nbytes} "
-                f"bytes, and those in a capacity of {self.capacity}"
-            )
+        if self.nbytes > self.capacity:
+            msg = f"{self.nbytes} bytes must lie in a capacity of {self.capacity}"
             raise ValueError(msg)
         return self
+
+
+class _Core(NamedTuple):
+    """All that is the same for every part of an export; parts share one."""
+
+    backend: str
+    mechanism: str
+    device: str
+    allocation: int
+    export: int
+    secret: bytes
+    owner: ProcessIdentity
+    nbytes: int
+    capacity: int
+    access: Access
+    raw: bytes | None
+    wire: bytes
 
 
 class ShareableHandle:
@@ -84,39 +92,16 @@ class ShareableHandle:
 
     Attributes
     ----------
-    backend, mechanism
-        Which backend made the memory and how it is shared.
-    device
-        Identity (not ordinal) of the device that holds the memory.
-    allocation
-        Number of the allocation, unique in the exporting process.
-    owner
-        The exporting process.
-    nbytes, capacity
-        Requested and reserved size of the whole allocation, in bytes.
     offset, length
         The part of the allocation that this handle names, in bytes.
-    access
-        ``"rw"`` or ``"ro"``.
     """
 
-    __slots__ = (
-        "_bytes",
-        "_secret",
-        "access",
-        "allocation",
-        "backend",
-        "capacity",
-        "core",
-        "device",
-        "export",
-        "length",
-        "mechanism",
-        "nbytes",
-        "offset",
-        "owner",
-        "raw",
-    )
+    __slots__ = ("_bytes", "_core", "length", "offset")
+
+    offset: int
+    length: int
+    _core: _Core
+    _bytes: bytes | None
 
     def __init__(
         self,
@@ -133,25 +118,9 @@ class ShareableHandle:
         access: Access,
         raw: bytes | None = None,
     ) -> None:
-        self._set("backend", backend)
-        self._set("mechanism", mechanism)
-        self._set("device", device)
-        self._set("allocation", allocation)
-        self._set("export", export)
-        self._set("_secret", secret)
-        self._set("owner", owner)
-        self._set("nbytes", nbytes)
-        self._set("capacity", capacity)
-        self._set("access", access)
-        self._set("raw", raw)
-        self._set("offset", 0)
-        self._set("length", nbytes)
-        self._set("_bytes", None)
         names = (backend.encode("ascii"), mechanism.encode("ascii"), device.encode("ascii"))
         flags = (_FLAG_READONLY if access == "ro" else 0) | (_FLAG_RAW if raw is not None else 0)
-        # All that is the same for every part, in wire form: the key of imports and leases, and
-        # what the proof of the secret covers, so that no field can be changed on the way.
-        core = b"".join(
+        wire = b"".join(
             (
                 flags.to_bytes(2, "little"),
                 owner.to_bytes(),
@@ -162,22 +131,93 @@ class ShareableHandle:
                 raw or b"",
             )
         )
-        self._set("core", core)
+        core = _Core(
+            backend,
+            mechanism,
+            device,
+            allocation,
+            export,
+            secret,
+            owner,
+            nbytes,
+            capacity,
+            access,
+            raw,
+            wire,
+        )
+        _fill(self, core, 0, nbytes, None)
 
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
+    @override
     def __setattr__(self, name: str, value: object) -> None:
         msg = f"a ShareableHandle is immutable; {name!r} cannot be set"
         raise AttributeError(msg)
 
+    @override
     def __delattr__(self, name: str) -> None:
         self.__setattr__(name, None)
 
     @property
+    def backend(self) -> str:
+        """Name of the backend that made the memory."""
+        return self._core.backend
+
+    @property
+    def mechanism(self) -> str:
+        """How the memory is shared."""
+        return self._core.mechanism
+
+    @property
+    def device(self) -> str:
+        """Identity (not ordinal) of the device that holds the memory."""
+        return self._core.device
+
+    @property
+    def allocation(self) -> int:
+        """Number of the allocation, unique in the exporting process."""
+        return self._core.allocation
+
+    @property
+    def export(self) -> int:
+        """Which of the allocation's exports this is."""
+        return self._core.export
+
+    @property
+    def owner(self) -> ProcessIdentity:
+        """The exporting process."""
+        return self._core.owner
+
+    @property
+    def nbytes(self) -> int:
+        """Requested size of the whole allocation, in bytes."""
+        return self._core.nbytes
+
+    @property
+    def capacity(self) -> int:
+        """Reserved size of the whole allocation, in bytes."""
+        return self._core.capacity
+
+    @property
+    def access(self) -> Access:
+        """``"rw"`` or ``"ro"``."""
+        return self._core.access
+
+    @property
+    def raw(self) -> bytes | None:
+        """The vendor's bytes of a raw handle; None where a lease brings them."""
+        return self._core.raw
+
+    @property
     def secret(self) -> bytes:
         """The 16 secret bytes that an importer proves to know."""
-        return self._secret
+        return self._core.secret
+
+    @property
+    def core(self) -> bytes:
+        """Everything but the part, in wire form: handles with one core name one export.
+
+        It is what an importer's proof covers, so that no field can be changed on the way.
+        """
+        return self._core.wire
 
     def slice(self, offset: int, nbytes: int) -> "ShareableHandle":
         """Return a handle to a part of this one.
@@ -202,25 +242,21 @@ class ShareableHandle:
         if offset < 0 or nbytes <= 0 or offset + nbytes > self.length:
             msg = f"part [{offset}, {offset + nbytes}) does not lie in [0, {self.length})"
             raise InvalidSizeError(msg, operation="slice", backend=self.backend)
-        part = object.__new__(ShareableHandle)
-        for name in ShareableHandle.__slots__:
-            part._set(name, getattr(self, name))
-        part._set("offset", self.offset + offset)
-        part._set("length", nbytes)
-        part._set("_bytes", None)
-        return part
+        return _fill(_blank(), self._core, self.offset + offset, nbytes, None)
 
     def to_bytes(self) -> bytes:
         """Return the wire form: at most 1 KiB, always the same for the same export and part."""
-        if self._bytes is None:
-            body = _PART.pack(self.offset, self.length) + self.core[2:]
-            flags = int.from_bytes(self.core[:2], "little")
+        blob = self._bytes
+        if blob is None:
+            core = self._core.wire
+            body = _PART.pack(self.offset, self.length) + core[2:]
+            flags = int.from_bytes(core[:2], "little")
             total = _HEADER.size + len(body)
             # The checksum covers the header with a zero in its own place.
             head = _HEADER.pack(_MAGIC, _VERSION, flags, total, 0)
             checksum = crc32(body, crc32(head))
-            self._set("_bytes", _HEADER.pack(_MAGIC, _VERSION, flags, total, checksum) + body)
-        blob: bytes = self._bytes
+            blob = _HEADER.pack(_MAGIC, _VERSION, flags, total, checksum) + body
+            object.__setattr__(self, "_bytes", blob)
         return blob
 
     @classmethod
@@ -274,6 +310,7 @@ class ShareableHandle:
         """Eight hex digits that name this handle in logs without giving it away."""
         return hashlib.blake2b(self.to_bytes(), digest_size=4).hexdigest()
 
+    @override
     def __repr__(self) -> str:
         part = "" if self.length == self.nbytes else f" part [{self.offset}, +{self.length}) of"
         return (
@@ -282,14 +319,17 @@ class ShareableHandle:
             f"{self.device}, {self.access}>"
         )
 
+    @override
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShareableHandle):
             return NotImplemented
-        return (self.core, self.offset, self.length) == (other.core, other.offset, other.length)
+        return self.to_bytes() == other.to_bytes()
 
+    @override
     def __hash__(self) -> int:
-        return hash((self.core, self.offset, self.length))
+        return hash(self.to_bytes())
 
+    @override
     def __reduce__(self) -> tuple[Any, ...]:
         return ShareableHandle.from_bytes, (self.to_bytes(),)
 
@@ -300,6 +340,21 @@ def _refuse(reason: str) -> InvalidHandleError:
         hint="pass the bytes of handle.to_bytes() unchanged",
         operation="from_bytes",
     )
+
+
+def _blank() -> ShareableHandle:
+    return object.__new__(ShareableHandle)
+
+
+def _fill(
+    handle: ShareableHandle, core: _Core, offset: int, length: int, blob: bytes | None
+) -> ShareableHandle:
+    fill = object.__setattr__
+    fill(handle, "_core", core)
+    fill(handle, "offset", offset)
+    fill(handle, "length", length)
+    fill(handle, "_bytes", blob)
+    return handle
 
 
 # The same handle is often received again and again; a handle is immutable, so it can be shared.
@@ -317,31 +372,33 @@ def _decode(blob: bytes) -> ShareableHandle:
     head = _HEADER.pack(magic, version, flags, total, 0)
     if crc32(blob[_HEADER.size :], crc32(head)) != checksum:
         raise _refuse("the checksum does not match; the bytes were damaged on the way")
+    core = _decode_core(blob, flags)
     offset, length = _PART.unpack_from(blob, _HEADER.size)
-    (allocation, export, secret, nbytes, capacity, *lengths) = _FIXED.unpack_from(
-        blob, _FIXED_START
-    )
-    if _NAMES_START + sum(lengths) != len(blob):
+    if not 0 < length <= core.nbytes - offset:
+        raise _refuse(f"part [{offset}, {offset + length}) of {core.nbytes} bytes")
+    return _fill(_blank(), core, offset, length, blob)
+
+
+def _decode_core(blob: bytes, flags: int) -> _Core:
+    owner = ProcessIdentity(*ProcessIdentity.LAYOUT.unpack_from(blob, _BODY_START))
+    allocation, export, secret, nbytes, capacity, *sizes = _FIXED.unpack_from(blob, _FIXED_START)
+    if _NAMES_START + sum(sizes) != len(blob):
         raise _refuse("the lengths of its names do not add up")
     names: list[bytes] = []
     start = _NAMES_START
-    for size in lengths:
+    for size in sizes:
         names.append(blob[start : start + size])
         start += size
+    if names[3] and not flags & _FLAG_RAW:
+        raise _refuse("vendor bytes in a leased handle")
     try:
-        fields = _HandleFields(
+        fields = _CoreFields(
             backend=names[0].decode("ascii"),
             mechanism=names[1].decode("ascii"),
             device=names[2].decode("ascii"),
             allocation=allocation,
-            export=export,
-            secret=secret,
-            owner=ProcessIdentity(*ProcessIdentity.LAYOUT.unpack_from(blob, _BODY_START)),
             nbytes=nbytes,
             capacity=capacity,
-            offset=offset,
-            length=length,
-            access="ro" if flags & _FLAG_READONLY else "rw",
             raw=names[3] if flags & _FLAG_RAW else None,
         )
     except UnicodeDecodeError as error:
@@ -349,21 +406,17 @@ def _decode(blob: bytes) -> ShareableHandle:
     except ValidationError as error:
         reason = "; ".join(detail["msg"] for detail in error.errors())
         raise _refuse(reason) from None
-    if names[3] and fields.raw is None:
-        raise _refuse("vendor bytes in a leased handle")
-    whole = ShareableHandle(
-        backend=fields.backend,
-        mechanism=fields.mechanism,
-        device=fields.device,
-        allocation=fields.allocation,
-        export=fields.export,
-        secret=fields.secret,
-        owner=fields.owner,
-        nbytes=fields.nbytes,
-        capacity=fields.capacity,
-        access=fields.access,
-        raw=fields.raw,
+    return _Core(
+        fields.backend,
+        fields.mechanism,
+        fields.device,
+        fields.allocation,
+        export,
+        secret,
+        owner,
+        fields.nbytes,
+        fields.capacity,
+        "ro" if flags & _FLAG_READONLY else "rw",
+        fields.raw,
+        flags.to_bytes(2, "little") + blob[_BODY_START:],
     )
-    if (fields.offset, fields.length) == (0, fields.nbytes):
-        return whole
-    return whole.slice(fields.offset, fields.length)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from typing_extensions import override
 
 from crossmem.control.records import Allow, Export, Shared
-from crossmem.driver import Block, Exported, Peer
+from crossmem.driver import Block, Driver, Exported, Peer
 from crossmem.errors import (
     BusyError,
     ClosedError,
@@ -106,11 +106,7 @@ class Owned:
         """Free the memory now where nobody leases it, else when the last lease ends."""
         self.is_retired = True
         server = self.process.server
-        if (
-            self.shared is None
-            or server is None
-            or server.retire(self.number, even_if_leased=True)
-        ):
+        if self.shared is None or server is None or server.retire(self.number, even_if_leased=True):
             self.free_now()
 
     def on_idle(self) -> None:
@@ -142,6 +138,7 @@ class Allocation(Memory):
         self._process = owned.process
         self._owned: Owned | None = owned
 
+    @override
     def __repr__(self) -> str:
         if self._owned is None:
             return f"<Allocation of {self.nbytes} bytes on {self.device.name}, freed>"
@@ -211,8 +208,11 @@ class Allocation(Memory):
         ClosedError, ForkedProcessError
             Where the memory may not be used any more.
         """
+        if allow is not None and not isinstance(allow, Allow):
+            msg = f"allow must be a crossmem.Allow or None, not {allow!r}"
+            raise ConfigurationError(msg, operation="export")
         owned = self._owned
-        if owned is not None and owned.process is self._process:
+        if owned is not None:
             # The hot path: has this process exported it like this before?
             handle = owned.handles.get((allow, access, lease, mechanism))
             if handle is not None and foreign(self._process, self) is None:
@@ -284,6 +284,7 @@ class Allocation(Memory):
             f"{self!r} was dropped without free()", ResourceWarning, stacklevel=2, source=self
         )
 
+    @override
     def __reduce__(self) -> tuple[Any, ...]:
         msg = "an Allocation stays in its process; send the handle that export() returns"
         raise UnsupportedError(msg)
@@ -299,9 +300,6 @@ def _export(
 ) -> ShareableHandle:
     device, process = owned.device, owned.process
     chosen = _check_export(device, access, mechanism, lease=lease)
-    if allow is not None and not isinstance(allow, Allow):
-        msg = f"allow must be a crossmem.Allow or None, not {allow!r}"
-        raise ConfigurationError(msg, operation="export")
     server = process.start_server() if lease else None
     if synchronize:
         device.driver.synchronize(device.ordinal)
@@ -324,7 +322,9 @@ def _export(
     )
     if server is not None:
         if owned.shared is None:
-            owned.shared = Shared(owned.number, owned.grant, owned.on_idle)
+            has_whitelist = type(device.driver).grant is not Driver.grant
+            grant = owned.grant if has_whitelist else None
+            owned.shared = Shared(owned.number, grant, owned.on_idle)
         server.publish(owned.shared, Export(handle, allow or _EVERYONE_OF_THIS_USER, exported))
     if process.registry.observed:
         owned.tell(EventKind.EXPORTED)
@@ -363,6 +363,4 @@ def _await_leases(owned: Owned, process: Process, busy: Busy, timeout: float | N
             msg = (
                 f"allocation {owned.number} is leased by process {', '.join(sorted(set(holders)))}"
             )
-            raise BusyError(
-                msg, operation="free", hint='close it there, or free with busy="defer"'
-            )
+            raise BusyError(msg, operation="free", hint='close it there, or free with busy="defer"')

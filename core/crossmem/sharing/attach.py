@@ -162,6 +162,8 @@ def _wish(
         refused = f"memory of {home.name} (capability peer_access)"
     elif readonly is True and handle.access == "rw" and not capabilities.readonly_imports:
         refused = 'read-only imports (capability readonly_imports); ask for readonly="advisory"'
+    elif handle.raw is not None and not capabilities.raw_handles:
+        refused = "raw handles (capability raw_handles)"
     elif handle.mechanism not in capabilities.mechanisms:
         refused = f"mechanism {handle.mechanism!r}"
     if refused is not None:
@@ -183,9 +185,7 @@ def _mapping(
     return Mapping(process, entry, handle, base, None, readonly=readonly)
 
 
-def _map(
-    process: Process, handle: ShareableHandle, entry: Entry, readonly: Readonly
-) -> Mapping:
+def _map(process: Process, handle: ShareableHandle, entry: Entry, readonly: Readonly) -> Mapping:
     try:
         return _mapping(process, handle, entry, readonly)
     except BaseException:

@@ -3,6 +3,8 @@
 
 from typing import Any
 
+from typing_extensions import override
+
 from crossmem.control.processes import has_pidfds
 from crossmem.driver import Driver
 from crossmem.driver.guards import check_size
@@ -60,9 +62,11 @@ class Device:
         """What the device is called in every process of this host."""
         return self.info.identity
 
+    @override
     def __repr__(self) -> str:
         return f"<Device {self.name} {self.info.name!r} {self.identity}>"
 
+    @override
     def __reduce__(self) -> tuple[Any, ...]:
         return device, (self.name,)
 
@@ -192,7 +196,9 @@ def find_by_identity(
         if one.info.identity == identity:
             return one
     names = ", ".join(f"{one.name} ({one.identity})" for one in found) or "none"
-    msg = f"the handle's device {identity!r} of backend {backend!r} is not visible; visible: {names}"
+    msg = (
+        f"the handle's device {identity!r} of backend {backend!r} is not visible; visible: {names}"
+    )
     raise DeviceNotFoundError(
         msg, backend=backend, device=identity, hint="check this process's visible-device mask"
     )

@@ -6,8 +6,10 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from crossmem.control.client import Leased, OwnerConnection
-from crossmem.driver import Imported, ReadonlyAlias
+from crossmem.driver import Imported, readonly_alias_of
 from crossmem.errors import InvalidHandleError, OwnerUnresponsiveError, UnsupportedError
 from crossmem.models import Access, ShareableHandle
 
@@ -166,6 +168,7 @@ class RemoteEntry(Entry):
         self.is_open = True
 
     @property
+    @override
     def is_owner_alive(self) -> bool:
         """Whether the exporting process still runs; true where there is nobody to watch."""
         return self.connection is None or self.connection.is_owner_alive
@@ -176,12 +179,15 @@ class RemoteEntry(Entry):
             raise InvalidHandleError(msg)
         return self.imported
 
+    @override
     def _map(self, *, remappable: bool) -> int:
         return self.device.driver.map(self._imported(), remappable=remappable)
 
+    @override
     def _unmap(self, pointer: int) -> None:
         self.device.driver.unmap(self._imported(), pointer)
 
+    @override
     def _close(self) -> None:
         if self.imported is not None:
             imported, self.imported = self.imported, None
@@ -194,7 +200,7 @@ class RemoteEntry(Entry):
 class LocalEntry(Entry):
     """Memory of this process itself, under another name: no vendor import is made (law C8)."""
 
-    __slots__ = ("_is_alias", "_owned", "_release")
+    __slots__ = ("_alias", "_owned", "_release")
 
     def __init__(
         self,
@@ -207,8 +213,8 @@ class LocalEntry(Entry):
         super().__init__(key, device, access)
         self._owned = owned
         self._release = release
-        self._is_alias = access == "ro" and isinstance(device.driver, ReadonlyAlias)
-        if access == "ro" and not self._is_alias:
+        self._alias = readonly_alias_of(device.driver) if access == "ro" else None
+        if access == "ro" and self._alias is None:
             msg = f"{device.name} cannot map this process's own memory read-only"
             raise UnsupportedError(msg, hint='import with readonly="advisory"')
 
@@ -219,21 +225,23 @@ class LocalEntry(Entry):
         self.is_open = True
 
     @property
+    @override
     def is_owner_alive(self) -> bool:
         """Always true: this process runs."""
         return True
 
-    def _map(self, *, remappable: bool) -> int:  # noqa: ARG002 - an alias can be made again
-        driver = self.device.driver
-        if self._is_alias and isinstance(driver, ReadonlyAlias):
-            return driver.map_readonly(self._owned.block)
+    @override
+    def _map(self, *, remappable: bool) -> int:
+        if self._alias is not None:
+            return self._alias.map_readonly(self._owned.block)
         return self._owned.block.pointer
 
+    @override
     def _unmap(self, pointer: int) -> None:
-        driver = self.device.driver
-        if self._is_alias and isinstance(driver, ReadonlyAlias):
-            driver.unmap_readonly(self._owned.block, pointer)
+        if self._alias is not None:
+            self._alias.unmap_readonly(self._owned.block, pointer)
 
+    @override
     def _close(self) -> None:
         leases, self.leases = self.leases, []
         for lease in leases:

@@ -48,6 +48,7 @@ class Import:
         self.device: Device = entry.device
         self.nbytes = handle.length
 
+    @override
     def __repr__(self) -> str:
         state = "closed" if self._entry is None else "open"
         return f"<Import of {self.nbytes} bytes from pid {self.handle.owner.pid}, {state}>"
@@ -136,6 +137,7 @@ class Import:
             f"{self!r} was dropped without close()", ResourceWarning, stacklevel=2, source=self
         )
 
+    @override
     def __reduce__(self) -> tuple[Any, ...]:
         msg = "an Import stays in its process; send its handle, which forwards the original export"
         raise UnsupportedError(msg)
@@ -176,6 +178,7 @@ class Mapping(Memory):
         self._pointer = base + handle.offset
         self.handle = handle
 
+    @override
     def __repr__(self) -> str:
         state = "unmapped" if self._entry is None else f"at {self._pointer:#x}"
         kind = "read-only" if self.readonly else "read-write"
@@ -265,6 +268,7 @@ class Mapping(Memory):
             f"{self!r} was dropped without unmap()", ResourceWarning, stacklevel=2, source=self
         )
 
+    @override
     def __reduce__(self) -> tuple[Any, ...]:
         msg = "a Mapping stays in its process; send its handle, which forwards the original export"
         raise UnsupportedError(msg)

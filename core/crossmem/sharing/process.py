@@ -7,7 +7,6 @@ ended) waits in one queue, which each public call empties first.
 """
 
 import atexit
-import contextlib
 import itertools
 import logging
 import os
@@ -16,9 +15,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from crossmem.control.client import OwnerConnection
 from crossmem.control.server import LeaseServer
 from crossmem.errors import ClosedError, CrossmemError, ForkedProcessError
 from crossmem.models import ProcessIdentity
@@ -34,7 +32,7 @@ __all__ = ["Process", "current", "drain", "foreign"]
 
 _log = logging.getLogger(__name__)
 
-_REAPER_PERIOD_S = 0.1
+_REAPER_PERIOD_S: Final = 0.1
 
 
 class Process:
@@ -56,7 +54,6 @@ class Process:
         """What finalisers and the lease server left to be done."""
         self.is_exiting = False
         self._server: LeaseServer | None = None
-        self._connections: dict[ProcessIdentity, OwnerConnection] = {}
         if self.settings.reaper:
             threading.Thread(target=self._reap, name="crossmem-reaper", daemon=True).start()
 
@@ -79,29 +76,6 @@ class Process:
                         )
         return self._server
 
-    def connection_to(self, owner: ProcessIdentity) -> OwnerConnection:
-        """Return the kept connection to an exporting process; it connects when first used.
-
-        Called with the import table's lock held.
-        """
-        connection = self._connections.get(owner)
-        if connection is None:
-            self._forget_dead_owners()
-            with self.lock:
-                connection = self._connections.setdefault(
-                    owner,
-                    OwnerConnection(owner, self.identity, self.settings.run_dir, self.gate),
-                )
-        return connection
-
-    def _forget_dead_owners(self) -> None:
-        """Close connections to dead exporters of which nothing is imported any more."""
-        with self.lock:
-            for owner, connection in list(self._connections.items()):
-                if not connection.entries and not connection.is_owner_alive:
-                    del self._connections[owner]
-                    connection.close()
-
     def drain(self) -> None:
         """Do what waits. Called first by every public call that is not on the hot path."""
         while self.pending:
@@ -114,14 +88,6 @@ class Process:
             except CrossmemError:
                 # The job belonged to an object that nobody has any more: nobody to raise to.
                 _log.exception("a deferred release failed")
-
-    def tend_connections(self) -> None:
-        """Send releases that could not be sent before, and take in late replies."""
-        for connection in list(self._connections.values()):
-            connection.tend()
-            if connection.has_unsent:
-                with contextlib.suppress(CrossmemError):
-                    connection.reopen_to_release(timeout_s=1.0)
 
     def _reap(self) -> None:
         while not self.is_exiting and _current is self:
@@ -148,9 +114,6 @@ class Process:
                     )
         self.drain()
         self.imports.close_all()
-        for connection in self._connections.values():
-            connection.flush()
-            connection.close()
         for owned in list(self.owned.values()):
             owned.free_at_exit()
         if server is not None:
@@ -166,8 +129,7 @@ class Process:
         """
         if self._server is not None:
             self._server.abandon()
-        for connection in self._connections.values():
-            connection.close()
+        self.imports.abandon()
         drivers = self.registry.after_fork_in_child()
         for driver in drivers:
             driver.after_fork_in_child()

@@ -93,5 +93,5 @@ def collect() -> int:
     if process.server is not None:
         process.server.catch_up()
     process.drain()
-    process.tend_connections()
+    process.imports.tend()
     return before - len(process.owned)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from crossmem.control.client import Leased, OwnerConnection
 from crossmem.control.wire import Refusal, Status
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from crossmem.sharing.process import Process
 
 __all__ = ["ImportTable", "Wish"]
+
+_TEND_TIMEOUT_S: Final = 1.0
 
 _ERRORS: dict[Status, type[CrossmemError]] = {
     Status.STALE: StaleHandleError,
@@ -56,6 +58,7 @@ class ImportTable:
         self._lock = threading.Lock()
         self._entries: dict[object, Entry] = {}
         self._shortcuts: dict[tuple[bytes, object, object], Entry] = {}
+        self._connections: dict[ProcessIdentity, OwnerConnection] = {}
 
     def join(self, shortcut: tuple[bytes, object, object]) -> Entry | None:
         """Return the open entry that was opened with the same arguments, with one more user.
@@ -97,8 +100,9 @@ class ImportTable:
         claimed: list[Entry] = []
         locked: list[Entry] = []
         try:
+            # Not a comprehension: what is claimed before one raises must be released again.
             for wish in wishes:
-                claimed.append(self._claim(wish))
+                claimed.append(self._claim(wish))  # noqa: PERF401
             pairs = list(zip(wishes, claimed, strict=True))
             unready = {id(entry): entry for wish, entry in pairs if not _is_ready(wish, entry)}
             # One order for all threads, so that two batches cannot wait for each other.
@@ -135,7 +139,7 @@ class ImportTable:
         if handle.owner != process.identity:
             connection = None
             if handle.raw is None:
-                connection = process.connection_to(handle.owner)
+                connection = self._connection_to(handle.owner)
                 connection.entries += 1
             return RemoteEntry(wish.key, wish.device, wish.access, connection)
         owned, server = process.owned.get(handle.allocation), process.server
@@ -160,7 +164,8 @@ class ImportTable:
                         raise _error_of(answer, wish.handle)
                     entry.open(wish.handle, answer)
                 except BaseException:
-                    _give_back(entry.connection, answers[index:])
+                    if entry.connection is not None:
+                        entry.connection.give_back(answers[index:])
                     raise
                 if self._process.registry.observed:
                     self._tell(EventKind.IMPORTED, wish.handle)
@@ -172,7 +177,9 @@ class ImportTable:
         if entry.connection is None:
             # Raw handles carry what a lease would have brought; nobody is asked.
             return [
-                Leased(0, one.handle.nbytes, one.handle.capacity, Exported((one.handle.raw or b"",)))
+                Leased(
+                    0, one.handle.nbytes, one.handle.capacity, Exported((one.handle.raw or b"",))
+                )
                 for one, _ in batch
             ]
         reported = wish.device.driver.peer_identity()
@@ -195,7 +202,8 @@ class ImportTable:
                 return
         with entry.lock:
             with self._lock:
-                if entry.users or entry.is_dead:
+                # Another thread may have joined, and left and closed it, before the lock was ours.
+                if not self._may_close(entry):
                     return
                 # From here on nobody joins; whoever claims it waits for the lock and begins anew.
                 entry.is_open = False
@@ -204,6 +212,10 @@ class ImportTable:
                 entry.close()
             finally:
                 self._forget(entry)
+
+    @staticmethod
+    def _may_close(entry: Entry) -> bool:
+        return not entry.users and not entry.is_dead
 
     def _forget(self, entry: Entry) -> None:
         with self._lock:
@@ -214,6 +226,32 @@ class ImportTable:
             for shortcut in entry.shortcuts:
                 if self._shortcuts.get(shortcut) is entry:
                     del self._shortcuts[shortcut]
+
+    def _connection_to(self, owner: ProcessIdentity) -> OwnerConnection:
+        """Return the kept connection to an exporter. The table's lock is held."""
+        connection = self._connections.get(owner)
+        if connection is None:
+            self._forget_dead_owners()
+            process = self._process
+            connection = OwnerConnection(
+                owner, process.identity, process.settings.run_dir, process.gate
+            )
+            self._connections[owner] = connection
+        return connection
+
+    def _forget_dead_owners(self) -> None:
+        """Close connections to dead exporters of which nothing is imported any more."""
+        for owner, connection in list(self._connections.items()):
+            if not connection.entries and not connection.is_owner_alive:
+                del self._connections[owner]
+                connection.close()
+
+    def tend(self) -> None:
+        """Send releases that could not be sent before, and forget dead exporters."""
+        for connection in list(self._connections.values()):
+            connection.tend(_TEND_TIMEOUT_S)
+        with self._lock:
+            self._forget_dead_owners()
 
     def close_all(self) -> None:
         """Close what is still open, at exit; what live views show is left to the kernel."""
@@ -226,6 +264,14 @@ class ImportTable:
                     entry.is_dead = True
                     with suppress(CrossmemError):
                         entry.close()
+        for connection in self._connections.values():
+            connection.flush()
+            connection.close()
+
+    def abandon(self) -> None:
+        """Close every descriptor, and nothing else: for a forked child."""
+        for connection in self._connections.values():
+            connection.close()
 
     def _tell(self, kind: EventKind, handle: ShareableHandle) -> None:
         self._process.registry.emit(
@@ -251,15 +297,6 @@ def _is_ready(wish: Wish, entry: Entry) -> bool:
 def _unlock(entries: list[Entry]) -> None:
     for entry in entries:
         entry.lock.release()
-
-
-def _give_back(connection: OwnerConnection | None, answers: Sequence[Leased | Refusal]) -> None:
-    """Close and release what no entry took over."""
-    leased = [one for one in answers if isinstance(one, Leased)]
-    for one in leased:
-        one.close_descriptors()
-    if connection is not None:
-        connection.release([one.lease for one in leased])
 
 
 def _error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:

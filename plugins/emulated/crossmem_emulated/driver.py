@@ -6,10 +6,8 @@ its descriptor too, or None once that is closed.
 """
 
 import errno
-import os
 import resource
 import threading
-import weakref
 from os import close
 from typing import Final, Literal
 
@@ -40,11 +38,7 @@ class _Account:
 
     def __init__(self, info: DeviceInfo) -> None:
         self.info = info
-        self.reset()
-
-    def reset(self) -> None:
-        """Start over with an empty device."""
-        self.free_nbytes = self.info.total_nbytes
+        self.free_nbytes = info.total_nbytes
         self.lock = threading.Lock()
 
 
@@ -100,9 +94,6 @@ class EmulatedDriver(Driver):
             self._flags = memory.creation_flags()
         except SystemCallError as error:
             raise _translate(error, "allocate") from None
-        # Handlers cannot be taken back, so this one must not keep the driver alive.
-        this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _forget_parent(this()))
 
     @override
     def devices(self) -> tuple[DeviceInfo, ...]:
@@ -176,6 +167,10 @@ class EmulatedDriver(Driver):
         # The descriptor of a writable export is the block's own.
         if descriptor != block.reference:
             self._close(block.ordinal, descriptor, "free")
+
+    @override
+    def after_fork_in_child(self) -> None:
+        memory.drop_inherited()
 
     @override
     def import_(
@@ -265,14 +260,6 @@ class EmulatedDriver(Driver):
     def synchronize(self, ordinal: int) -> None:
         # The host does its work at once, and its caches are coherent.
         pass
-
-
-def _forget_parent(driver: EmulatedDriver | None) -> None:
-    """Make a forked child hold nothing of its parent, and count for itself."""
-    if driver is not None:
-        memory.drop_inherited()
-        for account in driver._accounts:  # noqa: SLF001
-            account.reset()
 
 
 def _full(account: _Account, capacity: int) -> OutOfMemoryError:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the conformance kit in a pytest of its own and reads what it found."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from crossmem._version import __version__
+from crossmem.cli.problems import UsageProblem
+from crossmem.cli.reports import ConformanceReport, LawReport
+
+__all__ = ["run_kit"]
+
+_NEEDED = ("pytest", "hypothesis")
+
+
+def run_kit(
+    device: str, *, runtime: str | None, select: str | None, quiet: bool
+) -> ConformanceReport:
+    """Run the kit on a device.
+
+    Parameters
+    ----------
+    device, runtime
+        What to test, and with which vendor binding.
+    select
+        pytest's ``-k`` expression; None for all tests.
+    quiet
+        Whether pytest's own output goes to standard error, so that standard output stays free.
+
+    Returns
+    -------
+    ConformanceReport
+        ``exit_code`` is pytest's. There are no laws where pytest did not get as far as tests.
+
+    Raises
+    ------
+    UsageProblem
+        Where what the kit needs is not installed.
+    """
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise UsageProblem(
+            f"the conformance kit needs {' and '.join(missing)}",
+            hint=f"run: {sys.executable} -m pip install 'crossmem[conformance]'",
+        )
+    with tempfile.TemporaryDirectory(prefix="crossmem-conformance-") as folder:
+        path = Path(folder, "report.json")
+        # Another project's pytest settings, in the folder where this happens to run, must not
+        # change what the kit does: it gets an empty configuration and a root of its own.
+        command = [sys.executable, "-m", "pytest", "-q", "-ra", "-c", "/dev/null"]
+        command += ["--rootdir", folder, "-p", "no:cacheprovider"]
+        command += ["--pyargs", "crossmem.conformance"]
+        command += ["--crossmem-device", device, "--crossmem-report", str(path)]
+        command += ["--crossmem-runtime", runtime] if runtime else []
+        command += ["-k", select] if select else []
+        start = time.perf_counter()
+        stdout = sys.stderr if quiet else None
+        with subprocess.Popen(command, stdout=stdout) as pytest:  # noqa: S603 - this interpreter
+            try:
+                exit_code = pytest.wait()
+            except KeyboardInterrupt:
+                # Ctrl-C reached pytest too, which now ends its own processes.
+                exit_code = pytest.wait()
+        seconds = time.perf_counter() - start
+        found = _read(path)
+    return ConformanceReport(
+        version=__version__,
+        device=device,
+        runtime=runtime,
+        ok=exit_code == 0,
+        exit_code=exit_code,
+        seconds=seconds,
+        laws=tuple(
+            LawReport(
+                law=law,
+                passed=outcome["passed"],
+                failed=tuple(outcome["failed"]),
+                skipped=dict(outcome["skipped"]),
+            )
+            for law, outcome in found.items()
+        ),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the outcome of each law from the kit's report; none where it wrote no report."""
+    try:
+        laws: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["laws"]
+    except FileNotFoundError:
+        return {}
+    return laws

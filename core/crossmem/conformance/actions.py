@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests let peers do: functions that run in the peer's process, on named objects.
+
+Each function takes and returns only what can be pickled. Objects stay in the peer, under the
+names that the tests give them. They can be called in the test's own process too.
+"""
+
+import ctypes
+import gc
+import itertools
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import crossmem
+from crossmem.driver import Driver, TracingDriver
+from crossmem.sharing.process import current
+
+__all__ = [
+    "allocate",
+    "attach",
+    "attach_many",
+    "attribute",
+    "begin",
+    "busy",
+    "call",
+    "calls",
+    "close",
+    "collect",
+    "descriptors",
+    "device",
+    "drop",
+    "export",
+    "exports",
+    "free",
+    "import_",
+    "in_threads",
+    "limit_descriptors",
+    "live",
+    "map_",
+    "objects",
+    "offer",
+    "pid",
+    "poke",
+    "read",
+    "reset",
+    "shared_nbytes",
+    "state",
+    "threads",
+    "tracer",
+    "unmap",
+    "use_environment",
+    "violations",
+    "write",
+]
+
+objects: dict[str, Any] = {}
+"""The peer's named objects: allocations, imports, mappings, views."""
+
+_spec = "emulated:0"
+_runtime: str | None = None
+
+
+def begin(spec: str, runtime: str | None, tracing: bool) -> None:  # noqa: FBT001
+    """Set up a peer: which device it uses, and whether its drivers are traced."""
+    global _spec, _runtime
+    _spec, _runtime = spec, runtime
+    if tracing:
+        current().registry.adapt(TracingDriver)
+
+
+def device(spec: str | None = None) -> crossmem.Device:
+    """Return the device under test, or another one of its runtime."""
+    return crossmem.device(spec or _spec, runtime=_runtime)
+
+
+def tracer() -> TracingDriver:
+    """Return the tracing driver of the device under test."""
+    driver: Driver = device().driver
+    assert isinstance(driver, TracingDriver)
+    return driver
+
+
+# Exporting --------------------------------------------------------------------------------
+
+
+def allocate(name: str, nbytes: int, *, spec: str | None = None) -> tuple[int, int]:
+    """Allocate; return address and capacity."""
+    allocation = objects[name] = device(spec).allocate(nbytes)
+    return allocation.ptr, allocation.capacity
+
+
+def export(name: str, **options: Any) -> bytes:
+    """Export an allocation and return the handle's bytes."""
+    blob: bytes = objects[name].export(**options).to_bytes()
+    return blob
+
+
+def offer(
+    name: str, nbytes: int, data: bytes = b"", *, spec: str | None = None, **options: Any
+) -> bytes:
+    """Allocate, write from the first byte on, export; return the handle's bytes."""
+    allocate(name, nbytes, spec=spec)
+    if data:
+        write(name, data)
+    return export(name, **options)
+
+
+def free(name: str, **options: Any) -> None:
+    """Free an allocation."""
+    objects[name].free(**options)
+
+
+def exports() -> list[crossmem.ExportInfo]:
+    """Return what the process exports."""
+    return crossmem.exports()
+
+
+def collect() -> int:
+    """Do what waits."""
+    return crossmem.collect()
+
+
+# Importing --------------------------------------------------------------------------------
+
+
+def _placed(options: dict[str, Any]) -> dict[str, Any]:
+    """Name the device where the handle alone would not lead to the runtime under test."""
+    if isinstance(options.get("device"), str):
+        options["device"] = device(options["device"])
+    elif _runtime is not None and options.get("device") is None:
+        options["device"] = device()
+    return options
+
+
+def import_(name: str, handle: Any, **options: Any) -> None:
+    """Import a handle."""
+    objects[name] = crossmem.import_handle(handle, **_placed(options))
+
+
+def map_(name: str, imported: str) -> int:
+    """Map an import and return the address."""
+    mapping = objects[name] = objects[imported].map()
+    address: int = mapping.ptr
+    return address
+
+
+def attach(name: str, handle: Any, **options: Any) -> int:
+    """Attach a handle and return the address."""
+    mapping = objects[name] = crossmem.attach(handle, **_placed(options))
+    return mapping.ptr
+
+
+def attach_many(names: Sequence[str], handles: Iterable[Any], **options: Any) -> None:
+    """Attach several handles in one step."""
+    mappings = crossmem.attach_many(handles, **_placed(options))
+    objects.update(zip(names, mappings, strict=True))
+
+
+def unmap(*names: str) -> None:
+    """Unmap mappings."""
+    for name in names:
+        objects[name].unmap()
+
+
+def close(*names: str) -> None:
+    """Close imports."""
+    for name in names:
+        objects[name].close()
+
+
+# Bytes ------------------------------------------------------------------------------------
+
+
+def read(name: str, nbytes: int | None = None, *, offset: int = 0) -> bytes:
+    """Read through the API."""
+    data: bytes = objects[name].read(nbytes, offset=offset)
+    return data
+
+
+def write(name: str, data: bytes, *, offset: int = 0) -> None:
+    """Write through the API."""
+    objects[name].write(data, offset=offset)
+
+
+def poke(address: int, value: int) -> None:
+    """Write one byte at an address, past every check of crossmem."""
+    ctypes.memset(address, value, 1)
+
+
+# Anything ---------------------------------------------------------------------------------
+
+
+def attribute(name: str, attribute_name: str) -> Any:
+    """Return an attribute of a named object."""
+    return getattr(objects[name], attribute_name)
+
+
+def call(name: str, method: str, *args: Any, keep: str | None = None, **options: Any) -> Any:
+    """Call a method of a named object; keep what it returns under a name, or return it."""
+    result = getattr(objects[name], method)(*args, **options)
+    if keep is None:
+        return result
+    objects[keep] = result
+    return None
+
+
+def drop(*names: str) -> None:
+    """Forget objects, as a program does that loses them, and collect garbage."""
+    for name in names:
+        del objects[name]
+    gc.collect()
+
+
+def in_threads(count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Call a function in several threads at once; return what each returned or raised.
+
+    Each thread gets its number as the first argument, and all begin together.
+    """
+    barrier = threading.Barrier(count)
+    results: list[Any] = [None] * count
+
+    def run(number: int) -> None:
+        barrier.wait(10)
+        try:
+            results[number] = function(number, *args)
+        except Exception as error:  # noqa: BLE001 - the caller looks at it
+            results[number] = error
+
+    workers = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return results
+
+
+def busy(seconds: float) -> None:
+    """Run pure Python that never waits."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+
+
+# The process ------------------------------------------------------------------------------
+
+
+def pid() -> int:
+    """Return the process id that the process itself sees."""
+    return os.getpid()
+
+
+def calls() -> dict[str, int]:
+    """Return how often each driver method was called so far."""
+    return dict(tracer().calls)
+
+
+def live() -> dict[str, int]:
+    """Return how many blocks, exports, imports and mappings the driver has open."""
+    return tracer().live
+
+
+def violations() -> list[str]:
+    """Return the driver calls that the driver contract forbids."""
+    return list(tracer().violations)
+
+
+def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
+    """Return what each open descriptor leads to, without the numbers that change, sorted."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(entry.readlink())
+        except OSError:
+            continue  # the one that listed the directory
+        if int(entry.name) not in ignored:
+            found.append(target.split(":[", 1)[0] if target.startswith(_KINDS) else target)
+    return sorted(found)
+
+
+_KINDS = ("socket:[", "pipe:[")
+
+
+def threads() -> list[str]:
+    """Return the names of the threads that run, sorted."""
+    return sorted(one.name for one in threading.enumerate())
+
+
+def shared_nbytes() -> int:
+    """Return the size of all unnamed shared memory files that this process has open or mapped."""
+    sizes: dict[tuple[int, int], int] = {}
+    for folder in ("fd", "map_files"):
+        for entry in Path("/proc/self", folder).iterdir():
+            try:
+                if str(entry.readlink()).startswith("/memfd:"):
+                    status = entry.stat()
+                    sizes[status.st_dev, status.st_ino] = status.st_size
+            except OSError:
+                continue
+    return sum(sizes.values())
+
+
+def limit_descriptors(spare: int) -> int:
+    """Allow only so many descriptors more than are open now; return the old limit.
+
+    A negative number lifts the limit again.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
+    unused = (number for number in itertools.count() if number not in taken)
+    wanted = hard if spare < 0 else next(itertools.islice(unused, spare, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, wanted), hard))
+    return soft
+
+
+def use_environment(name: str, value: str | None) -> None:
+    """Set or remove an environment variable."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def reset() -> dict[str, Any]:
+    """Give everything back that the named objects hold, and say what is left."""
+    for one in objects.values():
+        if isinstance(one, memoryview):
+            one.release()
+    ends: tuple[tuple[type, str], ...] = (
+        (crossmem.Mapping, "unmap"),
+        (crossmem.Import, "close"),
+        (crossmem.Allocation, "free"),
+    )
+    for kind, method in ends:
+        for one in objects.values():
+            if isinstance(one, kind) and not getattr(one, "closed", False):
+                getattr(one, method)()
+    objects.clear()
+    gc.collect()
+    return state()
+
+
+def state(ignored: frozenset[int] = frozenset()) -> dict[str, Any]:
+    """Return what a process holds: for comparing before and after."""
+    crossmem.collect()
+    return {
+        "live": live(),
+        "violations": violations(),
+        "descriptors": descriptors(ignored),
+        "threads": threads(),
+    }

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the kit, the gate by capability, and the report."""
+
+import faulthandler
+import re
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.harness import Allocate, FreshPeer, Kit
+from crossmem.conformance.peers import Peer
+from crossmem.conformance.pool import LeakError, PeerPool, deadline, leftovers, own_state, settle
+from crossmem.conformance.report import Recorder, write_report
+from crossmem.driver import TracingDriver
+
+TEST_LIMIT_S: Final = 60.0
+"""No test may take longer. The second line of defence ends the whole run some time later."""
+
+_HERE: Final = Path(__file__).parent
+_LAW: Final = re.compile(r"test_c(\d\d)_")
+_recorder: Final = pytest.StashKey[Recorder]()
+_kit: Final = pytest.StashKey[Kit]()
+
+
+def _kit_of(config: pytest.Config) -> Kit:
+    kit = config.stash.get(_kit, None)
+    if kit is None:
+        kit = Kit(config.getoption("crossmem_device"), config.getoption("crossmem_runtime"))
+        config.stash[_kit] = kit
+    return kit
+
+
+# Collection, gate and report --------------------------------------------------------------
+
+
+def _law_of(item: pytest.Item) -> str | None:
+    """Return the law that a test of the kit carries in its name."""
+    found = _LAW.match(item.name)
+    return f"C{int(found[1])}" if found else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test of the kit with its law."""
+    for item in items:
+        if _HERE not in item.path.parents:
+            continue
+        law = _law_of(item)
+        if law is None:
+            raise pytest.UsageError(f"{item.nodeid} does not name the law that it tests")
+        item.add_marker(pytest.mark.crossmem_law(law))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what the device does not offer."""
+    for marker in item.iter_markers("crossmem_requires"):
+        capabilities = _kit_of(item.config).device.capabilities
+        for name in marker.args:
+            if not getattr(capabilities, name):
+                pytest.skip(f"the device's capability {name} is false")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Record the outcome, and fail a skip of what had to run."""
+    report = yield
+    law = _law_of(item)
+    if law is None:
+        return report
+    reason = ""
+    if report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        required = set(item.config.getoption("crossmem_require"))
+        needed = {law}.union(*(mark.args for mark in item.iter_markers("crossmem_requires")))
+        if named := sorted(required & needed):
+            report.outcome = "failed"
+            report.longrepr = f"{', '.join(named)} had to be tested, but: {reason}"
+    if report.when == "call" or not report.passed:
+        recorder = item.config.stash.setdefault(_recorder, Recorder())
+        recorder.record(law, item.name, report.outcome, reason)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the report and end the peers."""
+    config = session.config
+    path = config.getoption("crossmem_report")
+    kit = config.stash.get(_kit, None)
+    if path is not None and _recorder in config.stash:
+        report = config.stash[_recorder].report(
+            device=config.getoption("crossmem_device"),
+            runtime=config.getoption("crossmem_runtime"),
+            capabilities=kit.device.capabilities if kit else None,
+        )
+        write_report(report, Path(path))
+    if kit is not None:
+        kit.close()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Show the outcome of each law."""
+    if _recorder not in config.stash:
+        return
+    spec = config.getoption("crossmem_device")
+    report = config.stash[_recorder].report(
+        device=spec, runtime=config.getoption("crossmem_runtime"), capabilities=None
+    )
+    terminalreporter.section(f"laws of crossmem on {spec}")
+    for line in report.lines():
+        terminalreporter.write_line(line)
+
+
+# Fixtures ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def kit(request: pytest.FixtureRequest) -> Kit:
+    """Return what all tests share."""
+    return _kit_of(request.config)
+
+
+@pytest.fixture(scope="session")
+def pool(kit: Kit) -> PeerPool:
+    """Return the pool, for tests that need more peers than two."""
+    return kit.pool
+
+
+@pytest.fixture(autouse=True)
+def guarded(request: pytest.FixtureRequest, kit: Kit) -> Iterator[None]:
+    """Let no test take too long, and none leave anything behind."""
+    wanted = 2 if "peer2" in request.fixturenames else int("peer" in request.fixturenames)
+    faulthandler.dump_traceback_later(2 * TEST_LIMIT_S, exit=True)
+    with deadline(TEST_LIMIT_S):
+        kit.pool.ensure(wanted)
+        before = own_state()
+        yield
+        problems = settle(lambda: leftovers(before, own_state()))
+    faulthandler.cancel_dump_traceback_later()
+    if problems:
+        raise LeakError("in the test's own process: " + "; ".join(problems))
+
+
+@pytest.fixture
+def device(kit: Kit) -> crossmem.Device:
+    """Return the device under test."""
+    return kit.device
+
+
+@pytest.fixture
+def capabilities(device: crossmem.Device) -> crossmem.Capabilities:
+    """Return what the device under test can do."""
+    return device.capabilities
+
+
+@pytest.fixture
+def tracer(kit: Kit) -> TracingDriver:
+    """Return the driver of this process, which counts its calls."""
+    return actions.tracer()
+
+
+@pytest.fixture
+def allocate(device: crossmem.Device) -> Iterator[Allocate]:
+    """Return ``allocate(nbytes, data=b"")``; what it allocated is freed after the test."""
+    made: list[crossmem.Allocation] = []
+
+    def make(nbytes: int, data: bytes = b"") -> crossmem.Allocation:
+        allocation = device.allocate(nbytes)
+        made.append(allocation)
+        if data:
+            allocation.write(data)
+        return allocation
+
+    yield make
+    for allocation in made:
+        allocation.free()
+
+
+def _pooled(kit: Kit, number: int) -> Iterator[Peer]:
+    peer = kit.pool.ensure(number)[number - 1]
+    yield peer
+    kit.pool.reset(peer)
+
+
+@pytest.fixture
+def peer(kit: Kit, guarded: None) -> Iterator[Peer]:
+    """Return another process, as clean as new."""
+    yield from _pooled(kit, 1)
+
+
+@pytest.fixture
+def peer2(kit: Kit, guarded: None) -> Iterator[Peer]:
+    """Return a third process, as clean as new."""
+    yield from _pooled(kit, 2)
+
+
+@pytest.fixture
+def fresh_peer(
+    kit: Kit, guarded: None, request: pytest.FixtureRequest
+) -> Iterator[FreshPeer]:
+    """Return a function that starts peers of this test alone: to kill, to stop, to configure."""
+    for name in {"peer", "peer2"}.intersection(request.fixturenames):
+        # Set up first, so checked last: while a fresh peer lives, others are connected to it.
+        request.getfixturevalue(name)
+    started: list[Peer] = []
+
+    def start(*, tracing: bool = True, **environment: str | None) -> Peer:
+        peer = kit.pool.new(tracing=tracing, **environment)
+        started.append(peer)
+        return peer
+
+    yield start
+    for one in started:
+        one.destroy()
+
+
+@pytest.fixture
+def state() -> Callable[[], dict[str, Any]]:
+    """Return what this process holds, without what the kit itself uses."""
+    return own_state

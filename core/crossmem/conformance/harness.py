@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kit's fixtures give to its tests."""
+
+import os
+import shutil
+import tempfile
+from typing import Protocol
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.peers import Peer, kill_all
+from crossmem.conformance.pool import PeerPool
+from crossmem.sharing.process import current
+
+__all__ = ["Allocate", "FreshPeer", "Kit"]
+
+
+class Allocate(Protocol):
+    """Allocates on the device under test; the fixture frees it after the test."""
+
+    def __call__(self, nbytes: int, data: bytes = b"") -> crossmem.Allocation:
+        """Allocate, and write data from the first byte on."""
+        ...
+
+
+class FreshPeer(Protocol):
+    """Starts a peer for one test."""
+
+    def __call__(self, *, tracing: bool = True, **environment: str | None) -> Peer:
+        """Start it, with these environment variables."""
+        ...
+
+
+class Kit:
+    """What all tests of a run share: the device under test and the pool of peers."""
+
+    def __init__(self, spec: str, runtime: str | None) -> None:
+        self._folder = None
+        if "CROSSMEM_RUN_DIR" not in os.environ:
+            # Not the user's own: the kit looks at what is left in it.
+            self._folder = tempfile.mkdtemp(prefix="crossmem-")
+            os.environ["CROSSMEM_RUN_DIR"] = self._folder
+        actions.begin(spec, runtime, tracing=True)
+        self.device = actions.device()
+        self.run_dir = current().settings.run_dir
+        self.pool = PeerPool(
+            spec, runtime=runtime, environment={"CROSSMEM_RUN_DIR": str(self.run_dir)}
+        )
+        # The lease server starts at the first export and stays: no test shall be blamed for it.
+        with self.device.allocate(1) as allocation:
+            allocation.export()
+
+    def close(self) -> None:
+        """End every peer and remove what was made for the run."""
+        self.pool.close()
+        kill_all()
+        if self._folder is not None:
+            del os.environ["CROSSMEM_RUN_DIR"]
+            shutil.rmtree(self._folder, ignore_errors=True)

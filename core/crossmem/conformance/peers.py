@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other processes that do what a test tells them, under deadlines.
+
+A :class:`Peer` is a fresh interpreter. It calls module-level functions, mostly those of
+:mod:`crossmem.conformance.actions`, one after the other in its main thread, and sends back what
+they return or raise. Every wait has a deadline, and whatever is left of a peer is killed.
+"""
+
+import contextlib
+import faulthandler
+import itertools
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Self
+
+from typing_extensions import override
+
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "Peer",
+    "PeerDiedError",
+    "PeerTimeoutError",
+    "Pending",
+    "kill_all",
+    "kit_descriptors",
+]
+
+DEFAULT_TIMEOUT_S: Final = 20.0
+"""How long a call may take, in seconds."""
+
+_START_TIMEOUT_S: Final = 30.0
+_GRACE_S: Final = 10.0
+_STDERR_TAIL_NBYTES: Final = 4000
+_LENGTH: Final = struct.Struct("<Q")
+_PROGRAM: Final = (
+    "import sys; sys.path[:] = {path!r}; from crossmem.conformance.peers import serve; "
+    "serve({descriptor})"
+)
+
+_alive: "weakref.WeakSet[Peer]" = weakref.WeakSet()
+
+
+class PeerDiedError(Exception):
+    """The peer ended before it answered.
+
+    Parameters
+    ----------
+    message
+        What was asked of it, and the end of what it wrote to its standard error.
+    exitcode
+        As :attr:`subprocess.Popen.returncode`: negative for a signal.
+    """
+
+    def __init__(self, message: str, exitcode: int) -> None:
+        super().__init__(message, exitcode)
+        self.exitcode = exitcode
+
+    @override
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class PeerTimeoutError(Exception):
+    """The peer did not answer within the deadline of the call."""
+
+
+class Pending:
+    """The answer to a call that a peer may still be working on. Made by :meth:`Peer.start`."""
+
+    def __init__(self, peer: "Peer", number: int, timeout_s: float) -> None:
+        self._peer = peer
+        self._number = number
+        self._timeout_s = timeout_s
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Return what the function returned, or raise what it raised.
+
+        Raises
+        ------
+        PeerDiedError, PeerTimeoutError
+            Where there is no answer.
+        """
+        return self._peer.answer(self._number, self._timeout_s if timeout_s is None else timeout_s)
+
+    def is_done(self) -> bool:
+        """Whether the answer is there."""
+        return self._peer.has_answer(self._number)
+
+
+class Peer:
+    """A process of its own that calls functions for a test.
+
+    Parameters
+    ----------
+    device, runtime
+        What :func:`crossmem.conformance.actions.device` gives there.
+    environment
+        Variables to set, or with None to remove, beside this process's.
+    tracing
+        Whether drivers are wrapped in :class:`crossmem.driver.TracingDriver`.
+
+    Notes
+    -----
+    The process leads a process group, so that children which it forks end with it in
+    :meth:`destroy`. A context manager that destroys it.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        *,
+        runtime: str | None = None,
+        environment: Mapping[str, str | None] | None = None,
+        tracing: bool = True,
+    ) -> None:
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, tuple[bool, Any, str]] = {}
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in destroy()
+        self._socket, theirs = socket.socketpair()
+        changed = dict(os.environ)
+        for name, value in (environment or {}).items():
+            changed.pop(name, None)
+            if value is not None:
+                changed[name] = value
+        try:
+            with theirs:
+                program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
+                self._process = subprocess.Popen(
+                    [sys.executable, "-X", "faulthandler", "-c", program],
+                    env=changed,
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._stderr,
+                    stderr=self._stderr,
+                    process_group=0,
+                )
+        except BaseException:
+            self._socket.close()
+            self._stderr.close()
+            raise
+        self._pidfd = os.pidfd_open(self.pid)
+        _alive.add(self)
+        try:
+            _send(self._socket, (device, runtime, tracing))
+            self.answer(0, _START_TIMEOUT_S)
+        except BaseException:
+            self.destroy()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it runs, else as :attr:`subprocess.Popen.returncode`."""
+        return self._process.poll()
+
+    @property
+    def descriptors(self) -> frozenset[int]:
+        """Descriptors of this process that serve to talk to the peer."""
+        if self._pidfd < 0:
+            return frozenset()
+        return frozenset({self._socket.fileno(), self._stderr.fileno(), self._pidfd})
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Peer {self.pid}, exit code {self.exitcode}>"
+
+    # Calls --------------------------------------------------------------------------------
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        within: float = DEFAULT_TIMEOUT_S,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a module-level function in the peer; return what it returns, raise what it raises.
+
+        Parameters
+        ----------
+        function
+            Pickled by reference: its module is imported in the peer.
+        within
+            How long that may take, in seconds. The peer ends itself a while after that.
+        """
+        return self.start(function, *args, within=within, **kwargs).result()
+
+    def start(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        within: float = DEFAULT_TIMEOUT_S,
+        **kwargs: Any,
+    ) -> Pending:
+        """As :meth:`call`, but do not wait. Calls are done in the order in which they came."""
+        number = next(self._numbers)
+        request = (number, function, args, kwargs, within + _GRACE_S)
+        self._socket.settimeout(within)
+        try:
+            _send(self._socket, request)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._died(f"before {function.__name__} was called") from None
+        return Pending(self, number, within)
+
+    def has_answer(self, number: int) -> bool:
+        """Whether the answer to a call is there."""
+        while number not in self._answers and self._is_readable(0.0):
+            self._take()
+        return number in self._answers
+
+    def answer(self, number: int, timeout_s: float) -> Any:
+        """Wait for the answer to a call. Called by :class:`Pending`."""
+        deadline = time.monotonic() + timeout_s
+        while number not in self._answers:
+            if not self._is_readable(deadline - time.monotonic()):
+                raise PeerTimeoutError(f"{self!r} did not answer within {timeout_s} s")
+            self._take()
+        is_result, value, trace = self._answers.pop(number)
+        if is_result:
+            return value
+        value.add_note(f"in {self!r}:\n{trace}")
+        raise value
+
+    def _take(self) -> None:
+        self._socket.settimeout(_GRACE_S)
+        try:
+            number, *answer = _receive(self._socket)
+        except (EOFError, ConnectionResetError):
+            raise self._died("while a call was under way") from None
+        self._answers[number] = tuple(answer)
+
+    def _is_readable(self, timeout_s: float) -> bool:
+        """Wait until there is something to read, or nothing will come any more."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(self._pidfd, select.POLLIN)
+        events = dict(poll.poll(max(0.0, timeout_s) * 1000))
+        if self._pidfd in events and self._socket.fileno() not in events:
+            # A forked child of it may hold the socket open.
+            raise self._died("while a call was under way")
+        return bool(events)
+
+    def _died(self, when: str) -> PeerDiedError:
+        try:
+            exitcode = self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.destroy()
+            exitcode = self._process.returncode
+        return PeerDiedError(f"{self!r} died {when}\n{self.output()}", exitcode)
+
+    def output(self) -> str:
+        """Return the end of what it wrote to standard output and error so far."""
+        if self._stderr.closed:
+            return ""
+        descriptor = self._stderr.fileno()
+        start = max(0, os.fstat(descriptor).st_size - _STDERR_TAIL_NBYTES)
+        return os.pread(descriptor, _STDERR_TAIL_NBYTES, start).decode(errors="replace")
+
+    # Ends ---------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL and wait for its end. Children that it forked live on."""
+        self._process.kill()
+        self._process.wait(_GRACE_S)
+
+    def stop(self) -> None:
+        """Stop it with SIGSTOP, and wait until it stands still."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def cont(self) -> None:
+        """Let it go on after :meth:`stop`."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def request_exit(self) -> None:
+        """Ask it to end as a program does that comes to its end; do not wait."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            _send(self._socket, None)
+
+    def wait_exit(self, *, within: float = DEFAULT_TIMEOUT_S) -> int:
+        """Wait for its end and return the exit code.
+
+        Raises
+        ------
+        PeerTimeoutError
+            Where it does not end; it is killed then.
+        """
+        try:
+            return self._process.wait(within)
+        except subprocess.TimeoutExpired:
+            self.destroy()
+            raise PeerTimeoutError(f"{self!r} did not exit within {within} s") from None
+
+    def exit(self, *, within: float = DEFAULT_TIMEOUT_S) -> str:
+        """Let it end normally, check that it did, and return its output."""
+        self.request_exit()
+        exitcode = self.wait_exit(within=within)
+
+        assert exitcode == 0, f"{self!r}\n{self.output()}"
+        return self.output()
+
+    def destroy(self) -> None:
+        """Kill what is left of it and of its children, and close everything. Never raises."""
+        if self._pidfd < 0:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
+        self._socket.close()
+        self._stderr.close()
+        os.close(self._pidfd)
+        self._pidfd = -1
+        _alive.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.destroy()
+
+
+def kill_all() -> None:
+    """Destroy every peer of this process, so that nothing waits for one any more."""
+    for peer in list(_alive):
+        peer.destroy()
+
+
+def kit_descriptors() -> frozenset[int]:
+    """Return the descriptors of this process that serve to talk to peers."""
+    return frozenset().union(*(peer.descriptors for peer in _alive))
+
+
+def _send(stream: socket.socket, message: object) -> None:
+    payload = pickle.dumps(message)
+    stream.sendall(_LENGTH.pack(len(payload)) + payload)
+
+
+def _receive(stream: socket.socket) -> Any:
+    (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
+    return pickle.loads(_exactly(stream, length))  # noqa: S301 - both ends are this program
+
+
+def _exactly(stream: socket.socket, nbytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < nbytes:
+        piece = stream.recv(nbytes - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+def serve(descriptor: int) -> None:
+    """Do what a test process asks for until it says that it is enough; runs in the peer."""
+    from crossmem.conformance import actions  # noqa: PLC0415 - in the peer alone
+
+    stream = socket.socket(fileno=descriptor)
+    stream.set_inheritable(False)
+    _guarded(stream, 0, _START_TIMEOUT_S, actions.begin, _receive(stream), {})
+    while True:
+        try:
+            request = _receive(stream)
+        except (EOFError, ConnectionResetError):
+            return
+        if request is None:
+            return
+        number, function, args, kwargs, limit_s = request
+        _guarded(stream, number, limit_s, function, args, kwargs)
+
+
+def _guarded(
+    stream: socket.socket,
+    number: int,
+    limit_s: float,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    # The test process has given up long before; a peer must not outlive it in a hanging call.
+    faulthandler.dump_traceback_later(limit_s, exit=True)
+    pid = os.getpid()
+    is_result, trace = True, ""
+    try:
+        value = function(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - it is raised again in the test process
+        is_result, value, trace = False, error, traceback.format_exc()
+    faulthandler.cancel_dump_traceback_later()
+    if os.getpid() != pid:
+        os._exit(70)  # a forked child came back from a function that should have ended it
+    try:
+        _send(stream, (number, is_result, value, trace))
+    except Exception as error:  # noqa: BLE001 - the value cannot be pickled: say so instead
+        failure = RuntimeError(f"{function.__name__} gave {value!r}: {error!r}")
+        _send(stream, (number, False, failure, trace))

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers that serve many tests, and the checks that no test leaves anything behind."""
+
+import gc
+import itertools
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.peers import Peer, PeerDiedError, PeerTimeoutError, kit_descriptors
+
+__all__ = ["LeakError", "PeerPool", "State", "TestTimeoutError", "deadline", "leftovers"]
+
+_SETTLE_S: Final = 3.0
+"""How long the other side's end may take to be noticed; the laws say one second."""
+
+State = dict[str, Any]
+"""What :func:`crossmem.conformance.actions.state` returns."""
+
+
+class LeakError(AssertionError):
+    """A test left something behind."""
+
+
+class TestTimeoutError(Exception):
+    """A test took longer than any test may take."""
+
+    __test__ = False
+
+
+class PeerPool:
+    """Starts peers once and hands the same ones to test after test, as clean as new.
+
+    Parameters
+    ----------
+    device, runtime
+        As for :class:`crossmem.conformance.peers.Peer`.
+    environment
+        Variables that every peer gets.
+    """
+
+    def __init__(self, device: str, *, runtime: str | None, environment: Mapping[str, str]) -> None:
+        self.device = device
+        self.runtime = runtime
+        self.environment = dict(environment)
+        self._peers: list[Peer] = []
+        self._clean: dict[Peer, State] = {}
+
+    def new(self, *, tracing: bool = True, **environment: str | None) -> Peer:
+        """Start a peer that is not pooled; the caller destroys it."""
+        return Peer(
+            self.device,
+            runtime=self.runtime,
+            environment={**self.environment, **environment},
+            tracing=tracing,
+        )
+
+    def ensure(self, count: int) -> list[Peer]:
+        """Return the first peers of the pool, starting those that are missing or broken."""
+        for peer in [one for one in self._peers if one.exitcode is not None]:
+            self.discard(peer)
+        while len(self._peers) < count:
+            peer = self.new()
+            self._acquaint(peer)
+            self._peers.append(peer)
+            for one in self._peers:
+                self._clean[one] = one.call(actions.state)
+        return self._peers[:count]
+
+    def _acquaint(self, peer: Peer) -> None:
+        """Let the peer and everybody else connect to each other, as they stay connected."""
+        blob = peer.call(actions.offer, "hello", 1)
+        with actions.device().allocate(1) as mine:
+            crossmem.attach(blob).unmap()
+            peer.call(actions.attach, "mine", mine.export().to_bytes())
+            for other in self._peers:
+                other.call(actions.attach, "hello", blob)
+                peer.call(actions.attach, "theirs", other.call(actions.offer, "mine", 1))
+                other.call(actions.reset)
+            peer.call(actions.reset)
+
+    def reset(self, peer: Peer) -> None:
+        """Make a peer as clean as new after a test.
+
+        Raises
+        ------
+        LeakError
+            Where the test left something in it that cannot be given back; the peer is replaced.
+        """
+        if peer not in self._clean:
+            return
+        try:
+            peer.call(actions.reset)
+            problems = settle(lambda: leftovers(self._clean[peer], peer.call(actions.state)))
+        except (PeerDiedError, PeerTimeoutError) as error:
+            problems = [str(error)]
+        if problems:
+            self.discard(peer)
+            raise LeakError(f"in {peer!r}: " + "; ".join(problems))
+
+    def discard(self, peer: Peer) -> None:
+        """End a peer that cannot be used any more."""
+        peer.destroy()
+        self._clean.pop(peer, None)
+        if peer in self._peers:
+            self._peers.remove(peer)
+
+    def close(self) -> None:
+        """End all peers."""
+        for peer in list(self._peers):
+            self.discard(peer)
+
+
+def own_state() -> State:
+    """Return what this process holds, without what the kit itself uses."""
+    gc.collect()
+    return actions.state(kit_descriptors())
+
+
+def leftovers(before: State, after: State) -> list[str]:
+    """Return, in words, what a process holds after a test and did not hold before."""
+    found = [
+        f"{count - before['live'][kind]} {kind} are left"
+        for kind, count in after["live"].items()
+        if count > before["live"][kind]
+    ]
+    for kind in ("descriptors", "threads", "violations"):
+        more: Counter[str] = Counter(after[kind]) - Counter(before[kind])
+        found.extend(f"{kind}: {count} x {what}" for what, count in sorted(more.items()))
+    return found
+
+
+def settle(check: Any, *, within: float = _SETTLE_S) -> list[str]:
+    """Repeat a check until it finds nothing or time is up; return what it found last."""
+    end = time.monotonic() + within
+    for pause in itertools.chain((0.001, 0.005, 0.02), itertools.repeat(0.05)):
+        found: list[str] = check()
+        if not found or time.monotonic() > end:
+            return found
+        time.sleep(pause)
+    raise AssertionError
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Interrupt the main thread when a block takes too long.
+
+    Does nothing where somebody else, such as another plugin, has set an alarm already.
+    """
+    if signal.getitimer(signal.ITIMER_REAL)[0]:
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise TestTimeoutError(f"not done after {seconds} s")
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)

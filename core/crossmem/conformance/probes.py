@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes to the driver of a peer that let a test see or disturb what core does with it.
+
+They replace methods of the peer's tracing driver, for the life of that peer: use fresh ones.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from crossmem.conformance import actions
+from crossmem.driver import CopyKind
+from crossmem.driver.buffers import address_of
+from crossmem.errors import DriverError
+
+__all__ = ["fail_once", "issue_work", "journal", "start_journal"]
+
+_METHODS = (
+    "allocate",
+    "export",
+    "release_export",
+    "free",
+    "import_",
+    "map",
+    "unmap",
+    "close",
+    "synchronize",
+    "copy",
+)
+
+_journal: list[str] = []
+
+
+def start_journal() -> None:
+    """Write down, from now on, which driver methods are called, in order."""
+    driver = actions.tracer()
+
+    def noting(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            _journal.append(name)
+            return inner(*args, **kwargs)
+
+        return method
+
+    for name in _METHODS:
+        setattr(driver, name, noting(name, getattr(driver, name)))
+
+
+def journal() -> list[str]:
+    """Return what was written down since the last time."""
+    entries = list(_journal)
+    _journal.clear()
+    return entries
+
+
+def fail_once(method: str) -> None:
+    """Let the next call of a driver method fail as a vendor's call does, without doing anything."""
+    driver = actions.tracer()
+    inner = getattr(driver, method)
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        setattr(driver, method, inner)
+        raise DriverError(f"{method} was made to fail", call=method, code=5, name="EIO")
+
+    setattr(driver, method, failing)
+
+
+def issue_work(name: str, data: bytes) -> None:
+    """Let the device write into an allocation some time: not before somebody synchronises it."""
+    driver = actions.tracer()
+    allocation = actions.objects[name]
+    inner = driver.synchronize
+
+    def synchronize(ordinal: int) -> None:
+        with address_of(data) as (source, nbytes):
+            driver.copy(ordinal, allocation.ptr, source, nbytes, CopyKind.HOST_TO_DEVICE)
+        driver.synchronize = inner  # type: ignore[method-assign]
+        inner(ordinal)
+
+    driver.synchronize = synchronize  # type: ignore[method-assign]

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kit found, by law: for the terminal and as JSON."""
+
+from pathlib import Path
+from typing import Final, Literal
+
+from crossmem._version import __version__
+from crossmem.models import Capabilities
+from crossmem.models.base import FrozenModel
+
+__all__ = ["LAWS", "LawOutcome", "Recorder", "Report"]
+
+LAWS: Final = tuple(f"C{number}" for number in range(1, 27))
+"""The laws of the contract."""
+
+Outcome = Literal["passed", "failed", "skipped"]
+
+
+class LawOutcome(FrozenModel):
+    """What became of one law's tests."""
+
+    passed: int
+    """How many tests passed."""
+    failed: tuple[str, ...]
+    """Names of the tests that failed."""
+    skipped: dict[str, str]
+    """Names of the tests that did not apply, each with the reason."""
+
+
+class Report(FrozenModel):
+    """The outcome of a run of the kit."""
+
+    version: str
+    """Version of crossmem."""
+    device: str
+    """What was tested, such as ``"emulated:0"``."""
+    runtime: str | None
+    """The vendor binding that was asked for."""
+    capabilities: Capabilities | None
+    """What the device says that it can do; None where it could not be opened."""
+    laws: dict[str, LawOutcome]
+    """Outcome of each law of which tests ran."""
+
+    def lines(self) -> list[str]:
+        """Return a line for each law, for the terminal."""
+        return [
+            f"{law:4}{one.passed:4} passed{len(one.failed):4} failed{len(one.skipped):4} skipped"
+            for law, one in self.laws.items()
+        ]
+
+
+class Recorder:
+    """Collects the outcome of each test as it becomes known."""
+
+    def __init__(self) -> None:
+        self._outcomes: dict[str, dict[str, tuple[Outcome, str]]] = {law: {} for law in LAWS}
+
+    def record(self, law: str, test: str, outcome: Outcome, reason: str = "") -> None:
+        """Note what became of a test, or of its setup or teardown; a failure stays one."""
+        tests = self._outcomes[law]
+        if test not in tests or tests[test][0] != "failed":
+            tests[test] = (outcome, reason)
+
+    def report(
+        self, *, device: str, runtime: str | None, capabilities: Capabilities | None
+    ) -> Report:
+        """Return what was recorded."""
+        return Report(
+            version=__version__,
+            device=device,
+            runtime=runtime,
+            capabilities=capabilities,
+            laws={
+                law: LawOutcome(
+                    passed=sum(outcome == "passed" for outcome, _ in tests.values()),
+                    failed=tuple(
+                        name for name, (outcome, _) in tests.items() if outcome == "failed"
+                    ),
+                    skipped={
+                        name: reason
+                        for name, (outcome, reason) in tests.items()
+                        if outcome == "skipped"
+                    },
+                )
+                for law, tests in self._outcomes.items()
+                if tests
+            },
+        )
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write a report as JSON."""
+    path.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Freeing never takes memory away, and importers do not depend on each other: laws C9 and C10."""
+
+import time
+
+import pytest
+
+import crossmem
+from crossmem.conformance import actions, probes
+from crossmem.conformance.harness import Allocate, FreshPeer
+from crossmem.conformance.peers import Peer
+from crossmem.conformance.pool import settle
+from crossmem.driver import TracingDriver
+
+NBYTES = 5000
+
+
+def reports(allocation_number: int) -> list[crossmem.ExportInfo]:
+    """Return what this process says about one of its allocations."""
+    return [one for one in crossmem.exports() if one.handle.allocation == allocation_number]
+
+
+# C9: safe free ----------------------------------------------------------------------------
+
+
+def test_c09_free_defers_until_the_lease_ends(
+    device: crossmem.Device, tracer: TracingDriver, peer: Peer
+) -> None:
+    allocation = device.allocate(NBYTES)
+    allocation.write(b"deferred")
+    handle = allocation.export()
+    peer.call(actions.attach, "m", handle.to_bytes())
+    before = tracer.calls["free"]
+    allocation.free()
+    crossmem.collect()
+    (report,) = reports(handle.allocation)
+
+    assert report.waiting
+    assert [one.pid for one in report.leases] == [peer.pid]
+    assert tracer.calls["free"] == before
+    assert peer.call(actions.read, "m", 8) == b"deferred"
+
+    peer.call(actions.write, "m", b"still")
+
+    assert peer.call(actions.read, "m", 8) == b"stillred"
+
+    peer.call(actions.unmap, "m")
+
+    assert settle(lambda: ["waits"] * len(reports(handle.allocation))) == []
+    assert tracer.calls["free"] == before + 1
+
+
+def test_c09_deferred_memory_is_freed_by_any_later_call(
+    device: crossmem.Device, tracer: TracingDriver, peer: Peer
+) -> None:
+    allocation = device.allocate(NBYTES)
+    peer.call(actions.attach, "m", allocation.export().to_bytes())
+    before = tracer.calls["free"]
+    with allocation:
+        pass
+    peer.call(actions.unmap, "m")
+
+    def use_crossmem() -> list[str]:
+        device.allocate(1).free()
+        return [] if tracer.calls["free"] > before + 1 else ["not freed"]
+
+    deadline = time.monotonic() + 3
+    freed_others = 0
+    while tracer.calls["free"] - freed_others == before:
+        assert time.monotonic() < deadline
+        device.allocate(1).free()
+        freed_others += 1
+
+    assert tracer.calls["free"] - freed_others == before + 1
+
+
+def test_c09_raise_changes_nothing(device: crossmem.Device, peer: Peer, peer2: Peer) -> None:
+    allocation = device.allocate(NBYTES)
+    blob = allocation.export().to_bytes()
+    peer.call(actions.attach, "m", blob)
+    with pytest.raises(crossmem.BusyError, match=str(peer.pid)):
+        allocation.free(busy="raise")
+
+    assert not allocation.closed
+
+    allocation.write(b"on")
+    peer2.call(actions.attach, "m", blob)
+
+    assert peer2.call(actions.read, "m", 2) == b"on"
+
+    peer.call(actions.unmap, "m")
+    peer2.call(actions.unmap, "m")
+
+    assert settle(lambda: ["leased"] * sum(len(one.leases) for one in crossmem.exports())) == []
+
+    allocation.free(busy="raise")
+
+    assert allocation.closed
+
+
+def test_c09_wait_waits_for_the_last_lease(peer: Peer, peer2: Peer) -> None:
+    blob = peer.call(actions.offer, "a", NBYTES)
+    peer2.call(actions.attach, "m", blob)
+    peer2.call(actions.attach, "n", blob)
+    freeing = peer.start(actions.free, "a", busy="wait", timeout=15)
+    peer2.call(actions.unmap, "m")
+    time.sleep(0.2)
+
+    assert not freeing.is_done()
+
+    peer2.call(actions.unmap, "n")
+    freeing.result()
+
+    assert peer.call(actions.attribute, "a", "closed")
+    assert peer.call(actions.live)["blocks"] == 0
+
+
+def test_c09_wait_gives_up_in_time_and_changes_nothing(
+    device: crossmem.Device, peer: Peer, peer2: Peer
+) -> None:
+    allocation = device.allocate(NBYTES)
+    blob = allocation.export().to_bytes()
+    peer.call(actions.attach, "m", blob)
+    start = time.monotonic()
+    with pytest.raises(crossmem.BusyError):
+        allocation.free(busy="wait", timeout=0.3)
+
+    assert 0.3 <= time.monotonic() - start < 2
+    assert not allocation.closed
+
+    peer2.call(actions.attach, "m", blob)
+    for one in (peer, peer2):
+        one.call(actions.unmap, "m")
+    allocation.free(busy="wait")
+
+
+def test_c09_whoever_imports_while_it_is_freed_has_it_or_has_not(
+    device: crossmem.Device, peer: Peer
+) -> None:
+    for round_ in range(40):
+        allocation = device.allocate(NBYTES)
+        allocation.write(b"whole")
+        blob = allocation.export().to_bytes()
+        attaching = peer.start(actions.attach, "m", blob)
+        time.sleep(round_ % 8 * 0.0002)
+        freed = True
+        try:
+            allocation.free(busy="raise")
+        except crossmem.BusyError:
+            freed = False
+        try:
+            attaching.result()
+        except crossmem.StaleHandleError:
+            assert freed
+            continue
+
+        assert not freed
+        assert peer.call(actions.read, "m", 5) == b"whole"
+
+        peer.call(actions.unmap, "m")
+        allocation.free(busy="wait")
+
+
+def test_c09_the_importers_device_is_synchronised_before_unmapping(
+    allocate: Allocate, fresh_peer: FreshPeer
+) -> None:
+    blob = allocate(NBYTES).export().to_bytes()
+    importer = fresh_peer()
+    importer.call(probes.start_journal)
+    importer.call(actions.attach, "m", blob)
+    importer.call(actions.unmap, "m")
+    importer.call(actions.import_, "i", blob)
+    importer.call(actions.map_, "m", "i")
+    importer.call(actions.unmap, "m")
+    importer.call(actions.map_, "dropped", "i")
+    importer.call(actions.drop, "m", "dropped")
+    importer.call(actions.collect)
+    journal = importer.call(probes.journal)
+    before_unmap = [journal[at - 1] for at, name in enumerate(journal) if name == "unmap"]
+
+    assert before_unmap == ["synchronize"] * 3
+
+
+def test_c09_dropped_memory_is_kept_for_importers(
+    device: crossmem.Device, tracer: TracingDriver, peer: Peer
+) -> None:
+    allocation = device.allocate(NBYTES)
+    allocation.write(b"dropped")
+    peer.call(actions.attach, "m", allocation.export().to_bytes())
+    before = tracer.calls["free"]
+    with pytest.warns(ResourceWarning, match="without free"):
+        del allocation
+    crossmem.collect()
+
+    assert peer.call(actions.read, "m", 7) == b"dropped"
+    assert tracer.calls["free"] == before
+
+    peer.call(actions.unmap, "m")
+
+    assert settle(lambda: [] if tracer.calls["free"] > before else [f"{crossmem.collect()}"]) == []
+
+
+def test_c09_memory_that_nobody_holds_is_freed_at_once(
+    device: crossmem.Device, tracer: TracingDriver
+) -> None:
+    before = tracer.calls["free"]
+    for busy in ("defer", "raise", "wait"):
+        for exported in (False, True):
+            allocation = device.allocate(NBYTES)
+            if exported:
+                allocation.export()
+            allocation.free(busy=busy)  # type: ignore[arg-type]
+
+    assert tracer.calls["free"] == before + 6
+
+
+def test_c09_an_unknown_way_to_free_is_refused(allocate: Allocate) -> None:
+    allocation = allocate(NBYTES)
+    with pytest.raises(crossmem.ConfigurationError, match="never"):
+        allocation.free(busy="never")  # type: ignore[arg-type]
+
+    assert not allocation.closed
+
+
+# C10: independent -------------------------------------------------------------------------
+
+
+def test_c10_closing_affects_nobody_else(allocate: Allocate, peer: Peer, peer2: Peer) -> None:
+    allocation = allocate(NBYTES, b"common")
+    blob = allocation.export().to_bytes()
+    for one in (peer, peer2):
+        one.call(actions.attach, "m", blob)
+    peer.call(actions.unmap, "m")
+
+    assert peer2.call(actions.read, "m", 6) == b"common"
+
+    peer2.call(actions.write, "m", b"C")
+
+    assert allocation.read(6) == b"Common"
+
+    # The one that left may come again.
+    peer.call(actions.attach, "m", blob)
+
+    assert peer.call(actions.read, "m", 6) == b"Common"
+
+
+def test_c10_within_one_process_too(allocate: Allocate, peer: Peer) -> None:
+    handle = allocate(NBYTES, b"0123456789").export()
+    peer.call(actions.attach, "whole", handle)
+    peer.call(actions.attach, "part", handle.slice(3, 4))
+    peer.call(actions.import_, "i", handle)
+    peer.call(actions.map_, "m", "i")
+    peer.call(actions.unmap, "whole")
+
+    assert peer.call(actions.read, "part") == b"3456"
+
+    peer.call(actions.unmap, "part")
+
+    assert peer.call(actions.read, "m", 10) == b"0123456789"
+
+
+def test_c10_an_importers_exit_affects_nobody_else(
+    allocate: Allocate, fresh_peer: FreshPeer, peer: Peer
+) -> None:
+    allocation = allocate(NBYTES, b"common")
+    blob = allocation.export().to_bytes()
+    leaving = fresh_peer()
+    for one in (leaving, peer):
+        one.call(actions.attach, "m", blob)
+    leaving.exit()
+
+    assert peer.call(actions.read, "m", 6) == b"common"
+
+    allocation.write(b"C")
+
+    assert peer.call(actions.read, "m", 6) == b"Common"
+
+
+def test_c10_a_forwarded_handle_is_the_exporters(
+    allocate: Allocate, peer: Peer, peer2: Peer
+) -> None:
+    blob = allocate(NBYTES, b"forwarded").export().to_bytes()
+    peer.call(actions.attach, "m", blob)
+    forwarded = peer.call(actions.attribute, "m", "handle")
+    peer2.call(actions.attach, "m", forwarded)
+    peer.call(actions.unmap, "m")
+
+    assert forwarded.to_bytes() == blob
+    assert peer2.call(actions.read, "m", 9) == b"forwarded"
+
+
+def test_c10_eight_importers_at_once(allocate: Allocate, fresh_peer: FreshPeer) -> None:
+    allocation = allocate(NBYTES, bytes(8))
+    blob = allocation.export().to_bytes()
+    peers = [fresh_peer(tracing=False) for _ in range(8)]
+    for attaching in [one.start(actions.attach, "m", blob) for one in peers]:
+        attaching.result()
+    (report,) = reports(crossmem.ShareableHandle.from_bytes(blob).allocation)
+
+    assert sorted(one.pid for one in report.leases) == sorted(one.pid for one in peers)
+
+    for number, one in enumerate(peers):
+        one.call(actions.write, "m", b"x", offset=number)
+        one.call(actions.unmap, "m")
+
+    assert allocation.read(8) == b"x" * 8

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An importer's connection to one lease server: found, checked, and watched for its end."""
+
+import array
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from crossmem.control.endpoint import abstract_address, new_socket, socket_path
+from crossmem.control.limits import name_descriptor_limit
+from crossmem.control.processes import is_dead, open_owner, open_peer, peer_credentials
+from crossmem.control.wire import (
+    MAX_DESCRIPTORS,
+    MAX_MESSAGE_NBYTES,
+    NONCE_NBYTES,
+    PROTOCOL_VERSION,
+    unpack_hello,
+)
+from crossmem.errors import (
+    AccessDeniedError,
+    CrossmemError,
+    OwnerGoneError,
+    OwnerUnresponsiveError,
+    UnsupportedError,
+    WrongHostError,
+)
+from crossmem.models import ProcessIdentity
+
+__all__ = ["Deadline", "Link", "close_all", "dial", "owner_gone"]
+
+_CONNECT_RETRY_S: Final = 0.005
+_OVERFLOW_UID: Final = 65534
+_CONTROL_NBYTES: Final = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+
+
+class Deadline:
+    """When an operation that waits for another process must be over.
+
+    Parameters
+    ----------
+    timeout_s
+        How long it may take from now.
+    """
+
+    __slots__ = ("_end", "timeout_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._end = time.monotonic() + timeout_s
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds that are left, at least 0."""
+        return max(0.0, self._end - time.monotonic())
+
+    def passed(self, owner: ProcessIdentity) -> OwnerUnresponsiveError:
+        """Return the error for an exporter that did not answer in time."""
+        return OwnerUnresponsiveError(
+            f"process {owner.pid} lives but did not answer within {self.timeout_s:g} s",
+            hint="it is stopped or busy; try again, or give a longer timeout",
+        )
+
+
+class Link:
+    """An open connection. Raises ``EOFError`` where the other side has closed it.
+
+    Parameters
+    ----------
+    owner
+        The exporting process.
+    connection
+        A connected, non-blocking socket; it belongs to this object from now on.
+    pidfd
+        The owner's, where it is known from an earlier connection. It never belongs to this
+        object: whoever closes the link keeps :attr:`pidfd`.
+    """
+
+    def __init__(
+        self, owner: ProcessIdentity, connection: socket.socket, pidfd: int | None
+    ) -> None:
+        self._owner = owner
+        self._socket = connection
+        self._number = connection.fileno()
+        self.pidfd = pidfd
+        self.is_broken = False
+        """Whether the other side was found to have closed the connection."""
+        self._readable = select.poll()
+        self._readable.register(self._number, select.POLLIN)
+        self.nonce = os.urandom(NONCE_NBYTES)
+        self.server_nonce = b""
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the other side still has the connection open."""
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether something can be received without waiting."""
+        return any(number == self._number for number, _events in self._readable.poll(0))
+
+    def send_now(self, message: bytes) -> bool:
+        """Send a message if that is possible without waiting."""
+        try:
+            self._socket.send(message)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.is_broken = True
+            return False
+        return True
+
+    def send(self, message: bytes, deadline: Deadline) -> None:
+        """Send a message, waiting for room while the owner lives."""
+        while True:
+            try:
+                self._socket.send(message)
+            except BlockingIOError:
+                writable = select.poll()
+                writable.register(self._number, select.POLLOUT)
+                if self.pidfd is not None:
+                    writable.register(self.pidfd, select.POLLIN)
+                self._wait(writable, deadline)
+            except OSError as error:
+                raise EOFError from error
+            else:
+                return
+
+    def receive(self, deadline: Deadline) -> tuple[bytes, list[int], bool]:
+        """Wait for one message while the owner lives.
+
+        Returns
+        -------
+        tuple
+            The message, its descriptors, which the caller owns, and whether some were lost
+            because this process has no room for them.
+        """
+        self._wait(self._readable, deadline)
+        return self.take()
+
+    def take(self) -> tuple[bytes, list[int], bool]:
+        """Receive one message that is there."""
+        try:
+            message, ancillary, flags, _address = self._socket.recvmsg(
+                MAX_MESSAGE_NBYTES, _CONTROL_NBYTES, socket.MSG_CMSG_CLOEXEC
+            )
+        except OSError as error:
+            raise EOFError from error
+        received: list[int] = []
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                rights = array.array("i")
+                rights.frombytes(data[: len(data) - len(data) % rights.itemsize])
+                received += rights
+        if not message and not received:
+            raise EOFError
+        return message, received, bool(flags & socket.MSG_CTRUNC)
+
+    def _wait(self, poller: select.poll, deadline: Deadline) -> None:
+        while True:
+            remaining_s = deadline.remaining_s
+            ready = poller.poll(remaining_s * 1000)
+            # What the owner sent before it died still counts.
+            if any(number == self._number for number, _events in ready):
+                return
+            if ready:
+                raise owner_gone(self._owner, "died")
+            if not remaining_s:
+                raise deadline.passed(self._owner)
+
+    def check_server(self, this: ProcessIdentity) -> None:
+        """Make sure that the owner itself listens, and watch it from now on.
+
+        Raises
+        ------
+        AccessDeniedError
+            Where somebody else holds the address.
+        OwnerGoneError
+            Where the owner is dead.
+        """
+        owner = self._owner
+        pid, uid = peer_credentials(self._socket)
+        is_visible = owner.pid_namespace == this.pid_namespace
+        # In another user namespace, a foreign user may look like nobody or like this one.
+        is_right_user = uid in {owner.uid, this.uid, _OVERFLOW_UID}
+        if not is_right_user or (is_visible and pid != owner.pid):
+            _raise_if_dead(owner, this)
+            msg = (
+                f"the address of process {owner.pid} of user {owner.uid} is held by process {pid} "
+                f"of user {uid}"
+            )
+            hint = "end that process, or set CROSSMEM_RUN_DIR to a directory that both share"
+            raise AccessDeniedError(msg, hint=hint)
+        try:
+            if self.pidfd is None:
+                visible_pid = pid if is_visible else 0
+                self.pidfd = open_peer(self._socket, visible_pid, owner.start_time)
+        except ProcessLookupError:
+            raise owner_gone(owner, "is dead") from None
+        if self.pidfd is not None:
+            self._readable.register(self.pidfd, select.POLLIN)
+            if is_dead(self.pidfd):
+                raise owner_gone(owner, "is dead")
+
+
+def dial(
+    owner: ProcessIdentity,
+    this: ProcessIdentity,
+    run_dir: Path,
+    gate: threading.RLock,
+    pidfd: int | None,
+    deadline: Deadline,
+) -> Link:
+    """Connect to an owner's lease server, check who is there, and read its first message.
+
+    Parameters
+    ----------
+    owner, this
+        The exporting and the calling process.
+    run_dir
+        Where the path of the owner's server lies.
+    gate
+        Held while a socket is made; a fork waits for it, so that it knows of every socket.
+    pidfd
+        The owner's, where it is known already.
+    deadline
+        When to give up.
+
+    Raises
+    ------
+    OwnerGoneError, OwnerUnresponsiveError, WrongHostError, AccessDeniedError, UnsupportedError
+        Why the owner cannot be asked.
+    DriverError
+        Where this process has no descriptor left.
+    """
+    link: Link | None = None
+    try:
+        with name_descriptor_limit("socket"):
+            link = Link(owner, _connect(owner, this, run_dir, gate, deadline), pidfd)
+            link.check_server(this)
+        message, received, _was_cut = link.receive(deadline)
+        close_all(received)
+        version, link.server_nonce = unpack_hello(message)
+        if version != PROTOCOL_VERSION:
+            msg = (
+                f"process {owner.pid} speaks version {version} of the lease protocol, this "
+                f"process version {PROTOCOL_VERSION}"
+            )
+            raise UnsupportedError(msg, hint="use the same release of crossmem in both")
+    except BaseException as error:
+        if link is not None:
+            link.close()
+            if link.pidfd is not None and link.pidfd != pidfd:
+                os.close(link.pidfd)
+        if isinstance(error, EOFError):
+            raise owner_gone(owner, "closed its lease server") from None
+        raise
+    return link
+
+
+def _connect(
+    owner: ProcessIdentity,
+    this: ProcessIdentity,
+    run_dir: Path,
+    gate: threading.RLock,
+    deadline: Deadline,
+) -> socket.socket:
+    attempts: list[str] = []
+    for address in (str(socket_path(run_dir, owner)), abstract_address(owner)):
+        with gate:
+            connection = new_socket()
+        try:
+            _connect_to(connection, address, owner, deadline)
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, OSError) or isinstance(error, CrossmemError):
+                raise
+            attempts.append(f"{address.replace(chr(0), '@')}: {error.strerror or error}")
+        else:
+            return connection
+    _raise_if_dead(owner, this)
+    state = (
+        "lives, but its lease server cannot be reached from here"
+        if owner.pid_namespace == this.pid_namespace
+        else "is in another pid namespace; it is dead, or cannot be reached from here"
+    )
+    raise WrongHostError(
+        f"process {owner.pid} {state}: {'; '.join(attempts)}",
+        hint=(
+            "processes in different network namespaces need one run directory: mount the same "
+            "directory in both and name it in CROSSMEM_RUN_DIR"
+        ),
+    )
+
+
+def _connect_to(
+    connection: socket.socket, address: str, owner: ProcessIdentity, deadline: Deadline
+) -> None:
+    while True:
+        try:
+            connection.connect(address)
+        except BlockingIOError:
+            # The backlog is full: the owner lives, but does not accept.
+            if not deadline.remaining_s:
+                raise deadline.passed(owner) from None
+            time.sleep(_CONNECT_RETRY_S)
+        else:
+            return
+
+
+def _raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity) -> None:
+    try:
+        pidfd = open_owner(owner, this)
+    except ProcessLookupError:
+        raise owner_gone(owner, "is dead") from None
+    if pidfd is not None:
+        os.close(pidfd)
+
+
+def owner_gone(owner: ProcessIdentity, what: str) -> OwnerGoneError:
+    """Return the error for an exporter that is no more."""
+    return OwnerGoneError(
+        f"process {owner.pid}, which exported this memory, {what}",
+        hint="export it again in a living process and send the new handle",
+    )
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close descriptors that nobody wants."""
+    for descriptor in descriptors:
+        os.close(descriptor)

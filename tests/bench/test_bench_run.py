@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark suite runs, in its smallest mode; its numbers mean nothing here."""
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crossmem.bench import Report, render, run
+from crossmem.bench.machine import choose_cpus
+from crossmem.bench.pair import BenchError, Pair, child_environment
+from crossmem.bench.peer_posix_ipc import PosixIpcPeer
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def _children() -> list[str]:
+    text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    return text.split()
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    before = _children()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PosixIpcPeer, "missing", lambda: "not installed")
+        made = run("smoke", peers=["floor", "crossmem", "mp", "posix_ipc"])
+    assert _children() == before
+    return made
+
+
+@pytest.mark.parametrize("peer", ["floor", "crossmem", "mp"])
+def test_every_operation_of_every_peer_is_timed(report: Report, peer: str) -> None:
+    for nbytes in (4 << 10, 2 << 20, 1 << 30):
+        metrics = ("create", "export", "attach", "detach", "free", "life", "total")
+        for metric in metrics:
+            value = report.value("life", peer, metric, nbytes=nbytes)
+            assert value is not None
+            assert value > 0
+    for section, metric in (("churn", "each"), ("held", "open"), ("busy", "busy")):
+        assert report.value(section, peer, metric) is not None
+
+
+def test_a_missing_peer_is_named_and_not_measured(report: Report) -> None:
+    assert report.peers["posix_ipc"]["state"] == "not installed"
+    assert not [row for row in report.rows if row.subject == "posix_ipc"]
+
+
+def test_rows_of_crossmem_alone_are_there(report: Report) -> None:
+    sections = {row.section for row in report.rows if row.subject == "crossmem"}
+    assert {"batch", "repeats", "scale", "life"} <= sections
+    assert report.value("scale", "crossmem", "descriptors added") == 0
+    assert report.value("scale", "crossmem", "connections") == 1
+    assert report.value("scale", "crossmem", "typed error") == 1
+
+
+def test_targets_are_computed(report: Report) -> None:
+    names = [target.name for target in report.targets]
+    assert len(names) == len(set(names))
+    measured = [target for target in report.targets if target.measured is not None]
+    assert len(measured) >= 15
+
+
+def test_json_holds_everything(report: Report) -> None:
+    data = json.loads(report.to_json())
+    assert data["schema"] == 1
+    assert len(data["rows"]) == len(report.rows)
+    assert data["machine"]["kernel"]
+    assert all("met" in target for target in data["targets"])
+
+
+@pytest.mark.parametrize("rich", [False, True])
+def test_tables_show_peers_and_targets(report: Report, rich: bool) -> None:
+    if rich:
+        pytest.importorskip("rich")
+    out = io.StringIO()
+    render(report, file=out, rich=rich)
+    text = out.getvalue()
+    for word in ("floor", "not installed", "Targets", "whole life", "Bandwidth"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [({"mode": "fast"}, "fast"), ({"peers": ["soap"]}, "soap")]
+)
+def test_words_without_meaning_are_refused(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        run(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with Pair("floor", device="-", cpus=choose_cpus(), environment=child_environment()) as made:
+        yield made
+
+
+def test_a_pair_that_misses_its_deadline_is_killed(pair: Pair) -> None:
+    assert len(_children()) >= 2
+    with pytest.raises(BenchError, match="no answer within"):
+        pair.run("life", deadline_s=0.3, nbytes=4096, count=1 << 40, budget_s=1e9)
+    pair.close()
+    assert not _children()
+
+
+def test_a_failing_half_is_reported(pair: Pair) -> None:
+    with pytest.raises(BenchError, match=r"producer: .*Error"):
+        pair.run("life", deadline_s=10, nbytes=-1, count=1, budget_s=1)
+
+
+def test_a_pair_that_cannot_start_leaves_nothing() -> None:
+    with pytest.raises(BenchError, match="KeyError"):
+        Pair("soap", device="-", cpus=choose_cpus(), environment=child_environment())
+    assert not _children()

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmark promises is computed honestly."""
+
+import pytest
+
+from crossmem.bench.plan import PLANS
+from crossmem.bench.report import Report, Target
+from crossmem.bench.syscalls import TraceError, _between_marks
+from crossmem.bench.targets import compute_targets, size_name
+
+
+def _report() -> Report:
+    return Report("quick", "2026-01-01", {}, {})
+
+
+def _target(report: Report, start: str) -> Target:
+    (found,) = (one for one in compute_targets(report) if one.name.startswith(start))
+    return found
+
+
+def test_a_row_is_the_median_of_its_rounds() -> None:
+    report = _report()
+    report.add("life", "floor", "life", [3.0, 1.0, 2.0], "us", nbytes=4096)
+    report.add("life", "floor", "none", [], "us", nbytes=4096)
+    (row,) = report.rows
+    assert (row.value, row.rounds) == (2.0, (3.0, 1.0, 2.0))
+    assert report.value("life", "floor", "life") is None
+
+
+@pytest.mark.parametrize(("ours", "met"), [(12.9, True), (13.1, False)])
+def test_life_is_held_against_the_floor(ours: float, met: bool) -> None:
+    report = _report()
+    report.add("life", "floor", "life", [10.0], "us", nbytes=4096)
+    report.add("life", "crossmem", "life", [ours], "us", nbytes=4096)
+    assert _target(report, "whole life at 4 KiB, against the floor").met is met
+
+
+def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
+    target = _target(_report(), "repeated export")
+    assert target.measured is None
+    assert target.met is None
+
+
+def test_a_rate_must_not_be_lower() -> None:
+    report = _report()
+    add = report.add
+    add("bandwidth", "crossmem / plain mmap", "read", [0.96], "ratio", nbytes=2 << 20)
+    assert _target(report, "read 2 MiB").met is False
+
+
+def test_the_descriptor_limit_excuses_nothing_silently() -> None:
+    report = _report()
+    report.add("scale", "crossmem", "separate asked", [10_000], "count")
+    report.add("scale", "crossmem", "separate held", [500], "count")
+    target = _target(report, "separate allocations")
+    assert target.met is False
+    assert "limit" in target.note
+
+
+def test_sizes_in_words() -> None:
+    assert [size_name(n) for n in (4096, 2 << 20, 1 << 30, 100)] == [
+        "4 KiB",
+        "2 MiB",
+        "1 GiB",
+        "100 B",
+    ]
+
+
+def test_calls_between_the_marks_are_counted() -> None:
+    log = """\
+7  futex(0x1) = 0
+7  getpgid(0) = 7
+7  munmap(0x1, 2) = 0
+8  read(3) = 1
+7  <... munmap resumed>) = 0
+7  getpgid(0) = 7
+7  close(3) = 0
+"""
+    assert _between_marks(log, 7) == ["munmap"]
+    with pytest.raises(TraceError, match="saw 0 marks"):
+        _between_marks(log, 9)
+
+
+def test_modes_differ_in_size_only() -> None:
+    assert set(PLANS) == {"smoke", "quick", "full"}
+    assert PLANS["smoke"].count < PLANS["quick"].count < PLANS["full"].count

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of test_kill_storm.py: shares and imports at random until it is killed or stopped.
+
+``python storm_worker.py BOARD SEED LINES``: BOARD is a folder in which workers leave handles and
+findings for each other. Where LINES is not 0, the process kills itself before that many lines of
+crossmem have run, so that it dies inside of what other processes can hardly hit. Commands arrive
+on standard input, one a line: ``release``, ``free``, ``exit``.
+"""
+
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import random
+import select
+import signal
+import sys
+import threading
+import time
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import crossmem
+from crossmem.driver import Driver, TracingDriver
+from crossmem.models import ProcessIdentity, process_start_time
+from crossmem.sharing.process import current
+
+MAX_NBYTES = 300_000
+MAX_OWN = 8
+MAX_HELD = 24
+LIBRARY = str(Path(crossmem.__file__).parent)
+
+
+@lru_cache(maxsize=256)
+def pattern(owner: ProcessIdentity, allocation: int, nbytes: int) -> bytes:
+    """What memory must show for as long as anybody holds it; the rest of it is scratch space."""
+    seed = owner.to_bytes() + allocation.to_bytes(8, "little")
+    return hashlib.shake_128(seed).digest(nbytes - nbytes // 4)
+
+
+def damage(memory: Any, handle: crossmem.ShareableHandle) -> bool:
+    """Whether memory, the whole or a part of it, shows something else."""
+    expected = pattern(handle.owner, handle.allocation, handle.nbytes)
+    expected = expected[handle.offset : handle.offset + handle.length]
+    return bool(memory.read(len(expected)) != expected)
+
+
+def is_dead(owner: ProcessIdentity) -> bool:
+    """Whether a process is dead, or will be within a second: its sockets close before it ends."""
+    end = time.monotonic() + 1.0
+    while process_start_time(owner.pid) == owner.start_time:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class Actor:
+    """One thread's share of the activity."""
+
+    def __init__(self, board: Path, seed: int) -> None:
+        self.board = board
+        self.chance = random.Random(seed)
+        self.device = crossmem.device("emulated:0")
+        self.own: list[tuple[crossmem.Allocation, crossmem.ShareableHandle, Path]] = []
+        self.held: list[crossmem.Mapping] = []
+        self.steps = [
+            (4, self.share),
+            (2, self.free),
+            (8, self.attach),
+            (3, self.attach_many),
+            (5, self.look),
+            (3, self.scribble),
+            (6, self.unmap),
+            (1, self.look_at_own),
+            (1, crossmem.collect),
+            (1, crossmem.exports),
+        ]
+
+    def step(self) -> None:
+        weights = [weight for weight, _ in self.steps]
+        (_, act) = self.chance.choices(self.steps, weights)[0]
+        act()
+
+    def problem(self, text: str) -> None:
+        # To a file, because this process may be dead before anybody asks it.
+        path = self.board / f"problem-{os.getpid()}-{time.monotonic_ns()}"
+        path.write_text(text, "utf-8")
+
+    # Exporting -----------------------------------------------------------------------------
+
+    def share(self) -> None:
+        if len(self.own) >= MAX_OWN:
+            self.free()
+        nbytes = self.chance.randint(8, MAX_NBYTES)
+        allocation = self.device.allocate(nbytes)
+        access = self.chance.choice(("rw", "rw", "ro"))
+        handle = allocation.export(access=access)  # type: ignore[arg-type]
+        allocation.write(pattern(handle.owner, handle.allocation, nbytes))
+        path = self.board / f"handle-{os.getpid()}-{handle.allocation}"
+        unfinished = path.with_name("." + path.name)
+        unfinished.write_bytes(handle.to_bytes())
+        unfinished.rename(path)
+        self.own.append((allocation, handle, path))
+
+    def free(self) -> None:
+        if self.own:
+            allocation, _, path = self.own.pop(self.chance.randrange(len(self.own)))
+            if self.chance.random() < 0.5:
+                path.unlink()
+                allocation.free()
+            else:
+                allocation.free()
+                path.unlink()
+
+    def look_at_own(self) -> None:
+        for allocation, handle, _ in self.own:
+            if damage(allocation, handle):
+                self.problem(f"own memory is damaged: {handle!r}")
+
+    # Importing -----------------------------------------------------------------------------
+
+    def found(self) -> crossmem.ShareableHandle | None:
+        paths = [path for path in self.board.iterdir() if path.name.startswith("handle-")]
+        if not paths:
+            return None
+        try:
+            handle = crossmem.ShareableHandle.from_bytes(self.chance.choice(paths).read_bytes())
+        except FileNotFoundError:
+            return None
+        if self.chance.random() < 0.3:
+            offset = self.chance.randrange(handle.nbytes)
+            handle = handle.slice(offset, self.chance.randint(1, handle.nbytes - offset))
+        return handle
+
+    def attach(self) -> None:
+        if handle := self.found():
+            self.attach_all([handle])
+
+    def attach_many(self) -> None:
+        handles = [self.found() for _ in range(self.chance.randint(2, 5))]
+        self.attach_all([one for one in handles if one is not None])
+
+    def attach_all(self, handles: list[crossmem.ShareableHandle]) -> None:
+        try:
+            if len(handles) == 1 and self.chance.random() < 0.5:
+                with crossmem.import_handle(handles[0]) as imported, imported.map() as mapping:
+                    if damage(mapping, handles[0]):
+                        self.problem(f"imported damaged memory: {handles[0]!r}")
+                return
+            mappings = crossmem.attach_many(handles, readonly=self.chance.random() < 0.2)
+        except crossmem.StaleHandleError:
+            return
+        except crossmem.OwnerGoneError as error:
+            if not any(is_dead(one.owner) for one in handles):
+                self.problem(f"the owner lives: {error!r}")
+            return
+        for mapping in mappings:
+            if damage(mapping, mapping.handle):
+                self.problem(f"attached damaged memory: {mapping!r}")
+        self.held += mappings
+        while len(self.held) > MAX_HELD:
+            self.unmap()
+
+    def look(self) -> None:
+        if self.held:
+            mapping = self.chance.choice(self.held)
+            if damage(mapping, mapping.handle):
+                self.problem(f"held memory is damaged: {mapping!r} alive={mapping.owner_alive}")
+
+    def scribble(self) -> None:
+        if self.held:
+            mapping = self.chance.choice(self.held)
+            handle = mapping.handle
+            start = max(handle.nbytes - handle.nbytes // 4, handle.offset)
+            room = handle.offset + handle.length - start
+            if not mapping.readonly and room > 0:
+                mapping.write(self.chance.randbytes(room), offset=start - handle.offset)
+
+    def unmap(self) -> None:
+        if self.held:
+            self.held.pop(self.chance.randrange(len(self.held))).unmap()
+
+    # The end -------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        for mapping in self.held:
+            if damage(mapping, mapping.handle):
+                self.problem(f"held memory is damaged at the end: {mapping!r}")
+            mapping.unmap()
+        self.held.clear()
+
+    def free_all(self) -> None:
+        self.look_at_own()
+        while self.own:
+            self.free()
+
+
+def die_after(lines: int) -> None:
+    """Kill this process before a line of crossmem is run, on whatever thread."""
+    left = lines
+
+    def trace_line(_frame: FrameType, event: str, _value: Any) -> Any:
+        nonlocal left
+        if event == "line":
+            left -= 1
+            if left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace_line
+
+    def trace_call(frame: FrameType, _event: str, _value: Any) -> Any:
+        return trace_line if frame.f_code.co_filename.startswith(LIBRARY) else None
+
+    threading.settrace(trace_call)
+    sys.settrace(trace_call)
+
+
+def footprint(tracers: list[TracingDriver]) -> dict[str, Any]:
+    """Return what this process holds that it should not, by name."""
+    found: dict[str, Any] = {}
+    for tracer in tracers:
+        found |= {kind: count for kind, count in tracer.live.items() if count}
+        if tracer.violations:
+            found["violations"] = tracer.violations
+    with Path("/proc/self/maps").open(encoding="utf-8") as maps:
+        mapped = sum("/memfd:crossmem" in line for line in maps)
+    descriptors = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            descriptors[int(entry.name)] = str(entry.readlink())
+    memories = [one for one in descriptors.values() if one.startswith("/memfd:")]
+    dead = []
+    for number, target in descriptors.items():
+        if "[pidfd]" in target:
+            info = Path(f"/proc/self/fdinfo/{number}").read_text("ascii")
+            if "Pid:\t-1" in info:
+                dead.append(target)
+        elif target.startswith("socket:"):
+            poller = select.poll()
+            poller.register(number, select.POLLIN | select.POLLHUP)
+            # Neither a connection to a dead process nor a message with descriptors in it.
+            if poller.poll(0):
+                dead.append(target)
+    threads = [one.name for one in threading.enumerate()]
+    unknown = sorted(set(threads) - {"MainThread", "crossmem-leases"})
+    if mapped or memories or dead or unknown or threads.count("crossmem-leases") > 1:
+        found["held"] = [mapped, memories, dead, threads]
+    waiting = crossmem.exports()
+    if waiting:
+        found["exports"] = repr(waiting)
+    return found
+
+
+def leak() -> None:
+    """Leave behind one of each kind of thing that :func:`footprint` looks for."""
+    child = os.posix_spawn("/bin/true", ["true"], os.environ)
+    os.pidfd_open(child)
+    os.waitpid(child, 0)
+    threading.Thread(target=threading.Event().wait, name="leaked", daemon=True).start()
+    device = crossmem.device("emulated:0")
+    device.driver.allocate(0, 1)
+
+
+def settled(tracers: list[TracingDriver]) -> dict[str, Any]:
+    """Return the footprint once it is empty, or what it is after some seconds."""
+    end = time.monotonic() + 5.0
+    while True:
+        gc.collect()
+        crossmem.collect()
+        found = footprint(tracers)
+        if not found or time.monotonic() > end:
+            return found
+        time.sleep(0.05)
+
+
+def main() -> None:
+    board, seed, lines = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    tracers: list[TracingDriver] = []
+
+    def trace(driver: Driver) -> Driver:
+        tracers.append(TracingDriver(driver))
+        return tracers[-1]
+
+    current().registry.adapt(trace)
+    print("ready", flush=True)
+    if lines:
+        die_after(lines)
+    actors = [Actor(board, seed * 10 + number) for number in range(1 + seed % 2)]
+    stopping = threading.Event()
+
+    def act(actor: Actor) -> None:
+        try:
+            while not stopping.is_set():
+                actor.step()
+        except Exception as error:
+            actor.problem(f"raised {error!r}")
+            raise
+
+    others = [threading.Thread(target=act, args=(one,), daemon=True) for one in actors[1:]]
+    for thread in others:
+        thread.start()
+    try:
+        while not select.select([0], [], [], 0)[0]:
+            actors[0].step()
+    except Exception as error:
+        actors[0].problem(f"raised {error!r}")
+        raise
+    stopping.set()
+    for thread in others:
+        thread.join()
+    for command in sys.stdin:
+        if command == "release\n":
+            for actor in actors:
+                actor.release()
+            print("released", flush=True)
+        elif command == "free\n":
+            for actor in actors:
+                actor.free_all()
+            print(json.dumps(settled(tracers)), flush=True)
+        elif command == "leak\n":
+            leak()
+            print("leaked", flush=True)
+        else:
+            break
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command as a whole: help, version, devices, the README, and life without its extra."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import crossmem
+from crossmem.cli.render import nbytes_text, seconds_text
+from crossmem.cli.reports import DevicesReport, ErrorReport
+
+_ROOT = Path(__file__).parents[2]
+_DEADLINE_S = 60
+
+
+def run(
+    *command: str, code: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    start = ["-c", code] if code is not None else ["-m", "crossmem"]
+    return subprocess.run(
+        [sys.executable, *start, *command],
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=False,
+        env={**os.environ, "COLUMNS": "100", **environment},
+    )
+
+
+def test_version() -> None:
+    done = run("--version")
+
+    assert (done.returncode, done.stdout) == (0, f"crossmem {crossmem.__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["", "demo", "devices", "conformance", "bench"])
+def test_help_teaches(command: str) -> None:
+    done = run(*command.split(), "--help")
+
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "Examples" in done.stdout
+    # Examples that name options can be copied only if these options exist.
+    options = set(re.findall(r"(?<!\S)--[a-z-]+", done.stdout.partition("Examples")[0]))
+    for option in re.findall(r"(?<!\S)--[a-z-]+", done.stdout.partition("Examples")[2]):
+        assert option in options
+
+
+@pytest.mark.parametrize("command", ["demo", "devices", "conformance", "bench"])
+def test_the_reference_names_the_options_that_exist(command: str) -> None:
+    text = (_ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
+    section = re.split(r"^## ", text, flags=re.MULTILINE)
+    (described,) = [one for one in section if one.startswith(f"`crossmem {command}")]
+    shown = run(command, "--help").stdout.partition("Examples")[0]
+    option = r"(?<![\w-])--?[a-z][a-z-]*"
+    exist = set(re.findall(option, shown)) - {"-h", "--help", "--json"}
+    named = set(re.findall(option, "\n".join(re.findall(r"^\| .*", described, re.MULTILINE))))
+
+    assert named == exist
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_one_line_says_how_to_install_it(missing: str) -> None:
+    done = run(
+        "devices",
+        code=f"import sys; sys.modules[{missing!r}] = None\nfrom crossmem.cli import main\nmain()",
+    )
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert missing in line
+    assert "pip install 'crossmem[cli]'" in line
+
+
+def test_the_library_never_imports_what_the_extra_brings() -> None:
+    code = (
+        "import sys, crossmem\n"
+        "with crossmem.device('emulated:0').allocate(1) as one:\n"
+        "    one.export()\n"
+        "assert not {'typer', 'rich', 'numpy'} & set(sys.modules)\n"
+        "assert not [name for name in sys.modules if name.startswith('crossmem.cli')]\n"
+    )
+    done = run(code=code)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_consumers_do_not_import_what_only_the_terminal_needs() -> None:
+    code = (
+        "import sys, crossmem.cli.consumer, crossmem.cli.children\n"
+        "assert not {'typer', 'rich'} & set(sys.modules)\n"
+    )
+    done = run(code=code)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_devices_as_json() -> None:
+    done = run("devices", "--json", CROSSMEM_EMULATED_DEVICES="3", CROSSMEM_DEVICE="emulated:1")
+
+    assert done.returncode == 0, done.stderr
+    report = DevicesReport.model_validate_json(done.stdout)
+    emulated = [one for one in report.devices if one.backend == "emulated"]
+    assert [one.device for one in emulated] == ["emulated:0", "emulated:1", "emulated:2"]
+    assert [one.is_default for one in emulated] == [False, True, False]
+    assert emulated[0].capabilities.host_visible
+    assert report.default == "emulated:1"
+
+
+def test_devices_for_people() -> None:
+    done = run("devices")
+
+    assert done.returncode == 0, done.stderr
+    assert "emulated:0" in done.stdout
+    assert "Default device" in done.stdout
+
+
+def test_failed_and_disabled_plugins_are_listed_with_reasons() -> None:
+    environment = {
+        "CROSSMEM_PLUGINS": "no_such_plugin",
+        "CROSSMEM_DISABLE_PLUGINS": "emulated",
+    }
+    done = run("devices", "--json", **environment)
+
+    assert done.returncode == 0, done.stderr
+    report = DevicesReport.model_validate_json(done.stdout)
+    assert [one.plugin for one in report.failed_plugins] == ["no_such_plugin"]
+    assert "No module named" in report.failed_plugins[0].error
+    assert [one.plugin for one in report.disabled_plugins] == ["emulated"]
+    shown = run("devices", **environment)
+    assert shown.returncode == 0
+    assert "Plugins that failed" in shown.stdout
+    assert "No device can be used" in shown.stdout
+
+
+_BACKENDS = """
+from crossmem import BackendUnavailableError
+from crossmem.plugin import Availability, Backend, hookimpl
+
+def refuse(runtime):
+    raise BackendUnavailableError("its library is too old", hint="install version 7")
+
+@hookimpl
+def crossmem_backends():
+    absent = Availability("not_installed", "libabsent.so was not found")
+    return [
+        Backend(name="absent", summary="", api_version=1, probe=lambda: absent, load=refuse,
+                install_hint="pip install absent", priority=5),
+        Backend(name="liar", summary="", api_version=1, load=refuse,
+                probe=lambda: Availability("available")),
+    ]
+"""
+
+
+def test_unusable_backends_are_listed_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "two_backends.py").write_text(_BACKENDS)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {"CROSSMEM_PLUGINS": "two_backends", "PYTHONPATH": path}
+    done = run("devices", "--json", **environment)
+
+    assert done.returncode == 0, done.stderr
+    report = DevicesReport.model_validate_json(done.stdout)
+    absent, liar = report.unusable
+    assert (absent.backend, absent.state) == ("absent", "not_installed")
+    assert (absent.reason, absent.hint) == ("libabsent.so was not found", "pip install absent")
+    assert (liar.backend, liar.state) == ("liar", "unusable")
+    assert (liar.reason, liar.hint) == ("its library is too old", "install version 7")
+    assert report.default is None
+    assert "libabsent.so was not found" in run("devices", **environment).stdout
+
+
+def test_settings_without_meaning_are_usage_errors() -> None:
+    done = run("devices", "--json", CROSSMEM_TIMEOUT="soon")
+
+    assert done.returncode == 2
+    assert ErrorReport.model_validate_json(done.stdout).error == "ConfigurationError"
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    done = run("share")
+
+    assert done.returncode == 2
+    assert "share" in done.stderr
+
+
+def test_the_readme_has_the_two_lines_and_its_example_runs(tmp_path: Path) -> None:
+    text = (_ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
+    shell = [block.strip() for kind, block in blocks if kind == "sh"]
+    assert shell == [
+        "python3 -m venv .venv && .venv/bin/pip install -q '.[cli]' && .venv/bin/crossmem demo",
+        (
+            "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && "
+            ".venv/bin/python -m pytest"
+        ),
+    ]
+    (example,) = [block for kind, block in blocks if kind == "python"]
+    (tmp_path / "example.py").write_text(example)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "example.py"],
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "b'hello'\n"), done.stderr
+
+
+def test_the_tutorial_runs(tmp_path: Path) -> None:
+    text = (_ROOT / "docs/tutorial/first-share.md").read_text(encoding="utf-8")
+    pieces = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "share.py").write_text("\n\n".join(pieces))
+    done = subprocess.run(
+        [sys.executable, tmp_path / "share.py"],
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "1048576 bytes at 0x" in done.stdout
+    assert "b'weights'" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (2**20 - 1, "1.0 MiB"),
+        (3 * 2**29, "1.5 GiB"),
+        (2**60, "1048576.0 TiB"),
+    ],
+)
+def test_sizes_for_people(nbytes: int, text: str) -> None:
+    assert nbytes_text(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 µs"),
+        (999.4e-6, "999 µs"),
+        (1e-3, "1.00 ms"),
+        (0.0123, "12.3 ms"),
+        (0.9996, "1000 ms"),
+        (1.0, "1.00 s"),
+        (123.4, "123 s"),
+    ],
+)
+def test_durations_for_people(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+def test_bench_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    done = run("bench", "--smoke", "--peer", "crossmem", "--json", "-o", str(path))
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"]
+    assert json.loads(path.read_text()) == json.loads(done.stdout)
+
+
+def test_bench_refuses_what_it_does_not_know() -> None:
+    done = run("bench", "--peer", "pigeons", "--json")
+
+    assert done.returncode == 2
+    assert "pigeons" in ErrorReport.model_validate_json(done.stdout).message

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``crossmem conformance``: the kit, started from the command line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from crossmem.cli.reports import ConformanceReport, ErrorReport
+
+_DEADLINE_S = 100
+
+
+def run(
+    *arguments: str, code: str | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    start = ["-c", code] if code is not None else ["-m", "crossmem"]
+    return subprocess.run(
+        [sys.executable, *start, "conformance", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+
+
+def test_laws_as_json(tmp_path: Path) -> None:
+    # Settings of the project in whose folder it runs do not count.
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+
+    done = run("--json", "-k", "c01", "--device", "emulated:1", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    report = ConformanceReport.model_validate_json(done.stdout)
+    assert report.ok
+    assert report.device == "emulated:1"
+    (law,) = report.laws
+    assert law.law == "C1"
+    assert law.passed >= 1
+    assert law.failed == ()
+    assert "passed" in done.stderr  # pytest's own words
+
+
+def test_laws_for_people() -> None:
+    done = run("-k", "c01")
+
+    assert done.returncode == 0, done.stderr
+    assert "kept" in done.stdout
+    assert "1 law on emulated:0" in done.stdout
+
+
+def test_nothing_selected_exits_as_pytest_does() -> None:
+    done = run("--json", "-k", "no_test_has_this_name")
+
+    assert done.returncode == 5
+    report = ConformanceReport.model_validate_json(done.stdout)
+    assert (report.ok, report.exit_code, report.laws) == (False, 5, ())
+
+
+def test_a_device_that_does_not_exist_is_no_success() -> None:
+    done = run("--json", "-k", "c01", "--device", "emulated:99")
+
+    assert done.returncode not in {0, 5}
+    assert not ConformanceReport.model_validate_json(done.stdout).ok
+
+
+def test_without_hypothesis_a_line_says_what_to_install() -> None:
+    code = (
+        "import importlib.util as util, sys\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda name: None if name == 'hypothesis' else find(name)\n"
+        "from crossmem.cli import main\n"
+        "main()\n"
+    )
+    done = run("--json", code=code)
+
+    assert done.returncode == 2
+    error = ErrorReport.model_validate_json(done.stdout)
+    assert error.message == "the conformance kit needs hypothesis"
+    assert error.hint is not None
+    assert "pip install 'crossmem[conformance]'" in error.hint

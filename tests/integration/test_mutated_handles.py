@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutated handles map nothing but shared memory, and what is refused reaches no driver (C14)."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORKER = Path(__file__).with_name("mutated_handles.py")
+KINDS = {
+    "cut_out", "extend", "flip", "overwrite_bytes", "overwrite_number", "rename", "splice_fields",
+    "splice_tail", "truncate",
+}  # fmt: skip
+REFUSALS = {
+    "BackendNotFoundError",
+    "DeviceNotFoundError",
+    "InvalidHandleError",
+    "OwnerGoneError",
+    "StaleHandleError",
+    "UnsupportedError",
+    "WrongHostError",
+}
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a worker; none survives the test."""
+    environ = {**os.environ, "CROSSMEM_RUN_DIR": str(tmp_path / "run")}
+    environ["CROSSMEM_EMULATED_GRANULARITY"] = "page"
+
+    with ExitStack() as stack:
+
+        def do(*arguments: object) -> subprocess.Popen[str]:
+            worker = subprocess.Popen(
+                [sys.executable, str(WORKER), *map(str, arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environ,
+            )
+            stack.enter_context(worker)
+            stack.callback(worker.kill)
+            return worker
+
+        yield do
+
+
+def line_of(worker: subprocess.Popen[str]) -> Any:
+    assert worker.stdout is not None
+    return json.loads(worker.stdout.readline() or "null")
+
+
+def tell(worker: subprocess.Popen[str], line: str) -> None:
+    assert worker.stdin is not None
+    worker.stdin.write(line + "\n")
+    worker.stdin.flush()
+
+
+def attempt(start: Start, count: int, seed: int, timeout_s: float) -> dict[str, Any]:
+    """Let one process try wrong handles of two others, and check that those noticed nothing."""
+    exporters = [start("export") for _ in range(2)]
+    blobs = [blob for exporter in exporters for blob in line_of(exporter)]
+    importer = start("import", count, seed)
+    report, _ = importer.communicate(json.dumps(blobs) + "\n", timeout=timeout_s)
+
+    assert importer.returncode == 0
+    for exporter in exporters:
+        tell(exporter, "")
+        assert line_of(exporter) == {"damaged": 0, "leased": 0}
+        assert exporter.wait(20) == 0
+    found: dict[str, Any] = json.loads(report)
+    return found
+
+
+def check(report: dict[str, Any], count: int) -> None:
+    accepted, outcomes = report["accepted"], report["outcomes"]
+
+    assert report["problems"] == []
+    assert sum(accepted.values()) + sum(outcomes.values()) == count
+    # A test in which all is refused by one check proves little.
+    assert set(accepted) <= KINDS
+    assert len(accepted) >= 5, accepted
+    assert set(outcomes) >= REFUSALS, outcomes
+
+
+def test_50_000_mutated_handles_map_nothing_else(start: Start) -> None:
+    report = attempt(start, 50_000, 1, 110)
+
+    check(report, 50_000)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_a_million_mutated_handles_map_nothing_else(start: Start, seed: int) -> None:
+    report = attempt(start, 100_000, seed, 1800)
+
+    check(report, 100_000)
