@@ -18,12 +18,14 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import crossmem
+from crossmem.control import processes
 from crossmem.driver import Driver, TracingDriver
 from crossmem.models import ProcessIdentity, process_start_time
 from crossmem.sharing.process import current
@@ -67,6 +69,7 @@ class Actor:
         self.device = crossmem.device("emulated:0")
         self.own: list[tuple[crossmem.Allocation, crossmem.ShareableHandle, Path]] = []
         self.held: list[crossmem.Mapping] = []
+        self.counts: Counter[str] = Counter()
         self.steps = [
             (4, self.share),
             (2, self.free),
@@ -84,6 +87,7 @@ class Actor:
         weights = [weight for weight, _ in self.steps]
         (_, act) = self.chance.choices(self.steps, weights)[0]
         act()
+        self.counts["steps"] += 1
 
     def problem(self, text: str) -> None:
         # To a file, because this process may be dead before anybody asks it.
@@ -157,6 +161,7 @@ class Actor:
         except crossmem.OwnerGoneError as error:
             if not any(is_dead(one.owner) for one in handles):
                 self.problem(f"the owner lives: {error!r}")
+            self.counts["gone"] += 1
             return
         for mapping in mappings:
             if damage(mapping, mapping.handle):
@@ -169,7 +174,8 @@ class Actor:
         if self.held:
             mapping = self.chance.choice(self.held)
             if damage(mapping, mapping.handle):
-                self.problem(f"held memory is damaged: {mapping!r} alive={mapping.owner_alive}")
+                self.problem(f"held memory is damaged: {mapping!r}")
+            self.counts["alive" if mapping.owner_alive else "orphaned"] += 1
 
     def scribble(self) -> None:
         if self.held:
@@ -257,7 +263,7 @@ def footprint(tracers: list[TracingDriver]) -> dict[str, Any]:
 def leak() -> None:
     """Leave behind one of each kind of thing that :func:`footprint` looks for."""
     child = os.posix_spawn("/bin/true", ["true"], os.environ)
-    os.pidfd_open(child)
+    processes._pidfd_open(child)
     os.waitpid(child, 0)
     threading.Thread(target=threading.Event().wait, name="leaked", daemon=True).start()
     device = crossmem.device("emulated:0")
@@ -276,6 +282,31 @@ def settled(tracers: list[TracingDriver]) -> dict[str, Any]:
         time.sleep(0.05)
 
 
+def run(actors: list[Actor]) -> None:
+    """Act, each actor on a thread of its own, until a command arrives."""
+    stopping = threading.Event()
+
+    def act(actor: Actor) -> None:
+        try:
+            while not stopping.is_set():
+                actor.step()
+                if actor is actors[0] and select.select([0], [], [], 0)[0]:
+                    return
+        except Exception as error:
+            actor.problem(f"raised {error!r}")
+            raise
+
+    others = [threading.Thread(target=act, args=(one,), daemon=True) for one in actors[1:]]
+    for thread in others:
+        thread.start()
+    try:
+        act(actors[0])
+    finally:
+        stopping.set()
+    for thread in others:
+        thread.join()
+
+
 def main() -> None:
     board, seed, lines = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     tracers: list[TracingDriver] = []
@@ -289,42 +320,24 @@ def main() -> None:
     if lines:
         die_after(lines)
     actors = [Actor(board, seed * 10 + number) for number in range(1 + seed % 2)]
-    stopping = threading.Event()
-
-    def act(actor: Actor) -> None:
-        try:
-            while not stopping.is_set():
-                actor.step()
-        except Exception as error:
-            actor.problem(f"raised {error!r}")
-            raise
-
-    others = [threading.Thread(target=act, args=(one,), daemon=True) for one in actors[1:]]
-    for thread in others:
-        thread.start()
-    try:
-        while not select.select([0], [], [], 0)[0]:
-            actors[0].step()
-    except Exception as error:
-        actors[0].problem(f"raised {error!r}")
-        raise
-    stopping.set()
-    for thread in others:
-        thread.join()
+    run(actors)
     for command in sys.stdin:
-        if command == "release\n":
-            for actor in actors:
-                actor.release()
-            print("released", flush=True)
-        elif command == "free\n":
-            for actor in actors:
-                actor.free_all()
-            print(json.dumps(settled(tracers)), flush=True)
-        elif command == "leak\n":
-            leak()
-            print("leaked", flush=True)
-        else:
-            break
+        match command.strip():
+            case "release":
+                counts: Counter[str] = Counter()
+                for actor in actors:
+                    actor.release()
+                    counts += actor.counts
+                print(json.dumps(counts), flush=True)
+            case "free":
+                for actor in actors:
+                    actor.free_all()
+                print(json.dumps(settled(tracers)), flush=True)
+            case "leak":
+                leak()
+                print("leaked", flush=True)
+            case _:
+                break
 
 
 if __name__ == "__main__":

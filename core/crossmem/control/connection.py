@@ -26,8 +26,6 @@ from crossmem.control.wire import (
 
 __all__ = ["ServerConnection"]
 
-_MAX_QUEUED_MESSAGES = 4096
-
 
 class ServerConnection:
     """One accepted connection. Nothing in it ever blocks or trusts the other side."""
@@ -40,6 +38,7 @@ class ServerConnection:
         "granted",
         "granted_request",
         "holder",
+        "is_full",
         "nonce",
         "number",
         "pid",
@@ -57,6 +56,8 @@ class ServerConnection:
         self.granted: list[int] = []
         """Leases given for the newest request, so that its requester can take it back."""
         self.granted_request = 0
+        self.is_full = False
+        """Whether what is unsent waits for the peer to read, which epoll tells."""
         self._buffer = buffer
         self._inbox = bytearray()
         self._inbox_request = 0
@@ -117,13 +118,7 @@ class ServerConnection:
         return bytes(self._inbox)
 
     def queue(self, request: int, body: bytes, descriptors: tuple[int, ...]) -> None:
-        """Queue a reply; descriptors go along in order, as many to a message as the kernel takes.
-
-        Raises
-        ------
-        ProtocolError
-            Where the peer does not read what it asked for.
-        """
+        """Queue a reply; the descriptors go along in order."""
         messages = list(pages(MessageType.REPLY, request, body))
         # Descriptors travel with the first messages; where there are more of them than fit,
         # empty pages before the last one carry the rest.
@@ -134,9 +129,6 @@ class ServerConnection:
             start = index * MAX_DESCRIPTORS
             part = descriptors[start : start + MAX_DESCRIPTORS]
             self._outbox.append(_Outgoing(message, part))
-        if len(self._outbox) > _MAX_QUEUED_MESSAGES:
-            msg = "it does not read its replies"
-            raise ProtocolError(msg)
 
     def flush(self) -> bool:
         """Send what is queued as far as the peer takes it; return whether all is sent.
@@ -160,6 +152,7 @@ class ServerConnection:
                 # ETOOMANYREFS: too many descriptors of this user are on their way to readers.
                 if error.errno not in {errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS}:
                     raise EOFError from error
+                self.is_full = error.errno == errno.EAGAIN
                 self._keep_unsent()
                 return False
             self._outbox.popleft().close()

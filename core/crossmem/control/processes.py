@@ -8,11 +8,12 @@ import select
 import socket
 import struct
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 from crossmem.models import ProcessIdentity, process_start_time
 
-__all__ = ["has_pidfds", "is_dead", "open_owner", "open_peer", "peer_credentials"]
+__all__ = ["has_pidfds", "is_dead", "open_owner", "open_peer", "own_uid", "peer_credentials"]
 
 # Missing from the socket and os modules of Pythons built on older headers; the numbers are the
 # same on every architecture that Linux runs CPython on (asm-generic/socket.h, unistd.h).
@@ -46,6 +47,19 @@ def peer_credentials(connection: socket.socket) -> tuple[int, int]:
     blob = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _gid = _UCRED.unpack(blob)
     return pid, uid
+
+
+def own_uid() -> int | None:
+    """Return this process's user; None where its user namespace has no number for it.
+
+    All users without a number look alike there, so none of them can be told to be this one.
+    """
+    uid = os.geteuid()
+    for line in Path("/proc/self/uid_map").read_text("ascii").splitlines():
+        first, _outside, count = map(int, line.split())
+        if first <= uid < first + count:
+            return uid
+    return None
 
 
 def is_dead(pidfd: int) -> bool:

@@ -36,9 +36,22 @@ class Allow:
                 raise ConfigurationError(msg, operation="export")
             object.__setattr__(self, name, frozenset(value))
 
-    def refuses(self, pid: int, uid: int, own_uid: int) -> str | None:
-        """Return why a process is refused, None where it is admitted."""
+    def refuses(self, pid: int, uid: int, own_uid: int | None) -> str | None:
+        """Return why a process is refused, None where it is admitted.
+
+        Parameters
+        ----------
+        pid, uid
+            The process, as the kernel shows it here.
+        own_uid
+            The exporter's user; None where the kernel shows it like any other user.
+        """
         if uid != own_uid and uid not in (self.uids or ()):
+            if own_uid is None:
+                return (
+                    "the exporter's user has no number in its user namespace, where users cannot "
+                    "be told apart; map it (unshare --map-current-user)"
+                )
             return f"user {uid} is not admitted"
         if self.pids is not None and pid not in self.pids:
             return f"process {pid} is not admitted" if pid else "a process that is not visible"

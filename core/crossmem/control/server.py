@@ -23,7 +23,7 @@ from crossmem.control.connection import ServerConnection
 from crossmem.control.endpoint import listen
 from crossmem.control.leases import Holder, Lease, LeaseTable
 from crossmem.control.limits import name_descriptor_limit
-from crossmem.control.processes import is_dead, open_peer
+from crossmem.control.processes import is_dead, open_peer, own_uid
 from crossmem.control.records import Export, Shared
 from crossmem.control.wire import (
     MAX_MESSAGE_NBYTES,
@@ -77,6 +77,7 @@ class LeaseServer:
         self.identity = identity
         self.lock = threading.RLock()
         """Guards everything here. Held for moments, never while waiting for a peer."""
+        self._own_uid = own_uid()
         self._registry = registry
         self._events: list[Event] = []
         self._idle = threading.Condition(self.lock)
@@ -279,6 +280,10 @@ class LeaseServer:
 
     def _serve(self, connection: ServerConnection, *, at_most: int) -> None:
         """Handle what a peer has sent. Called by any thread that holds the lock."""
+        if connection in self._unsent:
+            self._flush(connection)
+            if connection in self._unsent:
+                return
         try:
             for kind, request, body in connection.receive(at_most):
                 if kind is MessageType.IMPORT:
@@ -337,7 +342,7 @@ class LeaseServer:
         handle = export.handle
         if not verify(wanted.proof, handle.secret, b"import", context, handle.core):
             return Refusal(Status.UNKNOWN, "the secret or a field of the handle is wrong")
-        reason = export.allow.refuses(connection.pid, connection.uid, self.identity.uid)
+        reason = export.allow.refuses(connection.pid, connection.uid, self._own_uid)
         if reason is not None:
             export.denied += 1
             self._note(EventKind.DENIED, export, connection.pid, reason)
@@ -383,10 +388,14 @@ class LeaseServer:
         except EOFError:
             self._drop(connection)
             return
-        if sent:
-            self._unsent.discard(connection)
-        else:
+        if not sent:
+            # Nothing more is read from a peer until it has read what it asked for.
             self._unsent.add(connection)
+            events = select.EPOLLOUT if connection.is_full else 0
+            self._epoll.modify(connection.number, events)
+        elif connection in self._unsent:
+            self._unsent.remove(connection)
+            self._epoll.modify(connection.number, select.EPOLLIN)
 
     def _catch_up(self, allocation: int) -> None:
         """Read what the holders of an allocation have already sent, and see who is dead."""

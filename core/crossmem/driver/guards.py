@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Argument checks that come before any driver call."""
 
-from crossmem.errors import InvalidSizeError
+from typing import Final
 
-__all__ = ["check_integer", "check_part", "check_size"]
+from crossmem.errors import ConfigurationError, InvalidSizeError
+
+__all__ = ["check_integer", "check_part", "check_size", "check_timeout"]
+
+_MAX_TIMEOUT_S: Final = 86400.0
 
 
 def check_integer(name: str, value: object) -> int:
@@ -34,3 +38,13 @@ def check_part(offset: object, nbytes: object, *, limit: int) -> tuple[int, int]
         msg = f"bytes [{start}, {start + size}) do not lie in [0, {limit})"
         raise InvalidSizeError(msg)
     return start, size
+
+
+def check_timeout(timeout: object, *, default_s: float) -> float:
+    """Return a timeout in seconds: the default for None, at most a day for all that is longer."""
+    if timeout is None:
+        return default_s
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        msg = f"timeout is {timeout!r}; it must be a positive number of seconds"
+        raise ConfigurationError(msg)
+    return min(float(timeout), _MAX_TIMEOUT_S)

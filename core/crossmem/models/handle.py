@@ -6,9 +6,10 @@ import json
 import struct
 from binascii import crc32
 from functools import lru_cache
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from itertools import accumulate
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 from typing_extensions import override
 
 from crossmem.errors import InvalidHandleError, InvalidSizeError
@@ -30,7 +31,6 @@ _MAGIC: Final = b"XMEM"
 _VERSION: Final = 1
 _FLAG_READONLY: Final = 1
 _FLAG_RAW: Final = 2
-_U64: Final = 2**64 - 1
 
 # magic, version, flags, total length, crc32 of everything else
 _HEADER: Final = struct.Struct("<4sHHII")
@@ -43,26 +43,15 @@ _FIXED_START: Final = _BODY_START + ProcessIdentity.LAYOUT.size
 _NAMES_START: Final = _FIXED_START + _FIXED.size
 
 _Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
-_Positive = Annotated[int, Field(gt=0, le=_U64)]
 
 
-class _CoreFields(FrozenModel):
-    """What bytes from outside must satisfy before a handle is made of them."""
+class _Names(FrozenModel):
+    """What the texts in bytes from outside must satisfy before a handle is made of them."""
 
     backend: _Name
     mechanism: _Name
     device: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
-    allocation: _Positive
-    nbytes: _Positive
-    capacity: _Positive
-    raw: Annotated[bytes, Field(max_length=MAX_RAW_NBYTES)] | None
-
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
-        if self.nbytes > self.capacity:
-            msg = f"{self.nbytes} bytes must lie in a capacity of {self.capacity}"
-            raise ValueError(msg)
-        return self
+    raw: Annotated[bytes, Field(max_length=MAX_RAW_NBYTES)]
 
 
 class _Core(NamedTuple):
@@ -382,41 +371,45 @@ def _decode(blob: bytes) -> ShareableHandle:
 def _decode_core(blob: bytes, flags: int) -> _Core:
     owner = ProcessIdentity(*ProcessIdentity.LAYOUT.unpack_from(blob, _BODY_START))
     allocation, export, secret, nbytes, capacity, *sizes = _FIXED.unpack_from(blob, _FIXED_START)
-    if _NAMES_START + sum(sizes) != len(blob):
-        raise _refuse("the lengths of its names do not add up")
-    names: list[bytes] = []
-    start = _NAMES_START
-    for size in sizes:
-        names.append(blob[start : start + size])
-        start += size
-    if names[3] and not flags & _FLAG_RAW:
+    names = _decode_names(blob[_NAMES_START:], *sizes)
+    is_raw = bool(flags & _FLAG_RAW)
+    if names.raw and not is_raw:
         raise _refuse("vendor bytes in a leased handle")
+    if not allocation or not 0 < nbytes <= capacity:
+        raise _refuse(f"allocation {allocation} of {nbytes} bytes in a capacity of {capacity}")
+    return _Core(
+        names.backend,
+        names.mechanism,
+        names.device,
+        allocation,
+        export,
+        secret,
+        owner,
+        nbytes,
+        capacity,
+        "ro" if flags & _FLAG_READONLY else "rw",
+        names.raw if is_raw else None,
+        flags.to_bytes(2, "little") + blob[_BODY_START:],
+    )
+
+
+# All handles of one device have the same names.
+@lru_cache(maxsize=256)
+def _decode_names(text: bytes, *sizes: int) -> _Names:
+    if sum(sizes) != len(text):
+        raise _refuse("the lengths of its names do not add up")
+    ends = list(accumulate(sizes))
+    parts = [text[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    backend, mechanism, device, raw = parts
     try:
-        fields = _CoreFields(
-            backend=names[0].decode("ascii"),
-            mechanism=names[1].decode("ascii"),
-            device=names[2].decode("ascii"),
-            allocation=allocation,
-            nbytes=nbytes,
-            capacity=capacity,
-            raw=names[3] if flags & _FLAG_RAW else None,
+        return _Names(
+            backend=backend.decode("ascii"),
+            mechanism=mechanism.decode("ascii"),
+            device=device.decode("ascii"),
+            raw=raw,
         )
     except UnicodeDecodeError as error:
         raise _refuse("a name in it is not ASCII") from error
     except ValidationError as error:
         reason = "; ".join(detail["msg"] for detail in error.errors())
         raise _refuse(reason) from None
-    return _Core(
-        fields.backend,
-        fields.mechanism,
-        fields.device,
-        fields.allocation,
-        export,
-        secret,
-        owner,
-        fields.nbytes,
-        fields.capacity,
-        "ro" if flags & _FLAG_READONLY else "rw",
-        fields.raw,
-        flags.to_bytes(2, "little") + blob[_BODY_START:],
-    )

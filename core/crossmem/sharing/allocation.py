@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from crossmem.control.records import Allow, Export, Shared
 from crossmem.driver import Block, Driver, Exported, Peer
+from crossmem.driver.guards import check_timeout
 from crossmem.errors import (
     BusyError,
     ClosedError,
@@ -253,13 +254,14 @@ class Allocation(Memory):
         if busy not in {"defer", "raise", "wait"}:
             msg = f'busy must be "defer", "raise" or "wait", not {busy!r}'
             raise ConfigurationError(msg, operation="free")
+        wait_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
         self._refuse_views("free")
-        process = drain()
+        drain()
         with owned.lock:
             if self._owned is None:
                 return
             if busy != "defer":
-                _await_leases(owned, process, busy, timeout)
+                _await_leases(owned, wait_s if busy == "wait" else 0.0)
             self._owned = None
             owned.retire()
 
@@ -350,13 +352,12 @@ def _check_export(device: "Device", access: Access, mechanism: str | None, *, le
     return mechanism or capabilities.mechanisms[0]
 
 
-def _await_leases(owned: Owned, process: Process, busy: Busy, timeout: float | None) -> None:
+def _await_leases(owned: Owned, wait_s: float) -> None:
     """Retire memory that nobody leases, as one step with the check; raise where it is leased."""
-    server = process.server
+    server = owned.process.server
     if owned.shared is None or server is None:
         return
-    wait_s = process.settings.timeout_s if timeout is None else timeout
-    deadline = time.monotonic() + (wait_s if busy == "wait" else 0.0)
+    deadline = time.monotonic() + wait_s
     while not server.retire(owned.number, even_if_leased=False):
         if not server.wait_idle(owned.number, max(0.0, deadline - time.monotonic())):
             holders = [str(one.holder.pid) for one in server.leases_of(owned.number)]

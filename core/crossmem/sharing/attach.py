@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Literal
 
-from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
+from crossmem.driver.guards import check_timeout
+from crossmem.errors import UnsupportedError, WrongHostError
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.device import Device, device, find_by_identity
 from crossmem.sharing.entry import Entry
@@ -97,7 +98,7 @@ def attach_many(
     wishes = [_wish(process, _decode(one), device, readonly) for one in handles]
     if not wishes:
         return []
-    timeout_s = _timeout(process, timeout)
+    timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     entries = process.imports.acquire(wishes, timeout_s)
     with ExitStack() as undo:
         mappings: list[Mapping] = []
@@ -119,7 +120,7 @@ def _acquire(
     shortcut = (found.core, device, readonly)
     entry = process.imports.join(shortcut)
     if entry is None:
-        timeout_s = _timeout(process, timeout)
+        timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
         wish = _wish(process, found, device, readonly)
         (entry,) = process.imports.acquire((wish,), timeout_s)
         process.imports.remember(shortcut, entry)
@@ -128,15 +129,6 @@ def _acquire(
 
 def _decode(handle: Handle) -> ShareableHandle:
     return handle if isinstance(handle, ShareableHandle) else ShareableHandle.from_bytes(handle)
-
-
-def _timeout(process: Process, timeout: float | None) -> float:
-    if timeout is None:
-        return process.settings.timeout_s
-    if not timeout > 0:
-        msg = f"timeout is {timeout!r}; it must be a positive number of seconds"
-        raise ConfigurationError(msg)
-    return timeout
 
 
 def _wish(

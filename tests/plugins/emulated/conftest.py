@@ -111,11 +111,16 @@ def import_block(
 def run() -> Run:
     """Run a script in a process of its own and return how it ended."""
 
+    # Not under coverage: its tracer has a lock, and a process that forks while another of its
+    # threads holds that lock has a child that waits for ever.
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("COV_CORE_", "COVERAGE_"))
+    }
+
     def do(
-        script: str,
-        *arguments: object,
-        pass_fds: tuple[int, ...] = (),
-        environ: dict[str, str] | None = None,
+        script: str, *arguments: object, pass_fds: tuple[int, ...] = ()
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", PRELUDE + script, *map(str, arguments)],
@@ -124,7 +129,7 @@ def run() -> Run:
             text=True,
             timeout=60,
             pass_fds=pass_fds,
-            env={**os.environ, **(environ or {})},
+            env=environ,
         )
 
     return do

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers do to fork: children that sleep for ever, and children that do a job and end."""
+
+import ctypes
+import os
+import pickle
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from crossmem.conformance import actions
+
+__all__ = ["in_child", "remember_descriptors", "sleeping_child", "unexpected_descriptors"]
+
+_WITHIN_S: Final = 15.0
+
+_descriptors: list[str] = []
+
+
+def sleeping_child(*, with_handlers: bool) -> int:
+    """Fork a child that sleeps until it is killed; return its pid.
+
+    Parameters
+    ----------
+    with_handlers
+        True: ``os.fork``, which runs Python's at-fork handlers. False: the C library's ``fork``,
+        as a C extension would call it: the child then keeps every inherited descriptor.
+    """
+    if with_handlers:
+        pid = os.fork()
+        if pid == 0:
+            while True:
+                signal.pause()
+        return pid
+    # PyDLL keeps the GIL, so the child can go on although it has lost all other threads.
+    libc = ctypes.PyDLL(None)
+    pid = libc.fork()
+    if pid == 0:
+        while True:
+            libc.pause()
+    return pid
+
+
+def in_child(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function in a forked child; return what it returns there, raise what it raises."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reading)
+            try:
+                answer = (True, function(*args, **options))
+            except Exception as error:  # noqa: BLE001 - it is raised again in the parent
+                answer = (False, error)
+            with os.fdopen(writing, "wb") as stream:
+                pickle.dump(answer, stream)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        blob = _read_all(reading)
+    finally:
+        os.close(reading)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert blob, f"the child ended without an answer to {function.__name__}"
+    is_result, value = pickle.loads(blob)  # noqa: S301 - the child is this program
+    if not is_result:
+        raise value
+    return value
+
+
+def _read_all(descriptor: int) -> bytes:
+    blob = bytearray()
+    end = time.monotonic() + _WITHIN_S
+    while True:
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+        assert ready, f"the child did not answer within {_WITHIN_S} s"
+        piece = os.read(descriptor, 65536)
+        if not piece:
+            return bytes(blob)
+        blob += piece
+
+
+def remember_descriptors() -> None:
+    """Note what is open now: before the process uses crossmem."""
+    _descriptors[:] = actions.descriptors()
+
+
+def unexpected_descriptors() -> list[str]:
+    """Return what is open and was not when descriptors were remembered.
+
+    Pipes are left out: through one of them, a child answers.
+    """
+    found = actions.descriptors()
+    for known in _descriptors:
+        if known in found:
+            found.remove(known)
+    return [one for one in found if not one.startswith("pipe")]

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may import, who may not, and who hears of it: law C13."""
+
+import os
+
+import pytest
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.harness import Allocate, FreshPeer
+from crossmem.conformance.peers import Peer
+from crossmem.models import Event, EventKind
+from crossmem.plugin import hookimpl
+from crossmem.sharing.process import current
+
+_NBYTES = 4096
+_NOBODY = 65534
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run peers of other users")
+
+_events: list[Event] = []
+
+
+class _Observer:
+    """A plugin that notes every event."""
+
+    @hookimpl
+    def crossmem_event(self, event: Event) -> None:
+        _events.append(event)
+
+
+def observe() -> None:
+    """Note the events of this process from now on."""
+    current().registry.register(_Observer(), name="events-of-the-kit")
+
+
+def denials() -> list[Event]:
+    """Return who was noted to be refused."""
+    return [event for event in _events if event.kind is EventKind.DENIED]
+
+
+def become(uid: int) -> None:
+    """Become another user, for good."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def _info_of(handle: crossmem.ShareableHandle) -> crossmem.ExportInfo:
+    (info,) = (one for one in crossmem.exports() if one.handle == handle)
+    return info
+
+
+def test_c13_any_process_of_the_same_user_is_admitted(
+    allocate: Allocate, peer: Peer, peer2: Peer
+) -> None:
+    handle = allocate(_NBYTES, b"data").export()
+    for one in (peer, peer2):
+        one.call(actions.attach, "mapped", handle.to_bytes())
+        assert one.call(actions.read, "mapped", 4) == b"data"
+
+    info = _info_of(handle)
+    assert {(lease.pid, lease.uid) for lease in info.leases} == {
+        (peer.pid, os.geteuid()),
+        (peer2.pid, os.geteuid()),
+    }
+    assert info.denied == 0
+
+
+def test_c13_pids_narrow(allocate: Allocate, peer: Peer, peer2: Peer) -> None:
+    handle = allocate(_NBYTES, b"data").export(allow=crossmem.Allow(pids=frozenset({peer.pid})))
+
+    peer.call(actions.attach, "mapped", handle.to_bytes())
+    for refused in (actions.attach, actions.import_):
+        with pytest.raises(crossmem.AccessDeniedError, match=str(peer2.pid)):
+            peer2.call(refused, "never", handle.to_bytes())
+
+    assert peer.call(actions.read, "mapped", 4) == b"data"
+    info = _info_of(handle)
+    assert [lease.pid for lease in info.leases] == [peer.pid]
+    assert info.denied == 2
+
+
+def test_c13_nobody_is_admitted_where_no_pid_is(allocate: Allocate, peer: Peer) -> None:
+    handle = allocate(_NBYTES).export(allow=crossmem.Allow(pids=frozenset()))
+
+    with pytest.raises(crossmem.AccessDeniedError):
+        peer.call(actions.attach, "never", handle.to_bytes())
+
+    # The exporter itself needs no admission.
+    crossmem.attach(handle).unmap()
+
+
+def test_c13_a_refused_process_reaches_no_driver_and_holds_nothing(
+    allocate: Allocate, peer: Peer, peer2: Peer
+) -> None:
+    allocation = allocate(_NBYTES)
+    good, refused = allocation.export(), allocation.export(allow=crossmem.Allow(pids=frozenset()))
+    before = peer.call(actions.calls)
+
+    with pytest.raises(crossmem.AccessDeniedError):
+        peer.call(actions.attach, "never", refused.to_bytes())
+    with pytest.raises(crossmem.AccessDeniedError):
+        peer.call(actions.attach_many, ["a", "b"], [good.to_bytes(), refused.to_bytes()])
+
+    after = peer.call(actions.calls)
+    assert after.get("map", 0) == before.get("map", 0)
+    assert peer.call(actions.live)["imports"] == 0
+    peer2.call(actions.attach, "mapped", good.to_bytes())
+    peer2.call(actions.unmap, "mapped")
+    allocation.free(busy="raise")
+
+
+def test_c13_each_handle_admits_whom_its_own_export_admits(
+    allocate: Allocate, peer: Peer, peer2: Peer
+) -> None:
+    allocation = allocate(_NBYTES)
+    mine, theirs = (
+        allocation.export(allow=crossmem.Allow(pids=frozenset({one.pid}))).to_bytes()
+        for one in (peer, peer2)
+    )
+    assert mine != theirs
+
+    for one, own, foreign in ((peer, mine, theirs), (peer2, theirs, mine)):
+        one.call(actions.attach, "mapped", own)
+        # Holding the memory already, under another handle, opens no second door.
+        with pytest.raises(crossmem.AccessDeniedError):
+            one.call(actions.attach, "never", foreign)
+        one.call(actions.unmap, "mapped")
+
+
+def test_c13_a_denial_is_reported(peer: Peer, fresh_peer: FreshPeer) -> None:
+    exporter = fresh_peer()
+    exporter.call(observe)
+    blob = exporter.call(
+        actions.offer, "memory", _NBYTES, allow=crossmem.Allow(pids=frozenset({1}))
+    )
+    with pytest.raises(crossmem.AccessDeniedError):
+        peer.call(actions.attach, "never", blob)
+
+    (event,) = exporter.call(denials)
+    handle = crossmem.ShareableHandle.from_bytes(blob)
+    assert (event.backend, event.device) == (handle.backend, handle.device)
+    assert (event.allocation, event.nbytes) == (handle.allocation, _NBYTES)
+    assert (event.owner_pid, event.peer_pid) == (exporter.pid, peer.pid)
+    assert str(peer.pid) in event.detail
+    (info,) = exporter.call(actions.exports)
+    assert info.denied == 1
+    assert info.leases == ()
+
+
+@needs_root
+def test_c13_other_users_are_refused(allocate: Allocate, fresh_peer: FreshPeer) -> None:
+    handle = allocate(_NBYTES).export()
+    stranger = fresh_peer(tracing=False)
+    stranger.call(become, _NOBODY)
+
+    with pytest.raises(crossmem.AccessDeniedError, match=f"user {_NOBODY}"):
+        stranger.call(actions.attach, "never", handle.to_bytes())
+
+    assert _info_of(handle).denied == 1
+    assert _info_of(handle).leases == ()
+
+
+@needs_root
+def test_c13_uids_widen(allocate: Allocate, peer: Peer, fresh_peer: FreshPeer) -> None:
+    handle = allocate(_NBYTES, b"data").export(allow=crossmem.Allow(uids=frozenset({_NOBODY})))
+    stranger, another = fresh_peer(tracing=False), fresh_peer(tracing=False)
+    stranger.call(become, _NOBODY)
+    another.call(become, _NOBODY - 1)
+
+    stranger.call(actions.attach, "mapped", handle.to_bytes())
+    assert stranger.call(actions.read, "mapped", 4) == b"data"
+    assert [(one.pid, one.uid) for one in _info_of(handle).leases] == [(stranger.pid, _NOBODY)]
+    peer.call(actions.attach, "mapped", handle.to_bytes())
+    with pytest.raises(crossmem.AccessDeniedError):
+        another.call(actions.attach, "never", handle.to_bytes())
+
+    stranger.call(actions.unmap, "mapped")
+    assert [one.pid for one in _info_of(handle).leases] == [peer.pid]
+
+
+@needs_root
+def test_c13_pids_narrow_other_users_too(allocate: Allocate, fresh_peer: FreshPeer) -> None:
+    one, two = fresh_peer(tracing=False), fresh_peer(tracing=False)
+    allow = crossmem.Allow(pids=frozenset({one.pid}), uids=frozenset({_NOBODY}))
+    handle = allocate(_NBYTES).export(allow=allow)
+    for stranger in (one, two):
+        stranger.call(become, _NOBODY)
+
+    one.call(actions.attach, "mapped", handle.to_bytes())
+    with pytest.raises(crossmem.AccessDeniedError, match=str(two.pid)):
+        two.call(actions.attach, "never", handle.to_bytes())
+    one.call(actions.unmap, "mapped")
+
+
+@needs_root
+def test_c13_another_users_exporter_admits_its_own_user_alone(
+    allocate: Allocate, fresh_peer: FreshPeer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    os.chown(folder, _NOBODY, _NOBODY)
+    folder.chmod(0o700)
+    exporter = fresh_peer(tracing=False, CROSSMEM_RUN_DIR=str(folder))
+    exporter.call(become, _NOBODY)
+    blob = exporter.call(actions.offer, "memory", _NBYTES)
+
+    # Not even root: what protects memory is the user that was named, not privilege.
+    with pytest.raises(crossmem.AccessDeniedError, match="user 0"):
+        crossmem.attach(blob)

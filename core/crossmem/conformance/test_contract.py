@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be seen without sharing anything: the driver's shape and what it says of itself."""
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+
+import crossmem
+from crossmem.driver import DRIVER_API_VERSION, Driver, TracingDriver, check_groups
+
+ABSTRACT = sorted(Driver.__abstractmethods__)
+OPTIONAL = ["after_fork_in_child", "grant", "peer_identity", "release_export"]
+
+
+def parameters(function: Callable[..., object]) -> list[tuple[str, inspect._ParameterKind]]:
+    """Return names and kinds of a method's parameters."""
+    return [(one.name, one.kind) for one in inspect.signature(function).parameters.values()]
+
+
+@pytest.mark.parametrize("method", ABSTRACT + OPTIONAL)
+def test_c22_the_driver_has_the_contracts_methods(tracer: TracingDriver, method: str) -> None:
+    driver = tracer.inner
+
+    assert isinstance(driver, Driver)
+    assert driver.api_version == DRIVER_API_VERSION
+    assert parameters(getattr(type(driver), method)) == parameters(getattr(Driver, method))
+
+
+def test_c22_groups_of_methods_are_whole(tracer: TracingDriver) -> None:
+    assert check_groups(tracer.inner) == []
+
+
+def test_c22_a_broken_group_is_noticed(tracer: TracingDriver) -> None:
+    half = type("Half", (TracingDriver,), {"reserve": lambda self, ordinal, nbytes: 0})
+
+    assert any("AddressRanges" in line for line in check_groups(half(tracer.inner)))
+
+
+def test_c24_devices_are_numbered_and_named(
+    device: crossmem.Device, tracer: TracingDriver
+) -> None:
+    infos = tracer.inner.devices()
+
+    assert [info.ordinal for info in infos] == list(range(len(infos)))
+    assert infos == tracer.inner.devices()
+    assert infos[device.ordinal] == device.info
+    assert device.name == f"{device.backend}:{device.ordinal}"
+    assert device.backend == tracer.inner.backend
+    assert device.capabilities.max_allocation_nbytes <= max(device.info.total_nbytes, 1) * 2
+
+
+def test_c25_capabilities_are_constant_and_consistent(
+    tracer: TracingDriver, capabilities: crossmem.Capabilities
+) -> None:
+    for info in tracer.inner.devices():
+        said = tracer.inner.capabilities(info.ordinal)
+
+        assert said == tracer.inner.capabilities(info.ordinal)
+        assert len(set(said.mechanisms)) == len(said.mechanisms)
+        assert said.max_allocation_nbytes >= said.granularity_nbytes
+
+    with pytest.raises(ValueError, match="frozen"):
+        capabilities.peer_access = not capabilities.peer_access  # type: ignore[misc]

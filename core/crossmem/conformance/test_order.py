@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device's work is done before anybody else looks, in the vendor's order: laws C21 and C22."""
+
+import pytest
+
+import crossmem
+from crossmem.conformance import actions, probes
+from crossmem.conformance.harness import Allocate, FreshPeer
+from crossmem.conformance.peers import Peer
+from crossmem.conformance.pool import settle
+from crossmem.driver import TracingDriver
+
+NBYTES = 5000
+
+
+# C21: ordered -----------------------------------------------------------------------------
+
+
+def test_c21_work_issued_before_the_export_is_seen(fresh_peer: FreshPeer, peer: Peer) -> None:
+    owner = fresh_peer()
+    owner.call(actions.allocate, "a", NBYTES)
+    owner.call(actions.write, "a", b"early")
+    owner.call(probes.issue_work, "a", b"late!")
+    peer.call(actions.attach, "m", owner.call(actions.export, "a"))
+
+    assert peer.call(actions.read, "m", 5) == b"late!"
+
+    peer.call(actions.unmap, "m")
+
+
+def test_c21_unless_told_otherwise(fresh_peer: FreshPeer, peer: Peer) -> None:
+    owner = fresh_peer()
+    owner.call(actions.allocate, "a", NBYTES)
+    owner.call(actions.write, "a", b"early")
+    owner.call(probes.issue_work, "a", b"late!")
+    owner.call(probes.start_journal)
+    peer.call(actions.attach, "m", owner.call(actions.export, "a", synchronize=False))
+
+    assert "synchronize" not in owner.call(probes.journal)
+    assert peer.call(actions.read, "m", 5) == b"early"
+
+    peer.call(actions.unmap, "m")
+
+
+def test_c21_only_the_first_time_that_a_handle_is_given_out(
+    allocate: Allocate, tracer: TracingDriver
+) -> None:
+    allocation = allocate(NBYTES)
+    before = tracer.calls["synchronize"]
+    for _ in range(5):
+        allocation.export()
+
+    assert tracer.calls["synchronize"] == before + 1
+
+    # A handle with other rights is a first time again: others may get it.
+    allocation.export(allow=crossmem.Allow(uids=[12345]))
+
+    assert tracer.calls["synchronize"] == before + 2
+
+
+def test_c21_synchronize_waits_for_the_device(
+    device: crossmem.Device, tracer: TracingDriver
+) -> None:
+    before = tracer.calls["synchronize"]
+    device.synchronize()
+
+    assert tracer.calls["synchronize"] == before + 1
+
+
+# C22: lawful ------------------------------------------------------------------------------
+
+
+def vendor_violations() -> list[str]:
+    """Return what the vendor's strict emulation, where there is one, has to say."""
+    inner = actions.tracer().inner
+    runtime = getattr(inner, "runtime", inner)
+    return [str(one) for one in getattr(runtime, "violations", ())]
+
+
+def test_c22_everything_in_the_vendors_order(
+    capabilities: crossmem.Capabilities, fresh_peer: FreshPeer
+) -> None:
+    owner, importer, other = fresh_peer(), fresh_peer(), fresh_peer()
+    owner.call(probes.start_journal)
+    blobs = [owner.call(actions.offer, name, NBYTES, b"lawful") for name in "abc"]
+    if capabilities.readonly_exports:
+        blobs.append(owner.call(actions.export, "a", access="ro"))
+    for one in (importer, other):
+        one.call(actions.attach_many, [f"m{n}" for n in range(len(blobs))], blobs)
+        one.call(actions.import_, "i", blobs[0])
+        one.call(actions.map_, "n", "i")
+        one.call(actions.unmap, "n")
+        one.call(actions.map_, "n", "i")
+    owner.call(actions.free, "a")
+    owner.call(actions.drop, "b")
+    importer.call(actions.drop, "m0")
+    importer.call(actions.unmap, "n", "m1")
+    importer.call(actions.reset)
+    other.kill()
+
+    def left() -> list[str]:
+        owner.call(actions.collect)
+        return [f"{count} {kind}" for kind, count in owner.call(actions.live).items() if count > 1]
+
+    owner.call(actions.free, "c")
+
+    assert settle(left) == []
+    for one in (owner, importer):
+        one.call(actions.reset)
+
+        assert not any(one.call(actions.live).values())
+        assert one.call(actions.violations) == []
+        assert one.call(vendor_violations) == []
+
+    ends = [name for name in owner.call(probes.journal) if name in {"release_export", "free"}]
+
+    assert ends.count("free") == 3
+    assert ends.count("release_export") == len(blobs)
+    assert ends[-1] == "free"
+
+
+def test_c22_exit_is_lawful_too(fresh_peer: FreshPeer) -> None:
+    owner, importer = fresh_peer(CROSSMEM_EXIT_WAIT="5"), fresh_peer()
+    owner.call(report_at_exit)
+    importer.call(report_at_exit)
+    blob = owner.call(actions.offer, "a", NBYTES)
+    importer.call(actions.attach, "m", blob)
+    owner.request_exit()
+    for one in (importer, owner):
+        assert "violations: []" in one.exit()
+
+
+def report_at_exit() -> None:
+    """Print at exit, after crossmem is done, which rules were broken and what is left."""
+    import atexit  # noqa: PLC0415
+
+    from crossmem.sharing.process import current  # noqa: PLC0415
+
+    driver = actions.tracer()
+
+    def report() -> None:
+        print(f"violations: {driver.violations}, left: {driver.live}")  # noqa: T201
+
+    # Handlers run in reverse order, and crossmem's was registered first.
+    atexit.unregister(current().shut_down)
+    atexit.register(report)
+    atexit.register(current().shut_down)

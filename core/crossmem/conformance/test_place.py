@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device that was meant, and the mechanism that was asked for: laws C24 and C25."""
+
+import pickle
+from typing import Final
+
+import pytest
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.harness import Allocate, FreshPeer
+from crossmem.conformance.peers import Peer
+from crossmem.driver import TracingDriver
+
+NBYTES = 5000
+
+MASKS: Final = {"emulated": "CROSSMEM_EMULATED_VISIBLE_DEVICES"}
+"""The variable that says which devices a process sees, in which order, by backend."""
+
+
+def identities() -> list[str]:
+    """Return the identities of the devices that a process sees, by ordinal."""
+    mine = actions.device()
+    return [one.identity for one in crossmem.devices() if one.backend == mine.backend]
+
+
+def other_device(device: crossmem.Device) -> crossmem.Device:
+    """Return a second device of the backend, or skip."""
+    for info in device.driver.devices():
+        if info.ordinal != device.ordinal:
+            return actions.device(f"{device.backend}:{info.ordinal}")
+    pytest.skip("the backend has one device only")
+
+
+# C24: same device -------------------------------------------------------------------------
+
+
+def test_c24_a_handle_names_its_device_by_identity(
+    device: crossmem.Device, allocate: Allocate, peer: Peer
+) -> None:
+    handle = allocate(NBYTES).export()
+
+    assert handle.device == device.identity
+
+    peer.call(actions.attach, "m", handle.to_bytes())
+    found = peer.call(actions.attribute, "m", "device")
+
+    assert (found.identity, found.backend) == (device.identity, device.backend)
+
+
+def test_c24_identities_are_the_same_in_every_process(
+    device: crossmem.Device, peer: Peer
+) -> None:
+    mine = [info.identity for info in device.driver.devices()]
+
+    assert len(set(mine)) == len(mine)
+    assert peer.call(driver_identities) == mine
+
+
+def driver_identities() -> list[str]:
+    """Return what the driver of a peer calls its devices."""
+    return [info.identity for info in actions.tracer().devices()]
+
+
+def test_c24_a_pickled_device_is_the_same_device(device: crossmem.Device) -> None:
+    assert pickle.loads(pickle.dumps(device)) is device  # noqa: S301 - just made
+
+
+def masked(device: crossmem.Device, fresh_peer: FreshPeer, *ordinals: int) -> Peer:
+    """Start a peer that sees only these of this process's devices, in this order, or skip."""
+    variable = MASKS.get(device.backend)
+    if variable is None:
+        pytest.skip(f"the kit does not know the device mask of {device.backend}")
+    return fresh_peer(**{variable: ",".join(map(str, ordinals))})
+
+
+def test_c24_a_mask_never_selects_another_device(
+    device: crossmem.Device, allocate: Allocate, fresh_peer: FreshPeer
+) -> None:
+    other = other_device(device)
+    importer = masked(device, fresh_peer, other.ordinal, device.ordinal)
+
+    assert importer.call(driver_identities) == [other.identity, device.identity]
+
+    importer.call(actions.attach, "m", allocate(NBYTES, b"meant").export().to_bytes())
+    found = importer.call(place, "m")
+
+    assert found == (device.identity, 1)
+    assert importer.call(actions.read, "m", 5) == b"meant"
+
+
+def place(name: str) -> tuple[str, int]:
+    """Return where, in a peer, a mapping is."""
+    where = actions.objects[name].device
+    return where.identity, where.ordinal
+
+
+def test_c24_a_masked_device_is_missing_by_name(
+    device: crossmem.Device, allocate: Allocate, fresh_peer: FreshPeer
+) -> None:
+    other = other_device(device)
+    importer = masked(device, fresh_peer, other.ordinal)
+    with pytest.raises(crossmem.DeviceNotFoundError) as caught:
+        importer.call(actions.attach, "m", allocate(NBYTES).export().to_bytes())
+
+    assert device.identity in str(caught.value)
+    assert other.identity in str(caught.value)
+
+
+@pytest.mark.crossmem_requires("peer_access")
+def test_c24_mapped_for_another_device_the_memory_stays(
+    device: crossmem.Device, allocate: Allocate, peer: Peer
+) -> None:
+    other = other_device(device)
+    allocation = allocate(NBYTES, b"stays")
+    blob = allocation.export().to_bytes()
+    before = peer.call(actions.calls).get("import_", 0)
+    peer.call(actions.attach, "there", blob, device=other.name)
+    peer.call(actions.import_, "i", blob, device=other.name)
+    peer.call(actions.attach, "here", blob)
+
+    assert peer.call(place, "there") == (other.identity, other.ordinal)
+    assert peer.call(place, "here") == (device.identity, device.ordinal)
+    assert peer.call(actions.attribute, "there", "handle").device == device.identity
+    # One open for each device.
+    assert peer.call(actions.calls)["import_"] - before == 2
+
+    peer.call(actions.write, "there", b"moved")
+
+    assert allocation.read(5) == b"moved"
+    assert peer.call(actions.read, "here", 5) == b"moved"
+
+
+def test_c24_without_peer_access_another_device_is_refused(
+    device: crossmem.Device, allocate: Allocate, peer: Peer
+) -> None:
+    other = other_device(device)
+    blob = allocate(NBYTES).export().to_bytes()
+    if device.capabilities.peer_access:
+        peer.call(actions.attach, "m", blob, device=other.name)
+        return
+    before = peer.call(actions.calls)
+    with pytest.raises(crossmem.UnsupportedError, match="peer_access"):
+        peer.call(actions.attach, "m", blob, device=other.name)
+
+    assert peer.call(actions.calls) == before
+
+
+def test_c24_the_home_may_be_named(
+    device: crossmem.Device, allocate: Allocate, peer: Peer
+) -> None:
+    blob = allocate(NBYTES, b"home").export().to_bytes()
+    peer.call(actions.attach, "m", blob, device=device.name)
+
+    assert peer.call(actions.read, "m", 4) == b"home"
+
+
+# C25: no surprise -------------------------------------------------------------------------
+
+
+def test_c25_each_mechanism_is_used_as_asked_for(
+    allocate: Allocate, capabilities: crossmem.Capabilities, peer: Peer
+) -> None:
+    assert allocate(NBYTES).export().mechanism == capabilities.mechanisms[0]
+
+    for mechanism in capabilities.mechanisms:
+        handle = allocate(NBYTES, mechanism.encode()).export(mechanism=mechanism)
+
+        assert handle.mechanism == mechanism
+
+        peer.call(actions.attach, "m", handle.to_bytes())
+
+        assert peer.call(actions.read, "m", len(mechanism)) == mechanism.encode()
+
+        peer.call(actions.unmap, "m")
+
+
+def test_c25_a_mechanism_that_is_not_there_is_not_replaced(
+    allocate: Allocate, capabilities: crossmem.Capabilities, tracer: TracingDriver
+) -> None:
+    allocation = allocate(NBYTES)
+    before = dict(tracer.calls)
+    with pytest.raises(crossmem.UnsupportedError) as caught:
+        allocation.export(mechanism="carrier-pigeon")
+
+    assert "carrier-pigeon" in str(caught.value)
+    assert all(name in str(caught.value) for name in capabilities.mechanisms)
+    assert tracer.calls == before
+
+
+def test_c25_raw_handles_only_where_the_backend_has_them(
+    allocate: Allocate, capabilities: crossmem.Capabilities, tracer: TracingDriver
+) -> None:
+    allocation = allocate(NBYTES)
+    before = dict(tracer.calls)
+    if capabilities.raw_handles:
+        assert allocation.export(lease=False).raw
+        return
+    with pytest.raises(crossmem.UnsupportedError, match="raw_handles"):
+        allocation.export(lease=False)
+
+    assert tracer.calls == before
+
+
+def test_c25_a_backend_device_or_runtime_that_is_not_there_is_not_replaced(
+    device: crossmem.Device,
+) -> None:
+    with pytest.raises(crossmem.BackendNotFoundError, match="nosuchbackend"):
+        crossmem.device("nosuchbackend:0")
+    with pytest.raises(crossmem.DeviceNotFoundError, match="65535"):
+        actions.device(f"{device.backend}:65535")
+    with pytest.raises(crossmem.CrossmemError, match="nosuchruntime"):
+        crossmem.device(device.name, runtime="nosuchruntime")
+    for spec in ("", ":0", f"{device.backend}:", f"{device.backend}:-1", f"{device.backend}:x"):
+        with pytest.raises(crossmem.ConfigurationError):
+            crossmem.device(spec)
+
+
+def default_backend() -> str:
+    """Return which backend a peer uses where none is named, or why none."""
+    try:
+        return crossmem.device(None).backend
+    except crossmem.BackendUnavailableError as error:
+        return str(error)
+
+
+def test_c25_no_emulation_unless_named(fresh_peer: FreshPeer) -> None:
+    unnamed = fresh_peer(CROSSMEM_DEVICE=None).call(default_backend)
+
+    assert unnamed != "emulated"
+
+    named = fresh_peer(CROSSMEM_DEVICE="emulated:1").call(default_backend)
+
+    assert named == "emulated"
