@@ -43,19 +43,38 @@ def sleeping_child(*, with_handlers: bool) -> int:
     return pid
 
 
-def in_child(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a function in a forked child; return what it returns there, raise what it raises."""
+def in_child(
+    function: Callable[..., Any],
+    *args: Any,
+    uid: int | None = None,
+    stays: bool = False,
+    **options: Any,
+) -> Any:
+    """Call a function in a forked child; return what it returns there, raise what it raises.
+
+    Parameters
+    ----------
+    uid
+        The child becomes this user first. Whatever Python loads late is loaded already then,
+        which another user may not be allowed to read.
+    stays
+        Whether the child lives on, with what the function made, until the peer is destroyed.
+    """
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(reading)
             try:
+                if uid is not None:
+                    _become(uid)
                 answer = (True, function(*args, **options))
             except Exception as error:  # noqa: BLE001 - it is raised again in the parent
                 answer = (False, error)
             with os.fdopen(writing, "wb") as stream:
                 pickle.dump(answer, stream)
+            while stays:
+                signal.pause()
         finally:
             os._exit(0)
     os.close(writing)
@@ -63,13 +82,20 @@ def in_child(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         blob = _read_all(reading)
     finally:
         os.close(reading)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        if not stays:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
     assert blob, f"the child ended without an answer to {function.__name__}"
     is_result, value = pickle.loads(blob)  # noqa: S301 - the child is this program
     if not is_result:
         raise value
     return value
+
+
+def _become(uid: int) -> None:
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
 
 
 def _read_all(descriptor: int) -> bytes:

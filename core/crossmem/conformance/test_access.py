@@ -7,8 +7,10 @@ import pytest
 
 import crossmem
 from crossmem.conformance import actions
+from crossmem.conformance.forks import in_child
 from crossmem.conformance.harness import Allocate, FreshPeer
 from crossmem.conformance.peers import Peer
+from crossmem.conformance.pool import settle
 from crossmem.models import Event, EventKind
 from crossmem.plugin import hookimpl
 from crossmem.sharing.process import current
@@ -37,13 +39,6 @@ def observe() -> None:
 def denials() -> list[Event]:
     """Return who was noted to be refused."""
     return [event for event in _events if event.kind is EventKind.DENIED]
-
-
-def become(uid: int) -> None:
-    """Become another user, for good."""
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
 
 
 def _info_of(handle: crossmem.ShareableHandle) -> crossmem.ExportInfo:
@@ -150,61 +145,69 @@ def test_c13_a_denial_is_reported(peer: Peer, fresh_peer: FreshPeer) -> None:
 
 
 @needs_root
+@pytest.mark.crossmem_requires("fork_safe")
 def test_c13_other_users_are_refused(allocate: Allocate, fresh_peer: FreshPeer) -> None:
     handle = allocate(_NBYTES).export()
-    stranger = fresh_peer(tracing=False)
-    stranger.call(become, _NOBODY)
+    stranger = fresh_peer()
+    stranger.call(actions.allocate, "warm", 1)
 
     with pytest.raises(crossmem.AccessDeniedError, match=f"user {_NOBODY}"):
-        stranger.call(actions.attach, "never", handle.to_bytes())
+        stranger.call(in_child, actions.attach, "never", handle.to_bytes(), uid=_NOBODY)
 
     assert _info_of(handle).denied == 1
     assert _info_of(handle).leases == ()
 
 
 @needs_root
+@pytest.mark.crossmem_requires("fork_safe")
 def test_c13_uids_widen(allocate: Allocate, peer: Peer, fresh_peer: FreshPeer) -> None:
     handle = allocate(_NBYTES, b"data").export(allow=crossmem.Allow(uids=frozenset({_NOBODY})))
-    stranger, another = fresh_peer(tracing=False), fresh_peer(tracing=False)
-    stranger.call(become, _NOBODY)
-    another.call(become, _NOBODY - 1)
+    blob = handle.to_bytes()
+    stranger = fresh_peer()
+    stranger.call(actions.allocate, "warm", 1)
 
-    stranger.call(actions.attach, "mapped", handle.to_bytes())
-    assert stranger.call(actions.read, "mapped", 4) == b"data"
-    assert [(one.pid, one.uid) for one in _info_of(handle).leases] == [(stranger.pid, _NOBODY)]
-    peer.call(actions.attach, "mapped", handle.to_bytes())
-    with pytest.raises(crossmem.AccessDeniedError):
-        another.call(actions.attach, "never", handle.to_bytes())
+    assert stranger.call(in_child, _attach_and_read, blob, uid=_NOBODY, stays=True) == b"data"
+    assert [lease.uid for lease in _info_of(handle).leases] == [_NOBODY]
+    # The exporter's own user is still admitted, and a third one is not.
+    peer.call(actions.attach, "mapped", blob)
+    with pytest.raises(crossmem.AccessDeniedError, match=f"user {_NOBODY - 1}"):
+        stranger.call(in_child, actions.attach, "never", blob, uid=_NOBODY - 1)
 
-    stranger.call(actions.unmap, "mapped")
-    assert [one.pid for one in _info_of(handle).leases] == [peer.pid]
+    stranger.destroy()
+    assert settle(lambda: [] if len(_info_of(handle).leases) == 1 else ["leased"], within=1) == []
 
 
 @needs_root
-def test_c13_pids_narrow_other_users_too(allocate: Allocate, fresh_peer: FreshPeer) -> None:
-    one, two = fresh_peer(tracing=False), fresh_peer(tracing=False)
-    allow = crossmem.Allow(pids=frozenset({one.pid}), uids=frozenset({_NOBODY}))
+@pytest.mark.crossmem_requires("fork_safe")
+def test_c13_pids_narrow_other_users_too(
+    allocate: Allocate, peer: Peer, fresh_peer: FreshPeer
+) -> None:
+    allow = crossmem.Allow(pids=frozenset({peer.pid}), uids=frozenset({_NOBODY}))
     handle = allocate(_NBYTES).export(allow=allow)
-    for stranger in (one, two):
-        stranger.call(become, _NOBODY)
+    stranger = fresh_peer()
+    stranger.call(actions.allocate, "warm", 1)
 
-    one.call(actions.attach, "mapped", handle.to_bytes())
-    with pytest.raises(crossmem.AccessDeniedError, match=str(two.pid)):
-        two.call(actions.attach, "never", handle.to_bytes())
-    one.call(actions.unmap, "mapped")
+    peer.call(actions.attach, "mapped", handle.to_bytes())
+    with pytest.raises(crossmem.AccessDeniedError, match="process"):
+        stranger.call(in_child, actions.attach, "never", handle.to_bytes(), uid=_NOBODY)
 
 
 @needs_root
-def test_c13_another_users_exporter_admits_its_own_user_alone(
-    allocate: Allocate, fresh_peer: FreshPeer, tmp_path_factory: pytest.TempPathFactory
+@pytest.mark.crossmem_requires("fork_safe")
+def test_c13_not_even_root_is_admitted_to_another_users_memory(
+    fresh_peer: FreshPeer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     os.chown(folder, _NOBODY, _NOBODY)
     folder.chmod(0o700)
-    exporter = fresh_peer(tracing=False, CROSSMEM_RUN_DIR=str(folder))
-    exporter.call(become, _NOBODY)
-    blob = exporter.call(actions.offer, "memory", _NBYTES)
+    exporter = fresh_peer(CROSSMEM_RUN_DIR=str(folder))
+    exporter.call(actions.allocate, "warm", 1)
+    blob = exporter.call(in_child, actions.offer, "memory", _NBYTES, uid=_NOBODY, stays=True)
 
-    # Not even root: what protects memory is the user that was named, not privilege.
     with pytest.raises(crossmem.AccessDeniedError, match="user 0"):
         crossmem.attach(blob)
+
+
+def _attach_and_read(blob: bytes) -> bytes:
+    actions.attach("mapped", blob)
+    return actions.read("mapped", 4)

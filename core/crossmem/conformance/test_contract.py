@@ -47,7 +47,6 @@ def test_c24_devices_are_numbered_and_named(
     assert infos[device.ordinal] == device.info
     assert device.name == f"{device.backend}:{device.ordinal}"
     assert device.backend == tracer.inner.backend
-    assert device.capabilities.max_allocation_nbytes <= max(device.info.total_nbytes, 1) * 2
 
 
 def test_c25_capabilities_are_constant_and_consistent(

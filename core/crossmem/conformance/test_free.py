@@ -71,6 +71,25 @@ def test_c09_deferred_memory_is_freed_by_any_later_call(
     assert settle(still_there) == []
 
 
+def test_c09_collect_says_how_much_it_freed(device: crossmem.Device, peer: Peer) -> None:
+    allocations = [device.allocate(NBYTES) for _ in range(3)]
+    for number, allocation in enumerate(allocations):
+        peer.call(actions.attach, f"m{number}", allocation.export().to_bytes())
+        allocation.free()
+
+    assert crossmem.collect() == 0
+
+    peer.call(actions.unmap, "m0", "m1", "m2")
+    freed = 0
+
+    def some_wait() -> list[str]:
+        nonlocal freed
+        freed += crossmem.collect()
+        return [] if freed == 3 else [f"{freed} freed"]
+
+    assert settle(some_wait) == []
+
+
 def test_c09_raise_changes_nothing(device: crossmem.Device, peer: Peer, peer2: Peer) -> None:
     allocation = device.allocate(NBYTES)
     blob = allocation.export().to_bytes()

@@ -99,7 +99,7 @@ class OwnerConnection:
         return link is not None and link.is_open
 
     def request(
-        self, handles: Sequence[ShareableHandle], *, reported: int, timeout_s: float
+        self, handles: Sequence[ShareableHandle], *, reported: int, deadline: Deadline
     ) -> list[Leased | Refusal]:
         """Ask for leases on exports of this owner, in one round trip.
 
@@ -109,8 +109,8 @@ class OwnerConnection:
             What to import; all of one backend.
         reported
             This process's number for the exporter's whitelist.
-        timeout_s
-            How long all of it may take.
+        deadline
+            When all of it must be over.
 
         Returns
         -------
@@ -124,8 +124,7 @@ class OwnerConnection:
         DriverError
             Where this process has no descriptor left; no lease is left then.
         """
-        deadline = Deadline(timeout_s)
-        if not self._lock.acquire(timeout=timeout_s):
+        if not self._lock.acquire(timeout=deadline.remaining_s):
             raise deadline.passed(self.owner)
         answers: list[Leased | Refusal] = []
         try:

@@ -34,6 +34,7 @@ from crossmem.models import ProcessIdentity
 __all__ = ["Deadline", "Link", "close_all", "dial", "owner_gone"]
 
 _CONNECT_RETRY_S: Final = 0.005
+_SPIN_S: Final = 100e-6
 _OVERFLOW_UID: Final = 65534
 _CONTROL_NBYTES: Final = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 
@@ -86,6 +87,7 @@ class Link:
         self._owner = owner
         self._socket = connection
         self._number = connection.fileno()
+        self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES))
         self.pidfd = pidfd
         self.is_broken = False
         """Whether the other side was found to have closed the connection."""
@@ -149,15 +151,24 @@ class Link:
             The message, its descriptors, which the caller owns, and whether some were lost
             because this process has no room for them.
         """
+        # Most owners answer sooner than a sleeping thread is woken up again.
+        give_up = time.perf_counter() + _SPIN_S
+        while time.perf_counter() < give_up:
+            try:
+                return self.take()
+            except BlockingIOError:
+                os.sched_yield()
         self._wait(self._readable, deadline)
         return self.take()
 
     def take(self) -> tuple[bytes, list[int], bool]:
-        """Receive one message that is there."""
+        """Receive one message; raise ``BlockingIOError`` where there is none."""
         try:
-            message, ancillary, flags, _address = self._socket.recvmsg(
-                MAX_MESSAGE_NBYTES, _CONTROL_NBYTES, socket.MSG_CMSG_CLOEXEC
+            size, ancillary, flags, _address = self._socket.recvmsg_into(
+                (self._buffer,), _CONTROL_NBYTES, socket.MSG_CMSG_CLOEXEC
             )
+        except BlockingIOError:
+            raise
         except OSError as error:
             raise EOFError from error
         received: list[int] = []
@@ -166,9 +177,9 @@ class Link:
                 rights = array.array("i")
                 rights.frombytes(data[: len(data) - len(data) % rights.itemsize])
                 received += rights
-        if not message and not received:
+        if not size and not received:
             raise EOFError
-        return message, received, bool(flags & socket.MSG_CTRUNC)
+        return bytes(self._buffer[:size]), received, bool(flags & socket.MSG_CTRUNC)
 
     def _wait(self, poller: select.poll, deadline: Deadline) -> None:
         while True:

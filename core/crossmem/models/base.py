@@ -12,5 +12,5 @@ class FrozenModel(BaseModel):
     """An immutable, strictly validated value that crosses a process or plugin boundary."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+        frozen=True, extra="forbid", strict=True, defer_build=True
     )

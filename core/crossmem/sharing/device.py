@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices, and how one is named."""
 
+from functools import partial
 from typing import Any
 
 from typing_extensions import override
@@ -68,7 +69,7 @@ class Device:
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return device, (self.name,)
+        return partial(device, runtime=self.runtime), (self.name,)
 
     def check_usable(self) -> None:
         """Raise where the device object belongs to a parent process.

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from crossmem.models import ShareableHandle
-from crossmem.sharing.process import drain
+from crossmem.sharing.process import current, drain
 
 __all__ = ["ExportInfo", "LeaseInfo", "collect", "exports"]
 
@@ -88,7 +88,7 @@ def collect() -> int:
     Memory whose last lease has ended is freed, dropped objects are released, and messages to
     exporters that could not be sent are sent.
     """
-    process = drain()
+    process = current()
     before = len(process.owned)
     if process.server is not None:
         process.server.catch_up()

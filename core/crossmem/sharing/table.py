@@ -2,12 +2,12 @@
 """The process-wide table of imports: one vendor open for each (allocation, device, access)."""
 
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from crossmem.control.client import Leased, OwnerConnection
+from crossmem.control.link import Deadline
 from crossmem.control.wire import Refusal, Status
 from crossmem.driver import Exported
 from crossmem.errors import (
@@ -89,14 +89,14 @@ class ImportTable:
         CrossmemError
             The first of the reasons why not; nothing is left then.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while True:
             try:
                 return self._acquire(wishes, deadline)
             except _ClosedMeanwhileError:
                 continue
 
-    def _acquire(self, wishes: Sequence[Wish], deadline: float) -> list[Entry]:
+    def _acquire(self, wishes: Sequence[Wish], deadline: Deadline) -> list[Entry]:
         claimed: list[Entry] = []
         locked: list[Entry] = []
         try:
@@ -107,7 +107,7 @@ class ImportTable:
             unready = {id(entry): entry for wish, entry in pairs if not _is_ready(wish, entry)}
             # One order for all threads, so that two batches cannot wait for each other.
             for _, entry in sorted(unready.items()):
-                entry.lock_within(deadline - time.monotonic())
+                entry.lock_within(deadline.remaining_s)
                 locked.append(entry)
                 if entry.is_dead:
                     raise _ClosedMeanwhileError
@@ -148,7 +148,7 @@ class ImportTable:
             raise StaleHandleError(msg, operation="import")
         return LocalEntry(wish.key, wish.device, wish.access, owned, server.release_mine)
 
-    def _open(self, missing: list[tuple[Wish, Entry]], deadline: float) -> None:
+    def _open(self, missing: list[tuple[Wish, Entry]], deadline: Deadline) -> None:
         """Lease and open what is missing. The entries' locks are held."""
         asked: dict[tuple[ProcessIdentity, str], list[tuple[Wish, RemoteEntry]]] = {}
         for wish, entry in missing:
@@ -171,7 +171,7 @@ class ImportTable:
                     self._tell(EventKind.IMPORTED, wish.handle)
 
     def _lease(
-        self, batch: list[tuple[Wish, RemoteEntry]], deadline: float
+        self, batch: list[tuple[Wish, RemoteEntry]], deadline: Deadline
     ) -> list[Leased | Refusal]:
         wish, entry = batch[0]
         if entry.connection is None:
@@ -184,8 +184,7 @@ class ImportTable:
             ]
         reported = wish.device.driver.peer_identity()
         handles = [one.handle for one, _ in batch]
-        remaining = max(0.001, deadline - time.monotonic())
-        return entry.connection.request(handles, reported=reported, timeout_s=remaining)
+        return entry.connection.request(handles, reported=reported, deadline=deadline)
 
     def _lease_locally(self, handle: ShareableHandle, entry: LocalEntry) -> None:
         server = self._process.start_server()

@@ -36,7 +36,10 @@ def write(driver: Driver, pointer: int, data: object) -> None:
 
 def test_the_groups_are_complete(driver: EmulatedDriver) -> None:
     assert check_groups(driver) == []
-    assert isinstance(driver, ReadonlyAlias)
+    # mypy checks that this driver fits the protocol.
+    alias: ReadonlyAlias = driver
+    assert callable(alias.map_readonly)
+    assert callable(alias.unmap_readonly)
 
 
 def test_capabilities(driver: EmulatedDriver) -> None:

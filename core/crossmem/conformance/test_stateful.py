@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All laws about lifetimes together: any sequence of calls gives what the model says."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from crossmem.conformance.machine import SharingMachine
+from crossmem.conformance.peers import Peer
+from crossmem.conformance.pool import PeerPool
+
+# The same sequences in every run, and as many as take some seconds. A failing one is shown as it
+# was found: making it shorter would take minutes of new processes.
+SETTINGS = settings(
+    max_examples=20,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture
+def machine(pool: PeerPool, guarded: None) -> Iterator[type[SharingMachine]]:
+    """Bind the machine to processes of this test alone."""
+    peers: dict[int, Peer] = {}
+    start: Callable[[], Peer] = pool.new
+    yield type("Bound", (SharingMachine,), {"start": staticmethod(start), "peers": peers})
+    for peer in peers.values():
+        peer.destroy()
+
+
+def test_c10_any_sequence_of_calls_and_deaths_gives_what_the_model_says(
+    machine: type[SharingMachine],
+) -> None:
+    run_state_machine_as_test(machine, settings=SETTINGS)
