@@ -50,13 +50,13 @@ def damage(memory: Any, handle: crossmem.ShareableHandle) -> bool:
     return bool(memory.read(len(expected)) != expected)
 
 
-def is_dead(owner: ProcessIdentity) -> bool:
-    """Whether a process is dead, or will be within a second: its sockets close before it ends."""
+def is_any_dead(owners: set[ProcessIdentity]) -> bool:
+    """Whether one of them is dead, or is within a second: its sockets close before it ends."""
     end = time.monotonic() + 1.0
-    while process_start_time(owner.pid) == owner.start_time:
+    while all(process_start_time(one.pid) == one.start_time for one in owners):
         if time.monotonic() > end:
             return False
-        time.sleep(0.01)
+        time.sleep(0.005)
     return True
 
 
@@ -159,7 +159,7 @@ class Actor:
         except crossmem.StaleHandleError:
             return
         except crossmem.OwnerGoneError as error:
-            if not any(is_dead(one.owner) for one in handles):
+            if not is_any_dead({one.owner for one in handles}):
                 self.problem(f"the owner lives: {error!r}")
             self.counts["gone"] += 1
             return

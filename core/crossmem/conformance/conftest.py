@@ -201,9 +201,7 @@ def peer2(kit: Kit, guarded: None) -> Iterator[Peer]:
 
 
 @pytest.fixture
-def fresh_peer(
-    kit: Kit, guarded: None, request: pytest.FixtureRequest
-) -> Iterator[FreshPeer]:
+def fresh_peer(kit: Kit, guarded: None, request: pytest.FixtureRequest) -> Iterator[FreshPeer]:
     """Return a function that starts peers of this test alone: to kill, to stop, to configure."""
     for name in {"peer", "peer2"}.intersection(request.fixturenames):
         # Set up first, so checked last: while a fresh peer lives, others are connected to it.

@@ -2,6 +2,7 @@
 """Who may import, who may not, and who hears of it: law C13."""
 
 import os
+import tempfile
 
 import pytest
 
@@ -194,18 +195,17 @@ def test_c13_pids_narrow_other_users_too(
 
 @needs_root
 @pytest.mark.crossmem_requires("fork_safe")
-def test_c13_not_even_root_is_admitted_to_another_users_memory(
-    fresh_peer: FreshPeer, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("run")
-    os.chown(folder, _NOBODY, _NOBODY)
-    folder.chmod(0o700)
-    exporter = fresh_peer(CROSSMEM_RUN_DIR=str(folder))
-    exporter.call(actions.allocate, "warm", 1)
-    blob = exporter.call(in_child, actions.offer, "memory", _NBYTES, uid=_NOBODY, stays=True)
+def test_c13_not_even_root_is_admitted_to_another_users_memory(fresh_peer: FreshPeer) -> None:
+    with tempfile.TemporaryDirectory(prefix="crossmem-") as folder:
+        # Below a folder that every user may pass through; pytest's own are closed to others.
+        os.chown(folder, _NOBODY, _NOBODY)
+        exporter = fresh_peer(CROSSMEM_RUN_DIR=folder)
+        exporter.call(actions.allocate, "warm", 1)
+        blob = exporter.call(in_child, actions.offer, "memory", _NBYTES, uid=_NOBODY, stays=True)
 
-    with pytest.raises(crossmem.AccessDeniedError, match="user 0"):
-        crossmem.attach(blob)
+        with pytest.raises(crossmem.AccessDeniedError, match="user 0"):
+            crossmem.attach(blob)
+        exporter.destroy()
 
 
 def _attach_and_read(blob: bytes) -> bytes:

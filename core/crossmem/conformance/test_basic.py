@@ -258,13 +258,12 @@ def test_c04_a_view_ends_with_its_part(allocate: Allocate) -> None:
         assert bytes(view) == pattern(NBYTES, 8)[10:30]
 
 
-def test_c04_the_importer_checks_bounds_of_the_handle(
-    allocate: Allocate, peer: Peer, capabilities: crossmem.Capabilities
-) -> None:
-    blob = allocate(NBYTES).export().to_bytes()
+def test_c04_the_importer_checks_bounds_of_the_handle(allocate: Allocate, peer: Peer) -> None:
+    allocation = allocate(NBYTES)
+    blob = allocation.export().to_bytes()
     header = struct.Struct("<4sHHII")
     magic, version, flags, total, _ = header.unpack_from(blob)
-    beyond = capabilities.granularity_nbytes
+    beyond = allocation.capacity
     before = peer.call(actions.calls)
     # What an attacker would send: a part outside, with a checksum that is right.
     for offset, length in ((0, NBYTES + 1), (NBYTES, 1), (beyond, 1), (2**64 - 1, 2), (0, 0)):

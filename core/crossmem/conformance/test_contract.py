@@ -37,9 +37,7 @@ def test_c22_a_broken_group_is_noticed(tracer: TracingDriver) -> None:
     assert any("AddressRanges" in line for line in check_groups(half(tracer.inner)))
 
 
-def test_c24_devices_are_numbered_and_named(
-    device: crossmem.Device, tracer: TracingDriver
-) -> None:
+def test_c24_devices_are_numbered_and_named(device: crossmem.Device, tracer: TracingDriver) -> None:
     infos = tracer.inner.devices()
 
     assert [info.ordinal for info in infos] == list(range(len(infos)))

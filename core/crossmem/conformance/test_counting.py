@@ -46,7 +46,9 @@ def leases(blob: bytes) -> int:
 # C7: counted ------------------------------------------------------------------------------
 
 
-def test_c07_the_exact_calls_of_a_whole_life(device: crossmem.Device, fresh_peer: FreshPeer) -> None:
+def test_c07_the_exact_calls_of_a_whole_life(
+    device: crossmem.Device, fresh_peer: FreshPeer
+) -> None:
     owner, importer = fresh_peer(), fresh_peer()
     for one in (owner, importer):
         one.call(probes.start_journal)
@@ -213,9 +215,7 @@ def test_c07_imported_again_after_everything_was_closed(allocate: Allocate, peer
 # C8: own ----------------------------------------------------------------------------------
 
 
-def test_c08_ones_own_memory_under_another_name(
-    allocate: Allocate, tracer: TracingDriver
-) -> None:
+def test_c08_ones_own_memory_under_another_name(allocate: Allocate, tracer: TracingDriver) -> None:
     allocation = allocate(NBYTES)
     handle = allocation.export()
     calls = Calls(actions.calls)

@@ -48,9 +48,7 @@ def test_c24_a_handle_names_its_device_by_identity(
     assert (found.identity, found.backend) == (device.identity, device.backend)
 
 
-def test_c24_identities_are_the_same_in_every_process(
-    device: crossmem.Device, peer: Peer
-) -> None:
+def test_c24_identities_are_the_same_in_every_process(device: crossmem.Device, peer: Peer) -> None:
     mine = [info.identity for info in device.driver.devices()]
 
     assert len(set(mine)) == len(mine)
@@ -146,9 +144,7 @@ def test_c24_without_peer_access_another_device_is_refused(
     assert peer.call(actions.calls) == before
 
 
-def test_c24_the_home_may_be_named(
-    device: crossmem.Device, allocate: Allocate, peer: Peer
-) -> None:
+def test_c24_the_home_may_be_named(device: crossmem.Device, allocate: Allocate, peer: Peer) -> None:
     blob = allocate(NBYTES, b"home").export().to_bytes()
     peer.call(actions.attach, "m", blob, device=device.name)
 

@@ -55,7 +55,7 @@ def own_uid() -> int | None:
     All users without a number look alike there, so none of them can be told to be this one.
     """
     uid = os.geteuid()
-    for line in Path("/proc/self/uid_map").read_text("ascii").splitlines():
+    for line in Path("/proc/self/uid_map").read_text("utf-8").splitlines():
         first, _outside, count = map(int, line.split())
         if first <= uid < first + count:
             return uid

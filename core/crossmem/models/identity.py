@@ -67,7 +67,7 @@ class ProcessIdentity:
             uid=os.geteuid(),
             start_time=process_start_time("self") or 0,
             boot_id=bytes.fromhex(
-                Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip().replace("-", "")
+                Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip().replace("-", "")
             ),
             pid_namespace=Path("/proc/self/ns/pid").stat().st_ino,
         )

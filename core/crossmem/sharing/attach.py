@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Literal
 
 from crossmem.driver.guards import check_timeout
-from crossmem.errors import UnsupportedError, WrongHostError
+from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.device import Device, device, find_by_identity
 from crossmem.sharing.entry import Entry
@@ -141,6 +141,9 @@ def _wish(
             f"{process.identity.boot_id.hex()})"
         )
         raise WrongHostError(msg, hint="a handle is valid on the host where it was made")
+    if readonly is not True and readonly is not False and readonly != "advisory":
+        msg = f'readonly must be True, False or "advisory", not {readonly!r}'
+        raise ConfigurationError(msg, operation="import")
     home = find_by_identity(process, handle.backend, handle.device, target)
     chosen = home
     if target is not None:

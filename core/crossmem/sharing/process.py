@@ -88,6 +88,8 @@ class Process:
             except CrossmemError:
                 # The job belonged to an object that nobody has any more: nobody to raise to.
                 _log.exception("a deferred release failed")
+            # The job may hold the last reference to an object whose finaliser leaves a job too.
+            del job
 
     def _reap(self) -> None:
         while not self.is_exiting and _current is self:

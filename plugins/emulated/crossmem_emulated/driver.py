@@ -115,7 +115,7 @@ class EmulatedDriver(Driver):
         try:
             descriptor, pointer = memory.create(capacity, self._flags)
             if self._prepares:
-                self._prepare(descriptor, pointer, capacity)
+                self._prepare(descriptor, pointer, nbytes, capacity)
         except BaseException as error:
             with account.lock:
                 account.free_nbytes += capacity
@@ -124,9 +124,10 @@ class EmulatedDriver(Driver):
             raise
         return Block(ordinal, pointer, nbytes, capacity, descriptor)
 
-    def _prepare(self, descriptor: int, pointer: int, capacity: int) -> None:
+    def _prepare(self, descriptor: int, pointer: int, nbytes: int, capacity: int) -> None:
         try:
-            if self._advise_huge and capacity >= _HUGE_PAGE_NBYTES:
+            # A small request in a large block must not pay for zeroing a huge page.
+            if self._advise_huge and nbytes >= _HUGE_PAGE_NBYTES:
                 memory.advise_huge(pointer, capacity)
             if self._prefault:
                 memory.populate(pointer, capacity)

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a forked child may do, and what it must not keep: law C18."""
+
+import gc
+import multiprocessing
+import os
+import threading
+from typing import Any
+
+import pytest
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.forks import (
+    in_child,
+    remember_descriptors,
+    sleeping_child,
+    unexpected_descriptors,
+)
+from crossmem.conformance.harness import Allocate, FreshPeer
+from crossmem.conformance.peers import Peer
+from crossmem.conformance.pool import settle
+
+_NBYTES = 4096
+
+
+def _set_up(blob: bytes) -> None:
+    """Make one of everything: what a child then inherits."""
+    actions.offer("allocation", _NBYTES, b"parent's")
+    actions.attach("mapping", blob)
+    actions.import_("imported", blob)
+    actions.map_("mapped", "imported")
+    actions.objects["device"] = actions.device()
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "args"),
+    [
+        ("allocation", "export", ()),
+        ("allocation", "read", ()),
+        ("allocation", "write", (b"x",)),
+        ("allocation", "view", ()),
+        ("allocation", "free", ()),
+        ("allocation", "__enter__", ()),
+        ("imported", "map", ()),
+        ("imported", "close", ()),
+        ("imported", "__enter__", ()),
+        ("mapping", "read", ()),
+        ("mapping", "write", (b"x",)),
+        ("mapping", "view", ()),
+        ("mapping", "unmap", ()),
+        ("mapped", "unmap", ()),
+        ("mapping", "__enter__", ()),
+        ("device", "allocate", (1,)),
+        ("device", "synchronize", ()),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_c18_inherited_objects_refuse_to_work(
+    allocate: Allocate, peer: Peer, name: str, method: str, args: tuple[Any, ...]
+) -> None:
+    blob = allocate(_NBYTES).export().to_bytes()
+    peer.call(_set_up, blob)
+
+    with pytest.raises(crossmem.ForkedProcessError, match="fork") as caught:
+        peer.call(in_child, actions.call, name, method, *args)
+
+    assert str(peer.pid) in str(caught.value)
+    assert caught.value.hint is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute"),
+    [
+        ("allocation", "ptr"),
+        ("allocation", "capacity"),
+        ("imported", "owner_alive"),
+        ("mapping", "ptr"),
+        ("mapping", "owner_alive"),
+    ],
+)
+def test_c18_inherited_objects_tell_no_address_and_no_state(
+    allocate: Allocate, peer: Peer, name: str, attribute: str
+) -> None:
+    peer.call(_set_up, allocate(_NBYTES).export().to_bytes())
+
+    with pytest.raises(crossmem.ForkedProcessError):
+        peer.call(in_child, actions.attribute, name, attribute)
+
+
+def test_c18_an_inherited_device_takes_no_import(allocate: Allocate, peer: Peer) -> None:
+    blob = allocate(_NBYTES).export().to_bytes()
+    peer.call(_set_up, blob)
+
+    with pytest.raises(crossmem.ForkedProcessError):
+        peer.call(in_child, _attach_on_inherited_device, blob)
+
+
+def _attach_on_inherited_device(blob: bytes) -> None:
+    crossmem.attach(blob, device=actions.objects["device"])
+
+
+def test_c18_the_child_keeps_no_descriptor_thread_or_memory(
+    allocate: Allocate, fresh_peer: FreshPeer
+) -> None:
+    peer = fresh_peer(tracing=False)
+    peer.call(remember_descriptors)
+    peer.call(_set_up, allocate(_NBYTES).export().to_bytes())
+
+    assert peer.call(in_child, unexpected_descriptors) == []
+    assert peer.call(in_child, actions.threads) == ["MainThread"]
+    assert peer.call(in_child, actions.shared_nbytes) == 0
+
+
+def test_c18_the_child_keeps_nothing_alive(allocate: Allocate, fresh_peer: FreshPeer) -> None:
+    allocation = allocate(_NBYTES)
+    peer = fresh_peer()
+    peer.call(_set_up, allocation.export().to_bytes())
+    # The child lives on with all that it inherited.
+    peer.call(in_child, actions.pid, stays=True)
+
+    peer.call(actions.unmap, "mapped", "mapping")
+    peer.call(actions.close, "imported")
+    allocation.free(busy="wait", timeout=1)
+    peer.call(actions.free, "allocation", busy="raise")
+
+    assert peer.call(actions.live)["blocks"] == 0
+
+
+def test_c18_dropping_what_was_inherited_changes_nothing(allocate: Allocate, peer: Peer) -> None:
+    allocation = allocate(_NBYTES, b"exporter")
+    peer.call(_set_up, allocation.export().to_bytes())
+    before = peer.call(actions.calls)
+
+    peer.call(in_child, _drop_everything)
+
+    assert peer.call(actions.read, "allocation", 8) == b"parent's"
+    assert peer.call(actions.read, "mapping", 8) == b"exporter"
+    with pytest.raises(crossmem.BusyError):
+        allocation.free(busy="raise")
+    after = peer.call(actions.calls)
+    assert all(after.get(name, 0) == before.get(name, 0) for name in ("free", "unmap", "close"))
+
+
+def _drop_everything() -> None:
+    actions.objects.clear()
+    gc.collect()
+    crossmem.collect()
+
+
+def test_c18_a_child_that_ends_normally_takes_nothing_with_it(
+    allocate: Allocate, peer: Peer
+) -> None:
+    allocation = allocate(_NBYTES, b"exporter")
+    peer.call(_set_up, allocation.export().to_bytes())
+
+    assert peer.call(_run_forked_child_to_its_end) == 0
+
+    assert peer.call(actions.read, "allocation", 8) == b"parent's"
+    assert peer.call(actions.read, "mapping", 8) == b"exporter"
+    with crossmem.attach(peer.call(actions.export, "allocation")) as mapping:
+        assert mapping.read(8) == b"parent's"
+
+
+def _run_forked_child_to_its_end() -> int | None:
+    # With the finalisers that multiprocessing runs at the end of its children.
+    process = multiprocessing.get_context("fork").Process(target=actions.pid)
+    process.start()
+    process.join(15)
+    return process.exitcode
+
+
+# What the child may do for itself -----------------------------------------------------------
+
+
+@pytest.mark.crossmem_requires("fork_safe")
+def test_c18_a_child_imports_for_itself(allocate: Allocate, peer: Peer) -> None:
+    blob = allocate(_NBYTES, b"exporter").export().to_bytes()
+    peer.call(_set_up, blob)
+    parents = peer.call(actions.export, "allocation")
+
+    assert peer.call(in_child, _attach_and_read, blob) == b"exporter"
+    assert peer.call(in_child, _attach_and_read, parents) == b"parent's"
+    assert peer.call(in_child, in_child, _attach_and_read, parents) == b"parent's"
+
+
+@pytest.mark.crossmem_requires("fork_safe")
+def test_c18_a_childs_leases_are_its_own(allocate: Allocate, fresh_peer: FreshPeer) -> None:
+    allocation = allocate(_NBYTES)
+    blob = allocation.export().to_bytes()
+    peer = fresh_peer()
+    peer.call(_set_up, blob)
+    child = peer.call(in_child, _attach_and_tell_pid, blob, stays=True)
+
+    assert child != peer.pid
+    assert _holders_of(blob) == {child, peer.pid}
+    peer.kill()
+    assert settle(lambda: _holders_of(blob) ^ {child}, within=1) == set()
+    # The rest of its process group is the child.
+    peer.destroy()
+    allocation.free(busy="wait", timeout=1)
+
+
+@pytest.mark.crossmem_requires("fork_safe")
+def test_c18_a_child_exports_for_itself(fresh_peer: FreshPeer) -> None:
+    peer = fresh_peer()
+    parents = peer.call(actions.offer, "allocation", _NBYTES, b"parent's")
+    blob = peer.call(in_child, _offer_after_dropping, stays=True)
+
+    with crossmem.attach(blob) as mapping, crossmem.attach(parents) as other:
+        assert mapping.read(7) == b"child's"
+        assert other.read(8) == b"parent's"
+        assert mapping.handle.owner.pid != other.handle.owner.pid
+        assert mapping.owner_alive
+
+
+@pytest.mark.crossmem_requires("fork_safe")
+def test_c18_forking_while_other_threads_import_hangs_nobody(
+    allocate: Allocate, peer: Peer
+) -> None:
+    blob = allocate(_NBYTES, b"exporter").export().to_bytes()
+    peer.call(_set_up, blob)
+
+    assert peer.call(_fork_among_threads, blob, 25) == [b"exporter"] * 25
+
+
+def test_c18_a_child_of_a_backend_that_cannot_be_forked_is_told_to_spawn(
+    allocate: Allocate, peer: Peer, capabilities: crossmem.Capabilities
+) -> None:
+    if capabilities.fork_safe:
+        pytest.skip("the device's capability fork_safe is true")
+    blob = allocate(_NBYTES).export().to_bytes()
+    peer.call(_set_up, blob)
+
+    for attempt in (_attach_and_read, _allocate):
+        with pytest.raises(crossmem.ForkedProcessError, match="spawn"):
+            peer.call(in_child, attempt, blob)
+
+
+@pytest.mark.parametrize("with_handlers", [True, False], ids=["fork", "raw-fork"])
+def test_c18_the_parent_works_on(
+    allocate: Allocate, fresh_peer: FreshPeer, *, with_handlers: bool
+) -> None:
+    blob = allocate(_NBYTES, b"exporter").export().to_bytes()
+    peer = fresh_peer()
+    peer.call(_set_up, blob)
+    peer.call(sleeping_child, with_handlers=with_handlers)
+
+    peer.call(actions.write, "mapping", b"EXPORTER")
+    assert peer.call(_attach_and_read, blob) == b"EXPORTER"
+    with crossmem.attach(peer.call(actions.export, "allocation")) as mapping:
+        assert mapping.read(8) == b"parent's"
+        assert mapping.owner_alive
+    assert peer.call(actions.violations) == []
+
+
+def _attach_and_read(blob: bytes) -> bytes:
+    with crossmem.attach(blob) as mapping:
+        return mapping.read(8)
+
+
+def _attach_and_tell_pid(blob: bytes) -> int:
+    actions.attach("child's", blob)
+    return os.getpid()
+
+
+def _offer_after_dropping() -> bytes:
+    actions.objects.clear()
+    return actions.offer("child's", _NBYTES, b"child's")
+
+
+def _allocate(blob: bytes) -> None:
+    actions.allocate("child's", _NBYTES)
+
+
+def _holders_of(blob: bytes) -> set[int]:
+    handle = crossmem.ShareableHandle.from_bytes(blob)
+    return {
+        lease.pid for info in crossmem.exports() if info.handle == handle for lease in info.leases
+    }
+
+
+def _fork_among_threads(blob: bytes, count: int) -> list[bytes]:
+    done = threading.Event()
+
+    def churn() -> None:
+        while not done.is_set():
+            crossmem.attach(blob).unmap()
+            with actions.device().allocate(1) as allocation:
+                allocation.export()
+
+    workers = [threading.Thread(target=churn) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    try:
+        return [in_child(_attach_and_read, blob) for _ in range(count)]
+    finally:
+        done.set()
+        for worker in workers:
+            worker.join(10)
