@@ -161,7 +161,7 @@ class Storm:
         stdout = worker.process.stdout
         now = time.monotonic()
         if worker.dies_at is None and stdout is not None and select.select([stdout], [], [], 0)[0]:
-            worker.dies_at = now + self.chance.expovariate(1 / 0.2)
+            worker.dies_at = now + self.chance.expovariate(1 / 0.1)
         return worker.dies_at is not None and now > worker.dies_at
 
     def bury(self) -> None:
@@ -244,7 +244,6 @@ def survive(storm: Storm, kills: int) -> None:
     assert storm.problems() == []
     assert left == [{}] * SURVIVORS
     # They met the dead and used what those had left, or nothing was proven.
-    print(counts)
     total = sum((Counter(one) for one in counts), Counter())
     assert all(total[one] >= 10 for one in ("steps", "alive", "gone", "orphaned")), total
     for worker in storm.workers:

@@ -54,9 +54,10 @@ def print_json(report: BaseModel) -> None:
 def show_error(message: str, hint: str | None) -> None:
     """Print one red paragraph to standard error, and what to do about it."""
     console = _errors()
-    console.print(Text.assemble(("error: ", "bold red"), (message, "red")))
+    # Wrapped by the terminal and not by rich, so that a command in it can be copied whole.
+    console.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
     if hint:
-        console.print(Text.assemble(("hint: ", "bold"), hint))
+        console.print(Text.assemble(("hint: ", "bold"), hint), soft_wrap=True)
 
 
 def show_step(text: str) -> None:

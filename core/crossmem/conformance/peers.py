@@ -7,24 +7,22 @@ they return or raise. Every wait has a deadline, and whatever is left of a peer 
 """
 
 import contextlib
-import faulthandler
 import itertools
 import os
-import pickle
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 from typing_extensions import override
+
+from crossmem.conformance.channel import GRACE_S, START_TIMEOUT_S, receive, send
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
@@ -39,12 +37,9 @@ __all__ = [
 DEFAULT_TIMEOUT_S: Final = 20.0
 """How long a call may take, in seconds."""
 
-_START_TIMEOUT_S: Final = 30.0
-_GRACE_S: Final = 10.0
 _STDERR_TAIL_NBYTES: Final = 4000
-_LENGTH: Final = struct.Struct("<Q")
 _PROGRAM: Final = (
-    "import sys; sys.path[:] = {path!r}; from crossmem.conformance.peers import serve; "
+    "import sys; sys.path[:] = {path!r}; from crossmem.conformance.channel import serve; "
     "serve({descriptor})"
 )
 
@@ -152,8 +147,8 @@ class Peer:
         self._pidfd = os.pidfd_open(self.pid)
         _alive.add(self)
         try:
-            _send(self._socket, (device, runtime, tracing))
-            self.answer(0, _START_TIMEOUT_S)
+            send(self._socket, (device, runtime, tracing))
+            self.answer(0, START_TIMEOUT_S)
         except BaseException:
             self.destroy()
             raise
@@ -208,10 +203,10 @@ class Peer:
     ) -> Pending:
         """As :meth:`call`, but do not wait. Calls are done in the order in which they came."""
         number = next(self._numbers)
-        request = (number, function, args, kwargs, within + _GRACE_S)
+        request = (number, function, args, kwargs, within + GRACE_S)
         self._socket.settimeout(within)
         try:
-            _send(self._socket, request)
+            send(self._socket, request)
         except (BrokenPipeError, ConnectionResetError):
             raise self._died(f"before {function.__name__} was called") from None
         return Pending(self, number, within)
@@ -236,9 +231,9 @@ class Peer:
         raise value
 
     def _take(self) -> None:
-        self._socket.settimeout(_GRACE_S)
+        self._socket.settimeout(GRACE_S)
         try:
-            number, *answer = _receive(self._socket)
+            number, *answer = receive(self._socket)
         except (EOFError, ConnectionResetError):
             raise self._died("while a call was under way") from None
         self._answers[number] = tuple(answer)
@@ -256,7 +251,7 @@ class Peer:
 
     def _died(self, when: str) -> PeerDiedError:
         try:
-            exitcode = self._process.wait(_GRACE_S)
+            exitcode = self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
             self.destroy()
             exitcode = self._process.returncode
@@ -275,7 +270,7 @@ class Peer:
     def kill(self) -> None:
         """Kill it with SIGKILL and wait for its end. Children that it forked live on."""
         self._process.kill()
-        self._process.wait(_GRACE_S)
+        self._process.wait(GRACE_S)
 
     def stop(self) -> None:
         """Stop it with SIGSTOP, and wait until it stands still."""
@@ -289,7 +284,7 @@ class Peer:
     def request_exit(self) -> None:
         """Ask it to end as a program does that comes to its end; do not wait."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            _send(self._socket, None)
+            send(self._socket, None)
 
     def wait_exit(self, *, within: float = DEFAULT_TIMEOUT_S) -> int:
         """Wait for its end and return the exit code.
@@ -320,7 +315,7 @@ class Peer:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE_S)
+            self._process.wait(GRACE_S)
         self._socket.close()
         self._stderr.close()
         os.close(self._pidfd)
@@ -343,67 +338,3 @@ def kill_all() -> None:
 def kit_descriptors() -> frozenset[int]:
     """Return the descriptors of this process that serve to talk to peers."""
     return frozenset().union(*(peer.descriptors for peer in _alive))
-
-
-def _send(stream: socket.socket, message: object) -> None:
-    payload = pickle.dumps(message)
-    stream.sendall(_LENGTH.pack(len(payload)) + payload)
-
-
-def _receive(stream: socket.socket) -> Any:
-    (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
-    return pickle.loads(_exactly(stream, length))  # noqa: S301 - both ends are this program
-
-
-def _exactly(stream: socket.socket, nbytes: int) -> bytes:
-    data = bytearray()
-    while len(data) < nbytes:
-        piece = stream.recv(nbytes - len(data))
-        if not piece:
-            raise EOFError
-        data += piece
-    return bytes(data)
-
-
-def serve(descriptor: int) -> None:
-    """Do what a test process asks for until it says that it is enough; runs in the peer."""
-    from crossmem.conformance import actions  # noqa: PLC0415 - in the peer alone
-
-    stream = socket.socket(fileno=descriptor)
-    stream.set_inheritable(False)
-    _guarded(stream, 0, _START_TIMEOUT_S, actions.begin, _receive(stream), {})
-    while True:
-        try:
-            request = _receive(stream)
-        except (EOFError, ConnectionResetError):
-            return
-        if request is None:
-            return
-        number, function, args, kwargs, limit_s = request
-        _guarded(stream, number, limit_s, function, args, kwargs)
-
-
-def _guarded(
-    stream: socket.socket,
-    number: int,
-    limit_s: float,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    # The test process has given up long before; a peer must not outlive it in a hanging call.
-    faulthandler.dump_traceback_later(limit_s, exit=True)
-    pid = os.getpid()
-    is_result, trace = True, ""
-    try:
-        value = function(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - it is raised again in the test process
-        is_result, value, trace = False, error, traceback.format_exc()
-    faulthandler.cancel_dump_traceback_later()
-    if os.getpid() != pid:
-        os._exit(70)  # a forked child came back from a function that should have ended it
-    try:
-        _send(stream, (number, is_result, value, trace))
-    except Exception as error:  # noqa: BLE001 - the value cannot be pickled: say so instead
-        failure = RuntimeError(f"{function.__name__} gave {value!r}: {error!r}")
-        _send(stream, (number, False, failure, trace))

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device's work is done before anybody else looks, in the vendor's order: laws C21 and C22."""
 
-import pytest
-
 import crossmem
 from crossmem.conformance import actions, probes
 from crossmem.conformance.harness import Allocate, FreshPeer

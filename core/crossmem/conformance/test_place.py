@@ -2,7 +2,7 @@
 """The device that was meant, and the mechanism that was asked for: laws C24 and C25."""
 
 import pickle
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -69,7 +69,8 @@ def masked(device: crossmem.Device, fresh_peer: FreshPeer, *ordinals: int) -> Pe
     variable = MASKS.get(device.backend)
     if variable is None:
         pytest.skip(f"the kit does not know the device mask of {device.backend}")
-    return fresh_peer(**{variable: ",".join(map(str, ordinals))})
+    environment: dict[str, Any] = {variable: ",".join(map(str, ordinals))}
+    return fresh_peer(**environment)
 
 
 def test_c24_a_mask_never_selects_another_device(

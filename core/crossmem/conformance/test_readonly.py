@@ -2,8 +2,6 @@
 """Who may only read cannot write: law C23."""
 
 import signal
-import struct
-from binascii import crc32
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.harness import Allocate, FreshPeer
+from crossmem.conformance.patterns import reforged
 from crossmem.conformance.peers import Peer, PeerDiedError
 from crossmem.driver import TracingDriver
 
@@ -127,14 +126,7 @@ def test_c23_nobody_makes_a_read_only_handle_writable(allocate: Allocate, peer: 
     allocation = allocate(NBYTES)
     allocation.export()
     blob = allocation.export(access="ro").to_bytes()
-    header = struct.Struct("<4sHHII")
-    magic, version, flags, total, _ = header.unpack_from(blob)
-
-    assert flags & 1
-
-    body = blob[header.size :]
-    checksum = crc32(body, crc32(header.pack(magic, version, flags & ~1, total, 0)))
-    forged = header.pack(magic, version, flags & ~1, total, checksum) + body
+    forged = reforged(blob, clear_flags=1)
 
     assert crossmem.ShareableHandle.from_bytes(forged).access == "rw"
 

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any call from any thread: law C19."""
 
+import contextlib
+import itertools
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +18,9 @@ from crossmem.conformance import actions
 from crossmem.conformance.harness import Allocate
 from crossmem.conformance.peers import Peer
 from crossmem.driver import TracingDriver
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 _NBYTES = 4096
 _THREADS = 16
@@ -35,6 +42,25 @@ def _together(function: Callable[..., Any], *args: Any, count: int = _THREADS) -
         if isinstance(result, Exception):
             raise result
     return results
+
+
+def _racing(function: Callable[..., Any], *args: Any, count: int = 6) -> None:
+    """Call a function in all threads at once, each of which gives way before every bytecode."""
+
+    def give_way(frame: FrameType, event: str, argument: object) -> "TraceFunction":
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            time.sleep(0)
+        return give_way
+
+    def run(number: int) -> None:
+        sys.settrace(give_way)
+        try:
+            function(*args)
+        finally:
+            sys.settrace(None)
+
+    _together(run, count=count)
 
 
 def _made(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
@@ -97,8 +123,7 @@ def test_c19_many_batches_in_many_orders(peer: Peer, peer2: Peer, tracer: Tracin
         for _ in range(5):
             mappings = crossmem.attach_many([blobs[index] for index in order])
             found += [
-                (index, mapping.read(1)[0])
-                for index, mapping in zip(order, mappings, strict=True)
+                (index, mapping.read(1)[0]) for index, mapping in zip(order, mappings, strict=True)
             ]
             for mapping in mappings:
                 mapping.unmap()
@@ -152,41 +177,49 @@ def test_c19_objects_pass_between_threads(peer: Peer) -> None:
     assert box[1].closed
 
 
-@pytest.mark.parametrize("turn", range(5))
-def test_c19_closing_twice_at_once_is_harmless(
-    device: crossmem.Device, peer: Peer, tracer: TracingDriver, turn: int
-) -> None:
-    blob = peer.call(actions.offer, "memory", _NBYTES)
-    allocation = device.allocate(_NBYTES)
-    before = dict(tracer.calls)
-    imported, attached = crossmem.import_handle(blob), crossmem.attach(blob)
-    mapping = imported.map()
-    kept = crossmem.attach(blob)
+def test_c19_closing_twice_at_once_is_harmless(peer: Peer, tracer: TracingDriver) -> None:
+    blob = peer.call(actions.offer, "memory", _NBYTES, b"data")
+    for _ in range(5):
+        before = dict(tracer.calls)
+        kept = crossmem.attach(blob)
+        imported, attached = crossmem.import_handle(blob), crossmem.attach(blob)
+        mapping = imported.map()
 
-    _together(lambda _: mapping.unmap())
-    _together(lambda _: attached.unmap())
-    _together(lambda _: imported.close())
-    # One user is left, whose memory must not have been counted away.
-    assert _made(tracer, before)["close"] == 0
-    assert kept.read(1) is not None
-    kept.unmap()
-    _together(lambda _: allocation.free())
+        for end in (mapping.unmap, attached.unmap, imported.close):
+            _racing(end)
 
-    made = _made(tracer, before)
-    assert (made["import_"], made["close"], made["free"]) == (1, 1, 1)
-    assert made["map"] == made["unmap"]
+        # One user is left, whose memory must not have been counted away.
+        made = _made(tracer, before)
+        assert (made["import_"], made["map"], made["unmap"], made["close"]) == (1, 1, 0, 0)
+        assert kept.read(4) == b"data"
+        kept.unmap()
+        made = _made(tracer, before)
+        assert (made["unmap"], made["close"]) == (1, 1)
     assert tracer.violations == []
 
 
-@pytest.mark.parametrize("turn", range(5))
-def test_c19_mappings_of_one_import_are_all_counted(peer: Peer, turn: int) -> None:
+def test_c19_freeing_twice_at_once_is_harmless(
+    device: crossmem.Device, tracer: TracingDriver
+) -> None:
+    for turn in range(6):
+        before = dict(tracer.calls)
+        allocation = device.allocate(_NBYTES)
+        if turn % 2:
+            allocation.export()
+
+        _racing(allocation.free)
+
+        assert _made(tracer, before)["free"] == 1
+
+
+def test_c19_mappings_of_one_import_are_all_counted(peer: Peer) -> None:
     imported = crossmem.import_handle(peer.call(actions.offer, "memory", _NBYTES))
 
-    def map_and_unmap(number: int) -> None:
-        for _ in range(20):
+    def map_and_unmap() -> None:
+        for _ in range(10):
             imported.map().unmap()
 
-    _together(map_and_unmap)
+    _racing(map_and_unmap)
     mapping = imported.map()
     with pytest.raises(crossmem.BusyError):
         imported.close()
@@ -194,9 +227,38 @@ def test_c19_mappings_of_one_import_are_all_counted(peer: Peer, turn: int) -> No
     imported.close()
 
 
-def test_c19_exporting_at_once_gives_one_handle(
-    allocate: Allocate, tracer: TracingDriver
+def test_c19_mapping_and_closing_at_once_leaves_no_mapping_of_what_is_closed(
+    peer: Peer, tracer: TracingDriver
 ) -> None:
+    blob = peer.call(actions.offer, "memory", _NBYTES, b"data")
+    for _ in range(5):
+        imported = crossmem.import_handle(blob)
+        mappings: list[crossmem.Mapping] = []
+        turns = itertools.count()
+
+        def map_or_close(
+            imported: crossmem.Import = imported,
+            mappings: list[crossmem.Mapping] = mappings,
+            turns: Iterator[int] = turns,
+        ) -> None:
+            with contextlib.suppress(crossmem.BusyError, crossmem.ClosedError):
+                if next(turns) % 2:
+                    mappings.append(imported.map())
+                else:
+                    imported.close()
+
+        _racing(map_or_close)
+
+        # Either it was closed first, and nothing is mapped, or it was mapped first and still is.
+        assert not (imported.closed and mappings)
+        for mapping in mappings:
+            assert mapping.read(4) == b"data"
+            mapping.unmap()
+        imported.close()
+    assert tracer.violations == []
+
+
+def test_c19_exporting_at_once_gives_one_handle(allocate: Allocate, tracer: TracingDriver) -> None:
     allocation = allocate(_NBYTES)
     before = dict(tracer.calls)
 

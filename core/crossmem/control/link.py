@@ -13,7 +13,7 @@ from typing import Final
 
 from crossmem.control.endpoint import abstract_address, new_socket, socket_path
 from crossmem.control.limits import name_descriptor_limit
-from crossmem.control.processes import is_dead, open_owner, open_peer, peer_credentials
+from crossmem.control.processes import belongs_to, is_dead, open_owner, open_peer, peer_credentials
 from crossmem.control.wire import (
     MAX_DESCRIPTORS,
     MAX_MESSAGE_NBYTES,
@@ -35,6 +35,7 @@ __all__ = ["Deadline", "Link", "close_all", "dial", "owner_gone"]
 
 _CONNECT_RETRY_S: Final = 0.005
 _SPIN_S: Final = 100e-6
+_DYING_S: Final = 0.2
 _OVERFLOW_UID: Final = 65534
 _CONTROL_NBYTES: Final = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 
@@ -209,7 +210,7 @@ class Link:
         # In another user namespace, a foreign user may look like nobody or like this one.
         is_right_user = uid in {owner.uid, this.uid, _OVERFLOW_UID}
         if not is_right_user or (is_visible and pid != owner.pid):
-            _raise_if_dead(owner, this)
+            _raise_if_dead(owner, this, 0.0)
             msg = (
                 f"the address of process {owner.pid} of user {owner.uid} is held by process {pid} "
                 f"of user {uid}"
@@ -291,6 +292,7 @@ def _connect(
     deadline: Deadline,
 ) -> socket.socket:
     attempts: list[str] = []
+    refused: list[bool] = []
     for address in (str(socket_path(run_dir, owner)), abstract_address(owner)):
         with gate:
             connection = new_socket()
@@ -301,9 +303,14 @@ def _connect(
             if not isinstance(error, OSError) or isinstance(error, CrossmemError):
                 raise
             attempts.append(f"{address.replace(chr(0), '@')}: {error.strerror or error}")
+            refused.append(isinstance(error, ConnectionRefusedError))
         else:
             return connection
-    _raise_if_dead(owner, this)
+    if refused[0]:
+        # Its socket's path is there and nobody listens: it is dead, or about to be.
+        raise owner_gone(owner, "closed its lease server")
+    # A process that exits normally removes its path shortly before it is dead.
+    _raise_if_dead(owner, this, _DYING_S if belongs_to(owner) else 0.0)
     state = (
         "lives, but its lease server cannot be reached from here"
         if owner.pid_namespace == this.pid_namespace
@@ -333,12 +340,18 @@ def _connect_to(
             return
 
 
-def _raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity) -> None:
+def _raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float) -> None:
+    """Raise where the owner is dead, or dies within that time: its sockets go before it does."""
     try:
         pidfd = open_owner(owner, this)
     except ProcessLookupError:
         raise owner_gone(owner, "is dead") from None
-    if pidfd is not None:
+    if pidfd is None:
+        return
+    try:
+        if is_dead(pidfd, dying_s):
+            raise owner_gone(owner, "is dead")
+    finally:
         os.close(pidfd)
 
 

@@ -62,11 +62,11 @@ def own_uid() -> int | None:
     return None
 
 
-def is_dead(pidfd: int) -> bool:
-    """Whether the process behind a pidfd has ended, reaped or not."""
+def is_dead(pidfd: int, wait_s: float = 0.0) -> bool:
+    """Whether the process behind a pidfd has ended, reaped or not, or ends within a time."""
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(0))
+    return bool(poller.poll(wait_s * 1000))
 
 
 def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | None:
@@ -139,8 +139,15 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity) -> int | None:
         return None
     # Where /proc shows another pid namespace, start times cannot be compared.
     proc_is_ours = process_start_time(this.pid) == this.start_time
-    reused = proc_is_ours and process_start_time(owner.pid) != owner.start_time
-    if reused or is_dead(pidfd):
+    if is_dead(pidfd) or (proc_is_ours and process_start_time(owner.pid) != owner.start_time):
         os.close(pidfd)
         raise ProcessLookupError(errno.ESRCH, "the process is dead")
     return pidfd
+
+
+def belongs_to(owner: ProcessIdentity) -> bool:
+    """Whether the process that has the owner's pid now runs as the owner's user."""
+    try:
+        return Path(f"/proc/{owner.pid}").stat().st_uid == owner.uid
+    except OSError:
+        return False

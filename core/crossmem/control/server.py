@@ -200,8 +200,9 @@ class LeaseServer:
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_JOIN_S)
         with self.lock:
-            self._path.unlink(missing_ok=True)
+            # Importers that still find the path then learn that nobody listens any more.
             self.abandon()
+            self._path.unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """Close every descriptor, and nothing else: for a forked child."""

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a test and its peers talk, and the peer's end of it."""
+
+import faulthandler
+import os
+import pickle
+import socket
+import struct
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+__all__ = ["GRACE_S", "START_TIMEOUT_S", "receive", "send", "serve"]
+
+START_TIMEOUT_S: Final = 30.0
+"""How long a peer may take to start, in seconds."""
+
+GRACE_S: Final = 10.0
+"""How long a peer may go on after the test has given up on it, in seconds."""
+
+_LENGTH: Final = struct.Struct("<Q")
+
+
+def send(stream: socket.socket, message: object) -> None:
+    """Send anything that can be pickled."""
+    payload = pickle.dumps(message)
+    stream.sendall(_LENGTH.pack(len(payload)) + payload)
+
+
+def receive(stream: socket.socket) -> Any:
+    """Receive what the other end sent.
+
+    Raises
+    ------
+    EOFError, ConnectionResetError
+        Where the other end is gone.
+    """
+    (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
+    return pickle.loads(_exactly(stream, length))  # noqa: S301 - both ends are this program
+
+
+def _exactly(stream: socket.socket, nbytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < nbytes:
+        piece = stream.recv(nbytes - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+def serve(descriptor: int) -> None:
+    """Do what a test process asks for until it says that it is enough; runs in the peer."""
+    from crossmem.conformance import actions  # noqa: PLC0415 - in the peer alone
+
+    stream = socket.socket(fileno=descriptor)
+    stream.set_inheritable(False)
+    _guarded(stream, 0, START_TIMEOUT_S, actions.begin, receive(stream), {})
+    while True:
+        try:
+            request = receive(stream)
+        except (EOFError, ConnectionResetError):
+            return
+        if request is None:
+            return
+        number, function, args, kwargs, limit_s = request
+        _guarded(stream, number, limit_s, function, args, kwargs)
+
+
+def _guarded(
+    stream: socket.socket,
+    number: int,
+    limit_s: float,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    # The test process has given up long before; a peer must not outlive it in a hanging call.
+    faulthandler.dump_traceback_later(limit_s, exit=True)
+    pid = os.getpid()
+    is_result, trace = True, ""
+    try:
+        value = function(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - it is raised again in the test process
+        is_result, value, trace = False, error, traceback.format_exc()
+    faulthandler.cancel_dump_traceback_later()
+    if os.getpid() != pid:
+        os._exit(70)  # a forked child came back from a function that should have ended it
+    try:
+        send(stream, (number, is_result, value, trace))
+    except Exception as error:  # noqa: BLE001 - the value cannot be pickled: say so instead
+        failure = RuntimeError(f"{function.__name__} gave {value!r}: {error!r}")
+        send(stream, (number, False, failure, trace))

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes for tests: contents that give mistakes away, and handles that nobody made."""
+
+import struct
+from binascii import crc32
+from typing import Final
+
+__all__ = ["pattern", "reforged"]
+
+_HEADER: Final = struct.Struct("<4sHHII")
+"""Magic, version, flags, total length, checksum: the start of a handle's wire form."""
+
+_PART: Final = struct.Struct("<QQ")
+"""Offset and length, which follow it."""
+
+
+def pattern(nbytes: int, seed: int) -> bytes:
+    """Return bytes of which no two neighbourhoods look alike."""
+    return bytes((seed + index * 31 + (index >> 8) * 7) & 0xFF for index in range(nbytes))
+
+
+def reforged(blob: bytes, *, part: tuple[int, int] | None = None, clear_flags: int = 0) -> bytes:
+    """Return a handle's bytes with another part or fewer flags, and a checksum that is right."""
+    magic, version, flags, total, _ = _HEADER.unpack_from(blob)
+    body = blob[_HEADER.size :]
+    if part is not None:
+        body = _PART.pack(*part) + body[_PART.size :]
+    flags &= ~clear_flags
+    checksum = crc32(body, crc32(_HEADER.pack(magic, version, flags, total, 0)))
+    return _HEADER.pack(magic, version, flags, total, checksum) + body
