@@ -53,6 +53,7 @@ __all__ = [
     "threads",
     "tracer",
     "unmap",
+    "use_device",
     "use_environment",
     "violations",
     "write",
@@ -71,6 +72,12 @@ def begin(spec: str, runtime: str | None, tracing: bool) -> None:  # noqa: FBT00
     _spec, _runtime = spec, runtime
     if tracing:
         current().registry.adapt(TracingDriver)
+
+
+def use_device(spec: str) -> None:
+    """Make another device the one under test."""
+    global _spec  # noqa: PLW0603 - a peer has one device
+    _spec = spec
 
 
 def device(spec: str | None = None) -> crossmem.Device:

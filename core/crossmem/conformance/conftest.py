@@ -73,7 +73,9 @@ def pytest_runtest_makereport(
     if law is None:
         return report
     reason = ""
-    if report.skipped:
+    if hasattr(report, "wasxfail"):
+        reason = f"expected to fail: {report.wasxfail}"
+    elif report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         required = set(item.config.getoption("crossmem_require"))
         needed = {law}.union(*(mark.args for mark in item.iter_markers("crossmem_requires")))

@@ -36,7 +36,7 @@ def sleeping_child(*, with_handlers: bool) -> int:
         return pid
     # PyDLL keeps the GIL, so the child can go on although it has lost all other threads.
     libc = ctypes.PyDLL(None)
-    pid = libc.fork()
+    pid = int(libc.fork())
     if pid == 0:
         while True:
             libc.pause()

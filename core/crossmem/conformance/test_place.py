@@ -18,12 +18,6 @@ MASKS: Final = {"emulated": "CROSSMEM_EMULATED_VISIBLE_DEVICES"}
 """The variable that says which devices a process sees, in which order, by backend."""
 
 
-def identities() -> list[str]:
-    """Return the identities of the devices that a process sees, by ordinal."""
-    mine = actions.device()
-    return [one.identity for one in crossmem.devices() if one.backend == mine.backend]
-
-
 def other_device(device: crossmem.Device) -> crossmem.Device:
     """Return a second device of the backend, or skip."""
     for info in device.driver.devices():
@@ -88,6 +82,19 @@ def test_c24_a_mask_never_selects_another_device(
     assert importer.call(actions.read, "m", 5) == b"meant"
 
 
+def test_c24_a_masked_exporter_names_the_device_that_it_used(
+    device: crossmem.Device, fresh_peer: FreshPeer
+) -> None:
+    other = other_device(device)
+    exporter = masked(device, fresh_peer, other.ordinal)
+    exporter.call(actions.use_device, f"{device.backend}:0")
+    blob = exporter.call(actions.offer, "a", NBYTES, b"there")
+    with crossmem.attach(blob) as mapping:
+        assert mapping.device is other
+        assert mapping.handle.device == other.identity
+        assert mapping.read(5) == b"there"
+
+
 def place(name: str) -> tuple[str, int]:
     """Return where, in a peer, a mapping is."""
     where = actions.objects[name].device
@@ -99,6 +106,7 @@ def test_c24_a_masked_device_is_missing_by_name(
 ) -> None:
     other = other_device(device)
     importer = masked(device, fresh_peer, other.ordinal)
+    importer.call(actions.use_device, f"{device.backend}:0")
     with pytest.raises(crossmem.DeviceNotFoundError) as caught:
         importer.call(actions.attach, "m", allocate(NBYTES).export().to_bytes())
 
@@ -129,6 +137,10 @@ def test_c24_mapped_for_another_device_the_memory_stays(
     assert allocation.read(5) == b"moved"
     assert peer.call(actions.read, "here", 5) == b"moved"
 
+    with crossmem.attach(allocation.export(), device=other) as mapping:
+        assert mapping.device is other
+        assert mapping.read(5) == b"moved"
+
 
 def test_c24_without_peer_access_another_device_is_refused(
     device: crossmem.Device, allocate: Allocate, peer: Peer
@@ -146,10 +158,33 @@ def test_c24_without_peer_access_another_device_is_refused(
 
 
 def test_c24_the_home_may_be_named(device: crossmem.Device, allocate: Allocate, peer: Peer) -> None:
-    blob = allocate(NBYTES, b"home").export().to_bytes()
-    peer.call(actions.attach, "m", blob, device=device.name)
+    allocation = allocate(NBYTES, b"home")
+    handle = allocation.export()
+    peer.call(actions.attach, "m", handle.to_bytes(), device=device.name)
 
     assert peer.call(actions.read, "m", 4) == b"home"
+
+    with crossmem.attach(handle, device=device) as mapping:
+        assert mapping.device is device
+    if device.runtime is None:
+        with crossmem.attach(handle, device=device.name) as mapping:
+            assert mapping.device is device
+    with pytest.raises(crossmem.DeviceNotFoundError):
+        crossmem.attach(handle, device=f"{device.backend}:65535")
+
+
+def test_c24_memory_of_one_backend_is_not_mapped_for_another(
+    device: crossmem.Device, allocate: Allocate, tracer: TracingDriver
+) -> None:
+    handle = allocate(NBYTES).export()
+    foreign = [one for one in crossmem.devices() if one.backend != device.backend]
+    if not foreign:
+        pytest.skip("no other backend is usable here")
+    before = dict(tracer.calls)
+    with pytest.raises(crossmem.UnsupportedError, match=device.backend):
+        crossmem.attach(handle, device=foreign[0])
+
+    assert tracer.calls == before
 
 
 # C25: no surprise -------------------------------------------------------------------------

@@ -169,8 +169,8 @@ def test_c19_objects_pass_between_threads(peer: Peer) -> None:
     run(lambda: box.append(crossmem.import_handle(blob)))
     run(lambda: box.append(box[0].map()))
     run(lambda: box.append(box[1].read(4)))
-    run(lambda: box[1].unmap())
-    run(lambda: box[0].close())
+    run(box[1].unmap)
+    run(box[0].close)
 
     assert box[2] == b"data"
     assert box[0].closed

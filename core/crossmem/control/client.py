@@ -252,6 +252,10 @@ class OwnerConnection:
         body = pack_request(Request(link.nonce, reported, self._this.start_time, wanted))
         descriptors: list[int] = []
         try:
+            # A cancellation that comes after a later request would be taken for that one's.
+            while self._outbox:
+                link.send(self._outbox[0], deadline)
+                self._outbox.popleft()
             for message in pages(MessageType.IMPORT, number, body):
                 link.send(message, deadline)
             reply = self._receive(link, number, descriptors, deadline)

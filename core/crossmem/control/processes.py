@@ -13,7 +13,15 @@ from typing import Final
 
 from crossmem.models import ProcessIdentity, process_start_time
 
-__all__ = ["has_pidfds", "is_dead", "open_owner", "open_peer", "own_uid", "peer_credentials"]
+__all__ = [
+    "belongs_to",
+    "has_pidfds",
+    "is_dead",
+    "open_owner",
+    "open_peer",
+    "own_uid",
+    "peer_credentials",
+]
 
 # Missing from the socket and os modules of Pythons built on older headers; the numbers are the
 # same on every architecture that Linux runs CPython on (asm-generic/socket.h, unistd.h).

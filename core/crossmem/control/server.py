@@ -102,7 +102,7 @@ class LeaseServer:
             undo.pop_all()
         for listener in self._listeners:
             self._watch(listener.fileno(), lambda one=listener: self._accept(one))  # type: ignore[misc]
-        self._watch(self._woken.fileno(), lambda: None)
+        self._watch(self._woken.fileno(), self._wake_up)
         self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
         self._thread.start()
 
@@ -225,12 +225,26 @@ class LeaseServer:
                 if self._stopping:
                     return
                 for descriptor, _events in ready:
-                    handler = self._handlers.get(descriptor)
-                    if handler is not None:
-                        handler()
+                    self._handle(descriptor)
                 if waiting:
                     self._retry()
             self._emit_events()
+
+    def _handle(self, descriptor: int) -> None:
+        handler = self._handlers.get(descriptor)
+        if handler is None:
+            return
+        try:
+            handler()
+        except Exception:  # noqa: BLE001 - logged, and the connection is dropped
+            # One peer's trouble must not end the thread that all others need.
+            _log.exception("a fault in the lease server, which goes on")
+            connection = self._connections.get(descriptor)
+            if connection is not None:
+                self._drop(connection)
+
+    def _wake_up(self) -> None:
+        self._woken.recv(1)
 
     def _watch(self, descriptor: int, handler: Callable[[], None]) -> None:
         self._handlers[descriptor] = handler
@@ -394,6 +408,9 @@ class LeaseServer:
             self._unsent.add(connection)
             events = select.EPOLLOUT if connection.is_full else 0
             self._epoll.modify(connection.number, events)
+            # The thread may sleep without a time limit, and nothing else tells of this one.
+            if not events and threading.current_thread() is not self._thread:
+                self._wake.send(b"x")
         elif connection in self._unsent:
             self._unsent.remove(connection)
             self._epoll.modify(connection.number, select.EPOLLIN)
@@ -414,9 +431,12 @@ class LeaseServer:
                 self._after_end(lease)
 
     def _after_end(self, lease: Lease, kind: EventKind = EventKind.LEASE_ENDED) -> None:
-        shared = self._shared[lease.allocation]
-        self._note(kind, shared.exports[lease.export], lease.holder.pid)
         self._forget_if_unused(lease.holder)
+        shared = self._shared.get(lease.allocation)
+        if shared is None:
+            # The holder had several leases on it, and the end of another one was the last.
+            return
+        self._note(kind, shared.exports[lease.export], lease.holder.pid)
         if self._leases.is_leased(lease.allocation):
             return
         self._idle.notify_all()

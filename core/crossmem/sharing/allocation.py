@@ -132,11 +132,11 @@ class Allocation(Memory):
         The device that holds the memory.
     """
 
-    __slots__ = ("_owned", "_process")
+    __slots__ = ("_owned",)
 
     def __init__(self, owned: Owned) -> None:
-        super().__init__(owned.device, owned.block.nbytes, owned.viewers, readonly=False)
-        self._process = owned.process
+        nbytes = owned.block.nbytes
+        super().__init__(owned.process, owned.device, nbytes, owned.viewers, readonly=False)
         self._owned: Owned | None = owned
 
     @override
@@ -221,6 +221,8 @@ class Allocation(Memory):
         owned = self._live()
         drain()
         with owned.lock:
+            # Another thread may have freed it before the lock was ours.
+            self._live()
             key = (allow, access, lease, mechanism)
             handle = owned.handles.get(key)
             if handle is None:
@@ -255,14 +257,20 @@ class Allocation(Memory):
             msg = f'busy must be "defer", "raise" or "wait", not {busy!r}'
             raise ConfigurationError(msg, operation="free")
         wait_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
-        self._refuse_views("free")
         drain()
         with owned.lock:
-            if self._owned is None:
-                return
-            if busy != "defer":
-                _await_leases(owned, wait_s if busy == "wait" else 0.0)
-            self._owned = None
+            with owned.process.lifetimes:
+                if self._owned is None:
+                    return
+                self._refuse_if_used("free")
+                # From here on nobody begins to use it; it comes back where leases are in the way.
+                self._owned = None
+            try:
+                if busy != "defer":
+                    _await_leases(owned, wait_s if busy == "wait" else 0.0)
+            except BaseException:
+                self._owned = owned
+                raise
             owned.retire()
 
     def __enter__(self) -> Self:

@@ -2,6 +2,7 @@
 """The importer's side: imports, and the mappings that give them addresses."""
 
 import warnings
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -88,9 +89,15 @@ class Import:
         ClosedError, ForkedProcessError
             Where this import may not be used any more.
         """
-        entry = self._live()
-        base = entry.map(remappable=True)
-        self._mappings += 1
+        self._live()
+        with self._process.lifetimes:
+            entry = self._live()
+            self._mappings += 1
+        try:
+            base = entry.map(remappable=True)
+        except BaseException:
+            self.unmapped()
+            raise
         return Mapping(self._process, entry, self.handle, base, self, readonly=self._readonly)
 
     def close(self) -> None:
@@ -103,17 +110,21 @@ class Import:
         """
         if self._entry is None:
             return
-        entry = self._live()
-        if self._mappings:
-            msg = f"{self!r} has {self._mappings} mappings"
-            raise BusyError(msg, operation="close", hint="unmap them first")
-        self._entry = None
+        self._live()
+        with self._process.lifetimes:
+            if self._entry is None:
+                return
+            if self._mappings:
+                msg = f"{self!r} has {self._mappings} mappings"
+                raise BusyError(msg, operation="close", hint="unmap them first")
+            entry, self._entry = self._entry, None
         release(self._process, entry)
         drain()
 
     def unmapped(self) -> None:
         """Count one mapping of this import less. Called by the mapping."""
-        self._mappings -= 1
+        with self._process.lifetimes:
+            self._mappings -= 1
 
     def __enter__(self) -> Self:
         self._live()
@@ -132,7 +143,7 @@ class Import:
         if entry is None or not _may_release(self._process):
             return
         process = self._process
-        process.pending.append(lambda: release(process, entry))
+        process.pending.append(partial(release, process, entry))
         warnings.warn(
             f"{self!r} was dropped without close()", ResourceWarning, stacklevel=2, source=self
         )
@@ -159,7 +170,7 @@ class Mapping(Memory):
         by this object alone.
     """
 
-    __slots__ = ("_entry", "_import", "_pointer", "_process", "handle")
+    __slots__ = ("_entry", "_import", "_pointer", "handle")
 
     def __init__(
         self,
@@ -171,8 +182,7 @@ class Mapping(Memory):
         *,
         readonly: bool,
     ) -> None:
-        super().__init__(entry.device, handle.length, entry.viewers, readonly=readonly)
-        self._process = process
+        super().__init__(process, entry.device, handle.length, entry.viewers, readonly=readonly)
         self._entry: Entry | None = entry
         self._import = imported
         self._pointer = base + handle.offset
@@ -224,19 +234,15 @@ class Mapping(Memory):
         """
         if self._entry is None:
             return
-        entry = self._live()
-        self._refuse_views("unmap")
-        self._entry = None
-        self._finish(entry)
+        self._live()
+        with self._process.lifetimes:
+            if self._entry is None:
+                return
+            self._refuse_if_used("unmap")
+            entry, self._entry = self._entry, None
+        _give_back(self._process, entry, self._import)
+        self._import = None
         drain()
-
-    def _finish(self, entry: Entry) -> None:
-        entry.unmap()
-        if self._import is not None:
-            self._import.unmapped()
-            self._import = None
-        else:
-            release(self._process, entry)
 
     def __enter__(self) -> Self:
         self._live()
@@ -254,16 +260,8 @@ class Mapping(Memory):
         entry = getattr(self, "_entry", None)
         if entry is None or not _may_release(self._process):
             return
-        imported, process = self._import, self._process
-
-        def finish() -> None:
-            entry.unmap()
-            if imported is not None:
-                imported.unmapped()
-            else:
-                release(process, entry)
-
-        process.pending.append(finish)
+        process = self._process
+        process.pending.append(partial(_give_back, process, entry, self._import))
         warnings.warn(
             f"{self!r} was dropped without unmap()", ResourceWarning, stacklevel=2, source=self
         )
@@ -272,6 +270,15 @@ class Mapping(Memory):
     def __reduce__(self) -> tuple[Any, ...]:
         msg = "a Mapping stays in its process; send its handle, which forwards the original export"
         raise UnsupportedError(msg)
+
+
+def _give_back(process: Process, entry: Entry, imported: Import | None) -> None:
+    """Take back one mapping, and the import with it where nobody else has that."""
+    entry.unmap()
+    if imported is not None:
+        imported.unmapped()
+    else:
+        release(process, entry)
 
 
 def release(process: Process, entry: Entry) -> None:

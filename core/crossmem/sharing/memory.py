@@ -2,15 +2,18 @@
 """What allocations and mappings have in common: bytes at an address, read, written and viewed."""
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from crossmem.driver import CopyKind
 from crossmem.driver.buffers import address_of, exporter_at, new_bytes
-from crossmem.driver.guards import check_part
+from crossmem.driver.guards import check_integer, check_part
 from crossmem.errors import AccessDeniedError, BusyError, UnsupportedError
 
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
+    from crossmem.sharing.process import Process
 
 __all__ = ["Memory"]
 
@@ -18,7 +21,16 @@ __all__ = ["Memory"]
 class Memory:
     """Bytes that this process can address. Subclasses say whether they still may be used."""
 
-    __slots__ = ("__weakref__", "_exporter", "_viewers", "device", "nbytes", "readonly")
+    __slots__ = (
+        "__weakref__",
+        "_copies",
+        "_exporter",
+        "_process",
+        "_viewers",
+        "device",
+        "nbytes",
+        "readonly",
+    )
 
     device: "Device"
     """The device for which the memory is mapped."""
@@ -29,16 +41,19 @@ class Memory:
 
     def __init__(
         self,
+        process: "Process",
         device: "Device",
         nbytes: int,
         viewers: "list[weakref.ref[Memory]]",
         *,
         readonly: bool,
     ) -> None:
+        self._process = process
         self.device = device
         self.nbytes = nbytes
         self.readonly = readonly
         self._viewers = viewers
+        self._copies = 0
         self._exporter: weakref.ref[Any] | None = None
 
     @property
@@ -65,16 +80,16 @@ class Memory:
         ClosedError, ForkedProcessError
             Where it may not be used any more.
         """
-        pointer = self.ptr
-        if self.readonly:
-            msg = f"{self!r} is read-only"
-            raise AccessDeniedError(msg, operation="write", hint="import without readonly")
-        with address_of(data) as (source, nbytes):
-            start, size = check_part(offset, nbytes, limit=self.nbytes)
-            if size:
-                self.device.driver.copy(
-                    self.device.ordinal, pointer + start, source, size, CopyKind.HOST_TO_DEVICE
-                )
+        with self._copying() as pointer:
+            if self.readonly:
+                msg = f"{self!r} is read-only"
+                raise AccessDeniedError(msg, operation="write", hint="import without readonly")
+            with address_of(data) as (source, nbytes):
+                start, size = check_part(offset, nbytes, limit=self.nbytes)
+                if size:
+                    self.device.driver.copy(
+                        self.device.ordinal, pointer + start, source, size, CopyKind.HOST_TO_DEVICE
+                    )
 
     def read(self, nbytes: int | None = None, *, offset: int = 0) -> bytes:
         """Copy bytes out of the memory.
@@ -93,17 +108,30 @@ class Memory:
         ClosedError, ForkedProcessError
             Where the memory may not be used any more.
         """
-        pointer = self.ptr
-        if nbytes is None:
-            nbytes = max(0, self.nbytes - offset)
-        start, size = check_part(offset, nbytes, limit=self.nbytes)
-        target = new_bytes(size)
-        if size:
-            with address_of(target) as (address, _size):
-                self.device.driver.copy(
-                    self.device.ordinal, address, pointer + start, size, CopyKind.DEVICE_TO_HOST
-                )
+        with self._copying() as pointer:
+            if nbytes is None:
+                nbytes = max(0, self.nbytes - check_integer("offset", offset))
+            start, size = check_part(offset, nbytes, limit=self.nbytes)
+            target = new_bytes(size)
+            if size:
+                with address_of(target) as (address, _size):
+                    self.device.driver.copy(
+                        self.device.ordinal, address, pointer + start, size, CopyKind.DEVICE_TO_HOST
+                    )
         return target
+
+    @contextmanager
+    def _copying(self) -> Iterator[int]:
+        """Yield the address, and let no other thread take the memory away meanwhile."""
+        self.ptr  # noqa: B018 - raises before the lock of a parent process could be waited for
+        with self._process.lifetimes:
+            pointer = self.ptr
+            self._copies += 1
+        try:
+            yield pointer
+        finally:
+            with self._process.lifetimes:
+                self._copies -= 1
 
     def view(self) -> memoryview:
         """Return the memory itself as a memoryview, without a copy.
@@ -118,17 +146,18 @@ class Memory:
         ClosedError, ForkedProcessError
             Where the memory may not be used any more.
         """
-        pointer = self.ptr
+        self.ptr  # noqa: B018 - raises before the lock of a parent process could be waited for
         if not self.device.capabilities.host_visible:
             msg = f"memory of {self.device.name} cannot be viewed by the CPU"
             raise UnsupportedError(msg, operation="view", hint="use read() and write()")
-        exporter = self._exporter() if self._exporter is not None else None
-        if exporter is None:
-            if self._exporter is None:
-                # Memory that is still viewed at exit is left to the kernel.
-                self._viewers.append(weakref.ref(self))
-            exporter = exporter_at(pointer, self.nbytes, keep_alive=self)
-            self._exporter = weakref.ref(exporter)
+        with self._process.lifetimes:
+            exporter = self._exporter() if self._exporter is not None else None
+            if exporter is None:
+                exporter = exporter_at(self.ptr, self.nbytes, keep_alive=self)
+                if self._exporter is None:
+                    # Memory that is still viewed at exit is left to the kernel.
+                    self._viewers.append(weakref.ref(self))
+                self._exporter = weakref.ref(exporter)
         view = memoryview(exporter).cast("B")
         return view.toreadonly() if self.readonly else view
 
@@ -137,7 +166,11 @@ class Memory:
         """Whether a view, or something made from one, is alive."""
         return self._exporter is not None and self._exporter() is not None
 
-    def _refuse_views(self, operation: str) -> None:
+    def _refuse_if_used(self, operation: str) -> None:
+        """Raise where the memory is in use. The lock of lifetimes is held."""
+        if self._copies:
+            msg = f"another thread is reading or writing {self!r}"
+            raise BusyError(msg, operation=operation)
         if self.has_views:
             msg = f"{self!r} has live views"
             raise BusyError(

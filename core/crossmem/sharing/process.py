@@ -45,6 +45,8 @@ class Process:
         self.lock = threading.RLock()
         self.gate = threading.RLock()
         """Held while a socket is made, so that a fork knows of every socket."""
+        self.lifetimes = threading.Lock()
+        """Guards, for every allocation, import and mapping, whether it is closed or in use."""
         self.numbers = itertools.count(1)
         self.devices: dict[tuple[str, str | None], tuple[Device, ...]] = {}
         self.owned: dict[int, Owned] = {}
@@ -104,6 +106,9 @@ class Process:
             if self.is_exiting or _current is not self:
                 return
             self.is_exiting = True
+        self.drain()
+        # First what is held here: the other side may be waiting for it in the same way.
+        self.imports.close_all()
         server = self._server
         if server is not None and not server.wait_all_idle(self.settings.exit_wait_s):
             for shared, leases in server.report():
@@ -115,7 +120,6 @@ class Process:
                         pids,
                     )
         self.drain()
-        self.imports.close_all()
         for owned in list(self.owned.values()):
             owned.free_at_exit()
         if server is not None:

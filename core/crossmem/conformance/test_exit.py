@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a normal exit does, and what it leaves: law C20."""
+
+import atexit
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import time
+from multiprocessing import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.harness import Allocate, FreshPeer, Kit
+from crossmem.conformance.peers import Peer
+from crossmem.conformance.pool import settle
+from crossmem.driver import TracingDriver
+from crossmem.sharing.process import current
+
+_NBYTES = 4096
+_LAST_WORDS = "what is left: "
+
+
+def report_at_exit() -> None:
+    """Print, after all that crossmem does at exit, what is left in this process.
+
+    What is registered first is called last, so this comes before the first use of crossmem.
+    """
+    before = actions.descriptors()
+    atexit.register(_report, before)
+    current().registry.adapt(TracingDriver)
+
+
+def _report(before: list[str]) -> None:
+    tracer = actions.tracer()
+    after = actions.descriptors()
+    for known in before:
+        if known in after:
+            after.remove(known)
+    words = {
+        "live": tracer.live,
+        "violations": tracer.violations,
+        "threads": actions.threads(),
+        "descriptors": after,
+    }
+    print(_LAST_WORDS + json.dumps(words), flush=True)  # noqa: T201 - the test reads it
+
+
+def _last_words(output: str) -> dict[str, Any]:
+    (line,) = (line for line in output.splitlines() if line.startswith(_LAST_WORDS))
+    words: dict[str, Any] = json.loads(line.removeprefix(_LAST_WORDS))
+    return words
+
+
+_NOTHING = {
+    "live": {"blocks": 0, "exports": 0, "imports": 0, "mappings": 0},
+    "violations": [],
+    "threads": ["MainThread"],
+    "descriptors": [],
+}
+
+
+def _files(kit: Kit) -> set[Path]:
+    return set(kit.run_dir.iterdir())
+
+
+def test_c20_nothing_is_left_of_an_exporter(kit: Kit, fresh_peer: FreshPeer) -> None:
+    before = _files(kit)
+    exporter = fresh_peer(tracing=False)
+    exporter.call(report_at_exit)
+    for name in "abc":
+        exporter.call(actions.offer, name, _NBYTES)
+    assert len(_files(kit) - before) == 1
+
+    start = time.monotonic()
+    output = exporter.exit()
+
+    assert _last_words(output) == _NOTHING
+    assert _files(kit) <= before
+    # Nobody holds anything, so there is nothing to wait for.
+    assert time.monotonic() - start < 1.5
+    assert "leased" not in output
+
+
+def test_c20_nothing_is_left_of_an_importer(
+    allocate: Allocate, kit: Kit, fresh_peer: FreshPeer
+) -> None:
+    before = _files(kit)
+    allocation = allocate(_NBYTES)
+    blob = allocation.export().to_bytes()
+    importer = fresh_peer(tracing=False)
+    importer.call(report_at_exit)
+    importer.call(actions.attach, "attached", blob)
+    importer.call(actions.import_, "imported", blob)
+    importer.call(actions.map_, "mapped", "imported")
+
+    start = time.monotonic()
+    assert _last_words(importer.exit()) == _NOTHING
+
+    assert time.monotonic() - start < 1.5
+    allocation.free(busy="raise")
+    assert _files(kit) <= before
+
+
+@pytest.mark.crossmem_requires("readonly_imports")
+def test_c20_nothing_is_left_of_who_imported_its_own_memory(fresh_peer: FreshPeer) -> None:
+    peer = fresh_peer(tracing=False)
+    peer.call(report_at_exit)
+    blob = peer.call(actions.offer, "memory", _NBYTES)
+    peer.call(actions.attach, "alias", blob)
+    peer.call(actions.attach, "second", blob, readonly="advisory")
+
+    start = time.monotonic()
+    assert _last_words(peer.exit()) == _NOTHING
+    assert time.monotonic() - start < 1.5
+
+
+def test_c20_an_exporter_waits_for_leases_and_reports_them(
+    peer: Peer, fresh_peer: FreshPeer
+) -> None:
+    exporter = fresh_peer(tracing=False, CROSSMEM_EXIT_WAIT="0.6")
+    exporter.call(report_at_exit)
+    blob = exporter.call(actions.offer, "memory", _NBYTES)
+    peer.call(actions.attach, "mapped", blob)
+
+    start = time.monotonic()
+    output = exporter.exit()
+
+    assert 0.6 <= time.monotonic() - start < 3
+    allocation = crossmem.ShareableHandle.from_bytes(blob).allocation
+    assert f"allocation {allocation} is leased by process {peer.pid}" in output
+    assert _last_words(output) == _NOTHING
+
+
+def test_c20_it_waits_no_longer_than_the_leases_last(peer: Peer, fresh_peer: FreshPeer) -> None:
+    exporter = fresh_peer(CROSSMEM_EXIT_WAIT="15")
+    blob, other = (exporter.call(actions.offer, name, _NBYTES) for name in "ab")
+    peer.call(actions.attach, "mapped", blob)
+    exporter.request_exit()
+    # It grants nothing more: that is how it shows that it is on its way out.
+    settle(lambda: _still_grants(other), within=5)
+    with pytest.raises(crossmem.OwnerGoneError, match="exiting"):
+        crossmem.attach(other)
+    assert exporter.exitcode is None
+
+    peer.call(actions.unmap, "mapped")
+
+    assert exporter.wait_exit(within=2) == 0
+    assert "leased" not in exporter.output()
+
+
+def _still_grants(blob: bytes) -> list[str]:
+    try:
+        crossmem.attach(blob).unmap()
+    except crossmem.OwnerGoneError:
+        return []
+    return ["grants"]
+
+
+def test_c20_killing_the_last_importer_ends_the_wait(fresh_peer: FreshPeer) -> None:
+    exporter, importer = fresh_peer(CROSSMEM_EXIT_WAIT="15"), fresh_peer()
+    blob, other = (exporter.call(actions.offer, name, _NBYTES) for name in "ab")
+    importer.call(actions.attach, "mapped", blob)
+    exporter.request_exit()
+    settle(lambda: _still_grants(other), within=5)
+    assert exporter.exitcode is None
+
+    importer.kill()
+
+    assert exporter.wait_exit(within=2) == 0
+
+
+def test_c20_no_wait_where_none_is_wanted(peer: Peer, fresh_peer: FreshPeer) -> None:
+    exporter = fresh_peer(CROSSMEM_EXIT_WAIT="0")
+    peer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
+
+    start = time.monotonic()
+    exporter.exit()
+
+    assert time.monotonic() - start < 1.5
+
+
+@pytest.mark.crossmem_requires("survives_owner")
+def test_c20_importers_keep_the_memory(peer: Peer, fresh_peer: FreshPeer) -> None:
+    exporter = fresh_peer(CROSSMEM_EXIT_WAIT="0")
+    blob = exporter.call(actions.offer, "memory", _NBYTES, b"outlives")
+    peer.call(actions.import_, "imported", blob)
+    peer.call(actions.attach, "attached", blob)
+
+    exporter.exit()
+
+    assert not peer.call(actions.attribute, "attached", "owner_alive")
+    peer.call(actions.map_, "mapped", "imported")
+    for name in ("attached", "mapped"):
+        assert peer.call(actions.read, name, 8) == b"outlives"
+    with pytest.raises(crossmem.OwnerGoneError):
+        crossmem.attach(blob)
+
+
+def test_c20_two_that_import_from_each_other_need_not_wait_for_each_other(
+    fresh_peer: FreshPeer,
+) -> None:
+    pair = [fresh_peer(CROSSMEM_EXIT_WAIT="10") for _ in range(2)]
+    blobs = [one.call(actions.offer, "memory", _NBYTES) for one in pair]
+    for one, blob in zip(pair, reversed(blobs), strict=True):
+        one.call(actions.attach, "mapped", blob)
+
+    start = time.monotonic()
+    for one in pair:
+        one.request_exit()
+    assert [one.wait_exit(within=15) for one in pair] == [0, 0]
+
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.crossmem_requires("host_visible")
+def test_c20_memory_that_is_still_viewed_crashes_nobody(
+    allocate: Allocate, fresh_peer: FreshPeer
+) -> None:
+    allocation = allocate(_NBYTES)
+    peer = fresh_peer()
+    peer.call(actions.offer, "memory", _NBYTES)
+    peer.call(actions.attach, "mapped", allocation.export().to_bytes())
+    for name in ("memory", "mapped"):
+        peer.call(actions.call, name, "view", keep=f"view of {name}")
+
+    peer.exit()
+
+    allocation.free(busy="wait", timeout=1)
+
+
+@pytest.mark.parametrize(
+    ("ending", "exitcode"),
+    [(SystemExit(3), 3), (KeyboardInterrupt(), -signal.SIGINT), (GeneratorExit(), 1)],
+    ids=["exit", "interrupt", "error"],
+)
+def test_c20_a_program_that_fails_exits_normally_too(
+    kit: Kit,
+    allocate: Allocate,
+    fresh_peer: FreshPeer,
+    ending: BaseException,
+    exitcode: int,
+) -> None:
+    before = _files(kit)
+    allocation = allocate(_NBYTES)
+    peer = fresh_peer(tracing=False)
+    peer.call(report_at_exit)
+    peer.call(actions.offer, "memory", _NBYTES)
+    peer.call(actions.attach, "mapped", allocation.export().to_bytes())
+
+    # Nothing in the peer catches any of these.
+    peer.start(_fail, ending)
+
+    assert peer.wait_exit() == exitcode
+    assert _last_words(peer.output()) == _NOTHING
+    assert _files(kit) <= before
+    allocation.free(busy="raise")
+
+
+def _fail(ending: BaseException) -> None:
+    raise ending
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_c20_children_of_multiprocessing_release_at_exit(
+    kit: Kit, allocate: Allocate, fresh_peer: FreshPeer, method: str
+) -> None:
+    if method == "fork" and not kit.device.capabilities.fork_safe:
+        pytest.skip("the device's capability fork_safe is false")
+    before = _files(kit)
+    allocation = allocate(_NBYTES, b"data")
+    blob = allocation.export().to_bytes()
+    parent = fresh_peer()
+
+    assert parent.call(_run_child, method, kit.device.name, kit.device.runtime, blob) == b"data"
+
+    # Released, not lost: the child made its driver's calls before it ended.
+    assert _files(kit) - before == set()
+    allocation.free(busy="wait", timeout=1)
+
+
+def _run_child(method: str, spec: str, runtime: str | None, blob: bytes) -> bytes:
+    context: Any = multiprocessing.get_context(method)
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(spec, runtime, blob, sending))
+    child.start()
+    sending.close()
+    assert receiving.poll(15), "the child says nothing"
+    found: bytes = receiving.recv()
+    child.join(10)
+    words = json.loads(receiving.recv())
+    receiving.close()
+    assert child.exitcode == 0
+    assert words["live"] == _NOTHING["live"]
+    assert words["violations"] == []
+    return found
+
+
+def _child(
+    spec: str, runtime: str | None, blob: bytes, sending: multiprocessing.connection.Connection
+) -> None:
+    actions.begin(spec, runtime, tracing=True)
+    tracer = actions.tracer()
+    # Finalisers with a lower priority run later: this one after crossmem's.
+    util.Finalize(
+        None,
+        lambda: sending.send(json.dumps({"live": tracer.live, "violations": tracer.violations})),
+        exitpriority=1,
+    )
+    actions.offer("memory", _NBYTES)
+    actions.attach("mapped", blob)
+    sending.send(actions.read("mapped", 4))
+    assert os.getpid() == current().identity.pid

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers for the tests of leases."""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from crossmem.conformance.peers import Peer
+
+# Peers get this process's sys.path, and find lease_actions there.
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+class StartPeer(Protocol):
+    """Starts a process on emulated devices, in the run directory of the test."""
+
+    def __call__(self, *, tracing: bool = True, **environment: str | None) -> Peer: ...
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """Return a run directory for this test alone; its path is short, as a socket's must be."""
+    with tempfile.TemporaryDirectory(prefix="crossmem-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def start_peer(run_dir: Path) -> Iterator[StartPeer]:
+    """Return a function that starts peers; none survives the test."""
+    started: list[Peer] = []
+
+    def start(*, tracing: bool = True, **environment: str | None) -> Peer:
+        base = {"CROSSMEM_RUN_DIR": str(run_dir), "CROSSMEM_EMULATED_GRANULARITY": "page"}
+        peer = Peer("emulated:0", environment={**base, **environment}, tracing=tracing)
+        started.append(peer)
+        return peer
+
+    yield start
+    for peer in started:
+        peer.destroy()

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers do for the tests of leases, beside crossmem.conformance.actions; and raw clients.
+
+A raw client speaks to a lease server without crossmem's own client: politely, or not.
+"""
+
+import ctypes
+import errno
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.control import wire
+from crossmem.control.endpoint import abstract_address, socket_path
+from crossmem.models import ProcessIdentity
+
+NEW_NAMESPACE: Final = {"user": 0x10000000, "pid": 0x20000000, "net": 0x40000000, "mount": 0x20000}
+_MS_PRIVATE_ALL: Final = 0x4000 | 0x40000
+
+_kept: list[object] = []
+
+
+# Raw clients ----------------------------------------------------------------------------------
+
+
+def connect(blob: bytes) -> socket.socket:
+    """Connect to the exporter of a handle, as anybody can."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(10)
+    try:
+        connection.connect(abstract_address(crossmem.ShareableHandle.from_bytes(blob).owner))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def request(blob: bytes, hello: bytes, *, number: int = 1) -> bytes:
+    """Return a request for a lease that is right in every respect."""
+    handle = crossmem.ShareableHandle.from_bytes(blob)
+    _version, server_nonce = wire.unpack_hello(hello)
+    nonce = os.urandom(wire.NONCE_NBYTES)
+    parts = wire.request_proof_parts(server_nonce, nonce, number, handle.core)
+    wanted = wire.Wanted(
+        handle.allocation, handle.export, wire.prove(handle.secret, b"import", *parts)
+    )
+    start_time = ProcessIdentity.of_this_process().start_time
+    body = wire.pack_request(wire.Request(nonce, 0, start_time, (wanted,)))
+    (message,) = wire.pages(wire.MessageType.IMPORT, number, body)
+    return message
+
+
+def request_and_wait(blob: bytes) -> None:
+    """Ask for a lease politely and never look at the answer."""
+    connection = connect(blob)
+    _kept.append(connection)
+    connection.sendall(request(blob, connection.recv(1000)))
+
+
+def connect_and_ask_later(blob: bytes) -> None:
+    """Connect and greet; :func:`ask_now` then asks for a lease."""
+    connection = connect(blob)
+    _kept[:] = [connection, connection.recv(1000)]
+
+
+def ask_now(blob: bytes) -> None:
+    """Ask for a lease, over the connection of :func:`connect_and_ask_later`."""
+    connection, hello = _kept
+    assert isinstance(connection, socket.socket)
+    assert isinstance(hello, bytes)
+    connection.sendall(request(blob, hello))
+
+
+def ask_without_reading(blob: bytes, turns: int) -> str:
+    """Send the largest requests there are, and read nothing; say how that ended."""
+    handle = crossmem.ShareableHandle.from_bytes(blob)
+    connection = connect(blob)
+    _kept.append(connection)
+    wanted = (wire.Wanted(handle.allocation, handle.export, bytes(16)),) * 70_000
+    body = wire.pack_request(wire.Request(bytes(16), 0, 0, wanted))
+    try:
+        for number in range(turns):
+            for message in wire.pages(wire.MessageType.IMPORT, number + 1, body):
+                connection.sendall(message)
+    except (TimeoutError, OSError) as error:
+        return type(error).__name__
+    return "all sent"
+
+
+# Exporters and importers that behave badly ----------------------------------------------------
+
+
+def spin_for_ever() -> None:
+    """Keep the main thread busy in pure Python."""
+    while True:
+        pass
+
+
+def hold_the_gil(seconds: float) -> None:
+    """Keep every thread of this process from running Python."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def attach_impatiently(blob: bytes, times: int, timeout: float) -> int:
+    """Try to attach again and again; return how often the exporter did not answer."""
+    unanswered = 0
+    for _ in range(times):
+        try:
+            crossmem.attach(blob, timeout=timeout).unmap()
+        except crossmem.OwnerUnresponsiveError:
+            unanswered += 1
+    return unanswered
+
+
+def break_connections() -> int:
+    """Shut all lease connections of this process down, behind crossmem's back."""
+    broken = 0
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        try:
+            connection = socket.socket(fileno=os.dup(int(entry.name)))
+        except OSError:
+            continue
+        with connection:
+            if connection.family == socket.AF_UNIX and connection.type == socket.SOCK_SEQPACKET:
+                try:
+                    connection.getpeername()
+                except OSError:
+                    continue
+                connection.shutdown(socket.SHUT_RDWR)
+                broken += 1
+    return broken
+
+
+def attach_within_limit(blob: bytes, spare: int) -> bytes:
+    """Attach with so many descriptors to spare, then without a limit; return what is read."""
+    actions.limit_descriptors(spare)
+    try:
+        actions.attach("limited", blob)
+    except crossmem.CrossmemError:
+        actions.limit_descriptors(-1)
+        actions.attach("unlimited", blob)
+        assert actions.read("unlimited", 4) == b"data"
+        actions.unmap("unlimited")
+        raise
+    actions.limit_descriptors(-1)
+    return actions.read("limited", 4)
+
+
+def export_within_limit(spare: int) -> bytes:
+    """Export for the first time with so many descriptors to spare, then without a limit."""
+    actions.allocate("limited", 4096)
+    actions.limit_descriptors(spare)
+    try:
+        blob = actions.export("limited")
+    except crossmem.CrossmemError:
+        actions.limit_descriptors(-1)
+        actions.export("limited")
+        raise
+    actions.limit_descriptors(-1)
+    return blob
+
+
+def allocate_until_it_fails() -> int:
+    """Allocate until no descriptor is left; free everything; raise why it ended."""
+    allocations = []
+    try:
+        for _ in range(10_000):
+            allocations.append(actions.device().allocate(1))
+    finally:
+        for allocation in allocations:
+            allocation.free()
+    return len(allocations)
+
+
+def churn_in_threads(blob: bytes) -> None:
+    """Let threads import and export that do not end before the process does."""
+
+    def churn() -> None:
+        while True:
+            with crossmem.attach(blob), actions.device().allocate(1) as allocation:
+                allocation.export()
+
+    for _ in range(4):
+        threading.Thread(target=churn, daemon=True).start()
+
+
+def attach_in_background(blob: bytes, timeout: float) -> None:
+    """Let a thread wait for an exporter while the process goes on."""
+    thread = threading.Thread(target=crossmem.attach, args=(blob,), kwargs={"timeout": timeout})
+    thread.daemon = True
+    thread.start()
+
+
+# Squatters ------------------------------------------------------------------------------------
+
+
+def identity() -> ProcessIdentity:
+    """Return who this process is; no lease server is needed for that."""
+    return ProcessIdentity.of_this_process()
+
+
+def squat(owner: ProcessIdentity, run_dir: Path | None) -> None:
+    """Listen where a process's lease server is expected: at its abstract address or its path."""
+    squatter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if run_dir is None:
+        squatter.bind(abstract_address(owner))
+    else:
+        path = socket_path(run_dir, owner)
+        path.unlink(missing_ok=True)
+        squatter.bind(str(path))
+    squatter.listen()
+    heard: list[bytes] = []
+
+    def serve() -> None:
+        while True:
+            connection, _ = squatter.accept()
+            with connection:
+                connection.send(wire.pack_hello(bytes(16)))
+                connection.settimeout(5)
+                try:
+                    heard.append(connection.recv(100_000))
+                except OSError:
+                    heard.append(b"")
+
+    threading.Thread(target=serve, daemon=True).start()
+    _kept[:] = [squatter, heard]
+
+
+def heard() -> list[bytes]:
+    """Return what those who came to the squatter have said."""
+    found = _kept[1]
+    assert isinstance(found, list)
+    return found
+
+
+# Namespaces -----------------------------------------------------------------------------------
+
+
+def leave_namespaces(*names: str) -> None:
+    """Move to new namespaces; with ``"pid"``, only the children that come are in the new one."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(sum(NEW_NAMESPACE[name] for name in names)):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "unshare")
+
+
+def mount_proc() -> None:
+    """Show the own pid namespace in ``/proc``, in a mount namespace of this process alone."""
+    leave_namespaces("mount")
+    libc = ctypes.CDLL(None, use_errno=True)
+    none = ctypes.c_char_p(None)
+    if libc.mount(none, b"/", none, _MS_PRIVATE_ALL, none) or libc.mount(
+        b"proc", b"/proc", b"proc", 0, none
+    ):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "mount")
+
+
+def map_own_user() -> None:
+    """Map the uid and gid of this process, in its new user namespace, to those of root."""
+    Path("/proc/self/setgroups").write_text("deny", "ascii")
+    Path("/proc/self/uid_map").write_text("0 0 1", "ascii")
+    Path("/proc/self/gid_map").write_text("0 0 1", "ascii")
+
+
+def offer_in_namespace(*, proc: bool) -> bytes:
+    """Export, as the first process of a new pid namespace."""
+    if proc:
+        mount_proc()
+    assert os.getpid() == 1
+    return actions.offer("memory", 4096, b"data")
+
+
+def attach_in_namespace(blob: bytes, *, proc: bool) -> tuple[bytes, bool]:
+    """Attach, as the first process of a new pid namespace; return data and ``owner_alive``."""
+    if proc:
+        mount_proc()
+    assert os.getpid() == 1
+    actions.attach("mapped", blob, timeout=5)
+    return actions.read("mapped", 4), bool(actions.attribute("mapped", "owner_alive"))
+
+
+def wait_until_owner_is_dead(blob: bytes) -> tuple[bytes, bool]:
+    """Attach in a new pid namespace, kill nobody, and wait until the owner is seen to be dead."""
+    found = attach_in_namespace(blob, proc=False)
+    return found
+
+
+def can_unshare() -> str | None:
+    """Return why namespaces cannot be made here, None where they can."""
+    try:
+        found = subprocess.run(
+            ["unshare", "--net", "--pid", "--user", "--fork", "true"],
+            capture_output=True, text=True, timeout=20,
+        )  # fmt: skip
+    except OSError as error:
+        return f"there is no unshare: {error}"
+    return found.stderr.strip() if found.returncode else None
+
+
+def is_reaped(pid: int) -> bool:
+    """Whether no process has this pid any more."""
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return error.errno == errno.ESRCH
+    return False
+
+
+def pause() -> None:
+    """Sleep until a signal comes."""
+    signal.pause()
+
+
+def wait_for(seconds: float) -> None:
+    """Do nothing, without the GIL."""
+    time.sleep(seconds)

@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broken crossmems: for every law at least one that breaks it, which the kit must notice.
+
+A plugin: with ``CROSSMEM_PLUGINS=crossmem_mutants`` and ``CROSSMEM_MUTANT`` in the environment,
+every process that uses crossmem is broken in that way before it loads a driver. A mutant's name
+begins with the law that it breaks.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from mmap import MAP_PRIVATE
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from typing_extensions import override
+
+from crossmem.control import client, link, server
+from crossmem.control.leases import LeaseTable
+from crossmem.control.records import Allow
+from crossmem.control.wire import Status
+from crossmem.errors import (
+    ClosedError,
+    CrossmemError,
+    DeviceNotFoundError,
+    DriverError,
+    InvalidHandleError,
+    OwnerGoneError,
+    WrongHostError,
+)
+from crossmem.models import handle as handles
+from crossmem.sharing import allocation, attach, device, entry, mapping, memory, process, table
+from crossmem_emulated import memory as kernel
+from crossmem_emulated.driver import EmulatedDriver
+
+MUTANTS: dict[str, Callable[[], None]] = {}
+"""What breaks crossmem, by name."""
+
+
+def mutant(apply: Callable[[], None]) -> Callable[[], None]:
+    """Register a mutant under the name of the function that makes it."""
+    MUTANTS[apply.__name__] = apply
+    return apply
+
+
+def instead(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Replace a function of a module or class; the new one gets the old one first."""
+    old = getattr(owner, name)
+
+    def replace(new: Callable[..., Any]) -> None:
+        @functools.wraps(old)
+        def function(*args: Any, **options: Any) -> Any:
+            return new(old, *args, **options)
+
+        setattr(owner, name, function)
+
+    return replace
+
+
+@contextmanager
+def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give a variable of a module another value for a moment."""
+    old = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)
+
+
+def always(owner: Any, name: str, value: Any) -> None:
+    """Let a function return the same value whatever happens."""
+    instead(owner, name)(lambda _old, *_args, **_options: value)
+
+
+@mutant
+def c01_importers_map_a_copy() -> None:
+    @instead(EmulatedDriver, "map")
+    def _(old: Any, self: Any, imported: Any, *, remappable: bool) -> Any:
+        with changed(kernel, "MAP_SHARED", MAP_PRIVATE):
+            return old(self, imported, remappable=remappable)
+
+
+@mutant
+def c02_the_size_is_the_capacity() -> None:
+    @instead(EmulatedDriver, "allocate")
+    def _(old: Any, *args: Any) -> Any:
+        block = old(*args)
+        block.nbytes = block.capacity
+        return block
+
+
+@mutant
+def c03_every_export_is_a_new_one() -> None:
+    @instead(allocation.Allocation, "export")
+    def _(old: Any, self: Any, **options: Any) -> Any:
+        self._owned.handles.clear()
+        return old(self, **options)
+
+
+@mutant
+def c03_the_vendor_exports_for_every_handle() -> None:
+    @instead(allocation, "_export")
+    def _(old: Any, owned: Any, *args: Any) -> Any:
+        owned.exported.clear()
+        return old(owned, *args)
+
+
+@mutant
+def c04_parts_start_at_the_beginning() -> None:
+    @instead(mapping.Mapping, "__init__")
+    def _(old: Any, self: Any, which: Any, where: Any, handle: Any, base: int, *args: Any,
+          **options: Any) -> None:  # fmt: skip
+        old(self, which, where, handle, base - handle.offset, *args, **options)
+
+
+@mutant
+def c04_access_may_go_over_the_end() -> None:
+    @instead(memory, "check_part")
+    def _(old: Any, offset: int, nbytes: int, *, limit: int) -> Any:
+        # Only a little, so that it is the check that fails and not the process.
+        return old(offset, nbytes, limit=limit + 64)
+
+
+@mutant
+def c05_allocations_are_named_by_their_address() -> None:
+    setattr(allocation, "os", SimpleNamespace(urandom=bytes))  # noqa: B010 - mypy knows modules
+
+    @instead(allocation.Owned, "__init__")
+    def _(old: Any, self: Any, which: Any, where: Any, _number: int, block: Any) -> None:
+        old(self, which, where, block.pointer, block)
+
+
+@mutant
+def c06_freed_memory_can_be_imported() -> None:
+    @instead(server.LeaseServer, "_refusal_of")
+    def _(old: Any, self: Any, number: int, export: int) -> Any:
+        shared = self._shared.get(number)
+        return None if shared and export in shared.exports else old(self, number, export)
+
+
+@mutant
+def c06_stale_handles_are_called_invalid() -> None:
+    table._ERRORS[Status.STALE] = InvalidHandleError
+
+
+@mutant
+def c07_every_import_opens() -> None:
+    always(table.ImportTable, "join", None)
+
+    @instead(table.Wish, "__init__")
+    def _(old: Any, self: Any, *args: Any) -> None:
+        old(self, *args)
+        self.key = (*self.key, object())
+
+
+@mutant
+def c07_the_first_close_ends_the_lease() -> None:
+    @instead(table.ImportTable, "release")
+    def _(old: Any, self: Any, one: Any) -> None:
+        if isinstance(one, entry.RemoteEntry) and one.users > 1 and one.connection:
+            leases, one.leases = one.leases, []
+            one.connection.release(leases)
+        old(self, one)
+
+
+@mutant
+def c08_own_memory_is_imported_like_others() -> None:
+    @instead(table.ImportTable, "_new_entry")
+    def _(_old: Any, self: Any, wish: Any) -> Any:
+        connection = self._connection_to(wish.handle.owner)
+        connection.entries += 1
+        return entry.RemoteEntry(wish.key, wish.device, wish.access, connection)
+
+
+@mutant
+def c09_free_takes_memory_from_leases() -> None:
+    @instead(allocation.Owned, "retire")
+    def _(old: Any, self: Any) -> None:
+        old(self)
+        self.free_now()
+
+
+@mutant
+def c09_busy_memory_is_no_error() -> None:
+    always(allocation, "_await_leases", None)
+
+
+@mutant
+def c09_unmapping_does_not_synchronise() -> None:
+    @instead(entry.Entry, "_unmap_now")
+    def _(_old: Any, self: Any) -> None:
+        pointer, self.pointer = self.pointer, 0
+        self._unmap(pointer)
+
+
+@mutant
+def c10_one_release_ends_everybodys_leases() -> None:
+    @instead(LeaseTable, "end")
+    def _(old: Any, self: Any, number: int) -> Any:
+        ended = old(self, number)
+        for other in self.of(ended.allocation) if ended else ():
+            old(self, other.number)
+        return ended
+
+
+@mutant
+def c11_the_death_of_an_importer_ends_nothing() -> None:
+    always(server.LeaseServer, "_lose_if_dead", False)
+
+
+@mutant
+def c11_a_lease_lasts_as_long_as_its_connection() -> None:
+    always(server, "open_peer", None)
+
+
+@mutant
+def c12_every_owner_is_alive() -> None:
+    client.OwnerConnection.is_owner_alive = property(lambda _self: True)  # type: ignore[method-assign,assignment]
+
+
+@mutant
+def c12_an_owner_lives_as_long_as_its_connection() -> None:
+    always(link, "open_peer", None)
+
+
+@mutant
+def c13_everybody_is_admitted() -> None:
+    always(Allow, "refuses", None)
+
+
+@mutant
+def c13_nobody_hears_of_denials() -> None:
+    @instead(server.LeaseServer, "_admit")
+    def _(old: Any, self: Any, *args: Any) -> Any:
+        answer = old(self, *args)
+        for shared in self._shared.values():
+            for export in shared.exports.values():
+                export.denied = 0
+        return answer
+
+
+@mutant
+def c14_damage_is_not_noticed() -> None:
+    class Any32(int):
+        __hash__ = int.__hash__
+
+        @override
+        def __eq__(self, _other: object) -> bool:
+            return True
+
+        @override
+        def __ne__(self, _other: object) -> bool:
+            return False
+
+    @instead(handles, "crc32")
+    def _(old: Any, *args: Any) -> Any:
+        return Any32(old(*args))
+
+
+@mutant
+def c14_any_secret_is_right() -> None:
+    always(server, "verify", value=True)
+    always(client, "verify", value=True)
+
+
+@mutant
+def c15_another_device_is_taken_for_an_absent_one() -> None:
+    @instead(attach, "find_by_identity")
+    def _(old: Any, *args: Any) -> Any:
+        try:
+            return old(*args)
+        except DeviceNotFoundError:
+            return device.device("emulated:0")
+
+
+@mutant
+def c15_another_host_is_called_a_dead_owner() -> None:
+    @instead(attach, "_wish")
+    def _(old: Any, *args: Any) -> Any:
+        try:
+            return old(*args)
+        except WrongHostError as error:
+            raise OwnerGoneError(error.message) from error
+
+
+@mutant
+def c16_sizes_are_not_checked() -> None:
+    @instead(device, "check_size")
+    def _(_old: Any, _name: str, value: Any, *, limit: int) -> Any:
+        return value
+
+
+@mutant
+def c16_nobody_hears_what_waits_on_leases() -> None:
+    @instead(device.Device, "_out_of_memory")
+    def _(_old: Any, _self: Any, error: Any, _nbytes: int) -> Any:
+        return error
+
+
+@mutant
+def c16_a_failed_import_keeps_its_lease() -> None:
+    @instead(client.OwnerConnection, "give_back")
+    def _(_old: Any, _self: Any, answers: Any) -> None:
+        for one in answers:
+            if isinstance(one, client.Leased):
+                one.close_descriptors()
+
+
+@mutant
+def c17_unmapping_goes_on_under_views() -> None:
+    always(memory.Memory, "_refuse_views", None)
+
+
+@mutant
+def c17_closing_twice_is_an_error() -> None:
+    @instead(mapping.Import, "close")
+    def _(old: Any, self: Any) -> None:
+        if self.closed:
+            raise ClosedError("closed")
+        old(self)
+
+
+@mutant
+def c18_a_forked_child_keeps_its_parents_descriptors() -> None:
+    always(process.Process, "abandon", frozenset())
+
+
+@mutant
+def c18_inherited_objects_work() -> None:
+    for module in (allocation, device, mapping):
+        always(module, "foreign", None)
+
+
+@mutant
+def c19_every_thread_opens() -> None:
+    @instead(table.Wish, "__init__")
+    def _(old: Any, self: Any, *args: Any) -> None:
+        old(self, *args)
+        self.key = (*self.key, threading.get_ident())
+
+
+@mutant
+def c20_an_exit_waits_for_nobody() -> None:
+    @instead(server.LeaseServer, "wait_all_idle")
+    def _(old: Any, self: Any, _timeout_s: float) -> Any:
+        return old(self, 0.0)
+
+
+@mutant
+def c20_an_exit_leaves_its_path() -> None:
+    @instead(server.LeaseServer, "stop")
+    def _(old: Any, self: Any) -> None:
+        self._path = Path(os.devnull, "absent")
+        old(self)
+
+
+@mutant
+def c21_an_export_waits_for_no_work() -> None:
+    @instead(allocation.Allocation, "export")
+    def _(old: Any, self: Any, **options: Any) -> Any:
+        return old(self, **{**options, "synchronize": False})
+
+
+@mutant
+def c22_memory_is_freed_while_it_is_exported() -> None:
+    @instead(allocation.Owned, "free_now")
+    def _(old: Any, self: Any) -> None:
+        self.exported.clear()
+        old(self)
+
+
+@mutant
+def c23_read_only_is_only_a_word() -> None:
+    @instead(EmulatedDriver, "map")
+    def _(old: Any, self: Any, imported: Any, *, remappable: bool) -> Any:
+        access, imported.access = imported.access, "rw"
+        try:
+            return old(self, imported, remappable=remappable)
+        except DriverError:
+            imported.access = access
+            return old(self, imported, remappable=remappable)
+        finally:
+            imported.access = access
+
+
+@mutant
+def c23_advisory_is_forgotten() -> None:
+    @instead(mapping.Mapping, "__init__")
+    def _(old: Any, self: Any, which: Any, where: Any, *args: Any, readonly: bool) -> None:
+        old(self, which, where, *args, readonly=where.access == "ro")
+
+
+@mutant
+def c24_devices_are_named_by_ordinal() -> None:
+    @instead(EmulatedDriver, "devices")
+    def _(old: Any, self: Any) -> Any:
+        return tuple(
+            one.model_copy(update={"identity": f"host:{one.ordinal}"}) for one in old(self)
+        )
+
+
+@mutant
+def c25_another_mechanism_will_do() -> None:
+    @instead(allocation, "_check_export")
+    def _(old: Any, where: Any, access: Any, mechanism: Any, *, lease: bool) -> Any:
+        known = mechanism in where.capabilities.mechanisms
+        return old(where, access, mechanism if known else None, lease=lease)
+
+
+@mutant
+def c25_an_emulation_will_do() -> None:
+    @instead(device, "choose")
+    def _(old: Any, spec: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return old(spec, *args, **options)
+        except CrossmemError:
+            return old("emulated:0", *args, runtime=None)
+
+
+@mutant
+def c26_a_stopped_owner_is_called_dead() -> None:
+    @instead(link.Deadline, "passed")
+    def _(_old: Any, _self: Any, owner: Any) -> Any:
+        return link.owner_gone(owner, "did not answer")
+
+
+@mutant
+def c26_a_timeout_is_taken_lightly() -> None:
+    @instead(link.Deadline, "__init__")
+    def _(old: Any, self: Any, timeout_s: float) -> None:
+        old(self, timeout_s + 4.0)
+
+
+if name := os.environ.get("CROSSMEM_MUTANT"):
+    MUTANTS[name]()

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kit is tested: it fails on crossmems that are broken on purpose, law by law."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import crossmem.conformance
+
+HERE = Path(__file__).parent
+KIT = Path(crossmem.conformance.__file__).parent
+LAWS = [f"c{number:02}" for number in range(1, 27)]
+
+# A mutant that is found takes some seconds; one that hangs the kit is found too, but too late.
+LIMIT_S = 100
+
+
+def names_of_mutants() -> list[str]:
+    spec = importlib.util.spec_from_file_location("crossmem_mutants", HERE / "crossmem_mutants.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return list(module.MUTANTS)
+
+
+def find_tests(law: str) -> dict[Path, list[str]]:
+    """Return the names of a law's tests by the module of the kit that they are in."""
+    found = {
+        path: re.findall(rf"^def (test_{law}_\w+)", path.read_text("utf-8"), re.MULTILINE)
+        for path in sorted(KIT.glob("test_*.py"))
+    }
+    return {path: names for path, names in found.items() if names}
+
+
+def run_kit(law: str, mutant: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a law's tests in an environment in which crossmem is broken."""
+    environ = {
+        **os.environ,
+        "CROSSMEM_PLUGINS": "crossmem_mutants",
+        "CROSSMEM_MUTANT": mutant,
+        "PYTHONPATH": str(HERE),
+    }
+    environ.pop("CROSSMEM_RUN_DIR", None)
+    options = [
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(folder),
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "-rfE",
+        "-x",
+    ]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *find_tests(law), "-k", f"test_{law}_"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=folder,
+        env=environ,
+    )
+
+
+Outcomes = Callable[[str], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Outcomes]:
+    """Run the kit against the mutants that were selected, two at a time, and give what came out."""
+    items: list[Any] = [one for one in request.session.items if one.path == request.path]
+    wanted: list[str] = [
+        item.callspec.params["mutant"]
+        for item in items
+        if "mutant" in getattr(item, "fixturenames", ())
+    ]
+    with ThreadPoolExecutor(max_workers=2) as executor:
+        futures: dict[str, Future[subprocess.CompletedProcess[str]]] = {
+            name: executor.submit(run_kit, name[:3], name, tmp_path_factory.mktemp("kit"))
+            for name in wanted
+        }
+        yield lambda name: futures[name].result()
+        for future in futures.values():
+            future.cancel()
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_every_law_has_tests_and_mutants(law: str) -> None:
+    assert find_tests(law)
+    assert [name for name in names_of_mutants() if name.startswith(f"{law}_")]
+
+
+def test_the_kit_passes_where_nothing_is_broken(tmp_path: Path) -> None:
+    done = run_kit("c02", "", tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.parametrize("mutant", names_of_mutants())
+def test_the_kit_notices(mutant: str, outcomes: Outcomes) -> None:
+    done = outcomes(mutant)
+
+    # 1: tests failed. What fails must be a test of that law, and not the start of the kit.
+    assert done.returncode == 1, done.stdout[-4000:] + done.stderr[-4000:]
+    assert re.search(rf"^(FAILED|ERROR) .*::test_{mutant[:3]}_", done.stdout, re.MULTILINE)
