@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from mmap import MAP_PRIVATE
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ from crossmem.control import client, link, server
 from crossmem.control.leases import LeaseTable
 from crossmem.control.records import Allow
 from crossmem.control.wire import Status
+from crossmem.driver import Exported
 from crossmem.errors import (
     ClosedError,
     CrossmemError,
@@ -91,6 +92,14 @@ def c02_the_size_is_the_capacity() -> None:
         block = old(*args)
         block.nbytes = block.capacity
         return block
+
+
+@mutant
+def c02_the_capacity_is_not_rounded() -> None:
+    @instead(EmulatedDriver, "allocate")
+    def _(old: Any, self: Any, *args: Any) -> Any:
+        with changed(self, "_granularity_mask", 0):
+            return old(self, *args)
 
 
 @mutant
@@ -190,6 +199,11 @@ def c09_busy_memory_is_no_error() -> None:
 
 
 @mutant
+def c09_deferred_memory_is_never_freed() -> None:
+    always(allocation.Owned, "on_idle", None)
+
+
+@mutant
 def c09_unmapping_does_not_synchronise() -> None:
     @instead(entry.Entry, "_unmap_now")
     def _(_old: Any, self: Any) -> None:
@@ -268,6 +282,19 @@ def c14_any_secret_is_right() -> None:
 
 
 @mutant
+def c14_drivers_see_what_nobody_exported() -> None:
+    @instead(table.ImportTable, "acquire")
+    def _(old: Any, self: Any, wishes: Any, timeout_s: float) -> Any:
+        for wish in wishes:
+            size, where = wish.handle.nbytes, wish.device
+            with suppress(CrossmemError):
+                where.driver.import_(
+                    where.ordinal, Exported(), nbytes=size, capacity=size, access="rw"
+                )
+        return old(self, wishes, timeout_s)
+
+
+@mutant
 def c15_another_device_is_taken_for_an_absent_one() -> None:
     @instead(attach, "find_by_identity")
     def _(old: Any, *args: Any) -> Any:
@@ -311,6 +338,11 @@ def c16_a_failed_import_keeps_its_lease() -> None:
 
 
 @mutant
+def c16_a_failed_mapping_keeps_its_import() -> None:
+    always(attach, "release", None)
+
+
+@mutant
 def c17_unmapping_goes_on_under_views() -> None:
     always(memory.Memory, "_refuse_views", None)
 
@@ -327,6 +359,11 @@ def c17_closing_twice_is_an_error() -> None:
 @mutant
 def c18_a_forked_child_keeps_its_parents_descriptors() -> None:
     always(process.Process, "abandon", frozenset())
+
+
+@mutant
+def c18_a_forked_child_keeps_its_parents_memory() -> None:
+    always(kernel, "drop_inherited", None)
 
 
 @mutant
@@ -359,10 +396,26 @@ def c20_an_exit_leaves_its_path() -> None:
 
 
 @mutant
+def c20_an_exiting_process_still_grants() -> None:
+    @instead(server.LeaseServer, "_refusal_of")
+    def _(old: Any, self: Any, *args: Any) -> Any:
+        with changed(self, "_is_exiting", value=False):
+            return old(self, *args)
+
+
+@mutant
 def c21_an_export_waits_for_no_work() -> None:
     @instead(allocation.Allocation, "export")
     def _(old: Any, self: Any, **options: Any) -> Any:
         return old(self, **{**options, "synchronize": False})
+
+
+@mutant
+def c21_every_export_waits() -> None:
+    @instead(allocation.Allocation, "export")
+    def _(old: Any, self: Any, **options: Any) -> Any:
+        self.device.synchronize()
+        return old(self, **options)
 
 
 @mutant
@@ -388,6 +441,13 @@ def c23_read_only_is_only_a_word() -> None:
 
 
 @mutant
+def c23_read_only_exports_can_be_written() -> None:
+    @instead(EmulatedDriver, "export")
+    def _(old: Any, self: Any, block: Any, mechanism: str, _access: str) -> Any:
+        return old(self, block, mechanism, "rw")
+
+
+@mutant
 def c23_advisory_is_forgotten() -> None:
     @instead(mapping.Mapping, "__init__")
     def _(old: Any, self: Any, which: Any, where: Any, *args: Any, readonly: bool) -> None:
@@ -401,6 +461,13 @@ def c24_devices_are_named_by_ordinal() -> None:
         return tuple(
             one.model_copy(update={"identity": f"host:{one.ordinal}"}) for one in old(self)
         )
+
+
+@mutant
+def c24_the_device_that_was_asked_for_is_ignored() -> None:
+    @instead(attach, "_wish")
+    def _(old: Any, which: Any, handle: Any, _target: Any, readonly: Any) -> Any:
+        return old(which, handle, None, readonly)
 
 
 @mutant
@@ -426,6 +493,13 @@ def c26_a_stopped_owner_is_called_dead() -> None:
     @instead(link.Deadline, "passed")
     def _(_old: Any, _self: Any, owner: Any) -> Any:
         return link.owner_gone(owner, "did not answer")
+
+
+@mutant
+def c26_the_environment_is_ignored() -> None:
+    @instead(attach, "check_timeout")
+    def _(old: Any, timeout: Any, *, default_s: float) -> Any:
+        return old(timeout, default_s=default_s + 4.0)
 
 
 @mutant

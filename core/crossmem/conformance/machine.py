@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from typing_extensions import override
 
 import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
 from crossmem.conformance.strategies import contents, parts
+from crossmem.driver import readonly_alias_of
 
 __all__ = ["SharingMachine"]
 
@@ -102,6 +104,8 @@ class SharingMachine(RuleBasedStateMachine):
             if place not in self.peers or self.peers[place].exitcode is not None:
                 self.peers[place] = type(self).start()
         self.capabilities = actions.device().capabilities
+        self.accesses = ("ro", "rw") if self.capabilities.readonly_exports else ("rw",)
+        self.has_readonly_alias = readonly_alias_of(actions.device().driver) is not None
 
     # Helpers ------------------------------------------------------------------------------
 
@@ -137,7 +141,12 @@ class SharingMachine(RuleBasedStateMachine):
             return None
         if handle.block.is_orphaned:
             return crossmem.OwnerGoneError
-        return crossmem.StaleHandleError if handle.block.is_freed else None
+        if handle.block.is_freed:
+            return crossmem.StaleHandleError
+        is_own = place == handle.block.place
+        if is_own and access == "ro" and not self.has_readonly_alias:
+            return crossmem.UnsupportedError
+        return None
 
     def enter(self, place: int, handle: Handle, name: str, *, readonly: bool | str) -> Held:
         """Note an import that succeeded."""
@@ -166,6 +175,19 @@ class SharingMachine(RuleBasedStateMachine):
             choices.append(True)
         return data.draw(st.sampled_from(choices), "readonly")
 
+    @initialize(data=contents(MAX_NBYTES))
+    def begin(self, data: bytes) -> None:
+        """Share something with everybody, so that every rule has something to work on."""
+        for owner in PLACES:
+            self.allocate(owner, data)
+            for access in self.accesses:
+                self.note_export(self.blocks[-1], access)
+            for place in PLACES:
+                name = self.new_name("import")
+                handle = self.handles[-1]
+                self.at(place, actions.import_, name, handle.handle.to_bytes(), readonly=False)
+                self.imports.append(self.enter(place, handle, name, readonly=False))
+
     # Rules of the exporter ------------------------------------------------------------------
 
     @rule(place=_places, data=contents(MAX_NBYTES))
@@ -181,8 +203,10 @@ class SharingMachine(RuleBasedStateMachine):
     def export(self, data: st.DataObject) -> None:
         """Export a block, perhaps once more."""
         block = data.draw(st.sampled_from(self.own()))
-        accesses = ("rw", "ro") if self.capabilities.readonly_exports else ("rw",)
-        access = data.draw(st.sampled_from(accesses))
+        self.note_export(block, data.draw(st.sampled_from(self.accesses)))
+
+    def note_export(self, block: Block, access: str) -> None:
+        """Export, twice, and note the handle."""
         blob = self.at(block.place, actions.export, block.name, access=access)
         again = self.at(block.place, actions.export, block.name, access=access)
 
@@ -349,7 +373,7 @@ class SharingMachine(RuleBasedStateMachine):
     def every_process_holds_what_the_model_says(self) -> None:
         """Compare each process's own account with the model; a death may take a second."""
         for place in PLACES:
-            problems = settle(lambda where=place: self.differences(where), within=1.0)  # type: ignore[misc]
+            problems = settle(lambda where=place: self.differences(where), within=1.0)
             assert not problems, problems
 
     def differences(self, place: int) -> list[str]:
@@ -388,13 +412,14 @@ class SharingMachine(RuleBasedStateMachine):
             problems.append(f"{place} says that it is leased {got}, not {leases}")
         return problems
 
+    @override
     def teardown(self) -> None:
         """Give everything back, and look whether that is so."""
         super().teardown()
         for place in PLACES:
             self.at(place, actions.reset)
         for place in PLACES:
-            problems = settle(lambda where=place: self.leftovers(where))  # type: ignore[misc]
+            problems = settle(lambda where=place: self.leftovers(where))
             assert not problems, problems
 
     def leftovers(self, place: int) -> list[str]:

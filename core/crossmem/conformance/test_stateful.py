@@ -15,7 +15,7 @@ from crossmem.conformance.pool import PeerPool
 # was found: making it shorter would take minutes of new processes.
 SETTINGS = settings(
     max_examples=20,
-    stateful_step_count=40,
+    stateful_step_count=60,
     deadline=None,
     derandomize=True,
     database=None,

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examples in the documentation run, and its links lead somewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GetPage = Callable[[str], Any]
+
+DEADLINE_S = 60
+ROOT = Path(__file__).parents[2]
+
+SHARE = """
+import crossmem
+with crossmem.device("emulated:0").allocate(4096) as allocation:
+    allocation.export()
+"""
+
+
+def run(script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", script],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_examples_run(page_with_examples: Any, tmp_path: Path) -> None:
+    # The blocks of a page are one program, as a reader would type them.
+    script = tmp_path / "example.py"
+    script.write_text("\n\n".join(page_with_examples.blocks("python")))
+    done = run(script)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_observer_observes(page: GetPage, tmp_path: Path) -> None:
+    (module,) = page("reference/hooks.md").blocks("python")
+    (tmp_path / "observer.py").write_text(module)
+    (tmp_path / "program.py").write_text(SHARE)
+    done = run(tmp_path / "program.py", CROSSMEM_PLUGINS="observer", PYTHONPATH=str(tmp_path))
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "allocated 4096 bytes on host:0",
+        "exported 4096 bytes on host:0",
+        "freed 4096 bytes on host:0",
+    ]
+
+
+def test_the_plugin_guide_shows_every_file_of_the_plugin(page: GetPage) -> None:
+    guide = page("how-to/write-a-plugin.md")
+    shown = re.findall(r"^```\{literalinclude\} (\S+)$", guide.text, re.MULTILINE)
+    files = {(guide.path.parent / one).resolve() for one in shown}
+    acme = ROOT / "tests/packaging/acme"
+    wanted = {acme / "pyproject.toml", *acme.glob("crossmem_acme/*.py")}
+
+    # A docstring alone needs no showing.
+    assert files == wanted - {acme / "crossmem_acme/__init__.py"}
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that a heading gets."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_relative_links_lead_somewhere(any_page: Any, pages: list[Any]) -> None:
+    anchors = {
+        one.path: {slug(title) for titles in one.headings.values() for title in titles}
+        for one in pages
+    }
+    links = re.findall(r"\]\(([^)\s]+)\)", any_page.prose)
+    broken = []
+    for link in links:
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (any_page.path.parent / target).resolve() if target else any_page.path
+        if not path.exists() or (anchor and anchor not in anchors.get(path, ())):
+            broken.append(link)
+
+    assert broken == []

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The laws are all explained, and the checklist names tests that exist."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import crossmem.conformance
+from crossmem.conformance.report import LAWS
+
+GetPage = Callable[[str], Any]
+
+TESTS = Path(__file__).parents[1]
+KIT = Path(crossmem.conformance.__file__).parent
+STATES = {"covered", "later", "argued away"}
+
+
+def names_of_tests() -> set[str]:
+    files: Iterator[Path] = (path for root in (TESTS, KIT) for path in root.rglob("test_*.py"))
+    return {
+        name
+        for path in files
+        for name in re.findall(r"^\s*def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
+    }
+
+
+def rows_of(checklist: str) -> list[list[str]]:
+    lines = re.findall(r"^\| \d+ \|.*$", checklist, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_law_has_a_row_and_a_section(page: GetPage) -> None:
+    contract = page("explanation/contract.md")
+    rows = re.findall(r"^\| (C\d+) \| ([\w -]+) \|", contract.text, re.MULTILINE)
+    sections = [title.split(": ") for title in contract.headings[2] if ": " in title]
+
+    assert [law for law, _ in rows] == list(LAWS)
+    assert [tuple(one) for one in sections] == rows
+
+
+def test_every_law_has_tests_in_the_kit() -> None:
+    numbers = {name[6:8] for name in names_of_tests() if re.match(r"test_c\d\d_", name)}
+
+    assert {f"C{int(number)}" for number in numbers} == set(LAWS)
+
+
+def test_tests_that_are_named_exist(pages: list[Any]) -> None:
+    known = names_of_tests()
+    named = {
+        name: str(one.path)
+        for one in pages
+        for name in re.findall(r"`(test_[a-z0-9_]+)`", one.text)
+    }
+
+    assert {name: path for name, path in named.items() if name not in known} == {}
+
+
+def test_the_checklist_is_complete(page: GetPage) -> None:
+    rows = rows_of(page("explanation/checklist.md").text)
+
+    assert [int(row[0]) for row in rows] == list(range(1, 51))
+    for number, _behaviour, state, where in rows:
+        assert state in STATES, number
+        assert where, number
+
+
+def test_what_is_covered_names_a_test(page: GetPage) -> None:
+    # The one row without: that tests have time limits is a matter of the kit itself.
+    without = [
+        row[0]
+        for row in rows_of(page("explanation/checklist.md").text)
+        if row[2] == "covered" and "`test_" not in row[3]
+    ]
+
+    assert without == ["48"]

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference has a heading for everything that a reader could look up, and says what is so."""
+
+import ast
+import inspect
+import re
+import struct
+import textwrap
+from collections.abc import Callable
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+import crossmem
+from crossmem.driver import Driver, check_groups, groups
+from crossmem.models import EventKind, ProcessIdentity
+from crossmem.plugin import hookspecs
+from crossmem.settings import VARIABLES, Settings
+from crossmem_emulated import options
+
+GetPage = Callable[[str], Any]
+
+ERRORS = {
+    name: error
+    for name, error in vars(crossmem).items()
+    if isinstance(error, type) and issubclass(error, crossmem.CrossmemError)
+}
+HOOKS = {name: hook for name, hook in vars(hookspecs).items() if hasattr(hook, "crossmem_spec")}
+OPERATIONS = {
+    name: operation
+    for name, operation in vars(Driver).items()
+    if inspect.isfunction(operation) and not name.startswith("_")
+}
+GROUPS = {group.__name__: group for group in groups._GROUPS}
+HANDLE_FIELDS: dict[str, Any] = {
+    "allocation": 0x1122334455667788,
+    "export": 0x99AABBCC,
+    "secret": bytes(range(16)),
+    "nbytes": 0x1111,
+    "capacity": 0x2222,
+}
+OWNER = ProcessIdentity(0x01020304, 0x05060708, 0x090A, bytes(range(16, 32)), 0x0B0C)
+
+
+def signature(function: Callable[..., Any]) -> str:
+    """Return a signature as the source has it, without ``self``."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(node, ast.FunctionDef)
+    assert node.returns is not None
+    node.args.args = [one for one in node.args.args if one.arg != "self"]
+    return f"{node.name}({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}"
+
+
+def test_every_setting_has_a_heading(page: GetPage) -> None:
+    variables = [*VARIABLES.values(), *options.VARIABLES]
+
+    assert page("reference/settings.md").headings[3] == variables
+
+
+def test_defaults_of_settings(page: GetPage) -> None:
+    settings, text = Settings(), page("reference/settings.md")
+
+    assert f"Default: {settings.timeout_s:g}." in text.section("CROSSMEM_TIMEOUT")
+    assert f"Default: {settings.exit_wait_s:g}." in text.section("CROSSMEM_EXIT_WAIT")
+    assert "Default: off." in text.section("CROSSMEM_REAPER")
+    assert settings.reaper is False
+
+
+def test_defaults_of_the_emulated_backend(page: GetPage) -> None:
+    default, text = options.Options(), page("reference/settings.md")
+    expected = {
+        "DEVICES": str(default.devices),
+        "GRANULARITY": f"`{default.granularity}`",
+        "PREFAULT": f"`{default.prefault:d}`",
+        "HUGEPAGES": f"`{default.hugepages:d}`",
+        "POISON": f"`{default.poison:d}`",
+    }
+
+    for name, value in expected.items():
+        assert f"Default: {value}." in text.section(f"CROSSMEM_EMULATED_{name}"), name
+
+
+def test_every_error_has_a_heading(page: GetPage) -> None:
+    assert sorted(page("reference/errors.md").headings[2]) == sorted(ERRORS)
+
+
+@pytest.mark.parametrize("name", sorted(set(ERRORS) - {"CrossmemError"}))
+def test_errors_name_the_builtin_that_they_are(name: str, page: GetPage) -> None:
+    bases = [base.__name__ for base in ERRORS[name].__bases__ if base not in ERRORS.values()]
+
+    assert f"Also `{bases[0]}`." in page("reference/errors.md").section(name)
+
+
+def test_every_capability_has_a_heading_and_a_row(page: GetPage) -> None:
+    fields = list(crossmem.Capabilities.model_fields)
+    found = page("reference/capabilities.md")
+
+    assert found.headings[2] == fields
+    assert re.findall(r"^\| `(\w+)` \|", found.text, re.MULTILINE) == fields
+
+
+def test_the_emulated_backend_has_the_capabilities_of_the_table(page: GetPage) -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (true|false) \|", page("reference/capabilities.md").text, re.MULTILINE
+    )
+    actual = crossmem.device("emulated:0").capabilities
+    flags = {name: value for name, value in actual.model_dump().items() if type(value) is bool}
+
+    assert {name: value == "true" for name, value in rows} == flags
+
+
+def test_every_hook_has_a_heading_with_its_signature(page: GetPage) -> None:
+    found = page("reference/hooks.md")
+
+    assert sorted(found.headings[2]) == sorted(HOOKS)
+    assert [block.strip() for block in found.blocks("text")] == [
+        signature(HOOKS[name]) for name in found.headings[2]
+    ]
+
+
+def test_every_event_has_a_row(page: GetPage) -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \|", page("reference/hooks.md").text, re.MULTILINE)
+
+    assert rows == [str(kind) for kind in EventKind]
+
+
+def test_every_driver_operation_has_a_heading_with_its_signature(page: GetPage) -> None:
+    found = page("reference/driver.md")
+
+    assert found.headings[3] == [*OPERATIONS, *GROUPS]
+    assert [block.strip() for block in found.blocks("text")] == [
+        signature(operation) for operation in OPERATIONS.values()
+    ]
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_every_method_of_a_group_is_named(name: str, page: GetPage) -> None:
+    section = page("reference/driver.md").section(name)
+
+    for method in groups._methods(GROUPS[name]):
+        assert f"`{method}" in section, method
+
+
+def test_the_emulated_driver_keeps_the_groups_whole() -> None:
+    assert check_groups(crossmem.device("emulated:0").driver) == []
+
+
+def byte_table(page: GetPage) -> dict[str, slice]:
+    rows = re.findall(
+        r"^\| (\d+) \| (\d+) \| ([\w. ]+) \|", page("reference/handles.md").text, re.MULTILINE
+    )
+    return {name: slice(int(at), int(at) + int(size)) for at, size, name in rows}
+
+
+def test_the_byte_table_has_no_gap_and_ends_where_the_names_begin(page: GetPage) -> None:
+    table = byte_table(page)
+    ends = [0, *(one.stop for one in table.values())]
+
+    assert [one.start for one in table.values()] == ends[:-1]
+    assert f"From offset {ends[-1]} on" in page("reference/handles.md").text
+
+
+def test_the_byte_table_is_the_wire_form(page: GetPage) -> None:
+    handle = crossmem.ShareableHandle(
+        backend="acme",
+        mechanism="acme-file",
+        device="acme:0000",
+        owner=OWNER,
+        access="ro",
+        **HANDLE_FIELDS,
+    ).slice(3, 5)
+    blob = handle.to_bytes()
+    fields = {name: blob[where] for name, where in byte_table(page).items()}
+    numbers = {name: int.from_bytes(value, "little") for name, value in fields.items()}
+    names = blob[max(where.stop for where in byte_table(page).values()) :]
+
+    assert fields["magic"] == b"XMEM"
+    assert (numbers["version"], numbers["flags"], numbers["total"]) == (1, 1, len(blob))
+    assert numbers["checksum"] == crc32(blob[:12] + bytes(4) + blob[16:])
+    assert (numbers["offset"], numbers["length"]) == (3, 5)
+    for name, value in HANDLE_FIELDS.items():
+        assert value == (fields if isinstance(value, bytes) else numbers)[name], name
+    for name in ("pid", "uid", "start_time", "pid_namespace"):
+        assert numbers[f"owner.{name}"] == getattr(OWNER, name), name
+    assert fields["owner.boot_id"] == OWNER.boot_id
+    assert names == b"acmeacme-fileacme:0000"
+    assert struct.pack("<BBBH", 4, 9, 9, 0) == b"".join(
+        fields[f"{name} length"] for name in ("backend", "mechanism", "device", "raw")
+    )
