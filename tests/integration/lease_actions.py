@@ -7,6 +7,7 @@ A raw client speaks to a lease server without crossmem's own client: politely, o
 import ctypes
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -145,33 +146,45 @@ def break_connections() -> int:
     return broken
 
 
+def lift_limit() -> None:
+    """Allow as many descriptors as the hard limit does; needs none itself."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def attach_within_limit(blob: bytes, spare: int) -> bytes:
     """Attach with so many descriptors to spare, then without a limit; return what is read."""
     actions.limit_descriptors(spare)
     try:
         actions.attach("limited", blob)
     except crossmem.CrossmemError:
-        actions.limit_descriptors(-1)
+        lift_limit()
         actions.attach("unlimited", blob)
         assert actions.read("unlimited", 4) == b"data"
         actions.unmap("unlimited")
         raise
-    actions.limit_descriptors(-1)
+    lift_limit()
     return actions.read("limited", 4)
 
 
-def export_within_limit(spare: int) -> bytes:
-    """Export for the first time with so many descriptors to spare, then without a limit."""
+def export_within_limit(spare: int) -> tuple[bytes, crossmem.CrossmemError | None]:
+    """Export for the first time with so many descriptors to spare, and again without a limit.
+
+    Return the handle, and what was raised at first.
+    """
+    refused = None
     actions.allocate("limited", 4096)
+    actions.write("limited", b"data")
     actions.limit_descriptors(spare)
     try:
-        blob = actions.export("limited")
-    except crossmem.CrossmemError:
-        actions.limit_descriptors(-1)
         actions.export("limited")
-        raise
-    actions.limit_descriptors(-1)
-    return blob
+    except crossmem.CrossmemError as error:
+        refused = error
+    lift_limit()
+    blob = actions.export("limited")
+    assert actions.threads().count("crossmem-leases") == 1
+    assert actions.descriptors().count("anon_inode:[eventpoll]") == 1
+    return blob, refused
 
 
 def allocate_until_it_fails() -> int:

@@ -30,7 +30,7 @@ from crossmem.driver import Driver, TracingDriver
 from crossmem.models import ProcessIdentity, process_start_time
 from crossmem.sharing.process import current
 
-MAX_NBYTES = 300_000
+MAX_NBYTES = 100_000
 MAX_OWN = 8
 MAX_HELD = 24
 LIBRARY = str(Path(crossmem.__file__).parent)
@@ -290,6 +290,8 @@ def run(actors: list[Actor]) -> None:
         try:
             while not stopping.is_set():
                 actor.step()
+                # Leaves room for those that begin, and for others to come in between.
+                time.sleep(actor.chance.expovariate(1 / 0.002))
                 if actor is actors[0] and select.select([0], [], [], 0)[0]:
                     return
         except Exception as error:

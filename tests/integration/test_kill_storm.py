@@ -244,6 +244,7 @@ def survive(storm: Storm, kills: int) -> None:
     assert storm.problems() == []
     assert left == [{}] * SURVIVORS
     # They met the dead and used what those had left, or nothing was proven.
+    print(counts)
     total = sum((Counter(one) for one in counts), Counter())
     assert all(total[one] >= 10 for one in ("steps", "alive", "gone", "orphaned")), total
     for worker in storm.workers:

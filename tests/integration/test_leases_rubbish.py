@@ -224,7 +224,7 @@ def many_descriptors() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_descriptors")
 def test_a_thousand_clients(scene: Scene) -> None:
-    scene.exporter.call(actions.limit_descriptors, -1)
+    scene.exporter.call(lease_actions.lift_limit)
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(lease_actions.connect(scene.blob)) for _ in range(1000)]
         hellos = [client.recv(1000) for client in clients]

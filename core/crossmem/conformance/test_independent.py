@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """No importer depends on another one: law C10."""
 
+import pytest
+
 import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.harness import Allocate, FreshPeer
@@ -21,6 +23,10 @@ def test_c10_closing_affects_nobody_else(allocate: Allocate, peer: Peer, peer2: 
     peer2.call(actions.write, "m", b"C")
 
     assert allocation.read(6) == b"Common"
+
+    # The exporter's record of the other one stays too.
+    with pytest.raises(crossmem.BusyError, match=str(peer2.pid)):
+        allocation.free(busy="raise")
 
     # The one that left may come again.
     peer.call(actions.attach, "m", blob)
