@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examples in the documentation run, and its links lead somewhere."""
 
+import inspect
+import json
 import os
 import re
 import subprocess
@@ -8,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import crossmem_pytest
 
 GetPage = Callable[[str], Any]
 
@@ -64,6 +68,32 @@ def test_the_plugin_guide_shows_every_file_of_the_plugin(page: GetPage) -> None:
 
     # A docstring alone needs no showing.
     assert files == wanted - {acme / "crossmem_acme/__init__.py"}
+
+
+def test_a_plugin_is_found_without_installation_as_the_guide_says(page: GetPage) -> None:
+    command = "CROSSMEM_PLUGINS=crossmem_acme.hooks PYTHONPATH=crossmem-acme crossmem devices"
+    assert [f"{command}\n"] == page("how-to/write-a-plugin.md").blocks("sh")[1:2]
+    done = subprocess.run(
+        [sys.executable, "-m", "crossmem", "devices", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+        env={
+            **os.environ,
+            "CROSSMEM_PLUGINS": "crossmem_acme.hooks",
+            "PYTHONPATH": str(ROOT / "tests/packaging/acme"),
+        },
+    )
+
+    assert "acme:0" in [device["device"] for device in json.loads(done.stdout)["devices"]]
+
+
+def test_every_option_of_the_kit_is_in_its_table(page: GetPage) -> None:
+    options = re.findall(r'"(--crossmem-\w+)"', inspect.getsource(crossmem_pytest))
+    text = page("how-to/run-conformance.md").text
+
+    assert re.findall(r"^\| `(--crossmem-\w+)", text, re.MULTILINE) == options
 
 
 def slug(heading: str) -> str:

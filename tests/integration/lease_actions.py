@@ -4,26 +4,19 @@
 A raw client speaks to a lease server without crossmem's own client: politely, or not.
 """
 
+import contextlib
 import ctypes
-import errno
 import os
 import resource
-import signal
 import socket
-import subprocess
 import threading
-import time
 from pathlib import Path
-from typing import Final
 
 import crossmem
 from crossmem.conformance import actions
 from crossmem.control import wire
 from crossmem.control.endpoint import abstract_address, socket_path
 from crossmem.models import ProcessIdentity
-
-NEW_NAMESPACE: Final = {"user": 0x10000000, "pid": 0x20000000, "net": 0x40000000, "mount": 0x20000}
-_MS_PRIVATE_ALL: Final = 0x4000 | 0x40000
 
 _kept: list[object] = []
 
@@ -62,6 +55,13 @@ def request_and_wait(blob: bytes) -> None:
     connection = connect(blob)
     _kept.append(connection)
     connection.sendall(request(blob, connection.recv(1000)))
+
+
+def request_and_read(blob: bytes) -> bytes:
+    """Ask for a lease and return the answer."""
+    with connect(blob) as connection:
+        connection.sendall(request(blob, connection.recv(1000)))
+        return connection.recv(100_000)
 
 
 def connect_and_ask_later(blob: bytes) -> None:
@@ -127,6 +127,15 @@ def attach_over_and_over(_number: int, blob: bytes, times: int) -> None:
             assert mapping.read(4) == b"data"
 
 
+def attach_until_it_is_gone(blob: bytes) -> str:
+    """Attach and unmap until that fails; return the name of the error."""
+    while True:
+        try:
+            crossmem.attach(blob).unmap()
+        except crossmem.CrossmemError as error:
+            return type(error).__name__
+
+
 def break_connections() -> int:
     """Shut all lease connections of this process down, behind crossmem's back."""
     broken = 0
@@ -152,19 +161,21 @@ def lift_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def attach_within_limit(blob: bytes, spare: int) -> bytes:
-    """Attach with so many descriptors to spare, then without a limit; return what is read."""
+def attach_within_limit(blob: bytes, spare: int) -> crossmem.CrossmemError | None:
+    """Attach with so many descriptors to spare, and again without a limit.
+
+    Return what was raised at first.
+    """
+    refused = None
     actions.limit_descriptors(spare)
     try:
         actions.attach("limited", blob)
-    except crossmem.CrossmemError:
-        lift_limit()
-        actions.attach("unlimited", blob)
-        assert actions.read("unlimited", 4) == b"data"
-        actions.unmap("unlimited")
-        raise
+    except crossmem.CrossmemError as error:
+        refused = error
     lift_limit()
-    return actions.read("limited", 4)
+    actions.attach("unlimited", blob)
+    assert actions.read("unlimited", 4) == b"data"
+    return refused
 
 
 def export_within_limit(spare: int) -> tuple[bytes, crossmem.CrossmemError | None]:
@@ -187,16 +198,11 @@ def export_within_limit(spare: int) -> tuple[bytes, crossmem.CrossmemError | Non
     return blob, refused
 
 
-def allocate_until_it_fails() -> int:
+def allocate_until_it_fails() -> None:
     """Allocate until no descriptor is left; free everything; raise why it ended."""
-    allocations = []
-    try:
+    with contextlib.ExitStack() as stack:
         for _ in range(10_000):
-            allocations.append(actions.device().allocate(1))
-    finally:
-        for allocation in allocations:
-            allocation.free()
-    return len(allocations)
+            stack.enter_context(actions.device().allocate(1))
 
 
 def churn_in_threads(blob: bytes) -> None:
@@ -258,87 +264,3 @@ def heard() -> list[bytes]:
     found = _kept[1]
     assert isinstance(found, list)
     return found
-
-
-# Namespaces -----------------------------------------------------------------------------------
-
-
-def leave_namespaces(*names: str) -> None:
-    """Move to new namespaces; with ``"pid"``, only the children that come are in the new one."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(sum(NEW_NAMESPACE[name] for name in names)):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), "unshare")
-
-
-def mount_proc() -> None:
-    """Show the own pid namespace in ``/proc``, in a mount namespace of this process alone."""
-    leave_namespaces("mount")
-    libc = ctypes.CDLL(None, use_errno=True)
-    none = ctypes.c_char_p(None)
-    if libc.mount(none, b"/", none, _MS_PRIVATE_ALL, none) or libc.mount(
-        b"proc", b"/proc", b"proc", 0, none
-    ):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), "mount")
-
-
-def map_own_user() -> None:
-    """Map the uid and gid of this process, in its new user namespace, to those of root."""
-    Path("/proc/self/setgroups").write_text("deny", "ascii")
-    Path("/proc/self/uid_map").write_text("0 0 1", "ascii")
-    Path("/proc/self/gid_map").write_text("0 0 1", "ascii")
-
-
-def offer_in_namespace(*, proc: bool) -> bytes:
-    """Export, as the first process of a new pid namespace."""
-    if proc:
-        mount_proc()
-    assert os.getpid() == 1
-    return actions.offer("memory", 4096, b"data")
-
-
-def attach_in_namespace(blob: bytes, *, proc: bool) -> tuple[bytes, bool]:
-    """Attach, as the first process of a new pid namespace; return data and ``owner_alive``."""
-    if proc:
-        mount_proc()
-    assert os.getpid() == 1
-    actions.attach("mapped", blob, timeout=5)
-    return actions.read("mapped", 4), bool(actions.attribute("mapped", "owner_alive"))
-
-
-def wait_until_owner_is_dead(blob: bytes) -> tuple[bytes, bool]:
-    """Attach in a new pid namespace, kill nobody, and wait until the owner is seen to be dead."""
-    found = attach_in_namespace(blob, proc=False)
-    return found
-
-
-def can_unshare() -> str | None:
-    """Return why namespaces cannot be made here, None where they can."""
-    try:
-        found = subprocess.run(
-            ["unshare", "--net", "--pid", "--user", "--fork", "true"],
-            capture_output=True, text=True, timeout=20,
-        )  # fmt: skip
-    except OSError as error:
-        return f"there is no unshare: {error}"
-    return found.stderr.strip() if found.returncode else None
-
-
-def is_reaped(pid: int) -> bool:
-    """Whether no process has this pid any more."""
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return error.errno == errno.ESRCH
-    return False
-
-
-def pause() -> None:
-    """Sleep until a signal comes."""
-    signal.pause()
-
-
-def wait_for(seconds: float) -> None:
-    """Do nothing, without the GIL."""
-    time.sleep(seconds)

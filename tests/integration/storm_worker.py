@@ -50,9 +50,9 @@ def damage(memory: Any, handle: crossmem.ShareableHandle) -> bool:
     return bool(memory.read(len(expected)) != expected)
 
 
-def is_any_dead(owners: set[ProcessIdentity]) -> bool:
+def is_any_dead(owners: set[ProcessIdentity], *, within_s: float = 1.0) -> bool:
     """Whether one of them is dead, or is within a second: its sockets close before it ends."""
-    end = time.monotonic() + 1.0
+    end = time.monotonic() + within_s
     while all(process_start_time(one.pid) == one.start_time for one in owners):
         if time.monotonic() > end:
             return False
@@ -75,9 +75,9 @@ class Actor:
             (2, self.free),
             (8, self.attach),
             (3, self.attach_many),
-            (5, self.look),
+            (8, self.look),
             (3, self.scribble),
-            (6, self.unmap),
+            (4, self.unmap),
             (1, self.look_at_own),
             (1, crossmem.collect),
             (1, crossmem.exports),
@@ -128,11 +128,17 @@ class Actor:
     # Importing -----------------------------------------------------------------------------
 
     def found(self) -> crossmem.ShareableHandle | None:
-        paths = [path for path in self.board.iterdir() if path.name.startswith("handle-")]
+        paths: dict[str, list[Path]] = {}
+        for path in self.board.glob("handle-*"):
+            paths.setdefault(path.name.split("-")[1], []).append(path)
         if not paths:
             return None
+        # Owners first: those that live longest have the most handles.
+        owner = self.chance.choice(sorted(paths))
         try:
-            handle = crossmem.ShareableHandle.from_bytes(self.chance.choice(paths).read_bytes())
+            handle = crossmem.ShareableHandle.from_bytes(
+                self.chance.choice(paths[owner]).read_bytes()
+            )
         except FileNotFoundError:
             return None
         if self.chance.random() < 0.3:
@@ -162,6 +168,7 @@ class Actor:
             if not is_any_dead({one.owner for one in handles}):
                 self.problem(f"the owner lives: {error!r}")
             self.counts["gone"] += 1
+            self.forget_some(handles)
             return
         for mapping in mappings:
             if damage(mapping, mapping.handle):
@@ -169,6 +176,13 @@ class Actor:
         self.held += mappings
         while len(self.held) > MAX_HELD:
             self.unmap()
+
+    def forget_some(self, handles: list[crossmem.ShareableHandle]) -> None:
+        """Take handles of the dead away, or there would soon be no others."""
+        for handle in handles:
+            if is_any_dead({handle.owner}, within_s=0.0) and self.chance.random() < 0.5:
+                name = f"handle-{handle.owner.pid}-{handle.allocation}"
+                (self.board / name).unlink(missing_ok=True)
 
     def look(self) -> None:
         if self.held:
@@ -196,6 +210,7 @@ class Actor:
         for mapping in self.held:
             if damage(mapping, mapping.handle):
                 self.problem(f"held memory is damaged at the end: {mapping!r}")
+            self.counts["alive" if mapping.owner_alive else "orphaned"] += 1
             mapping.unmap()
         self.held.clear()
 

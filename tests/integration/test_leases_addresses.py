@@ -159,8 +159,7 @@ def test_a_run_directory_whose_name_is_too_long(start_peer: "StartPeer", run_dir
 
 def test_a_run_directory_is_made_with_its_parents(start_peer: "StartPeer", run_dir: Path) -> None:
     path = run_dir / "a" / "b"
-    environment = {"CROSSMEM_RUN_DIR": str(path)}
-    exporter, importer = start_peer(**environment), start_peer(**environment)
+    exporter, importer = (start_peer(CROSSMEM_RUN_DIR=str(path)) for _ in range(2))
 
     attaches(importer, exporter.call(actions.offer, "memory", NBYTES, b"data"))
 
@@ -171,8 +170,7 @@ def test_a_run_directory_that_vanishes_costs_only_the_path(
     start_peer: "StartPeer", run_dir: Path
 ) -> None:
     path = run_dir / "mine"
-    environment = {"CROSSMEM_RUN_DIR": str(path)}
-    exporter, importer = start_peer(**environment), start_peer(**environment)
+    exporter, importer = (start_peer(CROSSMEM_RUN_DIR=str(path)) for _ in range(2))
     blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
     for left in path.iterdir():
         left.unlink()

@@ -300,4 +300,3 @@ def test_two_processes_import_from_each_other(start_peer: "StartPeer") -> None:
     for one in pair:
         one.call(actions.free, "memory", busy="wait", timeout=1)
         assert one.call(actions.violations) == []
-

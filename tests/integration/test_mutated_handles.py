@@ -91,8 +91,9 @@ def check(report: dict[str, Any], count: int) -> None:
     assert set(outcomes) >= REFUSALS, outcomes
 
 
+@pytest.mark.timeout(400)
 def test_50_000_mutated_handles_map_nothing_else(start: Start) -> None:
-    report = attempt(start, 50_000, 1, 110)
+    report = attempt(start, 50_000, 1, 350)
 
     check(report, 50_000)
 

@@ -19,6 +19,7 @@ from typing import Any
 from typing_extensions import override
 
 from crossmem.control import client, link, server
+from crossmem.control.book import LeaseBook
 from crossmem.control.leases import LeaseTable
 from crossmem.control.records import Allow
 from crossmem.control.wire import Status
@@ -75,6 +76,12 @@ def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
 def always(owner: Any, name: str, value: Any) -> None:
     """Let a function return the same value whatever happens."""
     instead(owner, name)(lambda _old, *_args, **_options: value)
+
+
+def property_is(owner: type, name: str, value: Any) -> None:
+    """Let a property have the same value whatever happens."""
+    assert isinstance(vars(owner)[name], property)
+    setattr(owner, name, property(lambda _self: value))
 
 
 @mutant
@@ -145,7 +152,7 @@ def c05_allocations_are_named_by_their_address() -> None:
 
 @mutant
 def c06_freed_memory_can_be_imported() -> None:
-    @instead(server.LeaseServer, "_refusal_of")
+    @instead(LeaseBook, "_refusal_of")
     def _(old: Any, self: Any, number: int, export: int) -> Any:
         shared = self._shared.get(number)
         return None if shared and export in shared.exports else old(self, number, export)
@@ -233,7 +240,7 @@ def c11_a_lease_lasts_as_long_as_its_connection() -> None:
 
 @mutant
 def c12_every_owner_is_alive() -> None:
-    client.OwnerConnection.is_owner_alive = property(lambda _self: True)  # type: ignore[method-assign,assignment]
+    property_is(client.OwnerConnection, "is_owner_alive", value=True)
 
 
 @mutant
@@ -248,7 +255,7 @@ def c13_everybody_is_admitted() -> None:
 
 @mutant
 def c13_nobody_hears_of_denials() -> None:
-    @instead(server.LeaseServer, "_admit")
+    @instead(LeaseBook, "admit")
     def _(old: Any, self: Any, *args: Any) -> Any:
         answer = old(self, *args)
         for shared in self._shared.values():
@@ -344,7 +351,7 @@ def c16_a_failed_mapping_keeps_its_import() -> None:
 
 @mutant
 def c17_unmapping_goes_on_under_views() -> None:
-    always(memory.Memory, "_refuse_views", None)
+    property_is(memory.Memory, "has_views", value=False)
 
 
 @mutant
@@ -382,7 +389,7 @@ def c19_every_thread_opens() -> None:
 
 @mutant
 def c20_an_exit_waits_for_nobody() -> None:
-    @instead(server.LeaseServer, "wait_all_idle")
+    @instead(LeaseBook, "wait_all_idle")
     def _(old: Any, self: Any, _timeout_s: float) -> Any:
         return old(self, 0.0)
 
@@ -397,7 +404,7 @@ def c20_an_exit_leaves_its_path() -> None:
 
 @mutant
 def c20_an_exiting_process_still_grants() -> None:
-    @instead(server.LeaseServer, "_refusal_of")
+    @instead(LeaseBook, "_refusal_of")
     def _(old: Any, self: Any, *args: Any) -> Any:
         with changed(self, "_is_exiting", value=False):
             return old(self, *args)

@@ -49,7 +49,9 @@ def run_kit(law: str, mutant: str, folder: Path) -> subprocess.CompletedProcess[
         "CROSSMEM_MUTANT": mutant,
         "PYTHONPATH": str(HERE),
     }
-    environ.pop("CROSSMEM_RUN_DIR", None)
+    # A run directory of its own; and what a broken crossmem runs through is not worth measuring.
+    for variable in ("CROSSMEM_RUN_DIR", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"):
+        environ.pop(variable, None)
     options = [
         "-c",
         os.devnull,
@@ -58,7 +60,7 @@ def run_kit(law: str, mutant: str, folder: Path) -> subprocess.CompletedProcess[
         "-p",
         "no:cacheprovider",
         "-q",
-        "-rfE",
+        "-rf",
         "-x",
     ]
     return subprocess.run(
@@ -70,6 +72,20 @@ def run_kit(law: str, mutant: str, folder: Path) -> subprocess.CompletedProcess[
         cwd=folder,
         env=environ,
     )
+
+
+def make_mutant(mutant: str) -> None:
+    """Check that the mutant can be made at all."""
+    made = subprocess.run(
+        [sys.executable, "-c", "import crossmem_mutants"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**os.environ, "CROSSMEM_MUTANT": mutant, "PYTHONPATH": str(HERE)},
+    )
+
+    assert made.returncode == 0, made.stderr
 
 
 Outcomes = Callable[[str], subprocess.CompletedProcess[str]]
@@ -112,7 +128,10 @@ def test_the_kit_passes_where_nothing_is_broken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mutant", names_of_mutants())
 def test_the_kit_notices(mutant: str, outcomes: Outcomes) -> None:
     done = outcomes(mutant)
+    if done.returncode == 0:
+        # Plugins that cannot be loaded break nothing: say so where a mutant's target was renamed.
+        make_mutant(mutant)
 
-    # 1: tests failed. What fails must be a test of that law, and not the start of the kit.
+    # 1: tests failed. It must be a test of that law, and not what all tests need to begin.
     assert done.returncode == 1, done.stdout[-4000:] + done.stderr[-4000:]
-    assert re.search(rf"^(FAILED|ERROR) .*::test_{mutant[:3]}_", done.stdout, re.MULTILINE)
+    assert re.search(rf"^FAILED .*::test_{mutant[:3]}_", done.stdout, re.MULTILINE)

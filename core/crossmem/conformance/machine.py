@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any sequence of calls in three processes, with deaths among them, compared with a model.
 
-The model is a few dictionaries: what every allocation holds, who has it open in which way, and
-what therefore each call must give. After each step the processes are asked what they hold.
+After each step the processes are asked what they hold, and that must be what the model says.
 """
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from hypothesis import strategies as st
@@ -16,6 +14,7 @@ from typing_extensions import override
 
 import crossmem
 from crossmem.conformance import actions
+from crossmem.conformance.model import Block, Handle, Held, Model
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
 from crossmem.conformance.strategies import contents, parts
@@ -28,53 +27,6 @@ HERE: Final = 0
 PLACES: Final = (HERE, 1, 2)
 
 _places = st.sampled_from(PLACES)
-
-
-@dataclass(eq=False)
-class Block:
-    """An allocation: where it is, what it holds, and what became of it."""
-
-    name: str
-    place: int
-    contents: bytearray
-    exports: set[str] = field(default_factory=set)
-    is_freed: bool = False
-    is_orphaned: bool = False
-
-
-@dataclass(eq=False)
-class Handle:
-    """A handle to all of a block or a part of it."""
-
-    block: Block
-    handle: crossmem.ShareableHandle
-
-    @property
-    def span(self) -> slice:
-        """Which bytes of the block it names."""
-        return slice(self.handle.offset, self.handle.offset + self.handle.length)
-
-
-@dataclass(eq=False)
-class Held:
-    """An import or a mapping in one of the processes."""
-
-    name: str
-    place: int
-    handle: Handle
-    key: tuple[int, str, str]
-    readonly: bool
-    parent: "Held | None" = None
-    mappings: int = 0
-
-
-@dataclass
-class Entry:
-    """One (allocation, access) that a process has open: how often, and by which exports."""
-
-    block: Block
-    users: int = 0
-    exports: set[str] = field(default_factory=set)
 
 
 class SharingMachine(RuleBasedStateMachine):
@@ -94,18 +46,16 @@ class SharingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.names = itertools.count(1)
-        self.blocks: list[Block] = []
-        self.handles: list[Handle] = []
-        self.imports: list[Held] = []
-        self.mappings: list[Held] = []
-        self.entries: dict[tuple[int, str, str], Entry] = {}
         self.has_killed = False
         for place in PLACES[1:]:
             if place not in self.peers or self.peers[place].exitcode is not None:
                 self.peers[place] = type(self).start()
         self.capabilities = actions.device().capabilities
         self.accesses = ("ro", "rw") if self.capabilities.readonly_exports else ("rw",)
-        self.has_readonly_alias = readonly_alias_of(actions.device().driver) is not None
+        self.model = Model(
+            has_readonly_alias=readonly_alias_of(actions.device().driver) is not None,
+            survives_owner=self.capabilities.survives_owner,
+        )
 
     # Helpers ------------------------------------------------------------------------------
 
@@ -130,44 +80,6 @@ class SharingMachine(RuleBasedStateMachine):
         assert expected is None, f"it worked, but should have raised {expected.__name__}"
         return True
 
-    def access_of(self, handle: Handle, *, readonly: bool | str) -> str:
-        """Return how a place has a block open that it imports by this handle."""
-        return "ro" if readonly is True else handle.handle.access
-
-    def refusal(self, place: int, handle: Handle, access: str) -> type[Exception] | None:
-        """Return why an import must fail, None where it must succeed."""
-        entry = self.entries.get((place, handle.block.name, access))
-        if entry is not None and handle.handle.access in entry.exports:
-            return None
-        if handle.block.is_orphaned:
-            return crossmem.OwnerGoneError
-        if handle.block.is_freed:
-            return crossmem.StaleHandleError
-        is_own = place == handle.block.place
-        if is_own and access == "ro" and not self.has_readonly_alias:
-            return crossmem.UnsupportedError
-        return None
-
-    def enter(self, place: int, handle: Handle, name: str, *, readonly: bool | str) -> Held:
-        """Note an import that succeeded."""
-        access = self.access_of(handle, readonly=readonly)
-        key = (place, handle.block.name, access)
-        entry = self.entries.setdefault(key, Entry(handle.block))
-        entry.users += 1
-        entry.exports.add(handle.handle.access)
-        return Held(name, place, handle, key, access == "ro" or bool(readonly))
-
-    def leave(self, held: Held) -> None:
-        """Note the end of an import."""
-        entry = self.entries[held.key]
-        entry.users -= 1
-        if not entry.users:
-            del self.entries[held.key]
-
-    def holders(self, block: Block) -> set[int]:
-        """Return which processes have a block open."""
-        return {place for (place, name, _), _ in self.entries.items() if name == block.name}
-
     def draw_readonly(self, data: st.DataObject) -> bool | str:
         """Choose how to ask for an import."""
         choices: list[bool | str] = [False, "advisory"]
@@ -181,12 +93,12 @@ class SharingMachine(RuleBasedStateMachine):
         for owner in PLACES:
             self.allocate(owner, data)
             for access in self.accesses:
-                self.note_export(self.blocks[-1], access)
+                self.note_export(self.model.blocks[-1], access)
             for place in PLACES:
                 name = self.new_name("import")
-                handle = self.handles[-1]
+                handle = self.model.handles[-1]
                 self.at(place, actions.import_, name, handle.handle.to_bytes(), readonly=False)
-                self.imports.append(self.enter(place, handle, name, readonly=False))
+                self.model.imports.append(self.model.enter(place, handle, name, readonly=False))
 
     # Rules of the exporter ------------------------------------------------------------------
 
@@ -196,13 +108,13 @@ class SharingMachine(RuleBasedStateMachine):
         block = Block(self.new_name("block"), place, bytearray(data))
         self.at(place, actions.allocate, block.name, len(data))
         self.at(place, actions.write, block.name, data)
-        self.blocks.append(block)
+        self.model.blocks.append(block)
 
-    @precondition(lambda self: self.own())
+    @precondition(lambda self: self.model.own())
     @rule(data=st.data())
     def export(self, data: st.DataObject) -> None:
         """Export a block, perhaps once more."""
-        block = data.draw(st.sampled_from(self.own()))
+        block = data.draw(st.sampled_from(self.model.own()))
         self.note_export(block, data.draw(st.sampled_from(self.accesses)))
 
     def note_export(self, block: Block, access: str) -> None:
@@ -214,67 +126,66 @@ class SharingMachine(RuleBasedStateMachine):
         handle = crossmem.ShareableHandle.from_bytes(blob)
         assert handle.nbytes == len(block.contents)
         block.exports.add(access)
-        self.handles.append(Handle(block, handle))
+        self.model.handles.append(Handle(block, handle))
 
-    @precondition(lambda self: self.handles)
+    @precondition(lambda self: self.model.handles)
     @rule(data=st.data())
     def take_part(self, data: st.DataObject) -> None:
         """Name a part."""
-        whole = data.draw(st.sampled_from(self.handles))
+        whole = data.draw(st.sampled_from(self.model.handles))
         part = whole.handle.slice(*data.draw(parts(whole.handle.length)))
-        self.handles.append(Handle(whole.block, part))
+        self.model.handles.append(Handle(whole.block, part))
 
-    @precondition(lambda self: self.own())
+    @precondition(lambda self: self.model.own())
     @rule(data=st.data(), busy=st.sampled_from(("defer", "defer", "raise")))
     def free(self, data: st.DataObject, busy: str) -> None:
         """Free, whoever holds it."""
-        block = data.draw(st.sampled_from(self.own()))
-        is_busy = busy == "raise" and self.holders(block)
+        block = data.draw(st.sampled_from(self.model.own()))
+        is_busy = busy == "raise" and self.model.holders(block)
         expected = crossmem.BusyError if is_busy else None
         if self.attempt(
             expected, lambda: self.at(block.place, actions.free, block.name, busy=busy)
         ):
             block.is_freed = True
 
-    def own(self) -> list[Block]:
-        """Return the blocks that are not freed and whose owner lives."""
-        return [one for one in self.blocks if not (one.is_freed or one.is_orphaned)]
-
     # Rules of the importer ------------------------------------------------------------------
 
-    @precondition(lambda self: self.handles)
+    @precondition(lambda self: self.model.handles)
     @rule(place=_places, data=st.data())
     def import_(self, place: int, data: st.DataObject) -> None:
         """Import without mapping."""
-        handle = data.draw(st.sampled_from(self.handles))
+        handle = data.draw(st.sampled_from(self.model.handles))
         readonly, name = self.draw_readonly(data), self.new_name("import")
-        expected = self.refusal(place, handle, self.access_of(handle, readonly=readonly))
+        expected = self.model.refusal(
+            place, handle, self.model.access_of(handle, readonly=readonly)
+        )
         blob = handle.handle.to_bytes()
         if self.attempt(
             expected, lambda: self.at(place, actions.import_, name, blob, readonly=readonly)
         ):
-            self.imports.append(self.enter(place, handle, name, readonly=readonly))
+            self.model.imports.append(self.model.enter(place, handle, name, readonly=readonly))
 
-    @precondition(lambda self: self.imports)
+    @precondition(lambda self: self.model.imports)
     @rule(data=st.data())
     def map(self, data: st.DataObject) -> None:
         """Map an import, perhaps a second time."""
-        parent = data.draw(st.sampled_from(self.imports))
+        parent = data.draw(st.sampled_from(self.model.imports))
         name = self.new_name("mapping")
         self.at(parent.place, actions.map_, name, parent.name)
         parent.mappings += 1
         mapping = Held(name, parent.place, parent.handle, parent.key, parent.readonly, parent)
-        self.mappings.append(mapping)
+        self.model.mappings.append(mapping)
 
-    @precondition(lambda self: self.handles)
+    @precondition(lambda self: self.model.handles)
     @rule(place=_places, data=st.data())
     def attach(self, place: int, data: st.DataObject) -> None:
         """Attach one handle, or several together: all or none."""
-        chosen = data.draw(st.lists(st.sampled_from(self.handles), min_size=1, max_size=4))
+        chosen = data.draw(st.lists(st.sampled_from(self.model.handles), min_size=1, max_size=4))
         readonly = self.draw_readonly(data)
         names = [self.new_name("mapping") for _ in chosen]
         refusals = [
-            self.refusal(place, one, self.access_of(one, readonly=readonly)) for one in chosen
+            self.model.refusal(place, one, self.model.access_of(one, readonly=readonly))
+            for one in chosen
         ]
         blobs = [one.handle.to_bytes() for one in chosen]
         try:
@@ -286,62 +197,50 @@ class SharingMachine(RuleBasedStateMachine):
             return
         assert refusals == [None] * len(chosen)
         for name, handle in zip(names, chosen, strict=True):
-            self.mappings.append(self.enter(place, handle, name, readonly=readonly))
+            self.model.mappings.append(self.model.enter(place, handle, name, readonly=readonly))
 
-    @precondition(lambda self: self.mappings)
+    @precondition(lambda self: self.model.mappings)
     @rule(data=st.data())
     def unmap(self, data: st.DataObject) -> None:
         """Unmap; what was attached is closed by that. Twice is harmless."""
-        mapping = data.draw(st.sampled_from(self.mappings))
+        mapping = data.draw(st.sampled_from(self.model.mappings))
         self.at(mapping.place, actions.unmap, mapping.name, mapping.name)
-        self.mappings.remove(mapping)
+        self.model.mappings.remove(mapping)
         if mapping.parent is None:
-            self.leave(mapping)
+            self.model.leave(mapping)
         else:
             mapping.parent.mappings -= 1
         self.attempt(
             crossmem.ClosedError, lambda: self.at(mapping.place, actions.read, mapping.name)
         )
 
-    @precondition(lambda self: self.imports)
+    @precondition(lambda self: self.model.imports)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         """Close an import, which works where it is not mapped."""
-        held = data.draw(st.sampled_from(self.imports))
+        held = data.draw(st.sampled_from(self.model.imports))
         expected = crossmem.BusyError if held.mappings else None
         if self.attempt(expected, lambda: self.at(held.place, actions.close, held.name)):
-            self.imports.remove(held)
-            self.leave(held)
+            self.model.imports.remove(held)
+            self.model.leave(held)
 
     # Bytes ----------------------------------------------------------------------------------
 
-    def memories(self) -> list[tuple[str, int, Block, slice, bool]]:
-        """Return all that can be read: name, place, block, which bytes, and whether read-only."""
-        mapped = [
-            (one.name, one.place, one.handle.block, one.handle.span, one.readonly)
-            for one in self.mappings
-            if self.capabilities.survives_owner or not one.handle.block.is_orphaned
-        ]
-        owned = [
-            (one.name, one.place, one, slice(0, len(one.contents)), False) for one in self.own()
-        ]
-        return mapped + owned
-
-    @precondition(lambda self: self.memories())
+    @precondition(lambda self: self.model.memories())
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
         """Read a part of what is mapped somewhere."""
-        name, place, block, span, _ = data.draw(st.sampled_from(self.memories()))
+        name, place, block, span, _ = data.draw(st.sampled_from(self.model.memories()))
         offset, nbytes = data.draw(parts(span.stop - span.start))
         got = self.at(place, actions.read, name, nbytes, offset=offset)
 
         assert got == block.contents[span][offset : offset + nbytes]
 
-    @precondition(lambda self: self.memories())
+    @precondition(lambda self: self.model.memories())
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
         """Write a part; everybody else sees it, as the next reads show."""
-        name, place, block, span, readonly = data.draw(st.sampled_from(self.memories()))
+        name, place, block, span, readonly = data.draw(st.sampled_from(self.model.memories()))
         offset, nbytes = data.draw(parts(span.stop - span.start))
         fresh = data.draw(st.binary(min_size=nbytes, max_size=nbytes))
         expected = crossmem.AccessDeniedError if readonly else None
@@ -353,7 +252,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     # Death ----------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.entries and not self.has_killed)
+    @precondition(lambda self: self.model.entries and not self.has_killed)
     @rule(place=st.sampled_from(PLACES[1:]))
     def kill(self, place: int) -> None:
         """Kill a process; what it owned is orphaned, what it held is let go."""
@@ -361,11 +260,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.peers[place].kill()
         self.peers[place].destroy()
         self.peers[place] = type(self).start()
-        for block in self.blocks:
-            block.is_orphaned = block.is_orphaned or block.place == place
-        self.imports = [one for one in self.imports if one.place != place]
-        self.mappings = [one for one in self.mappings if one.place != place]
-        self.entries = {key: one for key, one in self.entries.items() if key[0] != place}
+        self.model.kill(place)
 
     # What must always hold --------------------------------------------------------------------
 
@@ -379,27 +274,13 @@ class SharingMachine(RuleBasedStateMachine):
     def differences(self, place: int) -> list[str]:
         """Return in which ways a process differs from the model."""
         state = self.at(place, actions.state)
-        here = {key: one for key, one in self.entries.items() if key[0] == place}
-        blocks = [
-            one
-            for one in self.blocks
-            if one.place == place
-            and not one.is_orphaned
-            and (not one.is_freed or self.holders(one))
-        ]
-        expected = {
-            "blocks": len(blocks),
-            "exports": sum(len(one.exports) for one in blocks),
-            "imports": sum(
-                one.block.place != place or one.block.is_orphaned for one in here.values()
-            ),
-        }
+        blocks, expected = self.model.held_by(place)
         found = {kind: state["live"][kind] for kind in expected}
         problems = [] if found == expected else [f"{place} holds {found}, not {expected}"]
         problems += state["violations"]
         pids = {HERE: actions.pid(), **{n: peer.pid for n, peer in self.peers.items()}}
         leases = sorted(
-            (block.is_freed, sorted(pids[one] for one in self.holders(block)))
+            (block.is_freed, sorted(pids[one] for one in self.model.holders(block)))
             for block in blocks
             if block.exports
         )

@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from crossmem.control.book import LeaseBook
 from crossmem.control.connection import ServerConnection
 from crossmem.control.endpoint import listen
-from crossmem.control.leases import Holder, Lease, LeaseTable
+from crossmem.control.leases import Holder
 from crossmem.control.limits import name_descriptor_limit
-from crossmem.control.processes import is_dead, open_peer, own_uid
-from crossmem.control.records import Export, Shared
+from crossmem.control.processes import is_dead, open_peer
 from crossmem.control.wire import (
     MAX_MESSAGE_NBYTES,
     Grant,
@@ -34,17 +34,13 @@ from crossmem.control.wire import (
     Refusal,
     Request,
     Status,
-    Wanted,
     pack_grant,
     pack_refusal,
     proof_context,
     unpack_ids,
     unpack_request,
-    verify,
 )
-from crossmem.driver import Peer
-from crossmem.errors import CrossmemError
-from crossmem.models import Event, EventKind, ProcessIdentity
+from crossmem.models import ProcessIdentity
 from crossmem.plugin import Registry
 
 __all__ = ["LeaseServer"]
@@ -76,24 +72,15 @@ class LeaseServer:
     """
 
     def __init__(self, identity: ProcessIdentity, run_dir: Path, registry: Registry) -> None:
-        self.identity = identity
-        self.lock = threading.RLock()
-        """Guards everything here. Held for moments, never while waiting for a peer."""
-        self._own_uid = own_uid()
-        self._registry = registry
-        self._events: list[Event] = []
-        self._idle = threading.Condition(self.lock)
-        self._shared: dict[int, Shared] = {}
-        self._newest_allocation = 0
-        self._leases = LeaseTable()
-        self._myself = Holder(identity.pid, identity.uid)
+        self.book = LeaseBook(identity, registry)
+        self.lock = self.book.lock
         self._holders: set[Holder] = set()
         self._connections: dict[int, ServerConnection] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
         self._unsent: set[ServerConnection] = set()
-        self._is_exiting = False
         self._stopping = False
         self._accept_paused = False
+        self._has_warned = False
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES + 1))
         with name_descriptor_limit("socket"), ExitStack() as undo:
             self._epoll = undo.enter_context(select.epoll())
@@ -109,13 +96,6 @@ class LeaseServer:
         self._thread.start()
 
     # What the exporter's own threads call -------------------------------------------------
-
-    def publish(self, shared: Shared, export: Export) -> None:
-        """Make an export importable."""
-        with self.lock:
-            shared.exports[export.handle.export] = export
-            self._shared[shared.allocation] = shared
-            self._newest_allocation = max(self._newest_allocation, shared.allocation)
 
     def retire(self, allocation: int, *, even_if_leased: bool) -> bool:
         """Stop granting an allocation and tell whether it is free of leases: one atomic step.
@@ -134,66 +114,17 @@ class LeaseServer:
             nothing has changed.
         """
         with self.lock:
-            shared = self._shared.get(allocation)
-            if shared is None:
-                return True
-            if self._leases.is_leased(allocation):
-                self._catch_up(allocation)
-            leased = self._leases.is_leased(allocation)
-            if not leased:
-                del self._shared[allocation]
-            if not leased or even_if_leased:
-                shared.is_retired = True
-        self._emit_events()
-        return not leased
-
-    def wait_idle(self, allocation: int, timeout_s: float) -> bool:
-        """Wait until an allocation has no lease; False where the time is over."""
-        with self.lock:
-            return self._idle.wait_for(lambda: not self._leases.is_leased(allocation), timeout_s)
-
-    def wait_all_idle(self, timeout_s: float) -> bool:
-        """Grant nothing more, and wait until no lease is left; False where the time is over."""
-        with self.lock:
-            self._is_exiting = True
-            self._leases.end_all(self._myself)
-            return self._idle.wait_for(lambda: not len(self._leases), timeout_s)
-
-    def lease_to_myself(self, allocation: int, export: int, core: bytes) -> Lease | Refusal:
-        """Give this process itself a lease on its own memory (law C8)."""
-        with self.lock:
-            refusal = self._refusal_of(allocation, export)
-            if refusal is not None:
-                return refusal
-            if self._shared[allocation].exports[export].handle.core != core:
-                return Refusal(Status.UNKNOWN, "the handle's fields were changed")
-            return self._leases.give(allocation, export, self._myself)
-
-    def release_mine(self, number: int) -> None:
-        """End a lease of this process on its own memory."""
-        with self.lock:
-            lease = self._leases.end(number)
-            if lease is not None:
-                self._after_end(lease)
-        self._emit_events()
-
-    def leases_of(self, allocation: int) -> tuple[Lease, ...]:
-        """Return who holds an allocation."""
-        with self.lock:
-            return self._leases.of(allocation)
+            self._catch_up(allocation)
+            is_free = self.book.retire(allocation, even_if_leased=even_if_leased)
+        self.book.emit_events()
+        return is_free
 
     def catch_up(self) -> None:
         """Read what importers have already sent, and see which of them are dead."""
         with self.lock:
-            for number in list(self._shared):
-                if self._leases.is_leased(number):
-                    self._catch_up(number)
-        self._emit_events()
-
-    def report(self) -> list[tuple[Shared, tuple[Lease, ...]]]:
-        """Return everything that is exported, with its leases."""
-        with self.lock:
-            return [(one, self._leases.of(number)) for number, one in self._shared.items()]
+            for allocation in self.book.leased():
+                self._catch_up(allocation)
+        self.book.emit_events()
 
     def stop(self) -> None:
         """End the thread, close every descriptor and remove the socket's path."""
@@ -230,7 +161,7 @@ class LeaseServer:
                     self._handle(descriptor)
                 if waiting:
                     self._retry()
-            self._emit_events()
+            self.book.emit_events()
 
     def _next_events(self, timeout_s: float | None) -> list[tuple[int, int]]:
         """Wait for events, at first without sleeping: messages seldom come alone."""
@@ -281,11 +212,14 @@ class LeaseServer:
             return
         except OSError as error:
             # Connections wait in the backlog until a descriptor is free again.
-            _log.warning("no importer can connect: %s", error)
+            if not self._has_warned:
+                _log.warning("no importer can connect: %s", error)
+            self._has_warned = True
             self._accept_paused = True
             for one in self._listeners:
                 self._epoll.modify(one.fileno(), 0)
             return
+        self._has_warned = False
         self._make_room()
         try:
             connection = ServerConnection(accepted, self._buffer)
@@ -342,57 +276,19 @@ class LeaseServer:
         descriptors: list[int] = []
         context = proof_context(connection.nonce, request.nonce, number)
         for wanted in request.wanted:
-            export = self._admit(connection, context, request.reported, wanted)
-            if isinstance(export, Refusal):
-                records.append(pack_refusal(export))
+            admitted = self.book.admit(holder, context, request.reported, wanted)
+            if isinstance(admitted, Refusal):
+                records.append(pack_refusal(admitted))
                 continue
-            lease = self._leases.give(wanted.allocation, wanted.export, holder)
+            lease, export = admitted
             connection.granted.append(lease.number)
             handle, exported = export.handle, export.exported
             count = len(exported.descriptors)
             grant = Grant(lease.number, handle.nbytes, handle.capacity, count, exported.payloads)
             records.append(pack_grant(grant, handle.secret, context))
             descriptors += exported.descriptors
-            self._note(EventKind.LEASED, export, connection.pid)
         connection.queue(number, b"".join(records), tuple(descriptors))
         self._flush(connection)
-
-    def _admit(
-        self, connection: ServerConnection, context: bytes, reported: int, wanted: Wanted
-    ) -> Export | Refusal:
-        """Return the export that a peer may have, after the vendor's whitelist knows the peer."""
-        refusal = self._refusal_of(wanted.allocation, wanted.export)
-        if refusal is not None:
-            return refusal
-        shared = self._shared[wanted.allocation]
-        export = shared.exports[wanted.export]
-        handle = export.handle
-        if not verify(wanted.proof, handle.secret, b"import", context, handle.core):
-            return Refusal(Status.UNKNOWN, "the secret or a field of the handle is wrong")
-        reason = export.allow.refuses(connection.pid, connection.uid, self._own_uid)
-        if reason is not None:
-            export.denied += 1
-            self._note(EventKind.DENIED, export, connection.pid, reason)
-            return Refusal(Status.DENIED, reason)
-        if shared.grant is not None:
-            try:
-                shared.grant(export, Peer(connection.pid, reported))
-            except CrossmemError as error:
-                return Refusal(Status.FAILED, str(error))
-        return export
-
-    def _refusal_of(self, allocation: int, export: int) -> Refusal | None:
-        """Return why nobody gets this export, None where it can be given."""
-        if self._is_exiting:
-            return Refusal(Status.EXITING, "the exporting process is exiting")
-        shared = self._shared.get(allocation)
-        if shared is None and not 0 < allocation <= self._newest_allocation:
-            return Refusal(Status.UNKNOWN, "there is no such allocation")
-        if shared is None or shared.is_retired:
-            return Refusal(Status.STALE, "the allocation was freed")
-        if export not in shared.exports:
-            return Refusal(Status.UNKNOWN, "the allocation was not exported in this way")
-        return None
 
     def _holder_of(self, connection: ServerConnection, start_time: int) -> Holder:
         if connection.holder is not None:
@@ -429,7 +325,9 @@ class LeaseServer:
 
     def _catch_up(self, allocation: int) -> None:
         """Read what the holders of an allocation have already sent, and see who is dead."""
-        holders = {lease.holder for lease in self._leases.of(allocation)}
+        holders = self.book.holders_of(allocation)
+        if not holders:
+            return
         for connection in list(self._connections.values()):
             if connection.holder in holders:
                 self._serve(connection, at_most=_MAX_CAUGHT_UP)
@@ -437,24 +335,8 @@ class LeaseServer:
             self._lose_if_dead(holder)
 
     def _release(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            lease = self._leases.end(number)
-            if lease is not None:
-                self._after_end(lease)
-
-    def _after_end(self, lease: Lease, kind: EventKind = EventKind.LEASE_ENDED) -> None:
-        self._forget_if_unused(lease.holder)
-        shared = self._shared.get(lease.allocation)
-        if shared is None:
-            # The holder had several leases on it, and the end of another one was the last.
-            return
-        self._note(kind, shared.exports[lease.export], lease.holder.pid)
-        if self._leases.is_leased(lease.allocation):
-            return
-        self._idle.notify_all()
-        if shared.is_retired:
-            del self._shared[lease.allocation]
-            shared.on_idle()
+        for holder in self.book.end(numbers):
+            self._forget_if_unused(holder)
 
     def _drop(self, connection: ServerConnection) -> None:
         """Close a connection. Its leases stay where the process can be watched (law C11)."""
@@ -484,8 +366,7 @@ class LeaseServer:
 
     def _lose(self, holder: Holder) -> None:
         """End everything that a dead process held."""
-        for lease in self._leases.end_all(holder):
-            self._after_end(lease, EventKind.LEASE_LOST)
+        self.book.lose(holder)
         for connection in list(self._connections.values()):
             if connection.holder is holder:
                 self._drop(connection)
@@ -500,28 +381,3 @@ class LeaseServer:
             self._unwatch(holder.pidfd)
             os.close(holder.pidfd)
             holder.pidfd = None
-
-    def _note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
-        if not self._registry.observed:
-            return
-        handle = export.handle
-        self._events.append(
-            Event(
-                kind,
-                backend=handle.backend,
-                device=handle.device,
-                allocation=handle.allocation,
-                nbytes=handle.nbytes,
-                owner_pid=handle.owner.pid,
-                peer_pid=peer_pid,
-                detail=detail,
-            )
-        )
-
-    def _emit_events(self) -> None:
-        while self._events:
-            try:
-                event = self._events.pop(0)
-            except IndexError:
-                return
-            self._registry.emit(event)

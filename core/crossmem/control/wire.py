@@ -143,7 +143,7 @@ class Refusal(NamedTuple):
 def prove(secret: bytes, role: bytes, *parts: bytes) -> bytes:
     """Return a message authentication code that only a holder of the secret can make.
 
-    Keyed BLAKE2b is a MAC by design (RFC 7693) and takes a third of the time of HMAC. The role
+    Keyed BLAKE2b is a MAC by design (RFC 7693) and takes less time than HMAC. The role
     keeps a request's proof from being played back as a reply's.
     """
     message = b"".join(parts)

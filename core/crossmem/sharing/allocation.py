@@ -23,7 +23,7 @@ from crossmem.errors import (
 )
 from crossmem.models import Access, Event, EventKind, ShareableHandle
 from crossmem.sharing.memory import Memory
-from crossmem.sharing.process import Process, drain, foreign
+from crossmem.sharing.process import Process, drain, is_current, refuse_foreign
 
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
@@ -146,10 +146,8 @@ class Allocation(Memory):
         return f"<Allocation {self._owned.number} of {self.nbytes} bytes on {self.device.name}>"
 
     def _live(self) -> Owned:
+        refuse_foreign(self._process, self)
         owned = self._owned
-        error = foreign(self._process, self)
-        if error is not None:
-            raise error
         if owned is None:
             msg = f"{self!r} cannot be used any more"
             raise ClosedError(msg, backend=self.device.backend)
@@ -216,7 +214,7 @@ class Allocation(Memory):
         if owned is not None:
             # The hot path: has this process exported it like this before?
             handle = owned.handles.get((allow, access, lease, mechanism))
-            if handle is not None and foreign(self._process, self) is None:
+            if handle is not None and is_current(self._process):
                 return handle
         owned = self._live()
         drain()
@@ -250,9 +248,10 @@ class Allocation(Memory):
             Where a view of the memory is alive, or leases remain and ``busy`` is not
             ``"defer"``. Nothing has changed then.
         """
-        if self._owned is None:
+        owned = self._owned
+        if owned is None:
             return
-        owned = self._live()
+        refuse_foreign(self._process, self)
         if busy not in {"defer", "raise", "wait"}:
             msg = f'busy must be "defer", "raise" or "wait", not {busy!r}'
             raise ConfigurationError(msg, operation="free")
@@ -287,7 +286,7 @@ class Allocation(Memory):
 
     def __del__(self) -> None:
         owned = getattr(self, "_owned", None)
-        if owned is None or foreign(self._process, "") is not None or self._process.is_exiting:
+        if owned is None or not is_current(self._process) or self._process.is_exiting:
             return
         self._process.pending.append(owned.retire)
         warnings.warn(
@@ -335,7 +334,7 @@ def _export(
             has_whitelist = type(device.driver).grant is not Driver.grant
             grant = owned.grant if has_whitelist else None
             owned.shared = Shared(owned.number, grant, owned.on_idle)
-        server.publish(owned.shared, Export(handle, allow or _EVERYONE_OF_THIS_USER, exported))
+        server.book.publish(owned.shared, Export(handle, allow or _EVERYONE_OF_THIS_USER, exported))
     if process.registry.observed:
         owned.tell(EventKind.EXPORTED)
     return handle
@@ -367,8 +366,8 @@ def _await_leases(owned: Owned, wait_s: float) -> None:
         return
     deadline = time.monotonic() + wait_s
     while not server.retire(owned.number, even_if_leased=False):
-        if not server.wait_idle(owned.number, max(0.0, deadline - time.monotonic())):
-            holders = [str(one.holder.pid) for one in server.leases_of(owned.number)]
+        if not server.book.wait_idle(owned.number, max(0.0, deadline - time.monotonic())):
+            holders = [str(one.holder.pid) for one in server.book.leases_of(owned.number)]
             msg = (
                 f"allocation {owned.number} is leased by process {', '.join(sorted(set(holders)))}"
             )

@@ -13,7 +13,7 @@ from crossmem.errors import CrossmemError, DeviceNotFoundError, OutOfMemoryError
 from crossmem.models import Capabilities, DeviceInfo
 from crossmem.plugin import choose
 from crossmem.sharing.allocation import Allocation, Owned
-from crossmem.sharing.process import Process, drain, foreign, refuse_forked_backend
+from crossmem.sharing.process import Process, drain, refuse_foreign, refuse_forked_backend
 
 __all__ = ["Device", "device", "devices", "find_by_identity"]
 
@@ -79,9 +79,7 @@ class Device:
         ForkedProcessError
             With what to do instead.
         """
-        error = foreign(self._process, self)
-        if error is not None:
-            raise error
+        refuse_foreign(self._process, self)
 
     def allocate(self, nbytes: int) -> Allocation:
         """Allocate device memory.

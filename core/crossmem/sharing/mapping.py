@@ -12,7 +12,7 @@ from crossmem.errors import BusyError, ClosedError, UnsupportedError
 from crossmem.models import ShareableHandle
 from crossmem.sharing.entry import Entry
 from crossmem.sharing.memory import Memory
-from crossmem.sharing.process import Process, drain, foreign
+from crossmem.sharing.process import Process, drain, is_current, refuse_foreign
 
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
@@ -55,10 +55,8 @@ class Import:
         return f"<Import of {self.nbytes} bytes from pid {self.handle.owner.pid}, {state}>"
 
     def _live(self) -> Entry:
+        refuse_foreign(self._process, self)
         entry = self._entry
-        error = foreign(self._process, self)
-        if error is not None:
-            raise error
         if entry is None:
             msg = f"{self!r} cannot be used any more"
             raise ClosedError(msg)
@@ -110,7 +108,7 @@ class Import:
         """
         if self._entry is None:
             return
-        self._live()
+        refuse_foreign(self._process, self)
         with self._process.lifetimes:
             if self._entry is None:
                 return
@@ -195,10 +193,8 @@ class Mapping(Memory):
         return f"<Mapping of {self.nbytes} bytes from pid {self.handle.owner.pid}, {kind}, {state}>"
 
     def _live(self) -> Entry:
+        refuse_foreign(self._process, self)
         entry = self._entry
-        error = foreign(self._process, self)
-        if error is not None:
-            raise error
         if entry is None:
             msg = f"{self!r} cannot be used any more"
             raise ClosedError(msg)
@@ -234,7 +230,7 @@ class Mapping(Memory):
         """
         if self._entry is None:
             return
-        self._live()
+        refuse_foreign(self._process, self)
         with self._process.lifetimes:
             if self._entry is None:
                 return
@@ -288,4 +284,4 @@ def release(process: Process, entry: Entry) -> None:
 
 def _may_release(process: Process) -> bool:
     """Whether a finaliser may leave work behind: not in a forked child, not at exit."""
-    return foreign(process, "") is None and not process.is_exiting
+    return is_current(process) and not process.is_exiting

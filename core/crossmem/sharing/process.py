@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from crossmem.sharing.allocation import Owned
     from crossmem.sharing.device import Device
 
-__all__ = ["Process", "current", "drain", "foreign"]
+__all__ = [
+    "Process",
+    "current",
+    "drain",
+    "is_current",
+    "refuse_foreign",
+    "refuse_forked_backend",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -110,8 +117,8 @@ class Process:
         # First what is held here: the other side may be waiting for it in the same way.
         self.imports.close_all()
         server = self._server
-        if server is not None and not server.wait_all_idle(self.settings.exit_wait_s):
-            for shared, leases in server.report():
+        if server is not None and not server.book.wait_all_idle(self.settings.exit_wait_s):
+            for shared, leases in server.book.report():
                 if leases:
                     pids = ", ".join(sorted({str(one.holder.pid) for one in leases}))
                     _log.warning(
@@ -197,12 +204,18 @@ def drain() -> Process:
     return process
 
 
-def foreign(process: Process, what: object) -> ForkedProcessError | None:
-    """Return the error for an object of the parent process, None where it is this process's."""
+def is_current(process: Process) -> bool:
+    """Whether a state is this process's, not one that was inherited through fork."""
+    return process is _current
+
+
+def refuse_foreign(process: Process, what: object) -> None:
+    """Raise ``ForkedProcessError`` where an object belongs to the parent process."""
     if process is _current:
-        return None
-    return ForkedProcessError(
-        f"{what!r} was inherited from process {process.identity.pid} through fork",
+        return
+    msg = f"{what!r} was inherited from process {process.identity.pid} through fork"
+    raise ForkedProcessError(
+        msg,
         hint="pass the handle to the child and import it there, or start children with spawn",
     )
 

@@ -77,7 +77,7 @@ def exports() -> list[ExportInfo]:
             denied=export.denied,
             waiting=shared.is_retired,
         )
-        for shared, leases in process.server.report()
+        for shared, leases in process.server.book.report()
         for export in shared.exports.values()
     ]
 

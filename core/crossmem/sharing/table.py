@@ -146,7 +146,7 @@ class ImportTable:
         if owned is None or server is None or owned.is_retired:
             msg = f"allocation {handle.allocation} of this process was freed"
             raise StaleHandleError(msg, operation="import")
-        return LocalEntry(wish.key, wish.device, wish.access, owned, server.release_mine)
+        return LocalEntry(wish.key, wish.device, wish.access, owned, server.book.release_mine)
 
     def _open(self, missing: list[tuple[Wish, Entry]], deadline: Deadline) -> None:
         """Lease and open what is missing. The entries' locks are held."""
@@ -188,7 +188,7 @@ class ImportTable:
 
     def _lease_locally(self, handle: ShareableHandle, entry: LocalEntry) -> None:
         server = self._process.start_server()
-        lease = server.lease_to_myself(handle.allocation, handle.export, handle.core)
+        lease = server.book.lease_to_myself(handle.allocation, handle.export, handle.core)
         if isinstance(lease, Refusal):
             raise _error_of(lease, handle)
         entry.add_lease(handle.core, lease.number)
@@ -257,12 +257,17 @@ class ImportTable:
         for entry in list(self._entries.values()):
             if any(one is not None and one.has_views for one in (ref() for ref in entry.viewers)):
                 continue
-            with entry.lock:
+            # A thread that waits for an exporter has the lock; exit does not wait for it.
+            if not entry.lock.acquire(blocking=False):
+                continue
+            try:
                 if not entry.is_dead:
                     entry.is_open = False
                     entry.is_dead = True
                     with suppress(CrossmemError):
                         entry.close()
+            finally:
+                entry.lock.release()
         for connection in self._connections.values():
             connection.flush()
             connection.close()

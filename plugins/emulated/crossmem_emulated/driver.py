@@ -212,7 +212,8 @@ class EmulatedDriver(Driver):
         except SystemCallError as error:
             info = self._devices[imported.ordinal]
             raise _translate(error, "attach", info, capacity) from None
-        if self._advise_huge and capacity >= _HUGE_PAGE_NBYTES:
+        # More than one huge page means that more than one was asked for.
+        if self._advise_huge and capacity > _HUGE_PAGE_NBYTES:
             memory.advise_huge(pointer, capacity)
         if not remappable:
             # The mapping keeps the memory: ten thousand of them need no descriptor.

@@ -267,9 +267,10 @@ def test_huge_pages_are_asked_for_where_option_kernel_and_size_say_so(
     options = Options(hugepages=option, granularity="page" if granularity == "page" else "2MiB")
     driver = EmulatedDriver(options)
 
-    block = driver.allocate(0, PAGE)
+    nbytes = PAGE if granularity == "page" else 4 << 20
+    block = driver.allocate(0, nbytes)
     exported = driver.export(block, "memfd", "ro")
-    imported = driver.import_(0, exported, nbytes=PAGE, capacity=block.capacity, access="ro")
+    imported = driver.import_(0, exported, nbytes=nbytes, capacity=block.capacity, access="ro")
     pointer = driver.map(imported, remappable=False)
     driver.unmap(imported, pointer)
     driver.free(block)

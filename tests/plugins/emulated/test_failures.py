@@ -121,7 +121,7 @@ def test_an_interrupted_preparation_leaves_nothing(
     driver = EmulatedDriver(Options(prefault=True, poison=True, capacity_nbytes=UNIT))
     before = footprint()
     with pytest.raises(KeyboardInterrupt):
-        driver.allocate(0, 1)
+        driver.allocate(0, UNIT)
 
     assert footprint() == before
     assert free_nbytes(driver, 0) == UNIT

@@ -8,7 +8,6 @@ import mmap
 import os
 import struct
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
@@ -34,8 +33,6 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-
-_drivers: "weakref.WeakSet[AcmeDriver]" = weakref.WeakSet()
 
 
 def _fail(call: str, code: int) -> NoReturn:
@@ -69,19 +66,14 @@ class AcmeDriver(Driver):
     backend = "acme"
 
     def __init__(self) -> None:
-        self._start()
-        _drivers.add(self)
-
-    def _start(self) -> None:
         self._lock = threading.Lock()
         self._used = [0] * BOARDS
         self._open: set[int] = set()
 
-    def forked(self) -> None:
-        """Drop, in a forked child, what belongs to the parent."""
+    @override
+    def after_fork_in_child(self) -> None:
         for descriptor in self._open:
             os.close(descriptor)
-        self._start()
 
     @override
     def devices(self) -> tuple[DeviceInfo, ...]:
@@ -188,11 +180,3 @@ class AcmeDriver(Driver):
         if descriptor is not None:
             self._open.discard(descriptor)
             os.close(descriptor)
-
-
-def _after_fork() -> None:
-    for driver in list(_drivers):
-        driver.forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

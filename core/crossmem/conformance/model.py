@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What processes that share memory must hold, as dictionaries: the model of the state machine."""
+
+from dataclasses import dataclass, field
+
+import crossmem
+
+__all__ = ["Block", "Entry", "Handle", "Held", "Model"]
+
+
+@dataclass(eq=False)
+class Block:
+    """An allocation: where it is, what it holds, and what became of it."""
+
+    name: str
+    place: int
+    contents: bytearray
+    exports: set[str] = field(default_factory=set)
+    is_freed: bool = False
+    is_orphaned: bool = False
+
+
+@dataclass(eq=False)
+class Handle:
+    """A handle to all of a block or a part of it."""
+
+    block: Block
+    handle: crossmem.ShareableHandle
+
+    @property
+    def span(self) -> slice:
+        """Which bytes of the block it names."""
+        return slice(self.handle.offset, self.handle.offset + self.handle.length)
+
+
+@dataclass(eq=False)
+class Held:
+    """An import or a mapping in one of the processes."""
+
+    name: str
+    place: int
+    handle: Handle
+    key: tuple[int, str, str]
+    readonly: bool
+    parent: "Held | None" = None
+    mappings: int = 0
+
+
+@dataclass
+class Entry:
+    """One (allocation, access) that a process has open: how often, and by which exports."""
+
+    block: Block
+    users: int = 0
+    exports: set[str] = field(default_factory=set)
+
+
+class Model:
+    """What every allocation holds, who has it open in which way, and what calls must give.
+
+    Processes are known by number here.
+
+    Parameters
+    ----------
+    has_readonly_alias
+        Whether a process can map its own memory read-only.
+    survives_owner
+        As in :class:`crossmem.Capabilities`.
+    """
+
+    def __init__(self, *, has_readonly_alias: bool, survives_owner: bool) -> None:
+        self.has_readonly_alias = has_readonly_alias
+        self.survives_owner = survives_owner
+        self.blocks: list[Block] = []
+        self.handles: list[Handle] = []
+        self.imports: list[Held] = []
+        self.mappings: list[Held] = []
+        self.entries: dict[tuple[int, str, str], Entry] = {}
+
+    def access_of(self, handle: Handle, *, readonly: bool | str) -> str:
+        """Return how a place has a block open that it imports by this handle."""
+        return "ro" if readonly is True else handle.handle.access
+
+    def refusal(self, place: int, handle: Handle, access: str) -> type[Exception] | None:
+        """Return why an import must fail, None where it must succeed."""
+        entry = self.entries.get((place, handle.block.name, access))
+        if entry is not None and handle.handle.access in entry.exports:
+            return None
+        if handle.block.is_orphaned:
+            return crossmem.OwnerGoneError
+        if handle.block.is_freed:
+            return crossmem.StaleHandleError
+        is_own = place == handle.block.place
+        if is_own and access == "ro" and not self.has_readonly_alias:
+            return crossmem.UnsupportedError
+        return None
+
+    def enter(self, place: int, handle: Handle, name: str, *, readonly: bool | str) -> Held:
+        """Note an import that succeeded."""
+        access = self.access_of(handle, readonly=readonly)
+        key = (place, handle.block.name, access)
+        entry = self.entries.setdefault(key, Entry(handle.block))
+        entry.users += 1
+        entry.exports.add(handle.handle.access)
+        return Held(name, place, handle, key, access == "ro" or bool(readonly))
+
+    def leave(self, held: Held) -> None:
+        """Note the end of an import."""
+        entry = self.entries[held.key]
+        entry.users -= 1
+        if not entry.users:
+            del self.entries[held.key]
+
+    def holders(self, block: Block) -> set[int]:
+        """Return which processes have a block open."""
+        return {place for (place, name, _), _ in self.entries.items() if name == block.name}
+
+    def own(self) -> list[Block]:
+        """Return the blocks that are not freed and whose owner lives."""
+        return [one for one in self.blocks if not (one.is_freed or one.is_orphaned)]
+
+    def memories(self) -> list[tuple[str, int, Block, slice, bool]]:
+        """Return all that can be read: name, place, block, which bytes, and whether read-only."""
+        mapped = [
+            (one.name, one.place, one.handle.block, one.handle.span, one.readonly)
+            for one in self.mappings
+            if self.survives_owner or not one.handle.block.is_orphaned
+        ]
+        owned = [
+            (one.name, one.place, one, slice(0, len(one.contents)), False) for one in self.own()
+        ]
+        return mapped + owned
+
+    def kill(self, place: int) -> None:
+        """Note the death of a process: what it owned is orphaned, what it held is let go."""
+        for block in self.blocks:
+            block.is_orphaned = block.is_orphaned or block.place == place
+        self.imports = [one for one in self.imports if one.place != place]
+        self.mappings = [one for one in self.mappings if one.place != place]
+        self.entries = {key: one for key, one in self.entries.items() if key[0] != place}
+
+    def held_by(self, place: int) -> tuple[list[Block], dict[str, int]]:
+        """Return the blocks that a process has, and how many objects its driver has open."""
+        blocks = [
+            one
+            for one in self.blocks
+            if one.place == place
+            and not one.is_orphaned
+            and (not one.is_freed or self.holders(one))
+        ]
+        entries = [one for (where, *_), one in self.entries.items() if where == place]
+        # A process's own memory is not imported, but that of a dead one of the same number is.
+        foreign = [one for one in entries if one.block.place != place or one.block.is_orphaned]
+        expected = {
+            "blocks": len(blocks),
+            "exports": sum(len(one.exports) for one in blocks),
+            "imports": len(foreign),
+        }
+        return blocks, expected

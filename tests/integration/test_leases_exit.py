@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Interpreters that shut down while others are connected, wait, or are served."""
+
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.peers import Peer
+
+if TYPE_CHECKING:
+    from tests.integration import lease_actions
+    from tests.integration.conftest import StartPeer
+else:
+    import lease_actions
+
+NBYTES = 4096
+COMPLAINTS = ("Traceback", "Fatal Python error", "Exception ignored", "ResourceWarning")
+
+
+def exits_quietly(peer: Peer, *, within: float = 4) -> str:
+    output = peer.exit(within=within)
+    for complaint in COMPLAINTS:
+        assert complaint not in output, output
+    return output
+
+
+def test_an_exporter_with_clients_of_all_kinds(start_peer: "StartPeer", run_dir: Path) -> None:
+    exporter = start_peer(CROSSMEM_EXIT_WAIT="0.3")
+    importers = [start_peer() for _ in range(3)]
+    blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
+    for importer in importers:
+        importer.call(actions.attach, "mapped", blob)
+    importers[0].stop()
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(lease_actions.connect(blob))
+        asking = stack.enter_context(lease_actions.connect(blob))
+        asking.sendall(lease_actions.request(blob, asking.recv(1000)))
+
+        output = exits_quietly(exporter)
+
+    for importer in importers:
+        assert str(importer.pid) in output
+    importers[0].cont()
+    for importer in importers:
+        assert importer.call(actions.read, "mapped", 4) == b"data"
+        assert not importer.call(actions.attribute, "mapped", "owner_alive")
+        importer.call(actions.unmap, "mapped")
+    assert list(run_dir.iterdir()) == []
+
+
+def test_an_exporter_whose_threads_still_work(start_peer: "StartPeer", run_dir: Path) -> None:
+    exporter, other = start_peer(), start_peer()
+    blob = other.call(actions.offer, "memory", NBYTES, b"data")
+    exporter.call(lease_actions.churn_in_threads, blob)
+
+    exits_quietly(exporter)
+
+    other.call(actions.free, "memory", busy="wait", timeout=1)
+    assert len(list(run_dir.iterdir())) == 1
+
+
+def test_an_exporter_that_is_asked_all_the_time(start_peer: "StartPeer") -> None:
+    exporter, importer = start_peer(), start_peer()
+    blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
+    asking = importer.start(lease_actions.attach_until_it_is_gone, blob)
+
+    exits_quietly(exporter)
+
+    assert asking.result() == "OwnerGoneError"
+
+
+def test_an_importer_that_waits_for_a_stopped_exporter(start_peer: "StartPeer") -> None:
+    exporter, importer = start_peer(), start_peer()
+    met, unmet = (exporter.call(actions.offer, name, NBYTES) for name in "ab")
+    importer.call(actions.attach, "mapped", met)
+    exporter.stop()
+    importer.call(lease_actions.attach_in_background, unmet, 60.0)
+
+    start = time.monotonic()
+    exits_quietly(importer)
+    assert time.monotonic() - start < 3
+
+    exporter.cont()
+    for name in "ab":
+        exporter.call(actions.free, name, busy="wait", timeout=1)
+
+
+def test_an_importer_whose_exporter_is_dead(start_peer: "StartPeer") -> None:
+    exporter, importer = start_peer(), start_peer()
+    importer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", NBYTES))
+    exporter.kill()
+
+    exits_quietly(importer)
+
+
+def test_nothing_is_left_when_everybody_exits_at_once(
+    start_peer: "StartPeer", run_dir: Path
+) -> None:
+    peers = [start_peer() for _ in range(4)]
+    blobs = [one.call(actions.offer, "memory", NBYTES, b"data") for one in peers]
+    for one in peers:
+        one.call(actions.attach_many, [f"mapped{n}" for n in range(4)], blobs)
+
+    start = time.monotonic()
+    for one in peers:
+        one.request_exit()
+    for one in peers:
+        exits_quietly(one, within=10)
+
+    assert time.monotonic() - start < 6
+    assert list(run_dir.iterdir()) == []
+
+
+def test_whoever_comes_after_the_exit_hears_that_the_exporter_is_gone(
+    start_peer: "StartPeer",
+) -> None:
+    exporter, importer = start_peer(), start_peer()
+    blob = exporter.call(actions.offer, "memory", NBYTES)
+    exits_quietly(exporter)
+
+    with pytest.raises(crossmem.OwnerGoneError, match=str(exporter.pid)):
+        importer.call(actions.attach, "never", blob)
