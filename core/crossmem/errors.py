@@ -186,4 +186,5 @@ class DriverError(CrossmemError, RuntimeError):
 
     @override
     def __str__(self) -> str:
-        return f"{super().__str__()}\n{self.call} failed with {self.name} ({self.code})"
+        text = super().__str__()
+        return f"{text}\n{self.call} failed with {self.name} ({self.code})" if self.call else text

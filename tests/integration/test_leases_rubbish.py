@@ -71,6 +71,8 @@ def import_of(*, count: int, records: bytes = b"", request: int = 1) -> bytes:
     return header(MessageType.IMPORT, request=request) + body
 
 
+FULL_PAGE = wire.MAX_MESSAGE_NBYTES - wire.HEADER.size
+
 WRONG = {
     "one byte": [b"\x02"],
     "half a header": [header(MessageType.RELEASE)[:7]],
@@ -86,7 +88,8 @@ WRONG = {
     "a cut off release": [header(MessageType.RELEASE) + bytes(13)],
     "too large": [header(MessageType.IMPORT) + bytes(wire.MAX_MESSAGE_NBYTES)],
     "much too large": [header(MessageType.RELEASE) + bytes(150_000)],
-    "pages without end": [header(MessageType.IMPORT, flags=0) + bytes(59_000)] * 40,
+    "pages without end": [header(MessageType.IMPORT, flags=0) + bytes(FULL_PAGE)] * 40,
+    "small pages": [header(MessageType.IMPORT, flags=0) + bytes(20)] * 2,
     "text": [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"],
 }
 
@@ -96,7 +99,7 @@ ODD = {
     "a release of nothing": [header(MessageType.RELEASE)],
     "a cancel of what it never asked": [header(MessageType.CANCEL, request=2**64 - 1)],
     "unknown flags": [header(MessageType.RELEASE, flags=0xFE)],
-    "an unfinished request": [header(MessageType.IMPORT, flags=0) + bytes(20)] * 3,
+    "an unfinished request": [header(MessageType.IMPORT, flags=0) + bytes(FULL_PAGE)] * 3,
     "a request for what never was": [import_of(count=1, records=b"\xff" * 28)],
 }
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from crossmem.control import client, link, server
-from crossmem.control.book import LeaseBook
+from crossmem.control import book, client, link, server
 from crossmem.control.leases import LeaseTable
 from crossmem.control.records import Allow
 from crossmem.control.wire import Status
@@ -152,7 +151,7 @@ def c05_allocations_are_named_by_their_address() -> None:
 
 @mutant
 def c06_freed_memory_can_be_imported() -> None:
-    @instead(LeaseBook, "_refusal_of")
+    @instead(book.LeaseBook, "_refusal_of")
     def _(old: Any, self: Any, number: int, export: int) -> Any:
         shared = self._shared.get(number)
         return None if shared and export in shared.exports else old(self, number, export)
@@ -255,7 +254,7 @@ def c13_everybody_is_admitted() -> None:
 
 @mutant
 def c13_nobody_hears_of_denials() -> None:
-    @instead(LeaseBook, "admit")
+    @instead(book.LeaseBook, "admit")
     def _(old: Any, self: Any, *args: Any) -> Any:
         answer = old(self, *args)
         for shared in self._shared.values():
@@ -284,7 +283,7 @@ def c14_damage_is_not_noticed() -> None:
 
 @mutant
 def c14_any_secret_is_right() -> None:
-    always(server, "verify", value=True)
+    always(book, "verify", value=True)
     always(client, "verify", value=True)
 
 
@@ -376,7 +375,7 @@ def c18_a_forked_child_keeps_its_parents_memory() -> None:
 @mutant
 def c18_inherited_objects_work() -> None:
     for module in (allocation, device, mapping):
-        always(module, "foreign", None)
+        always(module, "refuse_foreign", None)
 
 
 @mutant
@@ -389,7 +388,7 @@ def c19_every_thread_opens() -> None:
 
 @mutant
 def c20_an_exit_waits_for_nobody() -> None:
-    @instead(LeaseBook, "wait_all_idle")
+    @instead(book.LeaseBook, "wait_all_idle")
     def _(old: Any, self: Any, _timeout_s: float) -> Any:
         return old(self, 0.0)
 
@@ -404,7 +403,7 @@ def c20_an_exit_leaves_its_path() -> None:
 
 @mutant
 def c20_an_exiting_process_still_grants() -> None:
-    @instead(LeaseBook, "_refusal_of")
+    @instead(book.LeaseBook, "_refusal_of")
     def _(old: Any, self: Any, *args: Any) -> Any:
         with changed(self, "_is_exiting", value=False):
             return old(self, *args)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 import crossmem
 from crossmem.conformance import actions
-from crossmem.conformance.model import Block, Handle, Held, Model
+from crossmem.conformance.model import Block, Handle, Held, Model, account
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
 from crossmem.conformance.strategies import contents, parts
@@ -273,25 +273,19 @@ class SharingMachine(RuleBasedStateMachine):
 
     def differences(self, place: int) -> list[str]:
         """Return in which ways a process differs from the model."""
-        state = self.at(place, actions.state)
+        live, violations, leased = self.at(place, account)
         blocks, expected = self.model.held_by(place)
-        found = {kind: state["live"][kind] for kind in expected}
+        found = {kind: live[kind] for kind in expected}
         problems = [] if found == expected else [f"{place} holds {found}, not {expected}"]
-        problems += state["violations"]
         pids = {HERE: actions.pid(), **{n: peer.pid for n, peer in self.peers.items()}}
         leases = sorted(
             (block.is_freed, sorted(pids[one] for one in self.model.holders(block)))
             for block in blocks
             if block.exports
         )
-        told: dict[int, tuple[bool, set[int]]] = {}
-        for info in self.at(place, actions.exports):
-            _, known = told.setdefault(info.handle.allocation, (info.waiting, set()))
-            known.update(lease.pid for lease in info.leases)
-        got = sorted((waiting, sorted(known)) for waiting, known in told.values())
-        if got != leases:
-            problems.append(f"{place} says that it is leased {got}, not {leases}")
-        return problems
+        if leased != leases:
+            problems.append(f"{place} says that it is leased {leased}, not {leases}")
+        return [*problems, *violations]
 
     @override
     def teardown(self) -> None:
@@ -305,5 +299,5 @@ class SharingMachine(RuleBasedStateMachine):
 
     def leftovers(self, place: int) -> list[str]:
         """Return what a process still holds when it should hold nothing."""
-        live = self.at(place, actions.state)["live"]
+        live, _, _ = self.at(place, account)
         return [f"{place} still holds {count} {kind}" for kind, count in live.items() if count]

@@ -4,8 +4,26 @@
 from dataclasses import dataclass, field
 
 import crossmem
+from crossmem.conformance import actions
 
-__all__ = ["Block", "Entry", "Handle", "Held", "Model"]
+__all__ = ["Account", "Block", "Entry", "Handle", "Held", "Model", "account"]
+
+Account = tuple[dict[str, int], list[str], list[tuple[bool, list[int]]]]
+"""What a driver has open, what was done against its rules, and who holds each allocation."""
+
+
+def account() -> Account:
+    """Return what the calling process holds, and whom it believes to hold its memory.
+
+    Each exported allocation is one pair: whether it waits to be freed, and the holders' pids.
+    """
+    crossmem.collect()
+    holders: dict[int, tuple[bool, set[int]]] = {}
+    for info in crossmem.exports():
+        _, known = holders.setdefault(info.handle.allocation, (info.waiting, set()))
+        known.update(lease.pid for lease in info.leases)
+    leased = sorted((waiting, sorted(known)) for waiting, known in holders.values())
+    return actions.live(), actions.violations(), leased
 
 
 @dataclass(eq=False)

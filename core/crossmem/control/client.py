@@ -2,6 +2,7 @@
 """The importer's side of leases: one kept connection and one pidfd for each exporter."""
 
 import os
+import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -64,19 +65,16 @@ class OwnerConnection:
         The exporting and the calling process.
     run_dir
         Where the path of the owner's server lies.
-    gate
-        Held while a socket is made; a fork waits for it, so that it knows of every socket.
     """
 
-    def __init__(
-        self, owner: ProcessIdentity, this: ProcessIdentity, run_dir: Path, gate: threading.RLock
-    ) -> None:
+    def __init__(self, owner: ProcessIdentity, this: ProcessIdentity, run_dir: Path) -> None:
         self.owner = owner
         self.entries = 0
         """Imports that use this connection; counted by the import table."""
         self._this = this
         self._run_dir = run_dir
-        self._gate = gate
+        self._dialing: list[socket.socket] = []
+        """Sockets that are being connected."""
         self._lock = threading.Lock()
         self._link: Link | None = None
         self._pidfd: int | None = None
@@ -205,6 +203,12 @@ class OwnerConnection:
             os.close(self._pidfd)
             self._pidfd = None
 
+    def abandon(self) -> None:
+        """Close every descriptor, and nothing else: for a forked child."""
+        for connection in self._dialing:
+            connection.close()
+        self.close()
+
     def _disconnect(self) -> None:
         link, self._link = self._link, None
         if link is not None:
@@ -212,8 +216,18 @@ class OwnerConnection:
         self._late_replies = False
 
     def _connect(self, deadline: Deadline) -> Link:
-        link = dial(self.owner, self._this, self._run_dir, self._gate, self._pidfd, deadline)
-        self._link, self._pidfd = link, link.pidfd
+        try:
+            link = dial(
+                self.owner,
+                self._this,
+                self._run_dir,
+                self._dialing.append,
+                self._pidfd,
+                deadline,
+            )
+            self._link, self._pidfd = link, link.pidfd
+        finally:
+            self._dialing.clear()
         return link
 
     # One request ---------------------------------------------------------------------------

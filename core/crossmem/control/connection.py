@@ -101,21 +101,32 @@ class ServerConnection:
                 yield MessageType(kind), request, body
                 continue
             if self._inbox or not flags & LAST:
-                body = self._collect(request, body)
+                self._collect(request, body, is_last=bool(flags & LAST))
             if flags & LAST:
-                self._inbox = bytearray()
+                if self._inbox:
+                    body, self._inbox = bytes(self._inbox), bytearray()
                 yield MessageType.IMPORT, request, body
 
-    def _collect(self, request: int, body: bytes) -> bytes:
-        """Put a page of a long request behind the earlier ones and return all so far."""
+    def _collect(self, request: int, body: bytes, *, is_last: bool) -> None:
+        """Put a page of a long request behind the earlier ones."""
         if self._inbox and request != self._inbox_request:
             self._inbox.clear()
         self._inbox_request = request
         self._inbox += body
-        if len(self._inbox) > MAX_REQUEST_NBYTES:
-            msg = f"a request of more than {MAX_REQUEST_NBYTES} bytes"
+        is_full = len(body) == MAX_MESSAGE_NBYTES - HEADER.size
+        if len(self._inbox) > MAX_REQUEST_NBYTES or not (is_last or is_full):
+            msg = f"{len(self._inbox)} bytes of a request in pages of {len(body)}"
             raise ProtocolError(msg)
-        return bytes(self._inbox)
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether a request has begun that is not complete."""
+        return bool(self._inbox)
+
+    @property
+    def collected_nbytes(self) -> int:
+        """Bytes of a request that is not complete."""
+        return len(self._inbox)
 
     def queue(self, request: int, body: bytes, descriptors: tuple[int, ...]) -> None:
         """Queue a reply; the descriptors go along in order."""

@@ -5,9 +5,8 @@ import array
 import os
 import select
 import socket
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -98,7 +97,7 @@ class Link:
         self.server_nonce = b""
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, not the pidfd."""
         self._socket.close()
 
     @property
@@ -233,7 +232,7 @@ def dial(
     owner: ProcessIdentity,
     this: ProcessIdentity,
     run_dir: Path,
-    gate: threading.RLock,
+    opened: Callable[[socket.socket], None],
     pidfd: int | None,
     deadline: Deadline,
 ) -> Link:
@@ -245,8 +244,8 @@ def dial(
         The exporting and the calling process.
     run_dir
         Where the path of the owner's server lies.
-    gate
-        Held while a socket is made; a fork waits for it, so that it knows of every socket.
+    opened
+        Makes a socket known to whoever must close it in a forked child.
     pidfd
         The owner's, where it is known already.
     deadline
@@ -262,7 +261,7 @@ def dial(
     link: Link | None = None
     try:
         with name_descriptor_limit("socket"):
-            link = Link(owner, _connect(owner, this, run_dir, gate, deadline), pidfd)
+            link = Link(owner, _connect(owner, this, run_dir, opened, deadline), pidfd)
             link.check_server(this)
         message, received, _was_cut = link.receive(deadline)
         close_all(received)
@@ -288,14 +287,14 @@ def _connect(
     owner: ProcessIdentity,
     this: ProcessIdentity,
     run_dir: Path,
-    gate: threading.RLock,
+    opened: Callable[[socket.socket], None],
     deadline: Deadline,
 ) -> socket.socket:
     attempts: list[str] = []
     refused: list[bool] = []
     for address in (str(socket_path(run_dir, owner)), abstract_address(owner)):
-        with gate:
-            connection = new_socket()
+        connection = new_socket()
+        opened(connection)
         try:
             _connect_to(connection, address, owner, deadline)
         except BaseException as error:

@@ -50,6 +50,7 @@ _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.02
 _SPIN_S: Final = 50e-6
 _STOP_JOIN_S: Final = 2.0
+_MAX_COLLECTED_NBYTES: Final = 8 * 2**20
 _MAX_CAUGHT_UP: Final = 1000
 
 
@@ -231,13 +232,17 @@ class LeaseServer:
         self._flush(connection)
 
     def _make_room(self) -> None:
-        """Let go of the oldest connection that never asked for anything, where there are many."""
+        """Let go of the oldest connection of a process without leases, where there are many.
+
+        An importer that needs it again connects again.
+        """
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if len(self._connections) < soft // 2:
             return
-        silent = next((one for one in self._connections.values() if one.holder is None), None)
-        if silent is not None:
-            self._drop(silent)
+        for connection in self._connections.values():
+            if connection.holder is None or not connection.holder.leases:
+                self._drop(connection)
+                return
 
     def _serve(self, connection: ServerConnection, *, at_most: int) -> None:
         """Handle what a peer has sent. Called by any thread that holds the lock."""
@@ -254,6 +259,11 @@ class LeaseServer:
                 elif connection.granted_request == request:
                     self._release(connection.granted)
                     connection.forget_replies()
+            if connection.is_collecting:
+                collected = sum(one.collected_nbytes for one in self._connections.values())
+                if collected > _MAX_COLLECTED_NBYTES:
+                    msg = "too many unfinished requests"
+                    raise ProtocolError(msg)
         except EOFError:
             self._drop(connection)
         except ProtocolError as error:

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from typing_extensions import override
 
 from crossmem.errors import InvalidHandleError, InvalidSizeError
+from crossmem.guards import check_part
 from crossmem.models.base import FrozenModel
 from crossmem.models.identity import ProcessIdentity
 
@@ -228,10 +229,11 @@ class ShareableHandle:
         A part is a convenience, not a security boundary: its importer's process maps the whole
         allocation (law C4).
         """
-        if offset < 0 or nbytes <= 0 or offset + nbytes > self.length:
-            msg = f"part [{offset}, {offset + nbytes}) does not lie in [0, {self.length})"
+        start, length = check_part(offset, nbytes, limit=self.length)
+        if not length:
+            msg = "a part must have at least 1 byte"
             raise InvalidSizeError(msg, operation="slice", backend=self.backend)
-        return _fill(_blank(), self._core, self.offset + offset, nbytes, None)
+        return _fill(_blank(), self._core, self.offset + start, length, None)
 
     def to_bytes(self) -> bytes:
         """Return the wire form: at most 1 KiB, always the same for the same export and part."""

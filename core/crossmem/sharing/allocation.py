@@ -5,7 +5,7 @@ import os
 import threading
 import time
 import warnings
-import weakref
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from crossmem.control.records import Allow, Export, Shared
 from crossmem.driver import Block, Driver, Exported, Peer
-from crossmem.driver.guards import check_timeout
 from crossmem.errors import (
     BusyError,
     ClosedError,
@@ -21,8 +20,9 @@ from crossmem.errors import (
     CrossmemError,
     UnsupportedError,
 )
+from crossmem.guards import check_timeout
 from crossmem.models import Access, Event, EventKind, ShareableHandle
-from crossmem.sharing.memory import Memory
+from crossmem.sharing.memory import Memory, Uses
 from crossmem.sharing.process import Process, drain, is_current, refuse_foreign
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Owned:
         "number",
         "process",
         "shared",
-        "viewers",
+        "uses",
     )
 
     def __init__(self, process: Process, device: "Device", number: int, block: Block) -> None:
@@ -62,7 +62,7 @@ class Owned:
         self.handles: dict[Any, ShareableHandle] = {}
         self.shared: Shared | None = None
         self.is_retired = False
-        self.viewers: list[weakref.ref[Memory]] = []
+        self.uses = Uses()
         process.owned[number] = self
         if process.registry.observed:
             self.tell(EventKind.ALLOCATED)
@@ -85,18 +85,19 @@ class Owned:
         if self.process.owned.pop(self.number, None) is None:
             return
         driver = self.device.driver
-        for exported in self.exported.values():
-            driver.release_export(self.block, exported)
-        driver.free(self.block)
+        with ExitStack() as steps:
+            steps.callback(driver.free, self.block)
+            for exported in self.exported.values():
+                steps.callback(driver.release_export, self.block, exported)
         if self.process.registry.observed:
             self.tell(EventKind.FREED)
 
     def free_at_exit(self) -> None:
         """Give the memory back at a normal exit, whoever holds it then.
 
-        What live views show is left to the kernel.
+        What is viewed or copied at this moment is left to the kernel.
         """
-        if any(one is not None and one.has_views for one in (ref() for ref in self.viewers)):
+        if self.uses.are_going_on:
             return
         try:
             self.free_now()
@@ -136,7 +137,7 @@ class Allocation(Memory):
 
     def __init__(self, owned: Owned) -> None:
         nbytes = owned.block.nbytes
-        super().__init__(owned.process, owned.device, nbytes, owned.viewers, readonly=False)
+        super().__init__(owned.process, owned.device, nbytes, owned.uses, readonly=False)
         self._owned: Owned | None = owned
 
     @override
@@ -249,7 +250,7 @@ class Allocation(Memory):
             ``"defer"``. Nothing has changed then.
         """
         owned = self._owned
-        if owned is None:
+        if owned is None or self._process.is_closed:
             return
         refuse_foreign(self._process, self)
         if busy not in {"defer", "raise", "wait"}:

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Literal
 
-from crossmem.driver.guards import check_timeout
 from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
+from crossmem.guards import check_timeout
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.device import Device, device, find_by_identity
 from crossmem.sharing.entry import Entry
@@ -100,15 +100,18 @@ def attach_many(
         return []
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     entries = process.imports.acquire(wishes, timeout_s)
-    with ExitStack() as undo:
-        mappings: list[Mapping] = []
-        for entry in entries:
-            undo.callback(release, process, entry)
+    mappings: list[Mapping] = []
+    try:
         for wish, entry in zip(wishes, entries, strict=True):
-            mapping = _mapping(process, wish.handle, entry, readonly)
-            undo.callback(entry.unmap)
-            mappings.append(mapping)
-        undo.pop_all()
+            mappings.append(_map(process, wish.handle, entry, readonly))
+    except BaseException:
+        with ExitStack() as undo:
+            # The one that failed has released its entry already.
+            for entry in entries[len(mappings) + 1 :]:
+                undo.callback(release, process, entry)
+            for mapping in mappings:
+                undo.callback(mapping.unmap)
+        raise
     return mappings
 
 
@@ -172,17 +175,13 @@ def _is_readonly(entry: Entry, readonly: Readonly) -> bool:
     return entry.access == "ro" or bool(readonly)
 
 
-def _mapping(
-    process: Process, handle: ShareableHandle, entry: Entry, readonly: Readonly
-) -> Mapping:
-    base = entry.map(remappable=False)
-    readonly = _is_readonly(entry, readonly)
-    return Mapping(process, entry, handle, base, None, readonly=readonly)
-
-
 def _map(process: Process, handle: ShareableHandle, entry: Entry, readonly: Readonly) -> Mapping:
-    try:
-        return _mapping(process, handle, entry, readonly)
-    except BaseException:
-        release(process, entry)
-        raise
+    """Return a mapping that owns one use of the entry; release that use where it fails."""
+    with ExitStack() as undo:
+        undo.callback(release, process, entry)
+        base = entry.map(remappable=False)
+        undo.callback(entry.unmap)
+        advised = _is_readonly(entry, readonly)
+        mapping = Mapping(process, entry, handle, base, None, readonly=advised)
+        undo.pop_all()
+    return mapping

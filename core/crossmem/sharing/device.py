@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from crossmem.control.processes import has_pidfds
 from crossmem.driver import Driver
-from crossmem.driver.guards import check_size
 from crossmem.errors import CrossmemError, DeviceNotFoundError, OutOfMemoryError
+from crossmem.guards import check_size
 from crossmem.models import Capabilities, DeviceInfo
 from crossmem.plugin import choose
 from crossmem.sharing.allocation import Allocation, Owned

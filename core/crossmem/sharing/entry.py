@@ -2,7 +2,6 @@
 """One imported allocation of this process, however many imports and mappings it has."""
 
 import threading
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,11 +11,11 @@ from crossmem.control.client import Leased, OwnerConnection
 from crossmem.driver import Imported, readonly_alias_of
 from crossmem.errors import InvalidHandleError, OwnerUnresponsiveError, UnsupportedError
 from crossmem.models import Access, ShareableHandle
+from crossmem.sharing.memory import Uses
 
 if TYPE_CHECKING:
     from crossmem.sharing.allocation import Owned
     from crossmem.sharing.device import Device
-    from crossmem.sharing.memory import Memory
 
 __all__ = ["Entry", "LocalEntry", "RemoteEntry"]
 
@@ -42,7 +41,7 @@ class Entry:
         "remappable",
         "shortcuts",
         "users",
-        "viewers",
+        "uses",
     )
 
     def __init__(self, key: object, device: "Device", access: Access) -> None:
@@ -61,8 +60,7 @@ class Entry:
         self.leases: list[int] = []
         self.shortcuts: list[tuple[bytes, object, object]] = []
         """Arguments by which the table finds this entry without looking closer."""
-        self.viewers: list[weakref.ref[Memory]] = []
-        """Mappings that were viewed."""
+        self.uses = Uses()
 
     def lock_within(self, timeout_s: float) -> None:
         """Take the lock.
@@ -101,14 +99,18 @@ class Entry:
 
     def close(self) -> None:
         """Give everything back. The lock is held and there is no user."""
-        if self.pointer:
-            self._unmap_now()
-        self._close()
+        try:
+            if self.pointer:
+                self._unmap_now()
+        finally:
+            self._close()
 
     def _unmap_now(self) -> None:
         pointer, self.pointer = self.pointer, 0
-        self.device.driver.synchronize(self.device.ordinal)
-        self._unmap(pointer)
+        try:
+            self.device.driver.synchronize(self.device.ordinal)
+        finally:
+            self._unmap(pointer)
 
     @property
     def is_owner_alive(self) -> bool:
@@ -189,12 +191,14 @@ class RemoteEntry(Entry):
 
     @override
     def _close(self) -> None:
-        if self.imported is not None:
-            imported, self.imported = self.imported, None
-            self.device.driver.close(imported)
-        if self.connection is not None and self.leases:
-            leases, self.leases = self.leases, []
-            self.connection.release(leases)
+        imported, self.imported = self.imported, None
+        leases, self.leases = self.leases, []
+        try:
+            if imported is not None:
+                self.device.driver.close(imported)
+        finally:
+            if self.connection is not None and leases:
+                self.connection.release(leases)
 
 
 class LocalEntry(Entry):
@@ -213,6 +217,7 @@ class LocalEntry(Entry):
         super().__init__(key, device, access)
         self._owned = owned
         self._release = release
+        self.uses = owned.uses
         self._alias = readonly_alias_of(device.driver) if access == "ro" else None
         if access == "ro" and self._alias is None:
             msg = f"{device.name} cannot map this process's own memory read-only"

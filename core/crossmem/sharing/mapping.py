@@ -42,12 +42,13 @@ class Import:
         self, process: Process, entry: Entry, handle: ShareableHandle, *, readonly: bool
     ) -> None:
         self._process = process
-        self._entry: Entry | None = entry
         self._readonly = readonly
         self._mappings = 0
         self.handle = handle
         self.device: Device = entry.device
         self.nbytes = handle.length
+        # Last: from here on, this object gives the import back.
+        self._entry: Entry | None = entry
 
     @override
     def __repr__(self) -> str:
@@ -106,9 +107,11 @@ class Import:
         BusyError
             Where mappings made by :meth:`map` are not unmapped yet.
         """
-        if self._entry is None:
+        if self._entry is None or self._process.is_closed:
             return
         refuse_foreign(self._process, self)
+        # Mappings that were dropped count until they are given back.
+        drain()
         with self._process.lifetimes:
             if self._entry is None:
                 return
@@ -117,7 +120,6 @@ class Import:
                 raise BusyError(msg, operation="close", hint="unmap them first")
             entry, self._entry = self._entry, None
         release(self._process, entry)
-        drain()
 
     def unmapped(self) -> None:
         """Count one mapping of this import less. Called by the mapping."""
@@ -180,11 +182,12 @@ class Mapping(Memory):
         *,
         readonly: bool,
     ) -> None:
-        super().__init__(process, entry.device, handle.length, entry.viewers, readonly=readonly)
-        self._entry: Entry | None = entry
+        super().__init__(process, entry.device, handle.length, entry.uses, readonly=readonly)
         self._import = imported
         self._pointer = base + handle.offset
         self.handle = handle
+        # Last: from here on, this object gives the mapping back.
+        self._entry: Entry | None = entry
 
     @override
     def __repr__(self) -> str:
@@ -228,7 +231,7 @@ class Mapping(Memory):
         BusyError
             Where a view of the memory is alive.
         """
-        if self._entry is None:
+        if self._entry is None or self._process.is_closed:
             return
         refuse_foreign(self._process, self)
         with self._process.lifetimes:
@@ -270,11 +273,13 @@ class Mapping(Memory):
 
 def _give_back(process: Process, entry: Entry, imported: Import | None) -> None:
     """Take back one mapping, and the import with it where nobody else has that."""
-    entry.unmap()
-    if imported is not None:
-        imported.unmapped()
-    else:
-        release(process, entry)
+    try:
+        entry.unmap()
+    finally:
+        if imported is not None:
+            imported.unmapped()
+        else:
+            release(process, entry)
 
 
 def release(process: Process, entry: Entry) -> None:

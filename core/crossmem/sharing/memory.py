@@ -8,14 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 from crossmem.driver import CopyKind
 from crossmem.driver.buffers import address_of, exporter_at, new_bytes
-from crossmem.driver.guards import check_integer, check_part
 from crossmem.errors import AccessDeniedError, BusyError, UnsupportedError
+from crossmem.guards import check_integer, check_part
 
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
     from crossmem.sharing.process import Process
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "Uses"]
+
+
+class Uses:
+    """What is being done with one block of memory, through however many objects."""
+
+    __slots__ = ("copies", "viewed")
+
+    def __init__(self) -> None:
+        self.copies = 0
+        """Copies that threads are making."""
+        self.viewed: dict[int, weakref.ref[Memory]] = {}
+        """Objects that were viewed, as long as they live."""
+
+    def add_view(self, memory: "Memory") -> None:
+        """Remember that an object was viewed."""
+        key = id(memory)
+        self.viewed[key] = weakref.ref(memory, lambda _: self.viewed.pop(key, None))
+
+    @property
+    def are_going_on(self) -> bool:
+        """Whether the memory is being copied or viewed now."""
+        viewed = [reference() for reference in list(self.viewed.values())]
+        return self.copies > 0 or any(one is not None and one.has_views for one in viewed)
 
 
 class Memory:
@@ -26,7 +49,7 @@ class Memory:
         "_copies",
         "_exporter",
         "_process",
-        "_viewers",
+        "_uses",
         "device",
         "nbytes",
         "readonly",
@@ -44,7 +67,7 @@ class Memory:
         process: "Process",
         device: "Device",
         nbytes: int,
-        viewers: "list[weakref.ref[Memory]]",
+        uses: Uses,
         *,
         readonly: bool,
     ) -> None:
@@ -52,7 +75,7 @@ class Memory:
         self.device = device
         self.nbytes = nbytes
         self.readonly = readonly
-        self._viewers = viewers
+        self._uses = uses
         self._copies = 0
         self._exporter: weakref.ref[Any] | None = None
 
@@ -127,11 +150,13 @@ class Memory:
         with self._process.lifetimes:
             pointer = self.ptr
             self._copies += 1
+            self._uses.copies += 1
         try:
             yield pointer
         finally:
             with self._process.lifetimes:
                 self._copies -= 1
+                self._uses.copies -= 1
 
     def view(self) -> memoryview:
         """Return the memory itself as a memoryview, without a copy.
@@ -154,9 +179,7 @@ class Memory:
             exporter = self._exporter() if self._exporter is not None else None
             if exporter is None:
                 exporter = exporter_at(self.ptr, self.nbytes, keep_alive=self)
-                if self._exporter is None:
-                    # Memory that is still viewed at exit is left to the kernel.
-                    self._viewers.append(weakref.ref(self))
+                self._uses.add_view(self)
                 self._exporter = weakref.ref(exporter)
         view = memoryview(exporter).cast("B")
         return view.toreadonly() if self.readonly else view

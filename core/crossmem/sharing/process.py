@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -50,8 +49,7 @@ class Process:
         self.identity = ProcessIdentity.of_this_process()
         self.registry = registry
         self.lock = threading.RLock()
-        self.gate = threading.RLock()
-        """Held while a socket is made, so that a fork knows of every socket."""
+        self._exiting = threading.Event()
         self.lifetimes = threading.Lock()
         """Guards, for every allocation, import and mapping, whether it is closed or in use."""
         self.numbers = itertools.count(1)
@@ -62,9 +60,11 @@ class Process:
         self.pending: deque[Callable[[], None]] = deque()
         """What finalisers and the lease server left to be done."""
         self.is_exiting = False
+        """Nothing new is exported or imported."""
+        self.is_closed = False
+        """Nothing is usable any more; set with the lock of lifetimes held."""
+        self._reaper: threading.Thread | None = None
         self._server: LeaseServer | None = None
-        if self.settings.reaper:
-            threading.Thread(target=self._reap, name="crossmem-reaper", daemon=True).start()
 
     @property
     def server(self) -> LeaseServer | None:
@@ -79,10 +79,7 @@ class Process:
                     msg = "this process is exiting and exports nothing more"
                     raise ClosedError(msg)
                 if self._server is None:
-                    with self.gate:
-                        self._server = LeaseServer(
-                            self.identity, self.settings.run_dir, self.registry
-                        )
+                    self._server = LeaseServer(self.identity, self.settings.run_dir, self.registry)
         return self._server
 
     def drain(self) -> None:
@@ -100,9 +97,14 @@ class Process:
             # The job may hold the last reference to an object whose finaliser leaves a job too.
             del job
 
+    def start_reaper(self) -> None:
+        """Free memory as soon as its last lease has ended, where the settings ask for it."""
+        if self.settings.reaper:
+            self._reaper = threading.Thread(target=self._reap, name="crossmem-reaper", daemon=True)
+            self._reaper.start()
+
     def _reap(self) -> None:
-        while not self.is_exiting and _current is self:
-            time.sleep(_REAPER_PERIOD_S)
+        while not self._exiting.wait(_REAPER_PERIOD_S):
             self.drain()
 
     # The end ------------------------------------------------------------------------------
@@ -113,7 +115,12 @@ class Process:
             if self.is_exiting or _current is not self:
                 return
             self.is_exiting = True
+        self._exiting.set()
+        if self._reaper is not None:
+            self._reaper.join()
         self.drain()
+        with self.lifetimes:
+            self.is_closed = True
         # First what is held here: the other side may be waiting for it in the same way.
         self.imports.close_all()
         server = self._server
@@ -151,7 +158,6 @@ class Process:
     def hold_for_fork(self) -> None:
         """Let no other thread be in the middle of something while the process forks."""
         self.lock.acquire()
-        self.gate.acquire()
         if self._server is not None:
             self._server.lock.acquire()
 
@@ -159,7 +165,6 @@ class Process:
         """Undo :meth:`hold_for_fork`."""
         if self._server is not None:
             self._server.lock.release()
-        self.gate.release()
         self.lock.release()
 
 
@@ -191,6 +196,7 @@ def _begin() -> Process:
             if util is not None:
                 util.Finalize(None, process.shut_down, exitpriority=10)
             _current = process
+            process.start_reaper()
         return _current
 
 
@@ -210,8 +216,17 @@ def is_current(process: Process) -> bool:
 
 
 def refuse_foreign(process: Process, what: object) -> None:
-    """Raise ``ForkedProcessError`` where an object belongs to the parent process."""
+    """Raise where an object belongs to the parent process, or this process is exiting.
+
+    Raises
+    ------
+    ForkedProcessError, ClosedError
+        With what to do instead.
+    """
     if process is _current:
+        if process.is_closed:
+            msg = f"{what!r} cannot be used any more: this process is exiting"
+            raise ClosedError(msg)
         return
     msg = f"{what!r} was inherited from process {process.identity.pid} through fork"
     raise ForkedProcessError(

@@ -12,6 +12,7 @@ from crossmem.control.wire import Refusal, Status
 from crossmem.driver import Exported
 from crossmem.errors import (
     AccessDeniedError,
+    ClosedError,
     CrossmemError,
     DriverError,
     InvalidHandleError,
@@ -91,6 +92,9 @@ class ImportTable:
         """
         deadline = Deadline(timeout_s)
         while True:
+            if self._process.is_exiting:
+                msg = "this process is exiting and imports nothing more"
+                raise ClosedError(msg, operation="import")
             try:
                 return self._acquire(wishes, deadline)
             except _ClosedMeanwhileError:
@@ -232,9 +236,7 @@ class ImportTable:
         if connection is None:
             self._forget_dead_owners()
             process = self._process
-            connection = OwnerConnection(
-                owner, process.identity, process.settings.run_dir, process.gate
-            )
+            connection = OwnerConnection(owner, process.identity, process.settings.run_dir)
             self._connections[owner] = connection
         return connection
 
@@ -253,9 +255,9 @@ class ImportTable:
             self._forget_dead_owners()
 
     def close_all(self) -> None:
-        """Close what is still open, at exit; what live views show is left to the kernel."""
+        """Close what is still open, at exit; what is viewed or copied is left to the kernel."""
         for entry in list(self._entries.values()):
-            if any(one is not None and one.has_views for one in (ref() for ref in entry.viewers)):
+            if entry.uses.are_going_on:
                 continue
             # A thread that waits for an exporter has the lock; exit does not wait for it.
             if not entry.lock.acquire(blocking=False):
@@ -266,6 +268,7 @@ class ImportTable:
                     entry.is_dead = True
                     with suppress(CrossmemError):
                         entry.close()
+                    self._forget(entry)
             finally:
                 entry.lock.release()
         for connection in self._connections.values():
@@ -275,7 +278,7 @@ class ImportTable:
     def abandon(self) -> None:
         """Close every descriptor, and nothing else: for a forked child."""
         for connection in self._connections.values():
-            connection.close()
+            connection.abandon()
 
     def _tell(self, kind: EventKind, handle: ShareableHandle) -> None:
         self._process.registry.emit(

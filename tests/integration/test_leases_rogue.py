@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Importers among exporters that are silent, talk rubbish or lie."""
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.pool import settle
+
+if TYPE_CHECKING:
+    from tests.integration import rogue_actions
+    from tests.integration.conftest import StartPeer
+else:
+    import rogue_actions
+
+EXPECTED: dict[str, tuple[type[crossmem.CrossmemError], ...]] = {
+    "silent": (crossmem.OwnerUnresponsiveError,),
+    "deaf": (crossmem.OwnerUnresponsiveError,),
+    "chatty": (crossmem.OwnerUnresponsiveError, crossmem.AccessDeniedError),
+    "never_ending": (crossmem.OwnerUnresponsiveError, crossmem.AccessDeniedError),
+    "closing": (crossmem.OwnerGoneError,),
+    "closing_when_asked": (crossmem.OwnerGoneError,),
+    "newer": (crossmem.UnsupportedError,),
+    "strange_hello": (crossmem.AccessDeniedError,),
+    "babbling": (crossmem.AccessDeniedError,),
+    "headless": (crossmem.AccessDeniedError,),
+    "ignorant": (crossmem.AccessDeniedError,),
+    "stuffing": (crossmem.AccessDeniedError,),
+    "empty_handed": (crossmem.AccessDeniedError,),
+    "generous": (crossmem.AccessDeniedError,),
+    "boasting": (crossmem.InvalidHandleError,),
+    "resizable": (crossmem.InvalidHandleError,),
+    "lending_a_socket": (crossmem.InvalidHandleError,),
+}
+TIMEOUT_S = 0.6
+
+
+def test_every_behaviour_is_expected() -> None:
+    assert set(EXPECTED) == {*rogue_actions.GREETINGS, *rogue_actions.ANSWERS}
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_an_importer_bears_it(start_peer: "StartPeer", kind: str) -> None:
+    rogue, importer = start_peer(tracing=False), start_peer()
+    importer.call(actions.allocate, "own", 1)
+    before = importer.call(actions.descriptors)
+    mapped = importer.call(actions.calls).get("map", 0)
+    blob = rogue.call(rogue_actions.pretend, kind)
+
+    for attempt in (actions.attach, actions.import_):
+        start = time.monotonic()
+        with pytest.raises(EXPECTED[kind]) as caught:
+            importer.call(attempt, "never", blob, timeout=TIMEOUT_S)
+        assert time.monotonic() - start < TIMEOUT_S + 1
+        assert rogue_actions.SECRET.hex() not in str(caught.value)
+
+    assert importer.call(actions.calls).get("map", 0) == mapped
+    assert importer.call(actions.live)["imports"] == 0
+    rogue.kill()
+
+    def more() -> list[str]:
+        importer.call(actions.collect)
+        found: list[str] = importer.call(actions.descriptors)
+        return found if len(found) > len(before) else []
+
+    # Whatever it sent is closed; its connection goes when it is dead.
+    assert settle(more, within=2) == []
+    assert importer.call(actions.threads) == ["MainThread"]
