@@ -82,10 +82,13 @@ class LeaseBook:
         with self.lock:
             return self._leases.of(allocation)
 
-    def report(self) -> list[tuple[Shared, tuple[Lease, ...]]]:
-        """Return everything that is exported, with its leases."""
+    def report(self) -> list[tuple[Shared, tuple[Export, ...], tuple[Lease, ...]]]:
+        """Return everything that is exported: the memory, its exports and its leases."""
         with self.lock:
-            return [(one, self._leases.of(number)) for number, one in self._shared.items()]
+            return [
+                (one, tuple(one.exports.values()), self._leases.of(number))
+                for number, one in self._shared.items()
+            ]
 
     def emit_events(self) -> None:
         """Tell observers what happened. The lock is not held."""
@@ -185,7 +188,8 @@ class LeaseBook:
         if shared is None:
             # The holder had several leases on it, and the end of another one was the last.
             return
-        self._note(kind, shared.exports[lease.export], lease.holder.pid)
+        if lease.holder is not self._myself:
+            self._note(kind, shared.exports[lease.export], lease.holder.pid)
         if self._leases.is_leased(lease.allocation):
             return
         self._idle.notify_all()

@@ -80,6 +80,8 @@ class OwnerConnection:
         self._pidfd: int | None = None
         self._request = 0
         self._outbox: deque[bytes] = deque()
+        self._sending = threading.Lock()
+        """Held by the one thread that takes messages out of the outbox; never waited for."""
         self._late_replies = False
 
     @override
@@ -152,16 +154,16 @@ class OwnerConnection:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits to be sent, as far as that is possible without waiting."""
-        while self._outbox and (link := self._link) is not None:
-            # Another thread may be at this too: a message must not be lost between them.
+        """Send what waits to be sent, in order, as far as that is possible without waiting."""
+        while self._outbox and self._sending.acquire(blocking=False):
+            # Whoever has the lock looks again afterwards, for what others queued meanwhile.
             try:
-                message = self._outbox.popleft()
-            except IndexError:
-                return
-            if not link.send_now(message):
-                self._outbox.appendleft(message)
-                return
+                link = self._link
+                if link is None or not link.send_now(self._outbox[0]):
+                    return
+                self._outbox.popleft()
+            finally:
+                self._sending.release()
 
     def tend(self, timeout_s: float) -> None:
         """Send what waits, connecting again if need be, and take in replies that came too late.
@@ -237,9 +239,8 @@ class OwnerConnection:
     ) -> list[Leased | Refusal]:
         may_try_again = self._link is not None
         while True:
-            link = self._link or self._connect(deadline)
-            self.flush()
             try:
+                link = self._link or self._connect(deadline)
                 return self._exchange(link, handles, reported, deadline)
             except EOFError:
                 alive = self.is_owner_alive
@@ -267,9 +268,10 @@ class OwnerConnection:
         descriptors: list[int] = []
         try:
             # A cancellation that comes after a later request would be taken for that one's.
+            self.flush()
             while self._outbox:
-                link.send(self._outbox[0], deadline)
-                self._outbox.popleft()
+                link.wait_for_room(deadline)
+                self.flush()
             for message in pages(MessageType.IMPORT, number, body):
                 link.send(message, deadline)
             reply = self._receive(link, number, descriptors, deadline)
@@ -285,7 +287,7 @@ class OwnerConnection:
     def _receive(
         self, link: Link, number: int, descriptors: list[int], deadline: Deadline
     ) -> bytes:
-        body = b""
+        body = bytearray()
         are_lost = False
         while True:
             message, received, was_cut = link.receive(deadline)
@@ -308,9 +310,11 @@ class OwnerConnection:
             body += message[HEADER.size :]
             if flags & LAST:
                 break
+            if not deadline.remaining_s:
+                raise deadline.passed(self.owner)
         if are_lost:
             raise no_descriptors("recvmsg")
-        return body
+        return bytes(body)
 
 
 def _read(

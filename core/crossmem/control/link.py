@@ -132,15 +132,21 @@ class Link:
             try:
                 self._socket.send(message)
             except BlockingIOError:
-                writable = select.poll()
-                writable.register(self._number, select.POLLOUT)
-                if self.pidfd is not None:
-                    writable.register(self.pidfd, select.POLLIN)
-                self._wait(writable, deadline)
+                self.wait_for_room(deadline)
             except OSError as error:
                 raise EOFError from error
             else:
                 return
+
+    def wait_for_room(self, deadline: Deadline) -> None:
+        """Wait until a message can be sent, while the owner lives."""
+        if self.is_broken:
+            raise EOFError
+        writable = select.poll()
+        writable.register(self._number, select.POLLOUT)
+        if self.pidfd is not None:
+            writable.register(self.pidfd, select.POLLIN)
+        self._wait(writable, deadline)
 
     def receive(self, deadline: Deadline) -> tuple[bytes, list[int], bool]:
         """Wait for one message while the owner lives.

@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -23,7 +24,7 @@ from crossmem.errors import (
 from crossmem.guards import check_timeout
 from crossmem.models import Access, Event, EventKind, ShareableHandle
 from crossmem.sharing.memory import Memory, Uses
-from crossmem.sharing.process import Process, drain, is_current, refuse_foreign
+from crossmem.sharing.process import Process, drain, is_current, is_mine, refuse_foreign
 
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
@@ -57,7 +58,7 @@ class Owned:
         self.device = device
         self.number = number
         self.block = block
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.exported: dict[tuple[str, Access], Exported] = {}
         self.handles: dict[Any, ShareableHandle] = {}
         self.shared: Shared | None = None
@@ -257,21 +258,33 @@ class Allocation(Memory):
             msg = f'busy must be "defer", "raise" or "wait", not {busy!r}'
             raise ConfigurationError(msg, operation="free")
         wait_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
+        if busy != "wait":
+            wait_s = 0.0
         drain()
+        if not self._free(owned, wait_s, even_if_leased=busy == "defer"):
+            self._process.pending.append(
+                partial(self._free, owned, wait_s, even_if_leased=busy == "defer")
+            )
+
+    def _free(self, owned: Owned, wait_s: float, *, even_if_leased: bool) -> bool:
+        """Free; False where this thread is in the middle of something and it has to wait."""
+        if self._process.is_inside or is_mine(owned.lock):
+            return False
         with owned.lock:
             with owned.process.lifetimes:
                 if self._owned is None:
-                    return
+                    return True
                 self._refuse_if_used("free")
                 # From here on nobody begins to use it; it comes back where leases are in the way.
                 self._owned = None
             try:
-                if busy != "defer":
-                    _await_leases(owned, wait_s if busy == "wait" else 0.0)
+                if not even_if_leased:
+                    _await_leases(owned, wait_s)
             except BaseException:
                 self._owned = owned
                 raise
             owned.retire()
+        return True
 
     def __enter__(self) -> Self:
         self._live()

@@ -10,7 +10,7 @@ from crossmem.guards import check_timeout
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.device import Device, device, find_by_identity
 from crossmem.sharing.entry import Entry
-from crossmem.sharing.mapping import Import, Mapping, release
+from crossmem.sharing.mapping import Import, Mapping
 from crossmem.sharing.process import Process, drain
 from crossmem.sharing.table import Wish
 
@@ -108,7 +108,7 @@ def attach_many(
         with ExitStack() as undo:
             # The one that failed has released its entry already.
             for entry in entries[len(mappings) + 1 :]:
-                undo.callback(release, process, entry)
+                undo.callback(process.imports.release, entry)
             for mapping in mappings:
                 undo.callback(mapping.unmap)
         raise
@@ -178,7 +178,7 @@ def _is_readonly(entry: Entry, readonly: Readonly) -> bool:
 def _map(process: Process, handle: ShareableHandle, entry: Entry, readonly: Readonly) -> Mapping:
     """Return a mapping that owns one use of the entry; release that use where it fails."""
     with ExitStack() as undo:
-        undo.callback(release, process, entry)
+        undo.callback(process.imports.release, entry)
         base = entry.map(remappable=False)
         undo.callback(entry.unmap)
         advised = _is_readonly(entry, readonly)

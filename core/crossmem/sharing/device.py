@@ -116,7 +116,9 @@ class Device:
 
     def _out_of_memory(self, error: OutOfMemoryError, nbytes: int) -> OutOfMemoryError:
         waiting = [
-            one for one in self._process.owned.values() if one.is_retired and one.device is self
+            one
+            for one in list(self._process.owned.values())
+            if one.is_retired and one.device is self
         ]
         held = sum(one.block.capacity for one in waiting)
         return OutOfMemoryError(

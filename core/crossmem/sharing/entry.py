@@ -31,6 +31,7 @@ class Entry:
         "access",
         "cores",
         "device",
+        "handle",
         "is_dead",
         "is_open",
         "key",
@@ -48,12 +49,14 @@ class Entry:
         self.key = key
         self.device = device
         self.access = access
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.users = 0
         self.mappings = 0
         self.is_open = False
         self.is_dead = False
         self.pointer = 0
+        self.handle: ShareableHandle | None = None
+        """What was opened, None for memory of this process."""
         self.remappable = True
         self.cores: set[bytes] = set()
         """Cores of the handles whose secret the exporter has seen proven."""
@@ -94,7 +97,8 @@ class Entry:
         with self.lock:
             self.mappings -= 1
             # What cannot be mapped again must keep its address for users who may still map it.
-            if not self.mappings and self.remappable:
+            # An import that is dropped together with its mapping may have been closed before it.
+            if not self.mappings and self.remappable and self.pointer:
                 self._unmap_now()
 
     def close(self) -> None:
@@ -165,6 +169,7 @@ class RemoteEntry(Entry):
             )
         else:
             leased.close_descriptors()
+        self.handle = handle
         self.leases.append(leased.lease)
         self.cores.add(handle.core)
         self.is_open = True

@@ -12,7 +12,7 @@ from crossmem.errors import BusyError, ClosedError, UnsupportedError
 from crossmem.models import ShareableHandle
 from crossmem.sharing.entry import Entry
 from crossmem.sharing.memory import Memory
-from crossmem.sharing.process import Process, drain, is_current, refuse_foreign
+from crossmem.sharing.process import Process, drain, is_current, is_mine, refuse_foreign
 
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
@@ -110,6 +110,9 @@ class Import:
         if self._entry is None or self._process.is_closed:
             return
         refuse_foreign(self._process, self)
+        if self._process.is_inside:
+            self._process.pending.append(self.close)
+            return
         # Mappings that were dropped count until they are given back.
         drain()
         with self._process.lifetimes:
@@ -119,7 +122,8 @@ class Import:
                 msg = f"{self!r} has {self._mappings} mappings"
                 raise BusyError(msg, operation="close", hint="unmap them first")
             entry, self._entry = self._entry, None
-        release(self._process, entry)
+        if not _release(self._process, entry):
+            self._process.pending.append(partial(_release, self._process, entry))
 
     def unmapped(self) -> None:
         """Count one mapping of this import less. Called by the mapping."""
@@ -143,7 +147,7 @@ class Import:
         if entry is None or not _may_release(self._process):
             return
         process = self._process
-        process.pending.append(partial(release, process, entry))
+        process.pending.append(partial(_release, process, entry))
         warnings.warn(
             f"{self!r} was dropped without close()", ResourceWarning, stacklevel=2, source=self
         )
@@ -234,13 +238,17 @@ class Mapping(Memory):
         if self._entry is None or self._process.is_closed:
             return
         refuse_foreign(self._process, self)
+        if self._process.is_inside:
+            self._process.pending.append(self.unmap)
+            return
         with self._process.lifetimes:
             if self._entry is None:
                 return
             self._refuse_if_used("unmap")
             entry, self._entry = self._entry, None
-        _give_back(self._process, entry, self._import)
-        self._import = None
+        imported, self._import = self._import, None
+        if not _give_back(self._process, entry, imported):
+            self._process.pending.append(partial(_give_back, self._process, entry, imported))
         drain()
 
     def __enter__(self) -> Self:
@@ -271,20 +279,32 @@ class Mapping(Memory):
         raise UnsupportedError(msg)
 
 
-def _give_back(process: Process, entry: Entry, imported: Import | None) -> None:
-    """Take back one mapping, and the import with it where nobody else has that."""
+def _give_back(process: Process, entry: Entry, imported: Import | None) -> bool:
+    """Take back one mapping, and the import with it where nobody else has that.
+
+    Returns
+    -------
+    bool
+        False where this thread is in the middle of changing the entry, and it has to wait.
+    """
+    if is_mine(entry.lock):
+        return False
     try:
         entry.unmap()
     finally:
         if imported is not None:
             imported.unmapped()
         else:
-            release(process, entry)
+            process.imports.release(entry)
+    return True
 
 
-def release(process: Process, entry: Entry) -> None:
-    """Count one user of an entry less."""
+def _release(process: Process, entry: Entry) -> bool:
+    """Count one user of an entry less; False where it has to wait as above."""
+    if is_mine(entry.lock):
+        return False
     process.imports.release(entry)
+    return True
 
 
 def _may_release(process: Process) -> bool:

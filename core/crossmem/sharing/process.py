@@ -32,6 +32,7 @@ __all__ = [
     "current",
     "drain",
     "is_current",
+    "is_mine",
     "refuse_foreign",
     "refuse_forked_backend",
 ]
@@ -50,21 +51,33 @@ class Process:
         self.registry = registry
         self.lock = threading.RLock()
         self._exiting = threading.Event()
-        self.lifetimes = threading.Lock()
+        self.lifetimes = threading.RLock()
         """Guards, for every allocation, import and mapping, whether it is closed or in use."""
         self.numbers = itertools.count(1)
         self.devices: dict[tuple[str, str | None], tuple[Device, ...]] = {}
         self.owned: dict[int, Owned] = {}
         """Every allocation that is not free yet, by number."""
         self.imports = ImportTable(self)
-        self.pending: deque[Callable[[], None]] = deque()
-        """What finalisers and the lease server left to be done."""
+        self.pending: deque[Callable[[], bool | None]] = deque()
+        """What finalisers and the lease server left to be done; False: it must wait longer."""
         self.is_exiting = False
         """Nothing new is exported or imported."""
         self.is_closed = False
         """Nothing is usable any more; set with the lock of lifetimes held."""
         self._reaper: threading.Thread | None = None
         self._server: LeaseServer | None = None
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is in the middle of changing what other objects depend on.
+
+        The garbage collector may run a finaliser of the application's anywhere, and so may a
+        signal its handler: what those close has to wait then.
+        """
+        locks = [self.lifetimes, self.imports.lock]
+        if self._server is not None:
+            locks.append(self._server.lock)
+        return any(is_mine(one) for one in locks)
 
     @property
     def server(self) -> LeaseServer | None:
@@ -84,18 +97,23 @@ class Process:
 
     def drain(self) -> None:
         """Do what waits. Called first by every public call that is not on the hot path."""
+        if self.is_inside:
+            return
+        put_back: list[Callable[[], bool | None]] = []
         while self.pending:
             try:
                 job = self.pending.popleft()
             except IndexError:
-                return
+                break
             try:
-                job()
+                if job() is False:
+                    put_back.append(job)
             except CrossmemError:
                 # The job belonged to an object that nobody has any more: nobody to raise to.
                 _log.exception("a deferred release failed")
             # The job may hold the last reference to an object whose finaliser leaves a job too.
             del job
+        self.pending.extend(put_back)
 
     def start_reaper(self) -> None:
         """Free memory as soon as its last lease has ended, where the settings ask for it."""
@@ -125,7 +143,7 @@ class Process:
         self.imports.close_all()
         server = self._server
         if server is not None and not server.book.wait_all_idle(self.settings.exit_wait_s):
-            for shared, leases in server.book.report():
+            for shared, _exports, leases in server.book.report():
                 if leases:
                     pids = ", ".join(sorted({str(one.holder.pid) for one in leases}))
                     _log.warning(
@@ -208,6 +226,12 @@ def drain() -> Process:
     if process.pending:
         process.drain()
     return process
+
+
+def is_mine(lock: threading.RLock) -> bool:
+    """Whether this thread holds a lock."""
+    # The standard library's own Condition asks in this way; there is no public one.
+    return bool(lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def is_current(process: Process) -> bool:

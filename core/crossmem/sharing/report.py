@@ -77,8 +77,8 @@ def exports() -> list[ExportInfo]:
             denied=export.denied,
             waiting=shared.is_retired,
         )
-        for shared, leases in process.server.book.report()
-        for export in shared.exports.values()
+        for shared, published, leases in process.server.book.report()
+        for export in published
     ]
 
 

@@ -56,7 +56,7 @@ class ImportTable:
 
     def __init__(self, process: "Process") -> None:
         self._process = process
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
         self._entries: dict[object, Entry] = {}
         self._shortcuts: dict[tuple[bytes, object, object], Entry] = {}
         self._connections: dict[ProcessIdentity, OwnerConnection] = {}
@@ -66,7 +66,7 @@ class ImportTable:
 
         This is the path of repeated imports: it makes no system call and no vendor call.
         """
-        with self._lock:
+        with self.lock:
             entry = self._shortcuts.get(shortcut)
             if entry is None or not entry.is_open or not entry.users:
                 return None
@@ -75,7 +75,7 @@ class ImportTable:
 
     def remember(self, shortcut: tuple[bytes, object, object], entry: Entry) -> None:
         """Let :meth:`join` find an entry by these arguments as long as it is open."""
-        with self._lock:
+        with self.lock:
             if entry.is_open:
                 self._shortcuts[shortcut] = entry
                 entry.shortcuts.append(shortcut)
@@ -108,17 +108,20 @@ class ImportTable:
             for wish in wishes:
                 claimed.append(self._claim(wish))  # noqa: PERF401
             pairs = list(zip(wishes, claimed, strict=True))
-            unready = {id(entry): entry for wish, entry in pairs if not _is_ready(wish, entry)}
+            closed = {id(entry): entry for entry in claimed if not entry.is_open}
             # One order for all threads, so that two batches cannot wait for each other.
-            for _, entry in sorted(unready.items()):
+            for _, entry in sorted(closed.items()):
                 entry.lock_within(deadline.remaining_s)
+                if entry.is_open:
+                    entry.lock.release()
+                    continue
                 locked.append(entry)
                 if entry.is_dead:
                     raise _ClosedMeanwhileError
             missing = {
                 (id(entry), wish.handle.core): (wish, entry)
                 for wish, entry in pairs
-                if id(entry) in unready and not _is_ready(wish, entry)
+                if not _is_ready(wish, entry)
             }
             if missing:
                 self._open(list(missing.values()), deadline)
@@ -131,7 +134,7 @@ class ImportTable:
         return claimed
 
     def _claim(self, wish: Wish) -> Entry:
-        with self._lock:
+        with self.lock:
             entry = self._entries.get(wish.key)
             if entry is None:
                 entry = self._entries[wish.key] = self._new_entry(wish)
@@ -199,12 +202,12 @@ class ImportTable:
 
     def release(self, entry: Entry) -> None:
         """Count one user less; the last one closes the entry."""
-        with self._lock:
+        with self.lock:
             entry.users -= 1
             if entry.users:
                 return
         with entry.lock:
-            with self._lock:
+            with self.lock:
                 # Another thread may have joined, and left and closed it, before the lock was ours.
                 if not self._may_close(entry):
                     return
@@ -215,13 +218,15 @@ class ImportTable:
                 entry.close()
             finally:
                 self._forget(entry)
+                if entry.handle is not None and self._process.registry.observed:
+                    self._tell(EventKind.RELEASED, entry.handle)
 
     @staticmethod
     def _may_close(entry: Entry) -> bool:
         return not entry.users and not entry.is_dead
 
     def _forget(self, entry: Entry) -> None:
-        with self._lock:
+        with self.lock:
             if self._entries.get(entry.key) is entry:
                 del self._entries[entry.key]
                 if isinstance(entry, RemoteEntry) and entry.connection is not None:
@@ -251,7 +256,7 @@ class ImportTable:
         """Send releases that could not be sent before, and forget dead exporters."""
         for connection in list(self._connections.values()):
             connection.tend(_TEND_TIMEOUT_S)
-        with self._lock:
+        with self.lock:
             self._forget_dead_owners()
 
     def close_all(self) -> None:
