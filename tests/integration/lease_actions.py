@@ -161,6 +161,14 @@ def lift_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def use_up_descriptors() -> None:
+    """Leave no descriptor at all, until the limit is lifted."""
+    actions.limit_descriptors(0)
+    with contextlib.suppress(OSError):
+        while True:
+            os.open(os.devnull, os.O_RDONLY)  # until the process ends
+
+
 def attach_within_limit(blob: bytes, spare: int) -> crossmem.CrossmemError | None:
     """Attach with so many descriptors to spare, and again without a limit.
 

@@ -345,7 +345,13 @@ def c16_a_failed_import_keeps_its_lease() -> None:
 
 @mutant
 def c16_a_failed_mapping_keeps_its_import() -> None:
-    always(attach, "release", None)
+    @instead(entry.Entry, "map")
+    def _(old: Any, self: Any, *, remappable: bool) -> Any:
+        try:
+            return old(self, remappable=remappable)
+        except CrossmemError:
+            self.users += 1
+            raise
 
 
 @mutant

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a normal exit does, and what it leaves: law C20."""
 
-import atexit
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -29,10 +28,10 @@ _LAST_WORDS = "what is left: "
 def report_at_exit() -> None:
     """Print, after all that crossmem does at exit, what is left in this process.
 
-    What is registered first is called last, so this comes before the first use of crossmem.
+    multiprocessing's finalisers run by priority, and crossmem's is among them.
     """
     before = actions.descriptors()
-    atexit.register(_report, before)
+    util.Finalize(None, _report, args=(before,), exitpriority=-100)
     current().registry.adapt(TracingDriver)
 
 

@@ -4,9 +4,11 @@
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -41,6 +43,8 @@ __all__ = ["Leased", "OwnerConnection"]
 
 _MAX_WANTED: Final = 32_768
 _MAX_RELEASED: Final = 4096
+_RECONNECT_S: Final = 0.005
+_SEND_LATER_S: Final = 600.0
 
 
 class Leased(NamedTuple):
@@ -80,6 +84,9 @@ class OwnerConnection:
         self._pidfd: int | None = None
         self._request = 0
         self._outbox: deque[bytes] = deque()
+        self._released: deque[int] = deque()
+        """Leases whose end the owner has not been told of."""
+        self._helper: threading.Thread | None = None
         self._sending = threading.Lock()
         """Held by the one thread that takes messages out of the outbox; never waited for."""
         self._late_replies = False
@@ -147,23 +154,53 @@ class OwnerConnection:
         self.release([one.lease for one in leased])
 
     def release(self, leases: Sequence[int]) -> None:
-        """End leases. Never waits: what cannot be sent now is sent with the next call."""
-        for start in range(0, len(leases), _MAX_RELEASED):
-            part = leases[start : start + _MAX_RELEASED]
-            self._outbox.append(pack_ids(MessageType.RELEASE, 0, part))
+        """End leases. Never waits: where the owner does not read, a helping thread does."""
+        self._released.extend(leases)
         self.flush()
+        link = self._link
+        if self._released and link is not None and not link.is_broken and self._helper is None:
+            helper = threading.Thread(target=self._send_later, name="crossmem-release", daemon=True)
+            self._helper = helper
+            helper.start()
+
+    @property
+    def _has_unsent(self) -> bool:
+        return bool(self._outbox or self._released)
+
+    def _send_later(self) -> None:
+        """Wait for the owner to read, send what waits, and end."""
+        try:
+            while self._has_unsent and (link := self._link) is not None:
+                link.wait_for_room(Deadline(_SEND_LATER_S))
+                self.flush()
+        except (EOFError, CrossmemError):
+            # It closed the connection, is dead or stays stopped: the next call sees to it.
+            return
+        finally:
+            self._helper = None
 
     def flush(self) -> None:
         """Send what waits to be sent, in order, as far as that is possible without waiting."""
-        while self._outbox and self._sending.acquire(blocking=False):
+        while self._has_unsent and self._sending.acquire(blocking=False):
             # Whoever has the lock looks again afterwards, for what others queued meanwhile.
             try:
-                link = self._link
-                if link is None or not link.send_now(self._outbox[0]):
+                if self._link is None or not self._send_next(self._link):
                     return
-                self._outbox.popleft()
             finally:
                 self._sending.release()
+
+    def _send_next(self, link: Link) -> bool:
+        if self._outbox:
+            sent = link.send_now(self._outbox[0])
+            if sent:
+                self._outbox.popleft()
+            return sent
+        part = list(islice(self._released, _MAX_RELEASED))
+        sent = link.send_now(pack_ids(MessageType.RELEASE, 0, part))
+        if sent:
+            for _ in part:
+                self._released.popleft()
+        return sent
 
     def tend(self, timeout_s: float) -> None:
         """Send what waits, connecting again if need be, and take in replies that came too late.
@@ -174,16 +211,17 @@ class OwnerConnection:
             How long connecting again may take.
         """
         self.flush()
-        if not (self._outbox or self._late_replies) or not self._lock.acquire(blocking=False):
+        if not (self._has_unsent or self._late_replies) or not self._lock.acquire(blocking=False):
             return
         try:
             if self._late_replies:
                 self._drop_late_replies()
-            if self._outbox and self.is_owner_alive and (not self._link or self._link.is_broken):
+            link = self._link
+            if self._has_unsent and self.is_owner_alive and (link is None or link.is_broken):
                 self._disconnect()
                 self._connect(Deadline(timeout_s))
                 self.flush()
-        except CrossmemError:
+        except (EOFError, CrossmemError):
             # It cannot be reached now. What waits is sent later, or ends with this process.
             return
         finally:
@@ -237,7 +275,6 @@ class OwnerConnection:
     def _round_trip(
         self, handles: Sequence[ShareableHandle], reported: int, deadline: Deadline
     ) -> list[Leased | Refusal]:
-        may_try_again = self._link is not None
         while True:
             try:
                 link = self._link or self._connect(deadline)
@@ -245,10 +282,12 @@ class OwnerConnection:
             except EOFError:
                 alive = self.is_owner_alive
                 self._disconnect()
-                # A server lets go of connections that were silent for long: ask once more.
-                if not (may_try_again and alive):
+                if not alive:
                     raise owner_gone(self.owner, "closed its lease server") from None
-                may_try_again = False
+                # A server with many connections lets go of some: ask again.
+                if not deadline.remaining_s:
+                    raise deadline.passed(self.owner) from None
+                time.sleep(_RECONNECT_S)
             except ProtocolError as error:
                 self._disconnect()
                 msg = f"what answers at the address of process {self.owner.pid} is no crossmem"

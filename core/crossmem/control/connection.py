@@ -7,7 +7,6 @@ import os
 import socket
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 from crossmem.control.leases import Holder
 from crossmem.control.processes import peer_credentials
@@ -38,6 +37,7 @@ class ServerConnection:
         "granted",
         "granted_request",
         "holder",
+        "is_answered",
         "is_full",
         "nonce",
         "number",
@@ -61,8 +61,12 @@ class ServerConnection:
         self._buffer = buffer
         self._inbox = bytearray()
         self._inbox_request = 0
-        self._outbox: deque[_Outgoing] = deque()
-        self._outbox.append(_Outgoing(pack_hello(self.nonce), ()))
+        self.is_answered = True
+        """Whether the reply to the newest request was sent as a whole."""
+        # Descriptors that wait here are the driver's. The leases that the reply gives keep them
+        # open, and nobody can end those before the reply is sent (see LeaseServer._release).
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._outbox.append((pack_hello(self.nonce), ()))
 
     def receive(self, at_most: int) -> Iterator[tuple[MessageType, int, bytes]]:
         """Yield the complete ones among the messages that have arrived.
@@ -139,7 +143,7 @@ class ServerConnection:
         for index, message in enumerate(messages):
             start = index * MAX_DESCRIPTORS
             part = descriptors[start : start + MAX_DESCRIPTORS]
-            self._outbox.append(_Outgoing(message, part))
+            self._outbox.append((message, part))
 
     def flush(self) -> bool:
         """Send what is queued as far as the peer takes it; return whether all is sent.
@@ -150,67 +154,23 @@ class ServerConnection:
             Where the other side has closed.
         """
         while self._outbox:
-            outgoing = self._outbox[0]
+            message, descriptors = self._outbox[0]
             try:
-                if outgoing.descriptors:
-                    rights = array.array("i", outgoing.descriptors)
-                    self.socket.sendmsg(
-                        [outgoing.message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-                    )
+                if descriptors:
+                    rights = array.array("i", descriptors)
+                    self.socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
                 else:
-                    self.socket.send(outgoing.message)
+                    self.socket.send(message)
             except OSError as error:
                 # ETOOMANYREFS: too many descriptors of this user are on their way to readers.
                 if error.errno not in {errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS}:
                     raise EOFError from error
                 self.is_full = error.errno == errno.EAGAIN
-                self._keep_unsent()
                 return False
-            self._outbox.popleft().close()
+            self._outbox.popleft()
+        self.is_answered = True
         return True
-
-    def _keep_unsent(self) -> None:
-        """Hold copies of the descriptors that wait, since their memory may be freed meanwhile."""
-        for outgoing in self._outbox:
-            try:
-                outgoing.keep()
-            except OSError as error:
-                raise EOFError from error
 
     def forget_replies(self) -> None:
         """Drop queued replies: what they grant was taken back."""
-        while self._outbox:
-            self._outbox.pop().close()
-
-    def close(self) -> None:
-        """Close the connection and drop what was queued."""
-        self.forget_replies()
-        self.socket.close()
-
-
-class _Outgoing:
-    """A message that waits to be sent, with its descriptors: borrowed at first, then its own."""
-
-    __slots__ = ("_is_owner", "descriptors", "message")
-
-    def __init__(self, message: bytes, descriptors: tuple[int, ...]) -> None:
-        self.message = message
-        self.descriptors = descriptors
-        self._is_owner = False
-
-    def keep(self) -> None:
-        if self._is_owner or not self.descriptors:
-            return
-        with ExitStack() as undo:
-            copies = []
-            for descriptor in self.descriptors:
-                copies.append(os.dup(descriptor))
-                undo.callback(os.close, copies[-1])
-            undo.pop_all()
-        self.descriptors, self._is_owner = tuple(copies), True
-
-    def close(self) -> None:
-        if self._is_owner:
-            for descriptor in self.descriptors:
-                os.close(descriptor)
-        self.descriptors, self._is_owner = (), False
+        self._outbox.clear()

@@ -263,6 +263,8 @@ def dial(
         Why the owner cannot be asked.
     DriverError
         Where this process has no descriptor left.
+    EOFError
+        Where the owner has closed the connection already.
     """
     link: Link | None = None
     try:
@@ -278,13 +280,11 @@ def dial(
                 f"process version {PROTOCOL_VERSION}"
             )
             raise UnsupportedError(msg, hint="use the same release of crossmem in both")
-    except BaseException as error:
+    except BaseException:
         if link is not None:
             link.close()
             if link.pidfd is not None and link.pidfd != pidfd:
                 os.close(link.pidfd)
-        if isinstance(error, EOFError):
-            raise owner_gone(owner, "closed its lease server") from None
         raise
     return link
 

@@ -7,6 +7,7 @@ peer's messages too (:meth:`LeaseServer.retire`), so a release that was sent bef
 told the application is always seen.
 """
 
+import errno
 import logging
 import os
 import resource
@@ -14,8 +15,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -40,6 +41,7 @@ from crossmem.control.wire import (
     unpack_ids,
     unpack_request,
 )
+from crossmem.errors import DriverError
 from crossmem.models import ProcessIdentity
 from crossmem.plugin import Registry
 
@@ -70,6 +72,8 @@ class LeaseServer:
     ------
     ConfigurationError
         Where the run directory cannot be used.
+    DriverError
+        Where this process has no descriptor or thread left.
     """
 
     def __init__(self, identity: ProcessIdentity, run_dir: Path, registry: Registry) -> None:
@@ -86,15 +90,33 @@ class LeaseServer:
         with name_descriptor_limit("socket"), ExitStack() as undo:
             self._epoll = undo.enter_context(select.epoll())
             self._wake, self._woken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            undo.callback(self._wake.close)
-            undo.callback(self._woken.close)
+            for one in (self._wake, self._woken):
+                undo.callback(one.close)
+                # A byte that was not read yet wakes as well as a second one.
+                one.setblocking(False)  # noqa: FBT003
             self._listeners, self._path = listen(run_dir, identity)
+            undo.callback(self._path.unlink, missing_ok=True)
+            for listener in self._listeners:
+                undo.callback(listener.close)
+                self._watch(listener.fileno(), partial(self._accept, listener))
+            self._watch(self._woken.fileno(), self._take_wake)
+            self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
+            self._start_thread()
             undo.pop_all()
-        for listener in self._listeners:
-            self._watch(listener.fileno(), lambda one=listener: self._accept(one))  # type: ignore[misc]
-        self._watch(self._woken.fileno(), self._wake_up)
-        self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
-        self._thread.start()
+
+    def _start_thread(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            msg = "the lease server's thread cannot be started"
+            raise DriverError(
+                msg,
+                call="pthread_create",
+                code=errno.EAGAIN,
+                name="EAGAIN",
+                backend="host",
+                hint="raise the limit on processes and threads (ulimit -u)",
+            ) from error
 
     # What the exporter's own threads call -------------------------------------------------
 
@@ -130,7 +152,7 @@ class LeaseServer:
     def stop(self) -> None:
         """End the thread, close every descriptor and remove the socket's path."""
         self._stopping = True
-        self._wake.send(b"x")
+        self._send_wake()
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_JOIN_S)
         with self.lock:
@@ -141,7 +163,7 @@ class LeaseServer:
     def abandon(self) -> None:
         """Close every descriptor, and nothing else: for a forked child."""
         for connection in self._connections.values():
-            connection.close()
+            connection.socket.close()
         for holder in self._holders:
             if holder.pidfd is not None:
                 os.close(holder.pidfd)
@@ -187,8 +209,13 @@ class LeaseServer:
             if connection is not None:
                 self._drop(connection)
 
-    def _wake_up(self) -> None:
-        self._woken.recv(1)
+    def _send_wake(self) -> None:
+        with suppress(BlockingIOError):
+            self._wake.send(b"x")
+
+    def _take_wake(self) -> None:
+        with suppress(BlockingIOError):
+            self._woken.recv(1)
 
     def _watch(self, descriptor: int, handler: Callable[[], None]) -> None:
         self._handlers[descriptor] = handler
@@ -239,7 +266,11 @@ class LeaseServer:
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if len(self._connections) < soft // 2:
             return
-        for connection in self._connections.values():
+        for connection in list(self._connections.values()):
+            if connection.holder is not None and connection.holder.leases:
+                continue
+            # It may have asked for something that was not read yet.
+            self._serve(connection, at_most=1)
             if connection.holder is None or not connection.holder.leases:
                 self._drop(connection)
                 return
@@ -257,8 +288,9 @@ class LeaseServer:
                 elif kind is MessageType.RELEASE:
                     self._release(unpack_ids(body))
                 elif connection.granted_request == request:
-                    self._release(connection.granted)
                     connection.forget_replies()
+                    connection.is_answered = True
+                    self._release(connection.granted)
             if connection.is_collecting:
                 collected = sum(one.collected_nbytes for one in self._connections.values())
                 if collected > _MAX_COLLECTED_NBYTES:
@@ -282,6 +314,7 @@ class LeaseServer:
             self._flush(connection)
             return
         connection.granted_request, connection.granted = number, []
+        connection.is_answered = False
         records: list[bytes] = []
         descriptors: list[int] = []
         context = proof_context(connection.nonce, request.nonce, number)
@@ -328,7 +361,7 @@ class LeaseServer:
             self._epoll.modify(connection.number, events)
             # The thread may sleep without a time limit, and nothing else tells of this one.
             if not events and threading.current_thread() is not self._thread:
-                self._wake.send(b"x")
+                self._send_wake()
         elif connection in self._unsent:
             self._unsent.remove(connection)
             self._epoll.modify(connection.number, select.EPOLLIN)
@@ -344,7 +377,12 @@ class LeaseServer:
         for holder in holders:
             self._lose_if_dead(holder)
 
-    def _release(self, numbers: Iterable[int]) -> None:
+    def _release(self, numbers: Sequence[int]) -> None:
+        for connection in self._unsent:
+            # What was not sent cannot be known, except in part to who reads half a reply.
+            if not connection.is_answered and not set(numbers).isdisjoint(connection.granted):
+                msg = "a release of what has not been received yet"
+                raise ProtocolError(msg)
         for holder in self.book.end(numbers):
             self._forget_if_unused(holder)
 
@@ -353,7 +391,10 @@ class LeaseServer:
         self._connections.pop(connection.number, None)
         self._unsent.discard(connection)
         self._unwatch(connection.number)
-        connection.close()
+        connection.socket.close()
+        if not connection.is_answered:
+            # Its peer does not know of these leases, so nobody else will end them.
+            self.book.end(connection.granted)
         holder, connection.holder = connection.holder, None
         if holder is None:
             return

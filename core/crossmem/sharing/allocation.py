@@ -215,7 +215,11 @@ class Allocation(Memory):
         owned = self._owned
         if owned is not None:
             # The hot path: has this process exported it like this before?
-            handle = owned.handles.get((allow, access, lease, mechanism))
+            try:
+                handle = owned.handles.get((allow, access, lease, mechanism))
+            except TypeError:
+                msg = f"access {access!r} and mechanism {mechanism!r} must be names"
+                raise ConfigurationError(msg, operation="export") from None
             if handle is not None and is_current(self._process):
                 return handle
         owned = self._live()

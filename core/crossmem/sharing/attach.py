@@ -120,6 +120,11 @@ def _acquire(
 ) -> tuple[Process, ShareableHandle, Entry]:
     process = drain()
     found = handle if type(handle) is ShareableHandle else _decode(handle)
+    if device is not None and not isinstance(device, Device | str):
+        msg = f"device must be a crossmem.Device, its name or None, not {device!r}"
+        raise ConfigurationError(msg, operation="import")
+    if not isinstance(readonly, bool | str):
+        raise _unknown_readonly(readonly)
     shortcut = (found.core, device, readonly)
     entry = process.imports.join(shortcut)
     if entry is None:
@@ -145,8 +150,7 @@ def _wish(
         )
         raise WrongHostError(msg, hint="a handle is valid on the host where it was made")
     if readonly is not True and readonly is not False and readonly != "advisory":
-        msg = f'readonly must be True, False or "advisory", not {readonly!r}'
-        raise ConfigurationError(msg, operation="import")
+        raise _unknown_readonly(readonly)
     home = find_by_identity(process, handle.backend, handle.device, target)
     chosen = home
     if target is not None:
@@ -169,6 +173,11 @@ def _wish(
         raise UnsupportedError(msg, operation="import", backend=chosen.backend)
     access: Access = "ro" if readonly is True else handle.access
     return Wish(handle, chosen, access)
+
+
+def _unknown_readonly(readonly: object) -> ConfigurationError:
+    msg = f'readonly must be True, False or "advisory", not {readonly!r}'
+    return ConfigurationError(msg, operation="import")
 
 
 def _is_readonly(entry: Entry, readonly: Readonly) -> bool:

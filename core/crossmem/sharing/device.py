@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices, and how one is named."""
 
-from functools import partial
 from typing import Any
 
 from typing_extensions import override
@@ -69,7 +68,7 @@ class Device:
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(device, runtime=self.runtime), (self.name,)
+        return _restore, (self.backend, self.identity, self.runtime)
 
     def check_usable(self) -> None:
         """Raise where the device object belongs to a parent process.
@@ -109,8 +108,15 @@ class Device:
         size = check_size("nbytes", nbytes, limit=self.capabilities.max_allocation_nbytes)
         try:
             block = self.driver.allocate(self.ordinal, size)
-        except OutOfMemoryError as error:
-            raise self._out_of_memory(error, size) from error
+        except OutOfMemoryError:
+            # Importers may have released what is freed, and nobody has read that yet.
+            if process.server is not None:
+                process.server.catch_up()
+            process.drain()
+            try:
+                block = self.driver.allocate(self.ordinal, size)
+            except OutOfMemoryError as error:
+                raise self._out_of_memory(error, size) from error
         owned = Owned(process, self, next(process.numbers), block)
         return Allocation(owned)
 
@@ -179,6 +185,11 @@ def devices() -> list[Device]:
     return found
 
 
+def _restore(backend: str, identity: str, runtime: str | None) -> Device:
+    """Return the device that was pickled, whatever its ordinal is here (law C24)."""
+    return _find(_devices_of(drain(), backend, runtime), backend, identity)
+
+
 def find_by_identity(
     process: Process, backend: str, identity: str, target: Device | str | None
 ) -> Device:
@@ -192,14 +203,15 @@ def find_by_identity(
         Where this process does not see it.
     """
     runtime = target.runtime if isinstance(target, Device) else None
-    found = _devices_of(process, backend, runtime)
+    return _find(_devices_of(process, backend, runtime), backend, identity)
+
+
+def _find(found: tuple[Device, ...], backend: str, identity: str) -> Device:
     for one in found:
-        if one.info.identity == identity:
+        if one.identity == identity:
             return one
     names = ", ".join(f"{one.name} ({one.identity})" for one in found) or "none"
-    msg = (
-        f"the handle's device {identity!r} of backend {backend!r} is not visible; visible: {names}"
-    )
+    msg = f"device {identity!r} of backend {backend!r} is not visible here; visible are: {names}"
     raise DeviceNotFoundError(
         msg, backend=backend, device=identity, hint="check this process's visible-device mask"
     )

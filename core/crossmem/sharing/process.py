@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from crossmem.control.server import LeaseServer
@@ -134,28 +135,30 @@ class Process:
                 return
             self.is_exiting = True
         self._exiting.set()
-        if self._reaper is not None:
-            self._reaper.join()
-        self.drain()
-        with self.lifetimes:
-            self.is_closed = True
-        # First what is held here: the other side may be waiting for it in the same way.
-        self.imports.close_all()
-        server = self._server
-        if server is not None and not server.book.wait_all_idle(self.settings.exit_wait_s):
-            for shared, _exports, leases in server.book.report():
-                if leases:
-                    pids = ", ".join(sorted({str(one.holder.pid) for one in leases}))
-                    _log.warning(
-                        "exiting while allocation %d is leased by process %s",
-                        shared.allocation,
-                        pids,
-                    )
-        self.drain()
-        for owned in list(self.owned.values()):
-            owned.free_at_exit()
-        if server is not None:
-            server.stop()
+        with ExitStack() as steps:
+            # Whatever interrupts a step, an impatient user too, those after it are taken.
+            for owned in list(self.owned.values()):
+                steps.callback(owned.free_at_exit)
+            if self._server is not None:
+                steps.callback(self._server.stop)
+                steps.callback(self._await_leases, self._server)
+            # First what is held here: the other side may be waiting for it in the same way.
+            steps.callback(self.imports.close_all)
+            if self._reaper is not None:
+                steps.callback(self._reaper.join)
+            self.drain()
+            with self.lifetimes:
+                self.is_closed = True
+
+    def _await_leases(self, server: LeaseServer) -> None:
+        if server.book.wait_all_idle(self.settings.exit_wait_s):
+            return
+        for shared, _exports, leases in server.book.report():
+            if leases:
+                pids = ", ".join(sorted({str(one.holder.pid) for one in leases}))
+                _log.warning(
+                    "exiting while allocation %d is leased by process %s", shared.allocation, pids
+                )
 
     def abandon(self) -> frozenset[str]:
         """Close every descriptor; for a forked child, which owns nothing of its parent's.
@@ -208,11 +211,14 @@ def _begin() -> Process:
         if _current is None:
             settings = Settings.from_environ(os.environ)
             process = Process(settings, _inherited or Registry(settings))
-            atexit.register(process.shut_down)
-            # Children of multiprocessing leave through os._exit, where atexit does not run.
             util = sys.modules.get("multiprocessing.util")
-            if util is not None:
-                util.Finalize(None, process.shut_down, exitpriority=10)
+            if util is None:
+                atexit.register(process.shut_down)
+            else:
+                # Children of multiprocessing leave through os._exit, where atexit does not run.
+                # And a parent joins its children before it comes to what has no priority, so
+                # they can still import.
+                util.Finalize(None, process.shut_down, exitpriority=-10)
             _current = process
             process.start_reaper()
         return _current
