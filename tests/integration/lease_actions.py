@@ -217,9 +217,11 @@ def churn_in_threads(blob: bytes) -> None:
     """Let threads import and export that do not end before the process does."""
 
     def churn() -> None:
-        while True:
-            with crossmem.attach(blob), actions.device().allocate(1) as allocation:
-                allocation.export()
+        # Which is what threads are told once the process has given everything back.
+        with contextlib.suppress(crossmem.ClosedError):
+            while True:
+                with crossmem.attach(blob), actions.device().allocate(1) as allocation:
+                    allocation.export()
 
     for _ in range(4):
         threading.Thread(target=churn, daemon=True).start()

@@ -150,11 +150,13 @@ class LeaseBook:
             export.denied += 1
             self._note(EventKind.DENIED, export, holder.pid, reason)
             return Refusal(Status.DENIED, reason)
-        if shared.grant is not None:
+        key = (wanted.allocation, wanted.export)
+        if shared.grant is not None and key not in holder.whitelisted:
             try:
                 shared.grant(export, Peer(holder.pid, reported))
             except CrossmemError as error:
                 return Refusal(Status.FAILED, str(error))
+            holder.whitelisted.add(key)
         self._note(EventKind.LEASED, export, holder.pid)
         return self._leases.give(wanted.allocation, wanted.export, holder), export
 

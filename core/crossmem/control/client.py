@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -131,9 +130,9 @@ class OwnerConnection:
         DriverError
             Where this process has no descriptor left; no lease is left then.
         """
+        answers: list[Leased | Refusal] = []
         if not self._lock.acquire(timeout=deadline.remaining_s):
             raise deadline.passed(self.owner)
-        answers: list[Leased | Refusal] = []
         try:
             for start in range(0, len(handles), _MAX_WANTED):
                 answers += self._round_trip(
@@ -157,11 +156,20 @@ class OwnerConnection:
         """End leases. Never waits: where the owner does not read, a helping thread does."""
         self._released.extend(leases)
         self.flush()
+        self._get_help()
+
+    def _get_help(self) -> None:
+        """Start a thread that waits for the owner to read, where that is needed."""
         link = self._link
-        if self._released and link is not None and not link.is_broken and self._helper is None:
-            helper = threading.Thread(target=self._send_later, name="crossmem-release", daemon=True)
-            self._helper = helper
+        if not self._released or link is None or link.is_broken or self._helper is not None:
+            return
+        helper = threading.Thread(target=self._send_later, name="crossmem-release", daemon=True)
+        self._helper = helper
+        try:
             helper.start()
+        except RuntimeError:
+            # No thread can be started: the next call sends it.
+            self._helper = None
 
     @property
     def _has_unsent(self) -> bool:
@@ -175,9 +183,11 @@ class OwnerConnection:
                 self.flush()
         except (EOFError, CrossmemError):
             # It closed the connection, is dead or stays stopped: the next call sees to it.
-            return
-        finally:
             self._helper = None
+            return
+        self._helper = None
+        # What was released between the last look and now found a helper that was about to end.
+        self._get_help()
 
     def flush(self) -> None:
         """Send what waits to be sent, in order, as far as that is possible without waiting."""
@@ -195,11 +205,13 @@ class OwnerConnection:
             if sent:
                 self._outbox.popleft()
             return sent
-        part = list(islice(self._released, _MAX_RELEASED))
+        part: list[int] = []
+        # Other threads, and finalisers, add to it meanwhile: no iterating over it.
+        while self._released and len(part) < _MAX_RELEASED:
+            part.append(self._released.popleft())
         sent = link.send_now(pack_ids(MessageType.RELEASE, 0, part))
-        if sent:
-            for _ in part:
-                self._released.popleft()
+        if not sent:
+            self._released.extendleft(reversed(part))
         return sent
 
     def tend(self, timeout_s: float) -> None:
@@ -306,7 +318,7 @@ class OwnerConnection:
         body = pack_request(Request(link.nonce, reported, self._this.start_time, wanted))
         descriptors: list[int] = []
         try:
-            # A cancellation that comes after a later request would be taken for that one's.
+            # A cancellation that comes after a later request has no effect any more.
             self.flush()
             while self._outbox:
                 link.wait_for_room(deadline)

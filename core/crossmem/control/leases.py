@@ -26,6 +26,8 @@ class Holder:
         How many connections it has.
     leases
         What it holds, by number.
+    whitelisted
+        Exports (allocation, export) for which it is on the vendor's whitelist.
     """
 
     pid: int
@@ -33,6 +35,7 @@ class Holder:
     pidfd: int | None = None
     connections: int = 0
     leases: dict[int, "Lease"] = field(default_factory=dict)
+    whitelisted: set[tuple[int, int]] = field(default_factory=set)
 
 
 class Lease(NamedTuple):

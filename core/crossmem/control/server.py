@@ -292,15 +292,20 @@ class LeaseServer:
                     connection.is_answered = True
                     self._release(connection.granted)
             if connection.is_collecting:
-                collected = sum(one.collected_nbytes for one in self._connections.values())
-                if collected > _MAX_COLLECTED_NBYTES:
-                    msg = "too many unfinished requests"
-                    raise ProtocolError(msg)
+                self._limit_collected()
         except EOFError:
             self._drop(connection)
         except ProtocolError as error:
-            _log.warning("dropping process %d: %s", connection.pid, error)
+            who = connection.pid or "that is not visible here"
+            _log.warning("dropping the connection of process %s: %s", who, error)
             self._drop(connection)
+
+    def _limit_collected(self) -> None:
+        """Drop who hoards most, where unfinished requests take too much memory together."""
+        connections = list(self._connections.values())
+        if sum(one.collected_nbytes for one in connections) > _MAX_COLLECTED_NBYTES:
+            strangers = [one for one in connections if not (one.holder and one.holder.leases)]
+            self._drop(max(strangers or connections, key=lambda one: one.collected_nbytes))
 
     def _answer(self, connection: ServerConnection, number: int, request: Request) -> None:
         try:

@@ -251,8 +251,8 @@ class Allocation(Memory):
         Raises
         ------
         BusyError
-            Where a view of the memory is alive, or leases remain and ``busy`` is not
-            ``"defer"``. Nothing has changed then.
+            Where a view of the memory is alive, another thread reads or writes it, or leases
+            remain and ``busy`` is not ``"defer"``. Nothing has changed then.
         """
         owned = self._owned
         if owned is None or self._process.is_closed:

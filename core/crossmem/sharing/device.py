@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices, and how one is named."""
 
+import logging
 from typing import Any
 
 from typing_extensions import override
 
 from crossmem.control.processes import has_pidfds
 from crossmem.driver import Driver
-from crossmem.errors import CrossmemError, DeviceNotFoundError, OutOfMemoryError
+from crossmem.errors import DeviceNotFoundError, OutOfMemoryError
 from crossmem.guards import check_size
 from crossmem.models import Capabilities, DeviceInfo
 from crossmem.plugin import choose
+from crossmem.plugin.offers import PLUGIN_FAULTS
 from crossmem.sharing.allocation import Allocation, Owned
 from crossmem.sharing.process import Process, drain, refuse_foreign, refuse_forked_backend
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["Device", "device", "devices", "find_by_identity"]
 
@@ -179,9 +183,10 @@ def devices() -> list[Device]:
             continue
         try:
             found.extend(_devices_of(process, backend, None))
-        except CrossmemError:
-            # It said that it was available and then did not load: ``crossmem devices`` shows why.
-            continue
+        except PLUGIN_FAULTS:
+            # One backend that does not load must not take the others' devices away;
+            # ``crossmem devices`` shows why.
+            _log.warning("backend %r has no devices", backend, exc_info=True)
     return found
 
 

@@ -249,7 +249,7 @@ class Mapping(Memory):
         imported, self._import = self._import, None
         if not _give_back(self._process, entry, imported):
             self._process.pending.append(partial(_give_back, self._process, entry, imported))
-        drain()
+        self._process.drain()
 
     def __enter__(self) -> Self:
         self._live()

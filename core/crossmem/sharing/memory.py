@@ -162,7 +162,8 @@ class Memory:
         """Return the memory itself as a memoryview, without a copy.
 
         The view, and whatever is made from it, keeps this object alive; while one exists, the
-        memory cannot be unmapped or freed.
+        memory cannot be unmapped or freed. A forked child must not touch a view that it
+        inherited: the memory is not mapped there, and the access ends the child (SIGSEGV).
 
         Raises
         ------

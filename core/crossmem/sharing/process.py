@@ -225,10 +225,19 @@ def _begin() -> Process:
 
 
 def drain() -> Process:
-    """Return the state of this process after doing what waited."""
+    """Return the state of this process after doing what waited.
+
+    Raises
+    ------
+    ClosedError
+        Where this process is exiting and has given everything back.
+    """
     process = _current
     if process is None:
         return _begin()
+    if process.is_closed:
+        msg = "crossmem has shut down in this process, which is exiting"
+        raise ClosedError(msg)
     if process.pending:
         process.drain()
     return process

@@ -89,6 +89,8 @@ def collect() -> int:
     exporters that could not be sent are sent.
     """
     process = current()
+    if process.is_closed:
+        return 0
     before = len(process.owned)
     if process.server is not None:
         process.server.catch_up()
