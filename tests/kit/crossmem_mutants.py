@@ -6,16 +6,15 @@ every process that uses crossmem is broken in that way before it loads a driver.
 begins with the law that it breaks.
 """
 
-import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from mmap import MAP_PRIVATE
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from mutation import MUTANTS, always, changed, instead, mutant, property_is
 from typing_extensions import override
 
 from crossmem.control import book, client, link, server
@@ -36,51 +35,6 @@ from crossmem.models import handle as handles
 from crossmem.sharing import allocation, attach, device, entry, mapping, memory, process, table
 from crossmem_emulated import memory as kernel
 from crossmem_emulated.driver import EmulatedDriver
-
-MUTANTS: dict[str, Callable[[], None]] = {}
-"""What breaks crossmem, by name."""
-
-
-def mutant(apply: Callable[[], None]) -> Callable[[], None]:
-    """Register a mutant under the name of the function that makes it."""
-    MUTANTS[apply.__name__] = apply
-    return apply
-
-
-def instead(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Replace a function of a module or class; the new one gets the old one first."""
-    old = getattr(owner, name)
-
-    def replace(new: Callable[..., Any]) -> None:
-        @functools.wraps(old)
-        def function(*args: Any, **options: Any) -> Any:
-            return new(old, *args, **options)
-
-        setattr(owner, name, function)
-
-    return replace
-
-
-@contextmanager
-def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give a variable of a module another value for a moment."""
-    old = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, old)
-
-
-def always(owner: Any, name: str, value: Any) -> None:
-    """Let a function return the same value whatever happens."""
-    instead(owner, name)(lambda _old, *_args, **_options: value)
-
-
-def property_is(owner: type, name: str, value: Any) -> None:
-    """Let a property have the same value whatever happens."""
-    assert isinstance(vars(owner)[name], property)
-    setattr(owner, name, property(lambda _self: value))
 
 
 @mutant

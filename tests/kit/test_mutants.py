@@ -27,6 +27,8 @@ def names_of_mutants() -> list[str]:
     spec = importlib.util.spec_from_file_location("crossmem_mutants", HERE / "crossmem_mutants.py")
     assert spec is not None
     assert spec.loader is not None
+    # The processes that the mutants break find it through PYTHONPATH.
+    sys.path.insert(0, str(HERE))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return list(module.MUTANTS)
