@@ -255,6 +255,15 @@ class OwnerConnection:
             os.close(self._pidfd)
             self._pidfd = None
 
+    def close_at_exit(self) -> None:
+        """Send what waits and close, unless a thread waits for the owner: exit ends that wait."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.flush()
+                self.close()
+            finally:
+                self._lock.release()
+
     def abandon(self) -> None:
         """Close every descriptor, and nothing else: for a forked child."""
         for connection in self._dialing:

@@ -277,8 +277,7 @@ class ImportTable:
             finally:
                 entry.lock.release()
         for connection in self._connections.values():
-            connection.flush()
-            connection.close()
+            connection.close_at_exit()
 
     def abandon(self) -> None:
         """Close every descriptor, and nothing else: for a forked child."""
