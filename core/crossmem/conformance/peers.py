@@ -18,6 +18,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, Self
 
 from typing_extensions import override
@@ -312,6 +313,10 @@ class Peer:
         """Kill what is left of it and of its children, and close everything. Never raises."""
         if self._pidfd < 0:
             return
+        if "COVERAGE_PROCESS_START" in os.environ and self._is_running():
+            # What it ran is to be counted, and a killed process cannot tell any more.
+            with contextlib.suppress(Exception):
+                self.call(_save_coverage, timeout=3)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -322,11 +327,29 @@ class Peer:
         self._pidfd = -1
         _alive.discard(self)
 
+    def _is_running(self) -> bool:
+        """Whether it lives and was not stopped."""
+        if self._process.poll() is not None:
+            return False
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
+            return stat[stat.rindex(b")") + 2 :][:1] in b"RSD"
+        return False
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.destroy()
+
+
+def _save_coverage() -> None:
+    import coverage  # noqa: PLC0415 - where the variable is set, it runs here
+
+    measuring = coverage.Coverage.current()
+    if measuring is not None:
+        measuring.stop()
+        measuring.save()
 
 
 def kill_all() -> None:
