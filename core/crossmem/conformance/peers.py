@@ -316,7 +316,7 @@ class Peer:
         if "COVERAGE_PROCESS_START" in os.environ and self._is_running():
             # What it ran is to be counted, and a killed process cannot tell any more.
             with contextlib.suppress(Exception):
-                self.call(_save_coverage, timeout=3)
+                self.start(_save_coverage).result(3)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
