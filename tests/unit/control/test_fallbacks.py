@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands in where the kernel has no better way, and what refuses nonsense early."""
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+import crossmem
+from crossmem.control import processes
+from crossmem.control.link import Link
+from crossmem.control.wire import (
+    Grant,
+    ProtocolError,
+    Refusal,
+    Status,
+    pack_grant,
+    pack_refusal,
+    unpack_ids,
+    unpack_replies,
+)
+from crossmem.models import ProcessIdentity, process_start_time
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.setblocking(False)
+        yield ours, theirs
+
+
+@pytest.fixture
+def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel before 6.5, which knows no SO_PEERPIDFD."""
+    monkeypatch.setattr(processes, "_SO_PEERPIDFD", 9999)
+
+
+@pytest.mark.usefixtures("old_kernel")
+def test_a_peer_is_found_by_pid_and_start_time(pair: Pair) -> None:
+    start_time = process_start_time("self")
+    assert start_time is not None
+    pidfd = processes.open_peer(pair[0], os.getpid(), start_time)
+    assert pidfd is not None
+
+    assert not processes.is_dead(pidfd)
+
+    os.close(pidfd)
+
+
+@pytest.mark.usefixtures("old_kernel")
+def test_a_reused_pid_is_not_the_peer(pair: Pair) -> None:
+    with pytest.raises(ProcessLookupError, match="reused"):
+        processes.open_peer(pair[0], os.getpid(), 1)
+
+
+@pytest.mark.usefixtures("old_kernel")
+def test_an_invisible_peer_cannot_be_watched(pair: Pair) -> None:
+    assert processes.open_peer(pair[0], 0, 0) is None
+
+
+def test_without_a_pidfd_the_connection_tells_of_the_end(pair: Pair) -> None:
+    ours, theirs = pair
+    link = Link(ProcessIdentity.of_this_process(), ours, None)
+
+    assert link.is_open
+
+    theirs.send(b"x")
+
+    assert link.is_open
+
+    link.take()
+    theirs.close()
+
+    assert not link.is_open
+    assert not link.send_now(b"x")
+    assert link.is_broken
+
+
+def test_replies_that_end_early_are_refused() -> None:
+    body = pack_grant(Grant(1, 2, 3, 0, (b"vendor",)), b"s" * 16, b"context")
+
+    assert unpack_replies(body)[0][:5] == (1, 2, 3, 0, (b"vendor",))
+
+    for size in range(1, len(body)):
+        with pytest.raises(ProtocolError):
+            unpack_replies(body[:size])
+
+
+def test_refusals_survive_the_wire() -> None:
+    refusal = Refusal(Status.DENIED, "user 7 is not admitted")
+
+    assert unpack_replies(pack_refusal(refusal)) == [refusal]
+
+    with pytest.raises(ProtocolError):
+        unpack_ids(b"12345")
+
+
+@pytest.mark.parametrize("names", [{"pids": 5}, {"uids": ["root"]}, {"pids": [True]}])
+def test_access_lists_hold_numbers(names: dict[str, object]) -> None:
+    with pytest.raises(crossmem.ConfigurationError, match="collection of numbers"):
+        crossmem.Allow(**names)  # type: ignore[arg-type]
+
+
+def test_arguments_of_the_wrong_type_are_refused() -> None:
+    with crossmem.device("emulated:0").allocate(10) as allocation:
+        handle = allocation.export()
+        with pytest.raises(crossmem.ConfigurationError, match="device must be"):
+            crossmem.attach(handle, device=3)  # type: ignore[arg-type]
+        with pytest.raises(crossmem.ConfigurationError, match="readonly must be"):
+            crossmem.attach(handle, readonly=[])  # type: ignore[arg-type]
+        with pytest.raises(crossmem.ConfigurationError, match="busy must be"):
+            allocation.free(busy="perhaps")  # type: ignore[arg-type]
+        with pytest.raises(crossmem.ConfigurationError, match="must be names"):
+            allocation.export(mechanism=[])  # type: ignore[arg-type]
+        with pytest.raises(crossmem.ConfigurationError, match="allow must be"):
+            allocation.export(allow=3)  # type: ignore[arg-type]
+        with pytest.raises(crossmem.UnsupportedError, match="mechanism"):
+            allocation.export(mechanism="pigeon")
+        with pytest.raises(crossmem.UnsupportedError, match="raw handles"):
+            allocation.export(lease=False)
+        with pytest.raises(AttributeError, match="immutable"):
+            handle.offset = 3
+        with pytest.raises(AttributeError, match="immutable"):
+            del handle.offset
