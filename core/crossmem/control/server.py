@@ -14,7 +14,6 @@ import resource
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -50,7 +49,6 @@ __all__ = ["LeaseServer"]
 _log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.02
-_SPIN_S: Final = 50e-6
 _STOP_JOIN_S: Final = 2.0
 _MAX_COLLECTED_NBYTES: Final = 8 * 2**20
 _MAX_CAUGHT_UP: Final = 1000
@@ -176,7 +174,7 @@ class LeaseServer:
     def _run(self) -> None:
         while not self._stopping:
             waiting = self._accept_paused or bool(self._unsent)
-            ready = self._next_events(_RETRY_S if waiting else None)
+            ready = self._epoll.poll(_RETRY_S if waiting else None)
             with self.lock:
                 if self._stopping:
                     return
@@ -185,16 +183,6 @@ class LeaseServer:
                 if waiting:
                     self._retry()
             self.book.emit_events()
-
-    def _next_events(self, timeout_s: float | None) -> list[tuple[int, int]]:
-        """Wait for events, at first without sleeping: messages seldom come alone."""
-        give_up = time.perf_counter() + _SPIN_S
-        while time.perf_counter() < give_up:
-            ready = self._epoll.poll(0)
-            if ready:
-                return ready
-            os.sched_yield()
-        return self._epoll.poll(timeout_s)
 
     def _handle(self, descriptor: int) -> None:
         handler = self._handlers.get(descriptor)
