@@ -40,10 +40,12 @@ from crossmem.sharing.allocation import Allocation
 from crossmem.sharing.attach import attach, attach_many, import_handle
 from crossmem.sharing.device import Device, device, devices
 from crossmem.sharing.mapping import Import, Mapping
+from crossmem.sharing.ranges import AddressRange, Piece
 from crossmem.sharing.report import ExportInfo, LeaseInfo, collect, exports
 
 __all__ = [
     "AccessDeniedError",
+    "AddressRange",
     "Allocation",
     "Allow",
     "BackendNotFoundError",
@@ -67,6 +69,7 @@ __all__ = [
     "OutOfMemoryError",
     "OwnerGoneError",
     "OwnerUnresponsiveError",
+    "Piece",
     "ShareableHandle",
     "StaleHandleError",
     "UnsupportedError",

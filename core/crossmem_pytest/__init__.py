@@ -26,8 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the kit's options.
 
     The kit reads them as ``config.getoption("crossmem_device")`` (a string),
-    ``"crossmem_runtime"`` and ``"crossmem_report"`` (a string or None) and ``"crossmem_require"``
-    (a list of strings, empty where the option is absent).
+    ``"crossmem_runtime"``, ``"crossmem_mechanism"`` and ``"crossmem_report"`` (a string or None)
+    and ``"crossmem_require"`` (a list of strings, empty where the option is absent).
     """
     group = parser.getgroup("crossmem", "conformance kit of crossmem")
     group.addoption(
@@ -41,6 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         metavar="NAME",
         help="vendor binding that the backend uses, such as 'emulated'; default: the backend's own",
+    )
+    group.addoption(
+        "--crossmem-mechanism",
+        default=None,
+        metavar="NAME",
+        help="how memory is shared, one of the device's mechanisms; default: the preferred one",
     )
     group.addoption(
         "--crossmem-require",

@@ -7,6 +7,7 @@ import re
 import struct
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -17,7 +18,9 @@ from crossmem.driver import Driver, check_groups, groups
 from crossmem.models import EventKind, ProcessIdentity
 from crossmem.plugin import hookspecs
 from crossmem.settings import VARIABLES, Settings
+from crossmem_ascend.driver import AscendDriver
 from crossmem_emulated import options
+from crossmem_emulated.acl import Acl
 
 GetPage = Callable[[str], Any]
 
@@ -75,6 +78,9 @@ def test_defaults_of_the_emulated_backend(page: GetPage) -> None:
         "PREFAULT": f"`{default.prefault:d}`",
         "HUGEPAGES": f"`{default.hugepages:d}`",
         "POISON": f"`{default.poison:d}`",
+        "STRICT": f"`{default.strict:d}`",
+        "SLOW_STREAMS": f"`{default.slow_streams:d}`",
+        "ACL_PROFILE": f"`{default.acl_profile}`",
     }
 
     for name, value in expected.items():
@@ -108,6 +114,24 @@ def test_the_emulated_backend_has_the_capabilities_of_the_table(page: GetPage) -
     flags = {name: value for name, value in actual.model_dump().items() if type(value) is bool}
 
     assert {name: value == "true" for name, value in rows} == flags
+
+
+@pytest.mark.parametrize("mechanism", ["shareable", "key"])
+def test_the_ascend_backend_has_the_capabilities_of_the_table(
+    mechanism: str, page: GetPage, tmp_path: Path
+) -> None:
+    driver = AscendDriver(Acl(options=options.Options(state=tmp_path)))
+    actual = driver.capabilities(0, mechanism).model_dump()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page("reference/capabilities.md").text.splitlines()
+        if line.startswith("|")
+    ]
+    column = rows[0].index(f"`ascend`, `{mechanism}`")
+    said = {row[0].strip("`"): row[column].startswith("true") for row in rows}
+    flags = {name: value for name, value in actual.items() if type(value) is bool}
+
+    assert {name: said[name] for name in flags} == flags
 
 
 def test_every_hook_has_a_heading_with_its_signature(page: GetPage) -> None:

@@ -282,7 +282,7 @@ def leak() -> None:
     os.waitpid(child, 0)
     threading.Thread(target=threading.Event().wait, name="leaked", daemon=True).start()
     device = crossmem.device("emulated:0")
-    device.driver.allocate(0, 1)
+    device.driver.allocate(0, 1, device.mechanism)
 
 
 def settled(tracers: list[TracingDriver]) -> dict[str, Any]:

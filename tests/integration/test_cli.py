@@ -166,13 +166,47 @@ def test_unusable_backends_are_listed_with_what_to_do(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     report = DevicesReport.model_validate_json(done.stdout)
-    absent, liar = report.unusable
+    # What the machine lacks for the vendors' backends is listed too.
+    absent, liar = (one for one in report.unusable if one.backend in {"absent", "liar"})
     assert (absent.backend, absent.state) == ("absent", "not_installed")
     assert (absent.reason, absent.hint) == ("libabsent.so was not found", "pip install absent")
     assert (liar.backend, liar.state) == ("liar", "unusable")
     assert (liar.reason, liar.hint) == ("its library is too old", "install version 7")
     assert report.default is None
     assert "libabsent.so was not found" in run("devices", **environment).stdout
+
+
+_UNMEASURED = """
+from crossmem.plugin import Availability, Backend, hookimpl
+from crossmem_emulated.driver import EmulatedDriver
+from crossmem_emulated.options import Options
+
+class Unmeasured(EmulatedDriver):
+    backend = "unmeasured"
+
+    def devices(self):
+        return tuple(one.model_copy(update={"total_nbytes": None}) for one in super().devices())
+
+@hookimpl
+def crossmem_backends():
+    return [
+        Backend(name="unmeasured", summary="", api_version=1,
+                probe=lambda: Availability("available"),
+                load=lambda runtime: Unmeasured(Options())),
+    ]
+"""
+
+
+def test_memory_that_only_an_opened_device_tells_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "unmeasured.py").write_text(_UNMEASURED)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {"CROSSMEM_PLUGINS": "unmeasured", "PYTHONPATH": path}
+    done = run("devices", "--json", **environment)
+
+    assert done.returncode == 0, done.stderr
+    devices = DevicesReport.model_validate_json(done.stdout).devices
+    assert [one.total_nbytes for one in devices if one.backend == "unmeasured"] == [None, None]
+    assert "unknown" in run("devices", **environment).stdout
 
 
 def test_settings_without_meaning_are_usage_errors() -> None:

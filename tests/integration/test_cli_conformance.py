@@ -51,6 +51,19 @@ def test_laws_for_people() -> None:
     assert "1 law on emulated:0" in done.stdout
 
 
+def test_a_mechanism_can_be_named() -> None:
+    done = run("-k", "c01_odd", "--mechanism", "memfd")
+
+    assert done.returncode == 0, done.stderr
+    assert "1 law on emulated:0 with memfd" in done.stdout
+
+    done = run("--json", "-k", "c01_odd", "--mechanism", "pigeon")
+
+    assert done.returncode not in {0, 5}
+    assert ConformanceReport.model_validate_json(done.stdout).mechanism == "pigeon"
+    assert "it has: memfd" in done.stderr
+
+
 def test_nothing_selected_exits_as_pytest_does() -> None:
     done = run("--json", "-k", "no_test_has_this_name")
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mutants_devices  # noqa: F401 - registers its own
+import mutants_ranges  # noqa: F401 - the same
 from mutation import MUTANTS, always, changed, instead, mutant, property_is
 from typing_extensions import override
 
@@ -249,7 +251,13 @@ def c14_drivers_see_what_nobody_exported() -> None:
             size, where = wish.handle.nbytes, wish.device
             with suppress(CrossmemError):
                 where.driver.import_(
-                    where.ordinal, Exported(), nbytes=size, capacity=size, access="rw"
+                    where.ordinal,
+                    Exported(),
+                    home=wish.home,
+                    mechanism=wish.handle.mechanism,
+                    nbytes=size,
+                    capacity=size,
+                    access="rw",
                 )
         return old(self, wishes, timeout_s)
 
@@ -341,8 +349,8 @@ def c18_inherited_objects_work() -> None:
 @mutant
 def c19_every_thread_opens() -> None:
     @instead(table.Wish, "__init__")
-    def _(old: Any, self: Any, *args: Any) -> None:
-        old(self, *args)
+    def _(old: Any, self: Any, *args: Any, **options: Any) -> None:
+        old(self, *args, **options)
         self.key = (*self.key, threading.get_ident())
 
 
@@ -409,8 +417,8 @@ def c23_read_only_is_only_a_word() -> None:
 @mutant
 def c23_read_only_exports_can_be_written() -> None:
     @instead(EmulatedDriver, "export")
-    def _(old: Any, self: Any, block: Any, mechanism: str, _access: str) -> Any:
-        return old(self, block, mechanism, "rw")
+    def _(old: Any, self: Any, block: Any, mechanism: str, _access: str, *, raw: bool) -> Any:
+        return old(self, block, mechanism, "rw", raw=raw)
 
 
 @mutant
@@ -418,40 +426,6 @@ def c23_advisory_is_forgotten() -> None:
     @instead(mapping.Mapping, "__init__")
     def _(old: Any, self: Any, which: Any, where: Any, *args: Any, readonly: bool) -> None:
         old(self, which, where, *args, readonly=where.access == "ro")
-
-
-@mutant
-def c24_devices_are_named_by_ordinal() -> None:
-    @instead(EmulatedDriver, "devices")
-    def _(old: Any, self: Any) -> Any:
-        return tuple(
-            one.model_copy(update={"identity": f"host:{one.ordinal}"}) for one in old(self)
-        )
-
-
-@mutant
-def c24_the_device_that_was_asked_for_is_ignored() -> None:
-    @instead(attach, "_wish")
-    def _(old: Any, which: Any, handle: Any, _target: Any, readonly: Any) -> Any:
-        return old(which, handle, None, readonly)
-
-
-@mutant
-def c25_another_mechanism_will_do() -> None:
-    @instead(allocation, "_check_export")
-    def _(old: Any, where: Any, access: Any, mechanism: Any, *, lease: bool) -> Any:
-        known = mechanism in where.capabilities.mechanisms
-        return old(where, access, mechanism if known else None, lease=lease)
-
-
-@mutant
-def c25_an_emulation_will_do() -> None:
-    @instead(device, "choose")
-    def _(old: Any, spec: Any, *args: Any, **options: Any) -> Any:
-        try:
-            return old(spec, *args, **options)
-        except CrossmemError:
-            return old("emulated:0", *args, runtime=None)
 
 
 @mutant

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"crossmem", "crossmem_emulated", "crossmem_pytest"}
+PACKAGES = {"crossmem", "crossmem_ascend", "crossmem_emulated", "crossmem_pytest"}
 BUILD_TIMEOUT_S = 110
 
 
@@ -59,7 +59,10 @@ def test_entry_points(wheel: zipfile.ZipFile) -> None:
 
     assert {section: dict(parser[section]) for section in parser.sections()} == {
         "console_scripts": {"crossmem": "crossmem.cli:main"},
-        "crossmem": {"emulated": "crossmem_emulated.hooks"},
+        "crossmem": {
+            "ascend": "crossmem_ascend.hooks",
+            "emulated": "crossmem_emulated.hooks",
+        },
         "pytest11": {"crossmem": "crossmem_pytest"},
     }
 

@@ -225,6 +225,10 @@ def conformance(
             metavar="NAME", help="Vendor binding to test with; default: the backend's own."
         ),
     ] = None,
+    mechanism: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="How memory is shared; default: as the device prefers."),
+    ] = None,
     select: Annotated[
         str | None,
         typer.Option(
@@ -245,7 +249,7 @@ def conformance(
         from crossmem.cli.kit import run_kit
         from crossmem.cli.views import show_conformance
 
-        report = run_kit(device, runtime=runtime, select=select, quiet=as_json)
+        report = run_kit(device, runtime=runtime, mechanism=mechanism, select=select, quiet=as_json)
         if as_json:
             print_json(report)
         else:

@@ -20,14 +20,14 @@ _NEEDED = ("pytest", "hypothesis")
 
 
 def run_kit(
-    device: str, *, runtime: str | None, select: str | None, quiet: bool
+    device: str, *, runtime: str | None, mechanism: str | None, select: str | None, quiet: bool
 ) -> ConformanceReport:
     """Run the kit on a device.
 
     Parameters
     ----------
-    device, runtime
-        What to test, and with which vendor binding.
+    device, runtime, mechanism
+        What to test, with which vendor binding, and for memory that is shared in which way.
     select
         pytest's ``-k`` expression; None for all tests.
     quiet
@@ -58,6 +58,7 @@ def run_kit(
         command += ["--pyargs", "crossmem.conformance"]
         command += ["--crossmem-device", device, "--crossmem-report", str(path)]
         command += ["--crossmem-runtime", runtime] if runtime else []
+        command += ["--crossmem-mechanism", mechanism] if mechanism else []
         command += ["-k", select] if select else []
         start = time.perf_counter()
         stdout = sys.stderr if quiet else None
@@ -73,6 +74,7 @@ def run_kit(
         version=__version__,
         device=device,
         runtime=runtime,
+        mechanism=mechanism,
         ok=exit_code == 0,
         exit_code=exit_code,
         seconds=seconds,

@@ -155,7 +155,7 @@ class DeviceReport(FrozenModel):
     ordinal: int
     identity: str
     name: str
-    total_nbytes: int
+    total_nbytes: int | None
     is_default: bool
     """``crossmem.device()`` gives this one."""
 
@@ -216,6 +216,7 @@ class ConformanceReport(FrozenModel):
     version: str
     device: str
     runtime: str | None
+    mechanism: str | None
     ok: bool
     exit_code: int
     seconds: float

@@ -142,7 +142,7 @@ def show_devices(report: DevicesReport) -> None:
             [
                 f"[bold]{one.device}[/bold]",
                 plain(one.identity),
-                nbytes_text(one.total_nbytes),
+                "unknown" if one.total_nbytes is None else nbytes_text(one.total_nbytes),
                 plain(one.name),
             ]
             for one in report.devices
@@ -221,7 +221,8 @@ def show_conformance(report: ConformanceReport) -> None:
     if rows:
         columns = ["Law", "", ">Passed", ">Failed", ">Skipped", "Failed, or why skipped"]
         console.print(grid(columns, [[*row[:-1], plain(row[-1])] for row in rows]))
-    where = f"on {report.device}" + (f" with {report.runtime}" if report.runtime else "")
+    choice = ", ".join(one for one in (report.runtime, report.mechanism) if one)
+    where = f"on {report.device}" + (f" with {choice}" if choice else "")
     took = f"in {seconds_text(report.seconds)}"
     if report.ok:
         console.print(f"[bold green]OK[/bold green]  {_count(len(rows), 'law')} {where} {took}.")

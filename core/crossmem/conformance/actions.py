@@ -13,11 +13,12 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import crossmem
-from crossmem.driver import Driver, TracingDriver
+from crossmem.driver import Driver, TracingDriver, witness_of
 from crossmem.sharing.process import current
 
 __all__ = [
@@ -45,8 +46,11 @@ __all__ = [
     "objects",
     "offer",
     "pid",
+    "place",
+    "place_alone",
     "poke",
     "read",
+    "reserve",
     "reset",
     "shared_nbytes",
     "state",
@@ -55,6 +59,7 @@ __all__ = [
     "unmap",
     "use_device",
     "use_environment",
+    "vendor_violations",
     "violations",
     "write",
 ]
@@ -64,12 +69,18 @@ objects: dict[str, Any] = {}
 
 _spec = "emulated:0"
 _runtime: str | None = None
+_mechanism: str | None = None
 
 
-def begin(spec: str, runtime: str | None, tracing: bool) -> None:  # noqa: FBT001
+def begin(
+    spec: str,
+    runtime: str | None,
+    mechanism: str | None,
+    tracing: bool,  # noqa: FBT001
+) -> None:
     """Set up a peer: which device it uses, and whether its drivers are traced."""
-    global _spec, _runtime
-    _spec, _runtime = spec, runtime
+    global _spec, _runtime, _mechanism
+    _spec, _runtime, _mechanism = spec, runtime, mechanism
     if tracing:
         current().registry.adapt(TracingDriver)
 
@@ -81,8 +92,8 @@ def use_device(spec: str) -> None:
 
 
 def device(spec: str | None = None) -> crossmem.Device:
-    """Return the device under test, or another one of its runtime."""
-    return crossmem.device(spec or _spec, runtime=_runtime)
+    """Return the device under test, or another one of its runtime and mechanism."""
+    return crossmem.device(spec or _spec, runtime=_runtime, mechanism=_mechanism)
 
 
 def tracer() -> TracingDriver:
@@ -136,11 +147,13 @@ def collect() -> int:
 
 
 def _placed(options: dict[str, Any]) -> dict[str, Any]:
-    """Name the device where the handle alone would not lead to the runtime under test."""
+    """Turn the name of a device into the device, in the runtime under test."""
+    if _runtime is not None:
+        # Handles do not name a runtime: they are imported through the one that is used here.
+        with suppress(crossmem.DeviceNotFoundError):
+            device()
     if isinstance(options.get("device"), str):
         options["device"] = device(options["device"])
-    elif _runtime is not None and options.get("device") is None:
-        options["device"] = device()
     return options
 
 
@@ -178,6 +191,28 @@ def close(*names: str) -> None:
     """Close imports."""
     for name in names:
         objects[name].close()
+
+
+# Address ranges ---------------------------------------------------------------------------
+
+
+def reserve(name: str, nbytes: int) -> int:
+    """Reserve addresses and return the first."""
+    addresses = objects[name] = device().reserve(nbytes)
+    return addresses.ptr
+
+
+def place(name: str, addresses: str, memory: str, *, at: int) -> int:
+    """Map an allocation or import in an address range and return the address."""
+    piece = objects[name] = objects[addresses].map(objects[memory], at=at)
+    address: int = piece.ptr
+    return address
+
+
+def place_alone(name: str, addresses: str, memory: str) -> int:
+    """Reserve as much as an allocation or import needs, map it there, return the address."""
+    reserve(addresses, objects[memory].nbytes)
+    return place(name, addresses, memory, at=0)
 
 
 # Bytes ------------------------------------------------------------------------------------
@@ -276,6 +311,12 @@ def violations() -> list[str]:
     return list(tracer().violations)
 
 
+def vendor_violations() -> list[str] | None:
+    """Return what a strict emulation of the vendor noted, in all processes; None without one."""
+    witness = witness_of(tracer().inner)
+    return None if witness is None else witness.violations()
+
+
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
     """Return what each open descriptor leads to, without the numbers that change, sorted."""
     found = []
@@ -338,6 +379,8 @@ def reset() -> dict[str, Any]:
         if isinstance(one, memoryview):
             one.release()
     ends: tuple[tuple[type, str], ...] = (
+        (crossmem.Piece, "unmap"),
+        (crossmem.AddressRange, "release"),
         (crossmem.Mapping, "unmap"),
         (crossmem.Import, "close"),
         (crossmem.Allocation, "free"),

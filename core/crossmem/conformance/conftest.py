@@ -4,6 +4,7 @@
 import faulthandler
 import re
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import pytest
 
 import crossmem
 from crossmem.conformance import actions
-from crossmem.conformance.harness import Allocate, FreshPeer, Kit
+from crossmem.conformance.harness import Allocate, FreshPeer, Imports, Kit
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import LeakError, PeerPool, deadline, leftovers, own_state, settle
 from crossmem.conformance.report import Recorder, write_report
@@ -29,7 +30,11 @@ _kit: Final = pytest.StashKey[Kit]()
 def _kit_of(config: pytest.Config) -> Kit:
     kit = config.stash.get(_kit, None)
     if kit is None:
-        kit = Kit(config.getoption("crossmem_device"), config.getoption("crossmem_runtime"))
+        kit = Kit(
+            config.getoption("crossmem_device"),
+            config.getoption("crossmem_runtime"),
+            config.getoption("crossmem_mechanism"),
+        )
         config.stash[_kit] = kit
     return kit
 
@@ -97,6 +102,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         report = config.stash[_recorder].report(
             device=config.getoption("crossmem_device"),
             runtime=config.getoption("crossmem_runtime"),
+            mechanism=config.getoption("crossmem_mechanism"),
             capabilities=kit.device.capabilities if kit else None,
         )
         write_report(report, Path(path))
@@ -112,7 +118,10 @@ def pytest_terminal_summary(
         return
     spec = config.getoption("crossmem_device")
     report = config.stash[_recorder].report(
-        device=spec, runtime=config.getoption("crossmem_runtime"), capabilities=None
+        device=spec,
+        runtime=config.getoption("crossmem_runtime"),
+        mechanism=config.getoption("crossmem_mechanism"),
+        capabilities=None,
     )
     terminalreporter.section(f"laws of crossmem on {spec}")
     for line in report.lines():
@@ -182,6 +191,16 @@ def allocate(device: crossmem.Device) -> Iterator[Allocate]:
     yield make
     for allocation in made:
         allocation.free()
+
+
+@pytest.fixture
+def imports(device: crossmem.Device, request: pytest.FixtureRequest) -> Iterator[Imports]:
+    """Return what imports from peers and reserves addresses; all is given back after the test."""
+    for name in {"peer", "peer2", "fresh_peer"}.intersection(request.fixturenames):
+        # Set up first, so checked last: while something is imported, its exporter holds it.
+        request.getfixturevalue(name)
+    with ExitStack() as undo:
+        yield Imports(device, undo)
 
 
 def _pooled(kit: Kit, number: int) -> Iterator[Peer]:

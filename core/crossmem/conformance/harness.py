@@ -4,6 +4,7 @@
 import os
 import shutil
 import tempfile
+from contextlib import ExitStack
 from typing import Protocol
 
 import crossmem
@@ -12,7 +13,7 @@ from crossmem.conformance.peers import Peer, kill_all
 from crossmem.conformance.pool import PeerPool
 from crossmem.sharing.process import current
 
-__all__ = ["Allocate", "FreshPeer", "Kit"]
+__all__ = ["Allocate", "FreshPeer", "Imports", "Kit", "capacity_of"]
 
 
 class Allocate(Protocol):
@@ -31,20 +32,48 @@ class FreshPeer(Protocol):
         ...
 
 
+class Imports:
+    """Imports of other processes' memory and ranges for them, in the test's own process."""
+
+    def __init__(self, device: crossmem.Device, undo: ExitStack) -> None:
+        self.device = device
+        self._undo = undo
+
+    def of(self, peer: Peer, name: str, nbytes: int, data: bytes = b"") -> crossmem.Import:
+        """Let a peer allocate, and import that."""
+        blob = peer.call(actions.offer, name, nbytes, data)
+        return self._undo.enter_context(crossmem.import_handle(blob, device=self.device))
+
+    def range_for(self, *memories: crossmem.Allocation | crossmem.Import) -> crossmem.AddressRange:
+        """Reserve as many addresses as allocations and imports need."""
+        nbytes = sum(capacity_of(one) for one in memories)
+        return self._undo.enter_context(self.device.reserve(nbytes))
+
+
+def capacity_of(memory: crossmem.Allocation | crossmem.Import) -> int:
+    """Return how much of a range an allocation or import takes up."""
+    return memory.handle.capacity if isinstance(memory, crossmem.Import) else memory.capacity
+
+
 class Kit:
     """What all tests of a run share: the device under test and the pool of peers."""
 
-    def __init__(self, spec: str, runtime: str | None) -> None:
+    def __init__(self, spec: str, runtime: str | None, mechanism: str | None) -> None:
         self._folder = None
         if "CROSSMEM_RUN_DIR" not in os.environ:
             # Not the user's own: the kit looks at what is left in it.
             self._folder = tempfile.mkdtemp(prefix="crossmem-")
             os.environ["CROSSMEM_RUN_DIR"] = self._folder
-        actions.begin(spec, runtime, tracing=True)
+        actions.begin(spec, runtime, mechanism, tracing=True)
         self.device = actions.device()
+        self.violations_before = len(actions.vendor_violations() or [])
+        """What a strict emulation had noted before the run, in whatever used it then."""
         self.run_dir = current().settings.run_dir
         self.pool = PeerPool(
-            spec, runtime=runtime, environment={"CROSSMEM_RUN_DIR": str(self.run_dir)}
+            spec,
+            runtime=runtime,
+            mechanism=mechanism,
+            environment={"CROSSMEM_RUN_DIR": str(self.run_dir)},
         )
         # The lease server starts at the first export and stays: no test shall be blamed for it.
         with self.device.allocate(1) as allocation:

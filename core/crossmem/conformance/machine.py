@@ -171,7 +171,12 @@ class SharingMachine(RuleBasedStateMachine):
         """Map an import, perhaps a second time."""
         parent = data.draw(st.sampled_from(self.model.imports))
         name = self.new_name("mapping")
-        self.at(parent.place, actions.map_, name, parent.name)
+        try:
+            self.at(parent.place, actions.map_, name, parent.name)
+        except crossmem.OwnerGoneError as error:
+            if not self.model.is_lost(error, [parent.handle]):
+                raise
+            return
         parent.mappings += 1
         mapping = Held(name, parent.place, parent.handle, parent.key, parent.readonly, parent)
         self.model.mappings.append(mapping)
@@ -192,7 +197,7 @@ class SharingMachine(RuleBasedStateMachine):
             self.at(place, actions.attach_many, names, blobs, readonly=readonly)
         except crossmem.CrossmemError as error:
             # Which of several reasons is found first is not promised.
-            if type(error) not in refusals:
+            if type(error) not in refusals and not self.model.is_lost(error, chosen):
                 raise
             return
         assert refusals == [None] * len(chosen)

@@ -113,6 +113,14 @@ class Model:
             return crossmem.UnsupportedError
         return None
 
+    def is_lost(self, error: Exception, handles: list[Handle]) -> bool:
+        """Whether memory ended with its owner, so that what is not mapped then never will be."""
+        return (
+            isinstance(error, crossmem.OwnerGoneError)
+            and not self.survives_owner
+            and any(one.block.is_orphaned for one in handles)
+        )
+
     def enter(self, place: int, handle: Handle, name: str, *, readonly: bool | str) -> Held:
         """Note an import that succeeded."""
         access = self.access_of(handle, readonly=readonly)

@@ -99,7 +99,7 @@ class Peer:
 
     Parameters
     ----------
-    device, runtime
+    device, runtime, mechanism
         What :func:`crossmem.conformance.actions.device` gives there.
     environment
         Variables to set, or with None to remove, beside this process's.
@@ -117,6 +117,7 @@ class Peer:
         device: str,
         *,
         runtime: str | None = None,
+        mechanism: str | None = None,
         environment: Mapping[str, str | None] | None = None,
         tracing: bool = True,
     ) -> None:
@@ -148,7 +149,7 @@ class Peer:
         self._pidfd = os.pidfd_open(self.pid)
         _alive.add(self)
         try:
-            send(self._socket, (device, runtime, tracing))
+            send(self._socket, (device, runtime, mechanism, tracing))
             self.answer(0, START_TIMEOUT_S)
         except BaseException:
             self.destroy()

@@ -39,15 +39,23 @@ class PeerPool:
 
     Parameters
     ----------
-    device, runtime
+    device, runtime, mechanism
         As for :class:`crossmem.conformance.peers.Peer`.
     environment
         Variables that every peer gets.
     """
 
-    def __init__(self, device: str, *, runtime: str | None, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        device: str,
+        *,
+        runtime: str | None,
+        mechanism: str | None,
+        environment: Mapping[str, str],
+    ) -> None:
         self.device = device
         self.runtime = runtime
+        self.mechanism = mechanism
         self.environment = dict(environment)
         self._peers: list[Peer] = []
         self._clean: dict[Peer, State] = {}
@@ -57,6 +65,7 @@ class PeerPool:
         return Peer(
             self.device,
             runtime=self.runtime,
+            mechanism=self.mechanism,
             environment={**self.environment, **environment},
             tracing=tracing,
         )
@@ -120,7 +129,10 @@ class PeerPool:
 def own_state() -> State:
     """Return what this process holds, without what the kit itself uses."""
     gc.collect()
-    return actions.state(kit_descriptors())
+    state = actions.state(kit_descriptors())
+    # What any process did: asked for here alone, so that no peer is blamed for another one.
+    state["violations"] += actions.vendor_violations() or []
+    return state
 
 
 def leftovers(before: State, after: State) -> list[str]:

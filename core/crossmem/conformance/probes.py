@@ -25,6 +25,10 @@ _METHODS = (
     "close",
     "synchronize",
     "copy",
+    "reserve",
+    "release",
+    "map_at",
+    "unmap_at",
 )
 
 _journal: list[str] = []
@@ -42,6 +46,9 @@ def start_journal() -> None:
         return method
 
     for name in _METHODS:
+        # Some are of groups that not every driver has.
+        if not hasattr(driver, name):
+            continue
         setattr(driver, name, noting(name, getattr(driver, name)))
 
 

@@ -36,6 +36,8 @@ class Report(FrozenModel):
     """What was tested, such as ``"emulated:0"``."""
     runtime: str | None
     """The vendor binding that was asked for."""
+    mechanism: str | None
+    """The mechanism that was asked for."""
     capabilities: Capabilities | None
     """What the device says that it can do; None where it could not be opened."""
     laws: dict[str, LawOutcome]
@@ -62,13 +64,19 @@ class Recorder:
             tests[test] = (outcome, reason)
 
     def report(
-        self, *, device: str, runtime: str | None, capabilities: Capabilities | None
+        self,
+        *,
+        device: str,
+        runtime: str | None,
+        mechanism: str | None,
+        capabilities: Capabilities | None,
     ) -> Report:
         """Return what was recorded."""
         return Report(
             version=__version__,
             device=device,
             runtime=runtime,
+            mechanism=mechanism,
             capabilities=capabilities,
             laws={
                 law: LawOutcome(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Visible to everybody, and of the size that was asked for: laws C1 and C2."""
 
+from typing import Any
+
 import pytest
 
 import crossmem
@@ -80,6 +82,44 @@ def test_c01_every_form_of_a_handle_works(allocate: Allocate, peer: Peer) -> Non
     peer.call(actions.attach_many, "abc", [handle, blob, bytearray(blob)])
 
     assert [peer.call(actions.read, name, 5) for name in "abc"] == [b"forms"] * 3
+
+
+def copy_between(target: str, source: str, **options: Any) -> None:
+    """Copy in a peer, from one named object to another."""
+    actions.objects[target].copy_from(actions.objects[source], **options)
+
+
+def test_c01_copies_on_the_device_go_both_ways(allocate: Allocate, peer: Peer) -> None:
+    data = pattern(NBYTES, 5)
+    allocation = allocate(NBYTES, data)
+    peer.call(actions.attach, "m", allocation.export().to_bytes())
+    peer.call(actions.allocate, "a", 2 * NBYTES)
+    peer.call(copy_between, "a", "m", offset=NBYTES)
+
+    assert peer.call(actions.read, "a", offset=NBYTES) == data
+
+    peer.call(actions.write, "a", b"back again")
+    peer.call(copy_between, "m", "a", nbytes=5, offset=NBYTES - 5, source_offset=5)
+
+    assert allocation.read() == data[:-5] + b"again"
+
+
+def test_c01_copies_between_two_mappings(allocate: Allocate, peer: Peer) -> None:
+    source, target = allocate(NBYTES, pattern(NBYTES, 6)), allocate(NBYTES, bytes(NBYTES))
+    blobs = [one.export().to_bytes() for one in (source, target)]
+    peer.call(actions.attach_many, ["s", "t"], blobs)
+    peer.call(copy_between, "t", "s", nbytes=NBYTES - 4097, offset=1, source_offset=4096)
+
+    expected = pattern(NBYTES, 6)[4096:-1]
+
+    assert target.read() == b"\0" + expected + bytes(4096)
+
+
+def test_c01_copies_within_one_allocation(allocate: Allocate) -> None:
+    allocation = allocate(NBYTES, b"0123456789")
+    allocation.copy_from(allocation, nbytes=10, offset=NBYTES - 10)
+
+    assert allocation.read(10, offset=NBYTES - 10) == b"0123456789"
 
 
 # C2: size ---------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ BYTES: dict[str, Use] = {
     "ptr": lambda memory: memory.ptr,
     "read": lambda memory: memory.read(0),
     "write": lambda memory: memory.write(b""),
+    "copy to": lambda memory: memory.copy_from(memory),
     "view": lambda memory: memory.view(),
     "with": lambda memory: memory.__enter__(),
 }
@@ -77,6 +78,16 @@ def test_c17_an_unmapped_mapping_and_a_closed_import(allocate: Allocate, peer: P
     peer.call(use_closed, "import", "i")
 
     assert peer.call(actions.live)["imports"] == 0
+
+
+def test_c17_neither_end_of_a_copy_may_be_closed(allocate: Allocate) -> None:
+    open_, freed = allocate(NBYTES), allocate(NBYTES)
+    freed.free()
+    for target, source in ((open_, freed), (freed, open_)):
+        with pytest.raises(crossmem.ClosedError):
+            target.copy_from(source)
+    # The one that is open is not left in use.
+    open_.free(busy="raise")
 
 
 def test_c17_own_imports_close_too(allocate: Allocate) -> None:

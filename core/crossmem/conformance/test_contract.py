@@ -33,9 +33,10 @@ def test_c22_groups_of_methods_are_whole(tracer: TracingDriver) -> None:
 
 def test_c22_a_broken_group_is_noticed(tracer: TracingDriver) -> None:
     class Half(TracingDriver):
-        """Has one method of a group and not the others."""
+        """Has one method of a group and lacks another."""
 
         reserve = len
+        release = None
 
     assert any("AddressRanges" in line for line in check_groups(Half(tracer.inner)))
 
@@ -54,11 +55,19 @@ def test_c25_capabilities_are_constant_and_consistent(
     tracer: TracingDriver, capabilities: crossmem.Capabilities
 ) -> None:
     for info in tracer.inner.devices():
-        said = tracer.inner.capabilities(info.ordinal)
+        preferred = tracer.inner.capabilities(info.ordinal, None)
 
-        assert said == tracer.inner.capabilities(info.ordinal)
-        assert len(set(said.mechanisms)) == len(said.mechanisms)
-        assert said.max_allocation_nbytes >= said.granularity_nbytes
+        assert preferred == tracer.inner.capabilities(info.ordinal, preferred.mechanisms[0])
+        assert len(set(preferred.mechanisms)) == len(preferred.mechanisms)
+
+        for mechanism in preferred.mechanisms:
+            said = tracer.inner.capabilities(info.ordinal, mechanism)
+
+            assert said == tracer.inner.capabilities(info.ordinal, mechanism)
+            assert said.mechanisms == preferred.mechanisms
+            # A fork concerns the whole backend.
+            assert said.fork_safe == preferred.fork_safe
+            assert said.max_allocation_nbytes >= said.granularity_nbytes
 
     with pytest.raises(ValueError, match="frozen"):
         capabilities.peer_access = not capabilities.peer_access  # type: ignore[misc]

@@ -4,10 +4,12 @@
 import gc
 import multiprocessing
 import os
+import pickle
 import threading
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 import crossmem
 from crossmem.conformance import actions
@@ -20,6 +22,8 @@ from crossmem.conformance.forks import (
 from crossmem.conformance.harness import Allocate, FreshPeer
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
+from crossmem.driver import Driver, TracingDriver
+from crossmem.sharing.process import current
 
 _NBYTES = 4096
 
@@ -235,6 +239,58 @@ def test_c18_a_child_of_a_backend_that_cannot_be_forked_is_told_to_spawn(
     for attempt in (_attach_and_read, _allocate):
         with pytest.raises(crossmem.ForkedProcessError, match="spawn"):
             peer.call(in_child, attempt, blob)
+
+
+_loaded: list[int] = []
+
+
+class _Unforkable(TracingDriver):
+    """A driver that cannot be used after a fork; it notes in which process it was loaded."""
+
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
+        _loaded.append(os.getpid())
+
+    @override
+    def capabilities(self, ordinal: int, mechanism: str | None) -> crossmem.Capabilities:
+        said = super().capabilities(ordinal, mechanism)
+        return said.model_copy(update={"fork_safe": False})
+
+
+def test_c18_a_backend_that_cannot_be_forked_is_not_even_asked(
+    allocate: Allocate, fresh_peer: FreshPeer
+) -> None:
+    peer = fresh_peer(tracing=False)
+    peer.call(_use_unforkable)
+    blob = allocate(_NBYTES).export().to_bytes()
+    refused, loaded = peer.call(in_child, _attempts, blob)
+
+    assert refused == ["ForkedProcessError"] * 3
+    assert loaded == [peer.pid]
+
+    refused, loaded = peer.call(in_child, in_child, _attempts, blob)
+
+    assert refused == ["ForkedProcessError"] * 3
+    assert loaded == [peer.pid]
+
+
+def _use_unforkable() -> None:
+    current().registry.adapt(_Unforkable)
+    actions.objects["device"] = actions.device()
+
+
+def _attempts(blob: bytes) -> tuple[list[str], list[int]]:
+    refused = []
+    for attempt in (
+        actions.device,
+        lambda: crossmem.attach(blob),
+        lambda: pickle.loads(pickle.dumps(actions.objects["device"])),  # noqa: S301
+    ):
+        try:
+            attempt()
+        except crossmem.CrossmemError as error:
+            refused.append(type(error).__name__)
+    return refused, list(_loaded)
 
 
 @pytest.mark.parametrize("with_handlers", [True, False], ids=["fork", "raw-fork"])

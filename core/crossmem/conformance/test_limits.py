@@ -14,7 +14,7 @@ from crossmem.conformance.pool import settle
 from crossmem.driver import TracingDriver
 
 NBYTES = 5000
-NOTHING = {"blocks": 0, "exports": 0, "imports": 0, "mappings": 0}
+NOTHING = {"blocks": 0, "exports": 0, "imports": 0, "mappings": 0, "ranges": 0}
 
 
 @pytest.mark.parametrize("nbytes", [0, -1, -(2**63), 2**63, 2**64, True, 1.0, "1", None])
@@ -196,6 +196,34 @@ def test_c16_ranges_of_ones_own_memory(allocate: Allocate) -> None:
             allocation.read(nbytes, offset=offset)  # type: ignore[arg-type]
 
     assert allocation.read() == bytes(NBYTES)
+
+
+def test_c16_ranges_of_copies_on_the_device(allocate: Allocate, tracer: TracingDriver) -> None:
+    small, large = allocate(100, bytes(100)), allocate(200, bytes(200))
+    before = dict(tracer.calls)
+    large.copy_from(small, nbytes=0, offset=200, source_offset=100)
+    refused: tuple[tuple[Any, Any, Any], ...] = (
+        (101, 0, 0),
+        (100, 101, 0),
+        (1, 0, 100),
+        (1, -1, 0),
+        (1, 0, -1),
+        (-1, 0, 0),
+        (2**64, 0, 0),
+        (1.0, 0, 0),
+        (None, 101, 0),
+        (None, 0, -1),
+        (None, 0, None),
+    )
+    for nbytes, offset, source_offset in refused:
+        with pytest.raises(crossmem.InvalidSizeError):
+            large.copy_from(small, nbytes=nbytes, offset=offset, source_offset=source_offset)
+    with pytest.raises(crossmem.InvalidSizeError):
+        small.copy_from(large)
+    with pytest.raises(crossmem.ConfigurationError, match="write"):
+        small.copy_from(b"host bytes")  # type: ignore[arg-type]
+
+    assert tracer.calls == before
 
 
 def test_c16_no_descriptor_is_kept_for_a_mapping(allocate: Allocate, peer: Peer) -> None:

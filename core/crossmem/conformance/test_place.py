@@ -14,7 +14,10 @@ from crossmem.driver import TracingDriver
 
 NBYTES = 5000
 
-MASKS: Final = {"emulated": "CROSSMEM_EMULATED_VISIBLE_DEVICES"}
+MASKS: Final = {
+    "emulated": "CROSSMEM_EMULATED_VISIBLE_DEVICES",
+    "ascend": "ASCEND_RT_VISIBLE_DEVICES",
+}
 """The variable that says which devices a process sees, in which order, by backend."""
 
 
@@ -157,6 +160,25 @@ def test_c24_without_peer_access_another_device_is_refused(
     assert peer.call(actions.calls) == before
 
 
+def test_c24_copies_from_another_device_as_the_capability_says(
+    device: crossmem.Device, allocate: Allocate, tracer: TracingDriver
+) -> None:
+    target = allocate(NBYTES, b"first")
+    with other_device(device).allocate(NBYTES) as source:
+        source.write(b"other")
+        if device.capabilities.peer_access:
+            target.copy_from(source, nbytes=5)
+
+            assert target.read(5) == b"other"
+
+            return
+        before = dict(tracer.calls)
+        with pytest.raises(crossmem.UnsupportedError, match="peer_access"):
+            target.copy_from(source, nbytes=5)
+
+        assert tracer.calls == before
+
+
 def test_c24_the_home_may_be_named(device: crossmem.Device, allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, b"home")
     handle = allocation.export()
@@ -190,30 +212,41 @@ def test_c24_memory_of_one_backend_is_not_mapped_for_another(
 # C25: no surprise -------------------------------------------------------------------------
 
 
-def test_c25_each_mechanism_is_used_as_asked_for(
-    allocate: Allocate, capabilities: crossmem.Capabilities, peer: Peer
-) -> None:
-    assert allocate(NBYTES).export().mechanism == capabilities.mechanisms[0]
+def test_c25_each_mechanism_is_used_as_asked_for(device: crossmem.Device, peer: Peer) -> None:
+    preferred = crossmem.device(device.name, runtime=device.runtime)
+    mechanisms = preferred.capabilities.mechanisms
 
-    for mechanism in capabilities.mechanisms:
-        handle = allocate(NBYTES, mechanism.encode()).export(mechanism=mechanism)
+    assert preferred.mechanism == mechanisms[0]
 
-        assert handle.mechanism == mechanism
+    for mechanism in mechanisms:
+        chosen = crossmem.device(device.name, runtime=device.runtime, mechanism=mechanism)
 
-        peer.call(actions.attach, "m", handle.to_bytes())
+        assert chosen.mechanism == mechanism
+        assert chosen.capabilities.mechanisms == mechanisms
+        assert chosen is preferred.for_mechanism(mechanism)
+        # A device that travels stays what it is.
+        assert pickle.loads(pickle.dumps(chosen)) is chosen  # noqa: S301 - just made
 
-        assert peer.call(actions.read, "m", len(mechanism)) == mechanism.encode()
+        with chosen.allocate(NBYTES) as allocation:
+            allocation.write(mechanism.encode())
+            handle = allocation.export()
 
-        peer.call(actions.unmap, "m")
+            assert handle.mechanism == mechanism
+
+            # The handle says how, whatever the importer's own device prefers.
+            peer.call(actions.attach, "m", handle.to_bytes())
+
+            assert peer.call(actions.read, "m", len(mechanism)) == mechanism.encode()
+
+            peer.call(actions.unmap, "m")
 
 
 def test_c25_a_mechanism_that_is_not_there_is_not_replaced(
-    allocate: Allocate, capabilities: crossmem.Capabilities, tracer: TracingDriver
+    device: crossmem.Device, capabilities: crossmem.Capabilities, tracer: TracingDriver
 ) -> None:
-    allocation = allocate(NBYTES)
     before = dict(tracer.calls)
     with pytest.raises(crossmem.UnsupportedError) as caught:
-        allocation.export(mechanism="carrier-pigeon")
+        crossmem.device(device.name, runtime=device.runtime, mechanism="carrier-pigeon")
 
     assert "carrier-pigeon" in str(caught.value)
     assert all(name in str(caught.value) for name in capabilities.mechanisms)

@@ -16,6 +16,11 @@ from crossmem.driver import TracingDriver
 NBYTES = 5000
 
 
+def copy_onto_itself(name: str) -> None:
+    """Copy on the device, in a peer, from a named object to itself."""
+    actions.objects[name].copy_from(actions.objects[name])
+
+
 def refuses_to_write(peer: Peer, name: str) -> None:
     """Check that a mapping's own methods keep it unwritten."""
     assert peer.call(actions.attribute, name, "readonly") is True
@@ -24,6 +29,8 @@ def refuses_to_write(peer: Peer, name: str) -> None:
         peer.call(actions.write, name, b"x")
     with pytest.raises(crossmem.AccessDeniedError):
         peer.call(actions.write, name, b"x", offset=NBYTES - 1)
+    with pytest.raises(crossmem.AccessDeniedError):
+        peer.call(copy_onto_itself, name)
     if peer.call(host_visible):
         peer.call(actions.call, name, "view", keep="view")
 

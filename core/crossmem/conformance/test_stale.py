@@ -92,7 +92,7 @@ def test_c06_one_stale_handle_spoils_the_batch(allocate: Allocate, peer: Peer) -
     with pytest.raises(crossmem.StaleHandleError):
         peer.call(actions.attach_many, "abc", [good, stale, good])
 
-    assert peer.call(actions.live) == {"blocks": 0, "exports": 0, "imports": 0, "mappings": 0}
+    assert not any(peer.call(actions.live).values())
 
     peer.call(actions.attach, "m", good)
 

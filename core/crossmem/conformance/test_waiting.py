@@ -109,7 +109,8 @@ def test_c26_a_stopped_exporter_holds_up_no_import_from_another(
 def _attach_one_of(number: int, blobs: list[bytes]) -> tuple[Exception | None, float]:
     start = time.monotonic()
     try:
-        crossmem.attach(blobs[number], timeout=1.0).unmap()
+        actions.attach(f"mapping{number}", blobs[number], timeout=1.0)
+        actions.unmap(f"mapping{number}")
     except crossmem.CrossmemError as error:
         return error, time.monotonic() - start
     return None, time.monotonic() - start

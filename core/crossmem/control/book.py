@@ -9,7 +9,7 @@ from crossmem.control.processes import own_uid
 from crossmem.control.records import Export, Shared
 from crossmem.control.wire import Refusal, Status, Wanted, verify
 from crossmem.driver import Peer
-from crossmem.errors import CrossmemError
+from crossmem.errors import AccessDeniedError, CrossmemError
 from crossmem.models import Event, EventKind, ProcessIdentity
 from crossmem.plugin import Registry
 
@@ -147,18 +147,23 @@ class LeaseBook:
             return Refusal(Status.UNKNOWN, "the secret or a field of the handle is wrong")
         reason = export.allow.refuses(holder.pid, holder.uid, self._own_uid)
         if reason is not None:
-            export.denied += 1
-            self._note(EventKind.DENIED, export, holder.pid, reason)
-            return Refusal(Status.DENIED, reason)
+            return self._deny(export, holder, reason)
         key = (wanted.allocation, wanted.export)
         if shared.grant is not None and key not in holder.whitelisted:
             try:
                 shared.grant(export, Peer(holder.pid, reported))
+            except AccessDeniedError as error:
+                return self._deny(export, holder, str(error))
             except CrossmemError as error:
                 return Refusal(Status.FAILED, str(error))
             holder.whitelisted.add(key)
         self._note(EventKind.LEASED, export, holder.pid)
         return self._leases.give(wanted.allocation, wanted.export, holder), export
+
+    def _deny(self, export: Export, holder: Holder, reason: str) -> Refusal:
+        export.denied += 1
+        self._note(EventKind.DENIED, export, holder.pid, reason)
+        return Refusal(Status.DENIED, reason)
 
     def end(self, numbers: Iterable[int]) -> set[Holder]:
         """End leases by number, and return who held them."""

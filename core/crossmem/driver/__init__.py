@@ -14,8 +14,11 @@ from crossmem.driver.groups import (
     AddressRanges,
     ForeignMemory,
     ReadonlyAlias,
+    Witness,
+    address_ranges_of,
     check_groups,
     readonly_alias_of,
+    witness_of,
 )
 from crossmem.driver.tracing import TracingDriver
 
@@ -31,6 +34,9 @@ __all__ = [
     "Peer",
     "ReadonlyAlias",
     "TracingDriver",
+    "Witness",
+    "address_ranges_of",
     "check_groups",
     "readonly_alias_of",
+    "witness_of",
 ]

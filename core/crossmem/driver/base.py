@@ -23,10 +23,11 @@ DRIVER_API_VERSION: Final = 1
 
 
 class CopyKind(StrEnum):
-    """Which side of a copy is host memory."""
+    """Which sides of a copy are host memory."""
 
     HOST_TO_DEVICE = "host-to-device"
     DEVICE_TO_HOST = "device-to-host"
+    DEVICE_TO_DEVICE = "device-to-device"
 
 
 @dataclass(slots=True)
@@ -113,7 +114,10 @@ class Driver(ABC):
     Errors: raise :class:`crossmem.OutOfMemoryError` where the device has no room,
     :class:`crossmem.StaleHandleError` where the vendor says that the exporter released the
     memory, and :class:`crossmem.DriverError` with call, code, name and hint for everything else.
-    A method that raises has left nothing behind.
+    A method that raises has left nothing behind. One that gives something back (``free``,
+    ``release_export``, ``close``, ``unmap``, and their like in the optional groups) is called
+    again, in later calls of crossmem, after it raised: it then goes on where it stopped, and does
+    nothing twice. So it remembers in the block's or import's reference what it has done.
     """
 
     api_version: ClassVar[int] = DRIVER_API_VERSION
@@ -129,14 +133,20 @@ class Driver(ABC):
         """
 
     @abstractmethod
-    def capabilities(self, ordinal: int) -> Capabilities:
-        """Return what a device can do. Core calls it once per device and process."""
+    def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
+        """Return what a device can do with memory of a mechanism; None: of the preferred one.
+
+        ``mechanisms`` is the same whichever is asked about; core asks only about those in it.
+        It may make vendor calls at the first call for a device, and none after that: core asks
+        once per device, mechanism and process.
+        """
 
     @abstractmethod
-    def allocate(self, ordinal: int, nbytes: int) -> Block:
+    def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
         """Allocate and map ``nbytes`` bytes, rounded up to the granularity.
 
-        Called by ``device.allocate`` on the application's thread; ``nbytes`` is positive and at
+        The memory is made to be shared through ``mechanism``, and through no other one. Called
+        by ``device.allocate`` on the application's thread; ``nbytes`` is positive and at
         most ``max_allocation_nbytes``. The block stands alone: no other allocation's bytes may
         be reachable through what :meth:`export` gives away.
         """
@@ -149,11 +159,23 @@ class Driver(ABC):
         """
 
     @abstractmethod
-    def export(self, block: Block, mechanism: str, access: Access) -> Exported:
+    def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
         """Make a block importable.
 
-        Called at most once for each (block, mechanism, access); core remembers the result.
-        ``access`` is ``"ro"`` only where the capability ``readonly_exports`` is true.
+        Called at most once for each (block, access, raw); core remembers the result.
+
+        Parameters
+        ----------
+        block
+            What to export.
+        mechanism
+            The one that the block was allocated for.
+        access
+            ``"ro"`` only where the capability ``readonly_exports`` is true.
+        raw
+            True: the payloads alone go to programs that ask nobody for a lease, and nobody is
+            granted access. Only where the capability ``raw_handles`` is true. A vendor whose
+            first export decides raises ``UnsupportedError`` for the other kind.
         """
 
     def release_export(self, block: Block, exported: Exported) -> None:  # noqa: B027
@@ -188,14 +210,38 @@ class Driver(ABC):
 
     @abstractmethod
     def import_(
-        self, ordinal: int, exported: Exported, *, nbytes: int, capacity: int, access: Access
+        self,
+        ordinal: int,
+        exported: Exported,
+        *,
+        home: int,
+        mechanism: str,
+        nbytes: int,
+        capacity: int,
+        access: Access,
     ) -> Imported:
         """Open another process's memory for a device of this process.
 
         Called once for each (allocation, device, access), without any lock of core held that
         another import needs. On success the driver owns ``exported.descriptors``; where it
-        raises, core closes them. The sizes come from the exporter and must be checked against
-        the descriptor or the vendor, not believed: raise ``InvalidHandleError`` on a mismatch.
+        raises, core closes them.
+
+        Parameters
+        ----------
+        ordinal
+            Device for which to open it.
+        exported
+            What the exporter's driver made.
+        home
+            Device of this process that holds the memory; another one than ``ordinal`` only
+            where the capability ``peer_access`` is true.
+        mechanism
+            The one that the memory was exported with.
+        nbytes, capacity
+            The sizes that the exporter tells. Check them against the descriptor or the vendor,
+            do not believe them: raise ``InvalidHandleError`` on a mismatch.
+        access
+            What mappings may do.
         """
 
     @abstractmethod
@@ -206,9 +252,10 @@ class Driver(ABC):
     def map(self, imported: Imported, *, remappable: bool) -> int:
         """Give an import an address in this process and return it.
 
-        Never called while the import is mapped. With ``remappable=False``, core promises not to
-        map this import again, so the driver may give up at once what only a further mapping
-        would need, such as a descriptor.
+        Never called while the import has one from here. With ``remappable=False``, core promises
+        not to call this again for the import, so the driver may give up at once what only a
+        further mapping would need, such as a descriptor. The address then stands as long as
+        :meth:`crossmem.driver.AddressRanges.map_at` may be called for the import.
         """
 
     @abstractmethod
@@ -217,7 +264,11 @@ class Driver(ABC):
 
     @abstractmethod
     def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
-        """Copy between host and device memory and return when it is done."""
+        """Copy from or to device memory and return when it is done.
+
+        With ``DEVICE_TO_DEVICE``, both addresses are device memory; where they are of different
+        devices, ``ordinal`` is the target's and the capability ``peer_access`` is true.
+        """
 
     @abstractmethod
     def synchronize(self, ordinal: int) -> None:

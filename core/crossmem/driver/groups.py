@@ -5,7 +5,16 @@ from typing import Protocol, cast
 
 from crossmem.driver.base import Block, Driver, Imported
 
-__all__ = ["AddressRanges", "ForeignMemory", "ReadonlyAlias", "check_groups", "readonly_alias_of"]
+__all__ = [
+    "AddressRanges",
+    "ForeignMemory",
+    "ReadonlyAlias",
+    "Witness",
+    "address_ranges_of",
+    "check_groups",
+    "readonly_alias_of",
+    "witness_of",
+]
 
 
 class ReadonlyAlias(Protocol):
@@ -21,22 +30,38 @@ class ReadonlyAlias(Protocol):
 
 
 class AddressRanges(Protocol):
-    """Addresses reserved first and given memory later."""
+    """Addresses reserved first and given memory later.
+
+    Core has checked that a place is free, on the granularity, and inside the range; that memory
+    and range are of one device; and that a range never gets both blocks and imports. Memory may
+    be mapped at several places, and in its usual one, at the same time.
+    """
 
     def reserve(self, ordinal: int, nbytes: int) -> int:
-        """Reserve consecutive addresses, without memory, and return the first."""
+        """Reserve consecutive addresses, without memory, and return the first.
+
+        ``nbytes`` is a multiple of the granularity. Nothing else of the process gets addresses
+        there before :meth:`release`.
+        """
         ...
 
-    def release(self, pointer: int, nbytes: int) -> None:
-        """Give reserved addresses back."""
+    def release(self, ordinal: int, pointer: int, nbytes: int) -> None:
+        """Give a whole range back, in which nothing is mapped."""
         ...
 
     def map_at(self, memory: Block | Imported, pointer: int) -> None:
-        """Map memory at reserved addresses."""
+        """Map the whole capacity of memory at reserved addresses.
+
+        An import keeps its access. It may have been mapped with ``remappable=False``; then that
+        mapping still stands.
+        """
         ...
 
     def unmap_at(self, memory: Block | Imported, pointer: int) -> None:
-        """Take memory away from reserved addresses, which stay reserved."""
+        """Take memory away from reserved addresses, which stay reserved.
+
+        Core has synchronised the device before (law C9).
+        """
         ...
 
 
@@ -48,7 +73,15 @@ class ForeignMemory(Protocol):
         ...
 
 
-_GROUPS: tuple[type, ...] = (ReadonlyAlias, AddressRanges, ForeignMemory)
+class Witness(Protocol):
+    """A strict emulation under the driver that notes each call which the vendor forbids."""
+
+    def violations(self) -> list[str]:
+        """Return a line for each forbidden call, by any process, the oldest first."""
+        ...
+
+
+_GROUPS: tuple[type, ...] = (ReadonlyAlias, AddressRanges, ForeignMemory, Witness)
 
 
 def _methods(group: type) -> list[str]:
@@ -59,9 +92,19 @@ def _offers(driver: Driver, group: type) -> bool:
     return all(callable(getattr(driver, name, None)) for name in _methods(group))
 
 
+def address_ranges_of(driver: Driver) -> AddressRanges | None:
+    """Return the driver as :class:`AddressRanges`, None where it does not offer the group."""
+    return cast("AddressRanges", driver) if _offers(driver, AddressRanges) else None
+
+
 def readonly_alias_of(driver: Driver) -> ReadonlyAlias | None:
     """Return the driver as a :class:`ReadonlyAlias`, None where it does not offer the group."""
     return cast("ReadonlyAlias", driver) if _offers(driver, ReadonlyAlias) else None
+
+
+def witness_of(driver: Driver) -> Witness | None:
+    """Return the driver as a :class:`Witness`, None where it does not offer the group."""
+    return cast("Witness", driver) if _offers(driver, Witness) else None
 
 
 def check_groups(driver: Driver) -> list[str]:
@@ -77,7 +120,7 @@ def check_groups(driver: Driver) -> list[str]:
         if missing and len(missing) < len(methods):
             faults.append(f"{group.__name__} is incomplete: {', '.join(missing)} missing")
     for device in driver.devices():
-        capabilities = driver.capabilities(device.ordinal)
+        capabilities = driver.capabilities(device.ordinal, None)
         for says, group in (
             (capabilities.address_ranges, AddressRanges),
             (capabilities.foreign_memory, ForeignMemory),

@@ -4,18 +4,21 @@
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, cast
 
 from typing_extensions import override
 
 from crossmem.driver.base import Block, CopyKind, Driver, Exported, Imported, Peer
-from crossmem.driver.groups import readonly_alias_of
+from crossmem.driver.groups import AddressRanges, address_ranges_of, readonly_alias_of
+from crossmem.driver.ledger import RangeLedger
 from crossmem.models import Access, Capabilities, DeviceInfo
 
 __all__ = ["TracingDriver"]
 
 _Key = int
 """``id`` of a block or import; the record keeps the object alive, so it is not reused."""
+
+_RANGE_METHODS: Final = frozenset({"reserve", "release", "map_at", "unmap_at"})
 
 
 class TracingDriver(Driver):
@@ -47,16 +50,18 @@ class TracingDriver(Driver):
         self._mapped: dict[_Key, int] = {}
         self._sealed: set[_Key] = set()
         self._aliases: Counter[_Key] = Counter()
+        self._ranges = RangeLedger()
 
     @property
     def live(self) -> dict[str, int]:
-        """How many blocks, imports and mappings were acquired and not yet released."""
+        """How many blocks, imports, mappings and ranges were acquired and not yet released."""
         with self._lock:
             return {
                 "blocks": len(self._blocks),
                 "exports": sum(map(len, self._exports.values())),
                 "imports": len(self._imports),
-                "mappings": len(self._mapped) + self._aliases.total(),
+                "mappings": len(self._mapped) + self._aliases.total() + self._ranges.pieces,
+                "ranges": self._ranges.ranges,
             }
 
     def _note(self, method: str, *rules: tuple[bool, str]) -> None:
@@ -68,6 +73,8 @@ class TracingDriver(Driver):
         # Optional groups are offered exactly where the inner driver offers them.
         if name in {"map_readonly", "unmap_readonly"} and readonly_alias_of(self.inner):
             return getattr(self, f"_{name}")
+        if name in _RANGE_METHODS and address_ranges_of(self.inner):
+            return getattr(self, f"_{name}")
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -77,12 +84,12 @@ class TracingDriver(Driver):
         return self.inner.devices()
 
     @override
-    def capabilities(self, ordinal: int) -> Capabilities:
-        return self.inner.capabilities(ordinal)
+    def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
+        return self.inner.capabilities(ordinal, mechanism)
 
     @override
-    def allocate(self, ordinal: int, nbytes: int) -> Block:
-        block = self.inner.allocate(ordinal, nbytes)
+    def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
+        block = self.inner.allocate(ordinal, nbytes, mechanism)
         with self._lock:
             self._note("allocate", (nbytes <= 0, f"size {nbytes}"))
             self._blocks[id(block)] = block
@@ -97,13 +104,15 @@ class TracingDriver(Driver):
                 (key not in self._blocks, "unknown or freed block"),
                 (bool(self._exports.get(key)), "an export was not released"),
                 (self._aliases[key] > 0, "a read-only alias is still mapped"),
+                (self._ranges.shows(block), "an address range still shows it"),
             )
-            self._blocks.pop(key, None)
         self.inner.free(block)
+        with self._lock:
+            self._blocks.pop(key, None)
 
     @override
-    def export(self, block: Block, mechanism: str, access: Access) -> Exported:
-        exported = self.inner.export(block, mechanism, access)
+    def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
+        exported = self.inner.export(block, mechanism, access, raw=raw)
         with self._lock:
             self._note("export", (id(block) not in self._blocks, "unknown or freed block"))
             self._exports.setdefault(id(block), []).append(exported)
@@ -115,8 +124,9 @@ class TracingDriver(Driver):
             exports = self._exports.get(id(block), [])
             known = any(one is exported for one in exports)
             self._note("release_export", (not known, "unknown or released export"))
-            exports[:] = [one for one in exports if one is not exported]
         self.inner.release_export(block, exported)
+        with self._lock:
+            exports[:] = [one for one in exports if one is not exported]
 
     @override
     def after_fork_in_child(self) -> None:
@@ -134,12 +144,26 @@ class TracingDriver(Driver):
 
     @override
     def import_(
-        self, ordinal: int, exported: Exported, *, nbytes: int, capacity: int, access: Access
+        self,
+        ordinal: int,
+        exported: Exported,
+        *,
+        home: int,
+        mechanism: str,
+        nbytes: int,
+        capacity: int,
+        access: Access,
     ) -> Imported:
         with self._lock:
             self._note("import_")
         imported = self.inner.import_(
-            ordinal, exported, nbytes=nbytes, capacity=capacity, access=access
+            ordinal,
+            exported,
+            home=home,
+            mechanism=mechanism,
+            nbytes=nbytes,
+            capacity=capacity,
+            access=access,
         )
         with self._lock:
             self._imports[id(imported)] = imported
@@ -153,10 +177,12 @@ class TracingDriver(Driver):
                 "close",
                 (key not in self._imports, "unknown or closed import"),
                 (key in self._mapped, "still mapped"),
+                (self._ranges.shows(imported), "an address range still shows it"),
             )
+        self.inner.close(imported)
+        with self._lock:
             self._imports.pop(key, None)
             self._sealed.discard(key)
-        self.inner.close(imported)
 
     @override
     def map(self, imported: Imported, *, remappable: bool) -> int:
@@ -177,9 +203,11 @@ class TracingDriver(Driver):
     @override
     def unmap(self, imported: Imported, pointer: int) -> None:
         with self._lock:
-            mapped = self._mapped.pop(id(imported), None)
+            mapped = self._mapped.get(id(imported))
             self._note("unmap", (mapped != pointer, f"{pointer:#x} is not mapped"))
         self.inner.unmap(imported, pointer)
+        with self._lock:
+            self._mapped.pop(id(imported), None)
 
     @override
     def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
@@ -203,5 +231,38 @@ class TracingDriver(Driver):
     def _unmap_readonly(self, block: Block, pointer: int) -> None:
         with self._lock:
             self._note("unmap_readonly", (self._aliases[id(block)] <= 0, "not mapped"))
-            self._aliases[id(block)] -= 1
         self.inner.unmap_readonly(block, pointer)  # type: ignore[attr-defined]
+        with self._lock:
+            self._aliases[id(block)] -= 1
+
+    @property
+    def _range_driver(self) -> AddressRanges:
+        return cast("AddressRanges", self.inner)
+
+    def _reserve(self, ordinal: int, nbytes: int) -> int:
+        pointer = self._range_driver.reserve(ordinal, nbytes)
+        with self._lock:
+            self._note("reserve", (nbytes <= 0, f"size {nbytes}"))
+            self._ranges.reserve(ordinal, pointer, nbytes)
+        return pointer
+
+    def _release(self, ordinal: int, pointer: int, nbytes: int) -> None:
+        with self._lock:
+            self._note("release", *self._ranges.check_release(ordinal, pointer, nbytes))
+        self._range_driver.release(ordinal, pointer, nbytes)
+        with self._lock:
+            self._ranges.release(pointer)
+
+    def _map_at(self, memory: Block | Imported, pointer: int) -> None:
+        self._range_driver.map_at(memory, pointer)
+        with self._lock:
+            is_known = id(memory) in self._blocks or id(memory) in self._imports
+            rules = self._ranges.map_at(memory, pointer)
+            self._note("map_at", (not is_known, "unknown or released memory"), *rules)
+
+    def _unmap_at(self, memory: Block | Imported, pointer: int) -> None:
+        with self._lock:
+            self._note("unmap_at", *self._ranges.check_unmap(memory, pointer))
+        self._range_driver.unmap_at(memory, pointer)
+        with self._lock:
+            self._ranges.unmap_at(pointer)

@@ -26,5 +26,5 @@ class DeviceInfo(FrozenModel):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     """Name for people."""
 
-    total_nbytes: Annotated[int, Field(ge=0)]
-    """Memory of the device in bytes."""
+    total_nbytes: Annotated[int, Field(ge=0)] | None
+    """Memory of the device in bytes; None where a vendor tells that only of an opened device."""

@@ -5,7 +5,6 @@ import os
 import threading
 import time
 import warnings
-from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -23,6 +22,7 @@ from crossmem.errors import (
 )
 from crossmem.guards import check_timeout
 from crossmem.models import Access, Event, EventKind, ShareableHandle
+from crossmem.sharing.loan import Loan
 from crossmem.sharing.memory import Memory, Uses
 from crossmem.sharing.process import Process, drain, is_current, is_mine, refuse_foreign
 
@@ -42,6 +42,7 @@ class Owned:
 
     __slots__ = (
         "block",
+        "block_lock",
         "device",
         "exported",
         "handles",
@@ -59,7 +60,9 @@ class Owned:
         self.number = number
         self.block = block
         self.lock = threading.RLock()
-        self.exported: dict[tuple[str, Access], Exported] = {}
+        self.block_lock = threading.RLock()
+        """Held while the driver works on the block, never while waiting for anybody else."""
+        self.exported: dict[tuple[Access, bool], Exported] = {}
         self.handles: dict[Any, ShareableHandle] = {}
         self.shared: Shared | None = None
         self.is_retired = False
@@ -82,28 +85,46 @@ class Owned:
         )
 
     def free_now(self) -> None:
-        """Give the memory back: every lease has ended and nothing here uses it."""
-        if self.process.owned.pop(self.number, None) is None:
-            return
+        """Give the memory back: every lease has ended and nothing here uses it.
+
+        Where the vendor refuses a step, later calls go on with it.
+        """
         driver = self.device.driver
-        with ExitStack() as steps:
-            steps.callback(driver.free, self.block)
-            for exported in self.exported.values():
-                steps.callback(driver.release_export, self.block, exported)
+        with self.block_lock:
+            if self.number not in self.process.owned:
+                return
+            try:
+                while self.exported:
+                    key, exported = next(iter(self.exported.items()))
+                    driver.release_export(self.block, exported)
+                    del self.exported[key]
+                driver.free(self.block)
+            except CrossmemError:
+                self.process.unfinished.append(self.free_now)
+                raise
+            del self.process.owned[self.number]
         if self.process.registry.observed:
             self.tell(EventKind.FREED)
 
     def free_at_exit(self) -> None:
         """Give the memory back at a normal exit, whoever holds it then.
 
-        What is viewed or copied at this moment is left to the kernel.
+        What is viewed or copied at this moment is left to the end of the process, and so is what
+        others hold where a vendor's call would take it from under them (law C20).
         """
         if self.uses.are_going_on:
+            return
+        if not self.device.capabilities.survives_owner and self._is_leased:
             return
         try:
             self.free_now()
         except CrossmemError as error:
             warnings.warn(f"at exit: {error}", ResourceWarning, stacklevel=1)
+
+    @property
+    def _is_leased(self) -> bool:
+        server = self.process.server
+        return server is not None and bool(server.book.leases_of(self.number))
 
     def retire(self) -> None:
         """Free the memory now where nobody leases it, else when the last lease ends."""
@@ -134,11 +155,12 @@ class Allocation(Memory):
         The device that holds the memory.
     """
 
-    __slots__ = ("_owned",)
+    __slots__ = ("_owned", "_pieces")
 
     def __init__(self, owned: Owned) -> None:
         nbytes = owned.block.nbytes
         super().__init__(owned.process, owned.device, nbytes, owned.uses, readonly=False)
+        self._pieces = 0
         self._owned: Owned | None = owned
 
     @override
@@ -177,7 +199,6 @@ class Allocation(Memory):
         allow: Allow | None = None,
         access: Access = "rw",
         lease: bool = True,
-        mechanism: str | None = None,
         synchronize: bool = True,
     ) -> ShareableHandle:
         """Return a handle with which other processes import this memory.
@@ -195,8 +216,6 @@ class Allocation(Memory):
             False gives a raw handle that carries the vendor's bytes, for programs without
             crossmem. The memory is then not protected by leases: keep it until all importers
             are done.
-        mechanism
-            One of the capability ``mechanisms``; None: the first of them.
         synchronize
             Wait for the device work issued so far before the handle is first given out (C21).
 
@@ -216,9 +235,9 @@ class Allocation(Memory):
         if owned is not None:
             # The hot path: has this process exported it like this before?
             try:
-                handle = owned.handles.get((allow, access, lease, mechanism))
+                handle = owned.handles.get((allow, access, lease))
             except TypeError:
-                msg = f"access {access!r} and mechanism {mechanism!r} must be names"
+                msg = f'access must be "rw" or "ro", not {access!r}'
                 raise ConfigurationError(msg, operation="export") from None
             if handle is not None and is_current(self._process):
                 return handle
@@ -227,10 +246,10 @@ class Allocation(Memory):
         with owned.lock:
             # Another thread may have freed it before the lock was ours.
             self._live()
-            key = (allow, access, lease, mechanism)
+            key = (allow, access, lease)
             handle = owned.handles.get(key)
             if handle is None:
-                handle = _export(owned, allow, access, mechanism, lease, synchronize)
+                handle = _export(owned, allow, access, lease, synchronize)
                 owned.handles[key] = handle
         return handle
 
@@ -251,8 +270,9 @@ class Allocation(Memory):
         Raises
         ------
         BusyError
-            Where a view of the memory is alive, another thread reads or writes it, or leases
-            remain and ``busy`` is not ``"defer"``. Nothing has changed then.
+            Where a view of the memory is alive, another thread reads or writes it, a piece of an
+            address range shows it, or leases remain and ``busy`` is not ``"defer"``. Nothing
+            has changed then.
         """
         owned = self._owned
         if owned is None or self._process.is_closed:
@@ -279,6 +299,9 @@ class Allocation(Memory):
                 if self._owned is None:
                     return True
                 self._refuse_if_used("free")
+                if self._pieces:
+                    msg = f"{self!r} is shown by {self._pieces} pieces of address ranges"
+                    raise BusyError(msg, operation="free", hint="unmap them first")
                 # From here on nobody begins to use it; it comes back where leases are in the way.
                 self._owned = None
             try:
@@ -289,6 +312,22 @@ class Allocation(Memory):
                 raise
             owned.retire()
         return True
+
+    def lend(self) -> Loan:
+        """Let an address range show the memory. The lock of lifetimes is held."""
+        owned = self._live()
+        self._pieces += 1
+        return Loan(
+            owned.block,
+            self.device.identity,
+            owned.block_lock,
+            owned.uses,
+            readonly=False,
+            end=self._take_back,
+        )
+
+    def _take_back(self) -> None:
+        self._pieces -= 1
 
     def __enter__(self) -> Self:
         self._live()
@@ -321,22 +360,23 @@ def _export(
     owned: Owned,
     allow: Allow | None,
     access: Access,
-    mechanism: str | None,
     lease: bool,  # noqa: FBT001
     synchronize: bool,  # noqa: FBT001
 ) -> ShareableHandle:
     device, process = owned.device, owned.process
-    chosen = _check_export(device, access, mechanism, lease=lease)
+    _check_export(device, access, lease=lease)
     server = process.start_server() if lease else None
     if synchronize:
         device.driver.synchronize(device.ordinal)
-    exported = owned.exported.get((chosen, access))
+    raw = not lease
+    exported = owned.exported.get((access, raw))
     if exported is None:
-        exported = device.driver.export(owned.block, chosen, access)
-        owned.exported[chosen, access] = exported
+        with owned.block_lock:
+            exported = device.driver.export(owned.block, device.mechanism, access, raw=raw)
+        owned.exported[access, raw] = exported
     handle = ShareableHandle(
         backend=device.backend,
-        mechanism=chosen,
+        mechanism=device.mechanism,
         device=device.identity,
         allocation=owned.number,
         export=len(owned.handles),
@@ -345,7 +385,7 @@ def _export(
         nbytes=owned.block.nbytes,
         capacity=owned.block.capacity,
         access=access,
-        raw=None if lease else b"".join(exported.payloads),
+        raw=b"".join(exported.payloads) if raw else None,
     )
     if server is not None:
         if owned.shared is None:
@@ -358,23 +398,20 @@ def _export(
     return handle
 
 
-def _check_export(device: "Device", access: Access, mechanism: str | None, *, lease: bool) -> str:
-    """Return the mechanism, or raise where the device does not offer what was asked for."""
+def _check_export(device: "Device", access: Access, *, lease: bool) -> None:
+    """Raise where the device does not offer what was asked for."""
     capabilities = device.capabilities
     if access not in {"rw", "ro"}:
         msg = f'access must be "rw" or "ro", not {access!r}'
         raise ConfigurationError(msg, operation="export")
     refused = None
-    if mechanism is not None and mechanism not in capabilities.mechanisms:
-        refused = f"mechanism {mechanism!r}; it has {', '.join(capabilities.mechanisms)}"
-    elif access == "ro" and not capabilities.readonly_exports:
+    if access == "ro" and not capabilities.readonly_exports:
         refused = "read-only exports (capability readonly_exports)"
     elif not lease and not capabilities.raw_handles:
         refused = "raw handles (capability raw_handles)"
     if refused is not None:
         msg = f"{device.name} does not offer {refused}"
         raise UnsupportedError(msg, operation="export", backend=device.backend)
-    return mechanism or capabilities.mechanisms[0]
 
 
 def _await_leases(owned: Owned, wait_s: float) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
 from crossmem.guards import check_timeout
 from crossmem.models import Access, ShareableHandle
-from crossmem.sharing.device import Device, device, find_by_identity
+from crossmem.sharing.device import Device, device, find_by_identity, runtime_in_use
 from crossmem.sharing.entry import Entry
 from crossmem.sharing.mapping import Import, Mapping
 from crossmem.sharing.process import Process, drain
@@ -154,25 +154,30 @@ def _wish(
     home = find_by_identity(process, handle.backend, handle.device, target)
     chosen = home
     if target is not None:
-        chosen = device(target) if isinstance(target, str) else target
+        if isinstance(target, str):
+            runtime = runtime_in_use(process, target.partition(":")[0])
+            chosen = device(target, runtime=runtime)
+        else:
+            chosen = target
         chosen.check_usable()
+        if chosen.backend != handle.backend:
+            msg = f"{chosen.name} does not offer memory of backend {handle.backend!r}"
+            raise UnsupportedError(msg, operation="import", backend=chosen.backend)
+    # What holds for the memory is decided by how it was made, not by what the target prefers.
+    chosen = chosen.for_mechanism(handle.mechanism)
     capabilities = chosen.capabilities
     refused = None
-    if chosen.backend != handle.backend:
-        refused = f"memory of backend {handle.backend!r}"
-    elif chosen is not home and not capabilities.peer_access:
+    if chosen.ordinal != home.ordinal and not capabilities.peer_access:
         refused = f"memory of {home.name} (capability peer_access)"
     elif readonly is True and handle.access == "rw" and not capabilities.readonly_imports:
         refused = 'read-only imports (capability readonly_imports); ask for readonly="advisory"'
     elif handle.raw is not None and not capabilities.raw_handles:
         refused = "raw handles (capability raw_handles)"
-    elif handle.mechanism not in capabilities.mechanisms:
-        refused = f"mechanism {handle.mechanism!r}"
     if refused is not None:
         msg = f"{chosen.name} does not offer {refused}"
         raise UnsupportedError(msg, operation="import", backend=chosen.backend)
     access: Access = "ro" if readonly is True else handle.access
-    return Wish(handle, chosen, access)
+    return Wish(handle, chosen, access, home=home.ordinal)
 
 
 def _unknown_readonly(readonly: object) -> ConfigurationError:

@@ -2,23 +2,28 @@
 """Devices, and how one is named."""
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from typing_extensions import override
 
 from crossmem.control.processes import has_pidfds
-from crossmem.driver import Driver
-from crossmem.errors import DeviceNotFoundError, OutOfMemoryError
+from crossmem.driver import Driver, address_ranges_of
+from crossmem.errors import DeviceNotFoundError, OutOfMemoryError, UnsupportedError
 from crossmem.guards import check_size
 from crossmem.models import Capabilities, DeviceInfo
 from crossmem.plugin import choose
 from crossmem.plugin.offers import PLUGIN_FAULTS
 from crossmem.sharing.allocation import Allocation, Owned
 from crossmem.sharing.process import Process, drain, refuse_foreign, refuse_forked_backend
+from crossmem.sharing.ranges import AddressRange
+from crossmem.sharing.reservation import Reservation
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["Device", "device", "devices", "find_by_identity"]
+_MAX_RANGE_NBYTES: Final = 1 << 47
+"""What a process has for itself of 64-bit addresses."""
+
+__all__ = ["Device", "device", "devices", "find_by_identity", "runtime_in_use"]
 
 
 class Device:
@@ -38,12 +43,29 @@ class Device:
         The backend's driver; for backend authors and tests.
     runtime
         The vendor binding that was asked for by name, None for the backend's own choice.
+    mechanism
+        How memory allocated here is shared: what was asked for, else the preferred one.
     """
 
-    __slots__ = ("_process", "backend", "capabilities", "driver", "info", "ordinal", "runtime")
+    __slots__ = (
+        "_process",
+        "_siblings",
+        "backend",
+        "capabilities",
+        "driver",
+        "info",
+        "mechanism",
+        "ordinal",
+        "runtime",
+    )
 
     def __init__(
-        self, process: Process, driver: Driver, info: DeviceInfo, runtime: str | None
+        self,
+        process: Process,
+        driver: Driver,
+        info: DeviceInfo,
+        runtime: str | None,
+        mechanism: str | None = None,
     ) -> None:
         self._process = process
         self.backend = driver.backend
@@ -52,9 +74,11 @@ class Device:
         self.ordinal = info.ordinal
         self.runtime = runtime
         lease_end = "process" if has_pidfds() else "connection"
-        self.capabilities: Capabilities = driver.capabilities(info.ordinal).model_copy(
+        self.capabilities: Capabilities = driver.capabilities(info.ordinal, mechanism).model_copy(
             update={"lease_end": lease_end}
         )
+        self.mechanism = mechanism or self.capabilities.mechanisms[0]
+        self._siblings = {self.mechanism: self}
 
     @property
     def name(self) -> str:
@@ -72,7 +96,42 @@ class Device:
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.backend, self.identity, self.runtime)
+        return _restore, (self.backend, self.identity, self.runtime, self.mechanism)
+
+    def for_mechanism(self, mechanism: str) -> "Device":
+        """Return this device for memory that is shared in another way.
+
+        Parameters
+        ----------
+        mechanism
+            One of the capability ``mechanisms``.
+
+        Returns
+        -------
+        Device
+            Always the same object for one mechanism; its capabilities are those of that way.
+
+        Raises
+        ------
+        UnsupportedError
+            Where the device does not have the mechanism (law C25).
+        ForkedProcessError
+            Where the device object belongs to a parent process.
+        """
+        if mechanism == self.mechanism:
+            return self
+        if mechanism not in self.capabilities.mechanisms:
+            known = ", ".join(self.capabilities.mechanisms)
+            msg = f"{self.name} does not offer mechanism {mechanism!r}; it has: {known}"
+            raise UnsupportedError(msg, backend=self.backend, device=self.identity)
+        self.check_usable()
+        with self._process.lock:
+            found = self._siblings.get(mechanism)
+            if found is None:
+                found = Device(self._process, self.driver, self.info, self.runtime, mechanism)
+                found._siblings = self._siblings
+                self._siblings[mechanism] = found
+        return found
 
     def check_usable(self) -> None:
         """Raise where the device object belongs to a parent process.
@@ -111,14 +170,14 @@ class Device:
             self.check_usable()
         size = check_size("nbytes", nbytes, limit=self.capabilities.max_allocation_nbytes)
         try:
-            block = self.driver.allocate(self.ordinal, size)
+            block = self.driver.allocate(self.ordinal, size, self.mechanism)
         except OutOfMemoryError:
             # Importers may have released what is freed, and nobody has read that yet.
             if process.server is not None:
                 process.server.catch_up()
             process.drain()
             try:
-                block = self.driver.allocate(self.ordinal, size)
+                block = self.driver.allocate(self.ordinal, size, self.mechanism)
             except OutOfMemoryError as error:
                 raise self._out_of_memory(error, size) from error
         owned = Owned(process, self, next(process.numbers), block)
@@ -128,7 +187,7 @@ class Device:
         waiting = [
             one
             for one in list(self._process.owned.values())
-            if one.is_retired and one.device is self
+            if one.is_retired and one.device.info is self.info
         ]
         held = sum(one.block.capacity for one in waiting)
         return OutOfMemoryError(
@@ -140,13 +199,52 @@ class Device:
             device=self.identity,
         )
 
+    def reserve(self, nbytes: int) -> AddressRange:
+        """Reserve consecutive addresses, without memory.
+
+        Parameters
+        ----------
+        nbytes
+            How many bytes; the range has this rounded up to the device's granularity.
+
+        Returns
+        -------
+        AddressRange
+            Map memory there piece by piece. Release it, or use it as a context manager.
+
+        Raises
+        ------
+        InvalidSizeError
+            Where ``nbytes`` is not positive, or more than a process can address.
+        OutOfMemoryError
+            Where this process has not so many consecutive addresses left.
+        UnsupportedError
+            Where the capability ``address_ranges`` is false.
+        DriverError
+            Where the vendor's call failed otherwise.
+        """
+        process = drain()
+        if process is not self._process:
+            self.check_usable()
+        size = check_size("nbytes", nbytes, limit=_MAX_RANGE_NBYTES)
+        driver = address_ranges_of(self.driver)
+        if driver is None or not self.capabilities.address_ranges:
+            msg = f"{self.name} does not offer address ranges (capability address_ranges)"
+            raise UnsupportedError(msg, operation="reserve", backend=self.backend)
+        granularity = self.capabilities.granularity_nbytes
+        size = -(-size // granularity) * granularity
+        pointer = driver.reserve(self.ordinal, size)
+        return AddressRange(Reservation(process, self, driver, pointer, size))
+
     def synchronize(self) -> None:
         """Wait for all work that this process has issued on the device."""
         self.check_usable()
         self.driver.synchronize(self.ordinal)
 
 
-def device(spec: str | None = None, *, runtime: str | None = None) -> Device:
+def device(
+    spec: str | None = None, *, runtime: str | None = None, mechanism: str | None = None
+) -> Device:
     """Return a device.
 
     Parameters
@@ -157,18 +255,23 @@ def device(spec: str | None = None, *, runtime: str | None = None) -> Device:
         highest priority; an emulation is used only where it is named.
     runtime
         Name of the vendor binding to use; None for the backend's own choice.
+    mechanism
+        How memory allocated on the device is shared, one of its capability ``mechanisms``;
+        None: the preferred one. Imports use the handle's mechanism, whatever this says.
 
     Raises
     ------
     ConfigurationError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         Each says what is missing and what to do.
+    UnsupportedError
+        Where the device does not have the mechanism.
     """
     process = drain()
     choice = choose(spec, process.settings, process.registry, runtime=runtime).spec
     found = _devices_of(process, choice.backend, runtime)
     for one in found:
         if one.ordinal == choice.ordinal:
-            return one
+            return one if mechanism is None else one.for_mechanism(mechanism)
     names = ", ".join(one.name for one in found) or "none"
     msg = f"backend {choice.backend!r} has no device {choice.ordinal}; it has: {names}"
     raise DeviceNotFoundError(msg, backend=choice.backend)
@@ -190,9 +293,19 @@ def devices() -> list[Device]:
     return found
 
 
-def _restore(backend: str, identity: str, runtime: str | None) -> Device:
+def _restore(backend: str, identity: str, runtime: str | None, mechanism: str) -> Device:
     """Return the device that was pickled, whatever its ordinal is here (law C24)."""
-    return _find(_devices_of(drain(), backend, runtime), backend, identity)
+    found = _find(_devices_of(drain(), backend, runtime), backend, identity)
+    return found.for_mechanism(mechanism)
+
+
+def runtime_in_use(process: Process, backend: str) -> str | None:
+    """Return the one runtime through which this process uses a backend.
+
+    Where there are none or several, None: the backend's own choice.
+    """
+    used = {runtime for known, runtime in list(process.devices) if known == backend}
+    return used.pop() if len(used) == 1 else None
 
 
 def find_by_identity(
@@ -200,14 +313,18 @@ def find_by_identity(
 ) -> Device:
     """Return the device that a handle names (law C24).
 
-    Where the caller names a target device, the home is looked for in the same runtime.
+    It is looked for in the runtime of the target device. Where that is not given, in the one
+    runtime through which this process uses the backend already, else in the backend's own.
 
     Raises
     ------
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         Where this process does not see it.
     """
-    runtime = target.runtime if isinstance(target, Device) else None
+    if isinstance(target, Device) and target.backend == backend:
+        runtime = target.runtime
+    else:
+        runtime = runtime_in_use(process, backend)
     return _find(_devices_of(process, backend, runtime), backend, identity)
 
 
@@ -225,10 +342,9 @@ def _find(found: tuple[Device, ...], backend: str, identity: str) -> Device:
 def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[Device, ...]:
     found = process.devices.get((backend, runtime))
     if found is None:
+        refuse_forked_backend(backend)
         driver = process.registry.driver(backend, runtime=runtime)
         found = tuple(Device(process, driver, info, runtime) for info in driver.devices())
-        if found:
-            refuse_forked_backend(backend, fork_safe=found[0].capabilities.fork_safe)
         with process.lock:
             found = process.devices.setdefault((backend, runtime), found)
     return found

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from crossmem.control.client import Leased, OwnerConnection
-from crossmem.driver import Imported, readonly_alias_of
-from crossmem.errors import InvalidHandleError, OwnerUnresponsiveError, UnsupportedError
+from crossmem.driver import Block, Imported, readonly_alias_of
+from crossmem.errors import (
+    DriverError,
+    InvalidHandleError,
+    OwnerGoneError,
+    OwnerUnresponsiveError,
+    UnsupportedError,
+)
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.memory import Uses
 
@@ -36,6 +42,7 @@ class Entry:
         "is_open",
         "key",
         "leases",
+        "leaving",
         "lock",
         "mappings",
         "pointer",
@@ -55,6 +62,8 @@ class Entry:
         self.is_open = False
         self.is_dead = False
         self.pointer = 0
+        self.leaving = 0
+        """Address that is not given out any more and not yet unmapped."""
         self.handle: ShareableHandle | None = None
         """What was opened, None for memory of this process."""
         self.remappable = True
@@ -86,6 +95,7 @@ class Entry:
             False where the caller will close its import together with the mapping.
         """
         with self.lock:
+            self._finish_unmap()
             if not self.pointer:
                 self.pointer = self._map(remappable=remappable)
                 self.remappable = remappable
@@ -102,23 +112,36 @@ class Entry:
                 self._unmap_now()
 
     def close(self) -> None:
-        """Give everything back. The lock is held and there is no user."""
-        try:
-            if self.pointer:
-                self._unmap_now()
-        finally:
-            self._close()
+        """Give everything back. The lock is held and there is no user.
+
+        Where it raises, it may be called again, and goes on where it stopped: until then the
+        lease lasts, since the memory is mapped still.
+        """
+        if self.pointer:
+            self._unmap_now()
+        self._finish_unmap()
+        self._close()
 
     def _unmap_now(self) -> None:
-        pointer, self.pointer = self.pointer, 0
+        self.leaving, self.pointer = self.pointer, 0
         try:
             self.device.driver.synchronize(self.device.ordinal)
         finally:
-            self._unmap(pointer)
+            self._finish_unmap()
+
+    def _finish_unmap(self) -> None:
+        """Give up the address that a vendor did not take back before."""
+        if self.leaving:
+            self._unmap(self.leaving)
+            self.leaving = 0
 
     @property
     def is_owner_alive(self) -> bool:
         """Whether the exporting process still runs."""
+        raise NotImplementedError
+
+    def lend(self) -> tuple[Block | Imported, threading.RLock]:
+        """Return what the driver knows the memory as, and the lock for calls that work on it."""
         raise NotImplementedError
 
     def _map(self, *, remappable: bool) -> int:
@@ -143,8 +166,17 @@ class RemoteEntry(Entry):
         self.connection = connection
         self.imported: Imported | None = None
 
-    def open(self, handle: ShareableHandle, leased: Leased) -> None:
+    def open(self, handle: ShareableHandle, leased: Leased, *, home: int) -> None:
         """Take over a lease, and open the memory where this is the first one.
+
+        Parameters
+        ----------
+        handle
+            What is opened.
+        leased
+            What its exporter answered.
+        home
+            Ordinal of the device that holds the memory.
 
         Raises
         ------
@@ -163,6 +195,8 @@ class RemoteEntry(Entry):
             self.imported = self.device.driver.import_(
                 self.device.ordinal,
                 leased.exported,
+                home=home,
+                mechanism=handle.mechanism,
                 nbytes=leased.nbytes,
                 capacity=leased.capacity,
                 access=self.access,
@@ -187,8 +221,21 @@ class RemoteEntry(Entry):
         return self.imported
 
     @override
+    def lend(self) -> tuple[Block | Imported, threading.RLock]:
+        """Return the import, on which the driver works under the entry's own lock."""
+        return self._imported(), self.lock
+
+    @override
     def _map(self, *, remappable: bool) -> int:
-        return self.device.driver.map(self._imported(), remappable=remappable)
+        try:
+            return self.device.driver.map(self._imported(), remappable=remappable)
+        except DriverError as error:
+            if self.device.capabilities.survives_owner or self.is_owner_alive:
+                raise
+            msg = "the process that exported the memory is dead, and its memory with it"
+            raise OwnerGoneError(
+                msg, operation="map", backend=self.device.backend, device=self.device.identity
+            ) from error
 
     @override
     def _unmap(self, pointer: int) -> None:
@@ -196,14 +243,12 @@ class RemoteEntry(Entry):
 
     @override
     def _close(self) -> None:
-        imported, self.imported = self.imported, None
+        if self.imported is not None:
+            self.device.driver.close(self.imported)
+            self.imported = None
         leases, self.leases = self.leases, []
-        try:
-            if imported is not None:
-                self.device.driver.close(imported)
-        finally:
-            if self.connection is not None and leases:
-                self.connection.release(leases)
+        if self.connection is not None and leases:
+            self.connection.release(leases)
 
 
 class LocalEntry(Entry):
@@ -241,15 +286,25 @@ class LocalEntry(Entry):
         return True
 
     @override
-    def _map(self, *, remappable: bool) -> int:
+    def lend(self) -> tuple[Block | Imported, threading.RLock]:
+        """Return the block itself; refuse where it may only be read, which no range can keep."""
         if self._alias is not None:
+            msg = f"{self.device.name} cannot map this process's own memory read-only in a range"
+            raise UnsupportedError(msg, operation="map", hint="map the allocation itself")
+        return self._owned.block, self._owned.block_lock
+
+    @override
+    def _map(self, *, remappable: bool) -> int:
+        if self._alias is None:
+            return self._owned.block.pointer
+        with self._owned.block_lock:
             return self._alias.map_readonly(self._owned.block)
-        return self._owned.block.pointer
 
     @override
     def _unmap(self, pointer: int) -> None:
         if self._alias is not None:
-            self._alias.unmap_readonly(self._owned.block, pointer)
+            with self._owned.block_lock:
+                self._alias.unmap_readonly(self._owned.block, pointer)
 
     @override
     def _close(self) -> None:

@@ -11,6 +11,7 @@ from typing_extensions import override
 from crossmem.errors import BusyError, ClosedError, UnsupportedError
 from crossmem.models import ShareableHandle
 from crossmem.sharing.entry import Entry
+from crossmem.sharing.loan import Loan
 from crossmem.sharing.memory import Memory
 from crossmem.sharing.process import Process, drain, is_current, is_mine, refuse_foreign
 
@@ -105,7 +106,7 @@ class Import:
         Raises
         ------
         BusyError
-            Where mappings made by :meth:`map` are not unmapped yet.
+            Where mappings made by :meth:`map`, or pieces of address ranges, are not unmapped yet.
         """
         if self._entry is None or self._process.is_closed:
             return
@@ -119,14 +120,29 @@ class Import:
             if self._entry is None:
                 return
             if self._mappings:
-                msg = f"{self!r} has {self._mappings} mappings"
+                msg = f"{self!r} has {self._mappings} mappings and pieces of address ranges"
                 raise BusyError(msg, operation="close", hint="unmap them first")
             entry, self._entry = self._entry, None
         if not _release(self._process, entry):
             self._process.pending.append(partial(_release, self._process, entry))
 
+    def lend(self) -> Loan:
+        """Let an address range show the memory. The lock of lifetimes is held."""
+        entry, handle = self._live(), self.handle
+        if self.nbytes != handle.nbytes:
+            msg = (
+                f"{self!r} is a part of {handle.nbytes} bytes, from byte {handle.offset} on; "
+                "an address range takes whole memory only"
+            )
+            raise UnsupportedError(msg, operation="map", hint="import the whole handle")
+        memory, lock = entry.lend()
+        self._mappings += 1
+        return Loan(
+            memory, handle.device, lock, entry.uses, readonly=self._readonly, end=self.unmapped
+        )
+
     def unmapped(self) -> None:
-        """Count one mapping of this import less. Called by the mapping."""
+        """Count one mapping or piece of this import less. Called when that is unmapped."""
         with self._process.lifetimes:
             self._mappings -= 1
 

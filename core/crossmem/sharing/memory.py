@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from crossmem.driver import CopyKind
 from crossmem.driver.buffers import address_of, exporter_at, new_bytes
-from crossmem.errors import AccessDeniedError, BusyError, UnsupportedError
+from crossmem.errors import (
+    AccessDeniedError,
+    BusyError,
+    ConfigurationError,
+    UnsupportedError,
+)
 from crossmem.guards import check_integer, check_part
 
 if TYPE_CHECKING:
@@ -21,11 +26,13 @@ __all__ = ["Memory", "Uses"]
 class Uses:
     """What is being done with one block of memory, through however many objects."""
 
-    __slots__ = ("copies", "viewed")
+    __slots__ = ("copies", "pieces", "viewed")
 
     def __init__(self) -> None:
         self.copies = 0
         """Copies that threads are making."""
+        self.pieces = 0
+        """Pieces of address ranges that show it."""
         self.viewed: dict[int, weakref.ref[Memory]] = {}
         """Objects that were viewed, as long as they live."""
 
@@ -36,6 +43,11 @@ class Uses:
 
     @property
     def are_going_on(self) -> bool:
+        """Whether the memory is being copied or viewed now, or shown by an address range."""
+        return self.pieces > 0 or self.are_touching
+
+    @property
+    def are_touching(self) -> bool:
         """Whether the memory is being copied or viewed now."""
         viewed = [reference() for reference in list(self.viewed.values())]
         return self.copies > 0 or any(one is not None and one.has_views for one in viewed)
@@ -104,9 +116,7 @@ class Memory:
             Where it may not be used any more.
         """
         with self._copying() as pointer:
-            if self.readonly:
-                msg = f"{self!r} is read-only"
-                raise AccessDeniedError(msg, operation="write", hint="import without readonly")
+            self._refuse_write("write")
             with address_of(data) as (source, nbytes):
                 start, size = check_part(offset, nbytes, limit=self.nbytes)
                 if size:
@@ -142,6 +152,83 @@ class Memory:
                         self.device.ordinal, address, pointer + start, size, CopyKind.DEVICE_TO_HOST
                     )
         return target
+
+    def copy_from(
+        self,
+        source: "Memory",
+        *,
+        nbytes: int | None = None,
+        offset: int = 0,
+        source_offset: int = 0,
+    ) -> None:
+        """Copy other memory of the device into this, without a detour over the host.
+
+        The bytes must not overlap: what is copied then is undefined.
+
+        Parameters
+        ----------
+        source
+            An allocation, mapping or piece of the same backend; for another device only where
+            the capability ``peer_access`` is true.
+        nbytes
+            How many; all of ``source`` from ``source_offset`` on where None.
+        offset
+            First byte to overwrite.
+        source_offset
+            First byte to copy.
+
+        Raises
+        ------
+        InvalidSizeError
+            Where one of the ranges is out of bounds.
+        AccessDeniedError
+            Where this memory is read-only here.
+        UnsupportedError
+            Where the device cannot reach the other memory.
+        ClosedError, ForkedProcessError
+            Where one of them may not be used any more.
+        """
+        if not isinstance(source, Memory):
+            msg = f"source must be memory of crossmem, not {source!r}"
+            raise ConfigurationError(msg, operation="copy_from", hint="host bytes go to write()")
+        with self._copying() as pointer, source._copying() as origin:  # noqa: SLF001
+            self._refuse_write("copy_from")
+            self._refuse_unreachable(source)
+            if nbytes is None:
+                nbytes = max(0, source.nbytes - check_integer("source_offset", source_offset))
+            start, size = check_part(offset, nbytes, limit=self.nbytes)
+            first, _size = check_part(source_offset, nbytes, limit=source.nbytes)
+            if size:
+                self.device.driver.copy(
+                    self.device.ordinal,
+                    pointer + start,
+                    origin + first,
+                    size,
+                    CopyKind.DEVICE_TO_DEVICE,
+                )
+
+    def _refuse_write(self, operation: str) -> None:
+        if self.readonly:
+            msg = f"{self!r} is read-only"
+            raise AccessDeniedError(msg, operation=operation, hint="import without readonly")
+
+    def _refuse_unreachable(self, source: "Memory") -> None:
+        mine, other = self.device, source.device
+        refused = None
+        if other.driver is not mine.driver:
+            refused = "copies from another backend or runtime"
+        elif other.ordinal != mine.ordinal and not (
+            mine.capabilities.peer_access and other.capabilities.peer_access
+        ):
+            refused = "copies from another device (capability peer_access)"
+        if refused is not None:
+            msg = f"{mine.name} does not offer {refused}; the source is on {other.name}"
+            raise UnsupportedError(
+                msg,
+                operation="copy_from",
+                backend=mine.backend,
+                hint="copy with read() and write()",
+            )
 
     @contextmanager
     def _copying(self) -> Iterator[int]:

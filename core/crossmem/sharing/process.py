@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 from crossmem.control.server import LeaseServer
@@ -27,6 +27,7 @@ from crossmem.sharing.table import ImportTable
 if TYPE_CHECKING:
     from crossmem.sharing.allocation import Owned
     from crossmem.sharing.device import Device
+    from crossmem.sharing.reservation import Reservation
 
 __all__ = [
     "Process",
@@ -58,9 +59,13 @@ class Process:
         self.devices: dict[tuple[str, str | None], tuple[Device, ...]] = {}
         self.owned: dict[int, Owned] = {}
         """Every allocation that is not free yet, by number."""
+        self.ranges: dict[int, Reservation] = {}
+        """Every address range that is not released yet, by its id."""
         self.imports = ImportTable(self)
         self.pending: deque[Callable[[], bool | None]] = deque()
         """What finalisers and the lease server left to be done; False: it must wait longer."""
+        self.unfinished: deque[Callable[[], object]] = deque()
+        """Releases that a vendor refused; each puts itself here again where it still does."""
         self.is_exiting = False
         """Nothing new is exported or imported."""
         self.is_closed = False
@@ -100,6 +105,10 @@ class Process:
         """Do what waits. Called first by every public call that is not on the hot path."""
         if self.is_inside:
             return
+        for _ in range(len(self.unfinished)):
+            with suppress(CrossmemError, IndexError):
+                # Whoever asked for it first was told; this is one try more.
+                self.unfinished.popleft()()
         put_back: list[Callable[[], bool | None]] = []
         while self.pending:
             try:
@@ -144,6 +153,8 @@ class Process:
                 steps.callback(self._await_leases, self._server)
             # First what is held here: the other side may be waiting for it in the same way.
             steps.callback(self.imports.close_all)
+            for reservation in list(self.ranges.values()):
+                steps.callback(reservation.release_at_exit)
             if self._reaper is not None:
                 steps.callback(self._reaper.join)
             self.drain()
@@ -166,7 +177,7 @@ class Process:
         Returns
         -------
         frozenset
-            Names of the backends that the parent used.
+            Names of the backends that the parent used and that the child cannot use.
         """
         if self._server is not None:
             self._server.abandon()
@@ -174,7 +185,13 @@ class Process:
         drivers = self.registry.after_fork_in_child()
         for driver in drivers:
             driver.after_fork_in_child()
-        return frozenset(driver.backend for driver in drivers)
+        # What this process learned of its devices: asking a driver might call the vendor.
+        safe = {
+            backend
+            for (backend, _), found in self.devices.items()
+            if all(one.capabilities.fork_safe for one in found)
+        }
+        return frozenset(driver.backend for driver in drivers) - safe
 
     def hold_for_fork(self) -> None:
         """Let no other thread be in the middle of something while the process forks."""
@@ -238,7 +255,7 @@ def drain() -> Process:
     if process.is_closed:
         msg = "crossmem has shut down in this process, which is exiting"
         raise ClosedError(msg)
-    if process.pending:
+    if process.pending or process.unfinished:
         process.drain()
     return process
 
@@ -274,9 +291,9 @@ def refuse_foreign(process: Process, what: object) -> None:
     )
 
 
-def refuse_forked_backend(backend: str, *, fork_safe: bool) -> None:
+def refuse_forked_backend(backend: str) -> None:
     """Raise where an ancestor used a backend that cannot be used after a fork."""
-    if backend in _forked_backends and not fork_safe:
+    if backend in _forked_backends:
         msg = f"backend {backend!r} was used before this process was forked and cannot be used now"
         raise ForkedProcessError(
             msg,

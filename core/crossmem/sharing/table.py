@@ -4,6 +4,7 @@
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from crossmem.control.client import Leased, OwnerConnection
@@ -40,14 +41,20 @@ _ERRORS: dict[Status, type[CrossmemError]] = {
 
 
 class Wish:
-    """One import that a caller wants: which memory, for which device, with which access."""
+    """One import that a caller wants: which memory, for which device, with which access.
 
-    __slots__ = ("access", "device", "handle", "key")
+    ``home`` is the ordinal here of the device that holds the memory.
+    """
 
-    def __init__(self, handle: ShareableHandle, device: "Device", access: Access) -> None:
+    __slots__ = ("access", "device", "handle", "home", "key")
+
+    def __init__(
+        self, handle: ShareableHandle, device: "Device", access: Access, *, home: int
+    ) -> None:
         self.handle = handle
         self.device = device
         self.access = access
+        self.home = home
         self.key = (handle.owner, handle.allocation, device, access)
 
 
@@ -169,7 +176,7 @@ class ImportTable:
                 try:
                     if isinstance(answer, Refusal):
                         raise _error_of(answer, wish.handle)
-                    entry.open(wish.handle, answer)
+                    entry.open(wish.handle, answer, home=wish.home)
                 except BaseException:
                     if entry.connection is not None:
                         entry.connection.give_back(answers[index:])
@@ -215,11 +222,20 @@ class ImportTable:
                 entry.is_open = False
                 entry.is_dead = True
             try:
-                entry.close()
+                self._finish(entry)
             finally:
                 self._forget(entry)
                 if entry.handle is not None and self._process.registry.observed:
                     self._tell(EventKind.RELEASED, entry.handle)
+
+    def _finish(self, entry: Entry) -> None:
+        """Close an entry that nobody uses; where the vendor refuses, later calls go on with it."""
+        with entry.lock:
+            try:
+                entry.close()
+            except CrossmemError:
+                self._process.unfinished.append(partial(self._finish, entry))
+                raise
 
     @staticmethod
     def _may_close(entry: Entry) -> bool:

@@ -2,14 +2,14 @@
 """The driver: every neutral verb as system calls on memfds.
 
 It keeps no record of blocks and imports. A block's reference is its descriptor; an import's is
-its descriptor too, or None once that is closed.
+its descriptor too, or, once that is closed, the mapping that keeps the memory.
 """
 
 import errno
 import resource
 import threading
 from os import close
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from typing_extensions import override
 
@@ -28,7 +28,13 @@ MECHANISM: Final = "memfd"
 _POISON: Final = 0xA5
 _HUGE_PAGE_NBYTES: Final = 2 << 20
 _NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
-_Operation = Literal["allocate", "attach", "export", "free", "unmap"]
+_Operation = Literal["allocate", "attach", "export", "free", "release", "reserve", "unmap"]
+
+
+class _Kept(NamedTuple):
+    """An import without a descriptor: its mapping keeps the memory."""
+
+    pointer: int
 
 
 class _Account:
@@ -36,9 +42,9 @@ class _Account:
 
     __slots__ = ("free_nbytes", "info", "lock")
 
-    def __init__(self, info: DeviceInfo) -> None:
+    def __init__(self, info: DeviceInfo, nbytes: int) -> None:
         self.info = info
-        self.free_nbytes = info.total_nbytes
+        self.free_nbytes = nbytes
         self.lock = threading.Lock()
 
 
@@ -70,7 +76,7 @@ class EmulatedDriver(Driver):
             )
             for ordinal, index in enumerate(options.visible)
         )
-        self._accounts = tuple(map(_Account, self._devices))
+        self._accounts = tuple(_Account(info, capacity) for info in self._devices)
         self._capabilities = Capabilities(
             mechanisms=(MECHANISM,),
             granularity_nbytes=options.granularity_nbytes,
@@ -82,7 +88,7 @@ class EmulatedDriver(Driver):
             fork_safe=True,
             survives_owner=True,
             raw_handles=False,
-            address_ranges=False,
+            address_ranges=True,
             foreign_memory=False,
         )
         self._advise_huge = options.hugepages and memory.wants_huge_page_advice()
@@ -100,11 +106,11 @@ class EmulatedDriver(Driver):
         return self._devices
 
     @override
-    def capabilities(self, ordinal: int) -> Capabilities:
+    def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
         return self._capabilities
 
     @override
-    def allocate(self, ordinal: int, nbytes: int) -> Block:
+    def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
         mask = self._granularity_mask
         capacity = (nbytes + mask) & ~mask
         account = self._accounts[ordinal]
@@ -141,18 +147,24 @@ class EmulatedDriver(Driver):
     @override
     def free(self, block: Block) -> None:
         account = self._accounts[block.ordinal]
+        if block.pointer:
+            try:
+                memory.unmap(block.pointer, block.capacity)
+            except SystemCallError as error:
+                raise _translate(error, "free", account.info, block.capacity) from None
+            block.pointer = 0
+        if block.reference is None:
+            return
+        descriptor, block.reference = block.reference, None
         try:
-            memory.unmap(block.pointer, block.capacity)
-        except SystemCallError as error:
-            raise _translate(error, "free", account.info, block.capacity) from None
-        try:
-            self._close(block.ordinal, block.reference, "free")
+            # Whatever it answers, the kernel has closed it.
+            self._close(block.ordinal, descriptor, "free")
         finally:
             with account.lock:
                 account.free_nbytes += block.capacity
 
     @override
-    def export(self, block: Block, mechanism: str, access: Access) -> Exported:
+    def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
         descriptor: int = block.reference
         if access == "ro":
             try:
@@ -175,7 +187,15 @@ class EmulatedDriver(Driver):
 
     @override
     def import_(
-        self, ordinal: int, exported: Exported, *, nbytes: int, capacity: int, access: Access
+        self,
+        ordinal: int,
+        exported: Exported,
+        *,
+        home: int,
+        mechanism: str,
+        nbytes: int,
+        capacity: int,
+        access: Access,
     ) -> Imported:
         if len(exported.descriptors) != 1 or exported.payloads:
             msg = (
@@ -198,7 +218,7 @@ class EmulatedDriver(Driver):
 
     @override
     def close(self, imported: Imported) -> None:
-        if imported.reference is not None:
+        if isinstance(imported.reference, int):
             descriptor, imported.reference = imported.reference, None
             self._close(imported.ordinal, descriptor, "unmap")
 
@@ -223,6 +243,7 @@ class EmulatedDriver(Driver):
             except DriverError:
                 memory.unmap(pointer, capacity)
                 raise
+            imported.reference = _Kept(pointer)
         return pointer
 
     @override
@@ -246,6 +267,43 @@ class EmulatedDriver(Driver):
             memory.unmap(pointer, capacity)
         except SystemCallError as error:
             raise _translate(error, "unmap", self._devices[ordinal], capacity) from None
+
+    def reserve(self, ordinal: int, nbytes: int) -> int:
+        """Reserve consecutive addresses, where any access faults, and return the first."""
+        try:
+            return memory.reserve(nbytes, self._capabilities.granularity_nbytes)
+        except SystemCallError as error:
+            raise _translate(error, "reserve", self._devices[ordinal], nbytes) from None
+
+    def release(self, ordinal: int, pointer: int, nbytes: int) -> None:
+        """Give reserved addresses back."""
+        try:
+            memory.unmap(pointer, nbytes)
+        except SystemCallError as error:
+            raise _translate(error, "release", self._devices[ordinal], nbytes) from None
+
+    def map_at(self, source: Block | Imported, pointer: int) -> None:
+        """Map memory at reserved addresses."""
+        capacity, kept = source.capacity, source.reference
+        is_writable = isinstance(source, Block) or source.access == "rw"
+        try:
+            if isinstance(kept, _Kept):
+                memory.duplicate_at(kept.pointer, capacity, pointer)
+            else:
+                memory.map_shared(kept, capacity, READ_WRITE if is_writable else READ, at=pointer)
+        except SystemCallError as error:
+            info = self._devices[source.ordinal]
+            raise _translate(error, "attach", info, capacity) from None
+        if self._advise_huge and capacity > _HUGE_PAGE_NBYTES:
+            memory.advise_huge(pointer, capacity)
+
+    def unmap_at(self, source: Block | Imported, pointer: int) -> None:
+        """Take memory away from reserved addresses, which stay reserved."""
+        try:
+            memory.cover(pointer, source.capacity)
+        except SystemCallError as error:
+            info = self._devices[source.ordinal]
+            raise _translate(error, "unmap", info, source.capacity) from None
 
     def _close(self, ordinal: int, descriptor: int, operation: _Operation) -> None:
         try:

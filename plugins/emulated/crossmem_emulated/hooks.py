@@ -12,7 +12,7 @@ from crossmem.plugin.markers import hookimpl
 if TYPE_CHECKING:
     from crossmem.driver import Driver
 
-__all__ = ["crossmem_backends"]
+__all__ = ["crossmem_backends", "crossmem_runtime"]
 
 
 def _probe() -> Availability:
@@ -36,6 +36,18 @@ def _load(runtime: str | None) -> "Driver":
     from crossmem_emulated.options import Options  # noqa: PLC0415
 
     return EmulatedDriver(Options.from_environ(os.environ))
+
+
+@hookimpl
+def crossmem_runtime(api: str, name: str) -> object | None:
+    """Offer the vendors' emulations, to drivers that were asked to run on one by name."""
+    if (api, name) != ("ascend", "emulated"):
+        return None
+    from crossmem_emulated.acl import Acl  # noqa: PLC0415
+    from crossmem_emulated.options import Options  # noqa: PLC0415
+
+    options = Options.from_environ(os.environ)
+    return Acl(options.acl_profile, options.strict, options=options)
 
 
 @hookimpl

@@ -10,31 +10,36 @@ import contextlib
 import ctypes
 import os
 from ctypes import c_int, c_int64, c_size_t, c_ssize_t
-from errno import EINVAL
+from errno import EEXIST, EINVAL
 from fcntl import F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
-from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE
 from os import SEEK_END, close, ftruncate, lseek, memfd_create
 from pathlib import Path
 from typing import Final
 
 __all__ = [
+    "PAGE_NBYTES",
     "READ",
     "READ_WRITE",
     "SystemCallError",
     "advise_huge",
     "copy",
+    "cover",
     "create",
     "creation_flags",
     "drop_inherited",
+    "duplicate_at",
     "fill",
     "map_shared",
     "populate",
     "reopen_readonly",
+    "reserve",
     "sealed_nbytes",
     "unmap",
     "wants_huge_page_advice",
 ]
 
+PAGE_NBYTES: Final = os.sysconf("SC_PAGE_SIZE")
 READ: Final[int] = PROT_READ
 READ_WRITE: Final[int] = PROT_READ | PROT_WRITE
 
@@ -45,6 +50,12 @@ _MFD_NOEXEC_SEAL: Final = 0x8
 _MADV_DONTFORK: Final = 10
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
+_MAP_NORESERVE: Final = 0x4000
+_MAP_FIXED: Final = 0x10
+_MAP_FIXED_NOREPLACE: Final = 0x100000
+_MREMAP_MAYMOVE: Final = 1
+_MREMAP_FIXED: Final = 2
+_NOTHING: Final = MAP_PRIVATE | MAP_ANONYMOUS | _MAP_NORESERVE
 
 _NAME: Final = "crossmem"
 _LINK: Final = "/memfd:crossmem (deleted)"
@@ -69,6 +80,10 @@ _munmap.restype = c_int
 _madvise = _libc.madvise
 _madvise.argtypes = (c_size_t, c_size_t, c_int)
 _madvise.restype = c_int
+
+_mremap = _libc.mremap
+_mremap.argtypes = (c_size_t, c_size_t, c_size_t, c_int, c_size_t)
+_mremap.restype = c_ssize_t
 
 
 class SystemCallError(OSError):
@@ -142,17 +157,31 @@ def create(nbytes: int, flags: int) -> tuple[int, int]:
         raise SystemCallError(call, error.errno or 0) from None
 
 
-def map_shared(descriptor: int, nbytes: int, protection: int) -> int:
+def map_shared(descriptor: int, nbytes: int, protection: int, *, at: int = 0) -> int:
     """Map memory and return its address; a forked child will not have the mapping.
 
     The mapping stays when the descriptor is closed.
+
+    Parameters
+    ----------
+    descriptor, nbytes
+        All of which memory.
+    protection
+        What the mapping may do.
+    at
+        Where in what :func:`reserve` gave it has to be; 0 for anywhere.
     """
-    pointer: int = _mmap(0, nbytes, protection, MAP_SHARED, descriptor, 0)
+    # A refusal, of one mapping more for example, comes before what lies there is replaced.
+    flags = MAP_SHARED | (_MAP_FIXED if at else 0)
+    pointer: int = _mmap(at, nbytes, protection, flags, descriptor, 0)
     if pointer == _FAILED:
         raise _libc_error("mmap")
     if _madvise(pointer, nbytes, _MADV_DONTFORK):
         error = _libc_error("madvise(MADV_DONTFORK)")
-        _munmap(pointer, nbytes)
+        if at:
+            cover(pointer, nbytes)
+        else:
+            _munmap(pointer, nbytes)
         raise error
     return pointer
 
@@ -161,6 +190,54 @@ def unmap(pointer: int, nbytes: int) -> None:
     """Take a whole mapping away."""
     if _munmap(pointer, nbytes):
         raise _libc_error("munmap")
+
+
+def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
+    """Reserve addresses without memory, where any access faults, and return the first.
+
+    Parameters
+    ----------
+    nbytes
+        Size in bytes, a multiple of the page size.
+    alignment
+        Power of two that the address is a multiple of.
+    at
+        Address that it has to be, 0 for any.
+    """
+    spare = 0 if at else alignment
+    flags = _NOTHING | (_MAP_FIXED_NOREPLACE if at else 0)
+    first: int = _mmap(at, nbytes + spare, 0, flags, -1, 0)
+    if first == _FAILED:
+        raise _libc_error("mmap")
+    if at and first != at:
+        # Before Linux 4.17 the address is only a wish.
+        _munmap(first, nbytes)
+        raise SystemCallError("mmap", EEXIST)
+    pointer = (first + alignment - 1) & -alignment if spare else first
+    if pointer > first:
+        _munmap(first, pointer - first)
+    if spare:
+        _munmap(pointer + nbytes, first + spare - pointer)
+    if _madvise(pointer, nbytes, _MADV_DONTFORK):
+        error = _libc_error("madvise(MADV_DONTFORK)")
+        _munmap(pointer, nbytes)
+        raise error
+    return pointer
+
+
+def duplicate_at(source: int, nbytes: int, target: int) -> None:
+    """Map memory a second time, at reserved addresses, without a descriptor of it."""
+    # With an old size of 0, a shared mapping is not moved but mapped once more.
+    if _mremap(source, 0, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, target) == _FAILED:
+        raise _libc_error("mremap")
+
+
+def cover(pointer: int, nbytes: int) -> None:
+    """Take memory away from reserved addresses, which stay reserved."""
+    if _mmap(pointer, nbytes, 0, _NOTHING | _MAP_FIXED, -1, 0) == _FAILED:
+        raise _libc_error("mmap")
+    if _madvise(pointer, nbytes, _MADV_DONTFORK):
+        raise _libc_error("madvise(MADV_DONTFORK)")
 
 
 def populate(pointer: int, nbytes: int) -> None:

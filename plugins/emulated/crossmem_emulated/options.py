@@ -4,6 +4,7 @@
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
@@ -45,6 +46,13 @@ def _default_capacity() -> int:
     return max(memory // 2 // step, 1) * step
 
 
+def _default_state() -> Path:
+    # In memory, and gone with the boot whose processes it speaks of.
+    shared = Path("/dev/shm")  # noqa: S108 - the machine checks whose the folder is
+    parent = shared if os.access(shared, os.W_OK) else Path("/tmp")  # noqa: S108
+    return parent / f"crossmem-emulated-{os.geteuid()}"
+
+
 class Options(FrozenModel):
     """How the emulated devices look; an empty variable counts as unset."""
 
@@ -81,11 +89,35 @@ class Options(FrozenModel):
     """Devices that this process sees, in its own order; None for all
     (``CROSSMEM_EMULATED_VISIBLE_DEVICES``). Identities stay what they are (law C24)."""
 
+    state: Path = Field(default_factory=_default_state)
+    """Folder of the emulated host that vendors' emulations share (``CROSSMEM_EMULATED_STATE``)."""
+
+    strict: Annotated[bool, Field(strict=False)] = True
+    """Whether vendors' emulations record what the vendor forbids or leaves undefined
+    (``CROSSMEM_EMULATED_STRICT``)."""
+
+    slow_streams: Annotated[bool, Field(strict=False)] = False
+    """Whether their streams do their work only when somebody waits for it
+    (``CROSSMEM_EMULATED_SLOW_STREAMS``)."""
+
+    acl_profile: str = "documented"
+    """Edition of ACL's rules (``CROSSMEM_EMULATED_ACL_PROFILE``)."""
+
     @field_validator("capacity_nbytes")
     @classmethod
     def _check_capacity(cls, value: int, info: ValidationInfo) -> int:
         if value < _GRANULARITIES.get(info.data.get("granularity", ""), 0):
             msg = "less than one unit of the granularity"
+            raise ValueError(msg)
+        return value
+
+    @field_validator("state", mode="before")
+    @classmethod
+    def _check_state(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = Path(value)
+        if isinstance(value, Path) and not value.is_absolute():
+            msg = "not absolute"
             raise ValueError(msg)
         return value
 
@@ -140,6 +172,10 @@ VARIABLES: Final[Mapping[str, str]] = {
     "CROSSMEM_EMULATED_HUGEPAGES": "hugepages",
     "CROSSMEM_EMULATED_POISON": "poison",
     "CROSSMEM_EMULATED_VISIBLE_DEVICES": "visible_devices",
+    "CROSSMEM_EMULATED_STATE": "state",
+    "CROSSMEM_EMULATED_STRICT": "strict",
+    "CROSSMEM_EMULATED_SLOW_STREAMS": "slow_streams",
+    "CROSSMEM_EMULATED_ACL_PROFILE": "acl_profile",
 }
 """Field of :class:`Options` that each variable sets."""
 
@@ -151,6 +187,10 @@ _ALLOWED: Final = {
     "prefault": "1 or 0",
     "hugepages": "1 or 0",
     "poison": "1 or 0",
+    "state": "the absolute path of a folder",
+    "strict": "1 or 0",
+    "slow_streams": "1 or 0",
+    "acl_profile": "the name of a profile, such as documented",
     "visible_devices": "a comma list of different numbers from 0, such as 1,0, "
     "below the number of devices (CROSSMEM_EMULATED_DEVICES)",
 }

@@ -76,7 +76,7 @@ def free_nbytes() -> Callable[[EmulatedDriver, int], int]:
 
 @pytest.fixture
 def block(driver: EmulatedDriver) -> Iterator[Block]:
-    block = driver.allocate(0, 1000)
+    block = driver.allocate(0, 1000, "memfd")
     yield block
     driver.free(block)
 
@@ -99,6 +99,8 @@ def import_block(
         return driver.import_(
             block.ordinal,
             sent(exported),
+            home=block.ordinal,
+            mechanism="memfd",
             nbytes=block.nbytes,
             capacity=block.capacity,
             access=access,

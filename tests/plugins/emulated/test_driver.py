@@ -41,7 +41,7 @@ def test_the_groups_are_complete(driver: EmulatedDriver) -> None:
 
 def test_capabilities(driver: EmulatedDriver) -> None:
     for device in driver.devices():
-        capabilities = driver.capabilities(device.ordinal)
+        capabilities = driver.capabilities(device.ordinal, None)
         assert capabilities.mechanisms == ("memfd",)
         assert capabilities.max_allocation_nbytes == device.total_nbytes == 64 << 20
         assert capabilities.readonly_exports
@@ -55,7 +55,7 @@ def test_capacities_are_multiples_of_the_granularity(granularity: str, unit: int
     options = Options.from_environ({"CROSSMEM_EMULATED_GRANULARITY": granularity})
     driver = EmulatedDriver(options)
     for nbytes, capacity in ((1, unit), (unit, unit), (unit + 1, 2 * unit)):
-        block = driver.allocate(1, nbytes)
+        block = driver.allocate(1, nbytes, "memfd")
 
         assert (block.nbytes, block.capacity, block.ordinal) == (nbytes, capacity, 1)
         assert os.fstat(block.reference).st_size == capacity
@@ -88,7 +88,7 @@ def test_copies_go_both_ways_and_from_readonly_sources(
 
 def test_a_large_copy_is_exact(driver: EmulatedDriver) -> None:
     data = np.random.default_rng(1).integers(0, 256, 3 * UNIT + 5, dtype=np.uint8)
-    block = driver.allocate(0, data.nbytes)
+    block = driver.allocate(0, data.nbytes, "memfd")
 
     write(driver, block.pointer, data)
 
@@ -97,7 +97,7 @@ def test_a_large_copy_is_exact(driver: EmulatedDriver) -> None:
 
 
 def test_blocks_stand_alone(driver: EmulatedDriver) -> None:
-    first, second = driver.allocate(0, 1), driver.allocate(0, 1)
+    first, second = driver.allocate(0, 1, "memfd"), driver.allocate(0, 1, "memfd")
     write(driver, first.pointer, b"first")
 
     assert read(driver, second.pointer, 5) == bytes(5)
@@ -111,7 +111,7 @@ def test_free_gives_everything_back(
     driver: EmulatedDriver, footprint: Callable[[], object]
 ) -> None:
     before = footprint()
-    blocks = [driver.allocate(0, UNIT) for _ in range(20)]
+    blocks = [driver.allocate(0, UNIT, "memfd") for _ in range(20)]
     for block in blocks:
         driver.free(block)
 
@@ -119,14 +119,14 @@ def test_free_gives_everything_back(
 
 
 def test_a_device_has_its_capacity_and_no_more(driver: EmulatedDriver) -> None:
-    blocks = [driver.allocate(0, 32 << 20), driver.allocate(0, 30 << 20)]
+    blocks = [driver.allocate(0, 32 << 20, "memfd"), driver.allocate(0, 30 << 20, "memfd")]
     with pytest.raises(OutOfMemoryError, match=r"no room for 4194304 bytes: 2097152 of 67108864"):
-        driver.allocate(0, (2 << 20) + 1)
-    other = driver.allocate(1, 64 << 20)
+        driver.allocate(0, (2 << 20) + 1, "memfd")
+    other = driver.allocate(1, 64 << 20, "memfd")
     driver.free(blocks.pop())
-    blocks.append(driver.allocate(0, 32 << 20))
+    blocks.append(driver.allocate(0, 32 << 20, "memfd"))
     with pytest.raises(OutOfMemoryError) as caught:
-        driver.allocate(0, 1)
+        driver.allocate(0, 1, "memfd")
 
     assert caught.value.device == "host:0"
     assert caught.value.backend == "emulated"
@@ -139,12 +139,12 @@ def test_devices_are_accounted_by_ordinal_under_a_mask() -> None:
     driver = EmulatedDriver(
         Options(devices=3, visible_devices=(2, 0), capacity_nbytes=UNIT, granularity="2MiB")
     )
-    block = driver.allocate(0, 1)
+    block = driver.allocate(0, 1, "memfd")
     with pytest.raises(OutOfMemoryError) as caught:
-        driver.allocate(0, 1)
+        driver.allocate(0, 1, "memfd")
 
     assert caught.value.device == "host:2"
-    driver.free(driver.allocate(1, 1))
+    driver.free(driver.allocate(1, 1, "memfd"))
     driver.free(block)
 
 
@@ -188,7 +188,7 @@ def test_capacity_is_exact_under_threads(
             blocks = []
             for _ in range(2):
                 with contextlib.suppress(OutOfMemoryError):
-                    blocks.append(driver.allocate(0, 1))
+                    blocks.append(driver.allocate(0, 1, "memfd"))
                     held[index] += 1
             # Each thread counts up after it allocates and down before it frees.
             most[index] = max(most[index], sum(held))
@@ -214,7 +214,7 @@ def test_accounts_lose_no_update(
 
     def work(_: int) -> None:
         for _ in range(3000):
-            driver.free(driver.allocate(0, 1))
+            driver.free(driver.allocate(0, 1, "memfd"))
 
     in_threads(4, work)
 
@@ -227,7 +227,7 @@ def test_fresh_memory_has_no_pages_before_it_is_touched(block: Block) -> None:
 
 def test_prefault_makes_all_pages_resident() -> None:
     driver = EmulatedDriver(Options(prefault=True))
-    block = driver.allocate(0, 3 * UNIT)
+    block = driver.allocate(0, 3 * UNIT, "memfd")
 
     assert os.fstat(block.reference).st_blocks * 512 == 3 * UNIT
     assert read(driver, block.pointer, 3 * UNIT) == bytes(3 * UNIT)
@@ -236,7 +236,7 @@ def test_prefault_makes_all_pages_resident() -> None:
 
 def test_poison_fills_the_whole_capacity() -> None:
     driver = EmulatedDriver(Options(poison=True))
-    block = driver.allocate(0, 1)
+    block = driver.allocate(0, 1, "memfd")
 
     assert read(driver, block.pointer, block.capacity) == b"\xa5" * UNIT
     driver.free(block)
@@ -268,9 +268,11 @@ def test_huge_pages_are_asked_for_where_option_kernel_and_size_say_so(
     driver = EmulatedDriver(options)
 
     nbytes = PAGE if granularity == "page" else 4 << 20
-    block = driver.allocate(0, nbytes)
-    exported = driver.export(block, "memfd", "ro")
-    imported = driver.import_(0, exported, nbytes=nbytes, capacity=block.capacity, access="ro")
+    block = driver.allocate(0, nbytes, "memfd")
+    exported = driver.export(block, "memfd", "ro", raw=False)
+    imported = driver.import_(
+        0, exported, home=0, mechanism="memfd", nbytes=nbytes, capacity=block.capacity, access="ro"
+    )
     pointer = driver.map(imported, remappable=False)
     driver.unmap(imported, pointer)
     driver.free(block)
@@ -280,7 +282,7 @@ def test_huge_pages_are_asked_for_where_option_kernel_and_size_say_so(
 
 
 def test_copying_lets_other_threads_run(driver: EmulatedDriver) -> None:
-    block = driver.allocate(0, 48 << 20)
+    block = driver.allocate(0, 48 << 20, "memfd")
     source = np.ones(48 << 20, np.uint8)
     ticks = 0
     done = threading.Event()

@@ -74,7 +74,7 @@ def test_a_failed_step_of_allocate_leaves_nothing(
     with monkeypatch.context() as patch:
         fail_call(patch, name, code, advice=advice)
         with pytest.raises(expected) as caught:
-            driver.allocate(0, 1)
+            driver.allocate(0, 1, "memfd")
 
     assert footprint() == before
     assert free_nbytes(driver, 0) == UNIT
@@ -85,7 +85,7 @@ def test_a_failed_step_of_allocate_leaves_nothing(
         assert (caught.value.call, caught.value.code) == (call, code)
         assert caught.value.name == errno.errorcode[code]
     # The device works as if nothing had been.
-    driver.free(driver.allocate(0, 1))
+    driver.free(driver.allocate(0, 1, "memfd"))
 
 
 @pytest.mark.parametrize("step", ["ftruncate", "fcntl", "_mmap", "_madvise"])
@@ -103,7 +103,7 @@ def test_an_interrupted_allocate_leaves_no_descriptor_and_no_account(
     with monkeypatch.context() as patch:
         patch.setattr(memory, step, interrupt)
         with pytest.raises(KeyboardInterrupt):
-            driver.allocate(0, 1)
+            driver.allocate(0, 1, "memfd")
 
     assert footprint().descriptors == before.descriptors
     assert free_nbytes(driver, 0) == 64 << 20
@@ -121,7 +121,7 @@ def test_an_interrupted_preparation_leaves_nothing(
     driver = EmulatedDriver(Options(prefault=True, poison=True, capacity_nbytes=UNIT))
     before = footprint()
     with pytest.raises(KeyboardInterrupt):
-        driver.allocate(0, UNIT)
+        driver.allocate(0, UNIT, "memfd")
 
     assert footprint() == before
     assert free_nbytes(driver, 0) == UNIT
@@ -132,7 +132,7 @@ def test_an_old_kernel_that_cannot_prefault_is_named(monkeypatch: pytest.MonkeyP
     fail_call(monkeypatch, "_madvise", errno.EINVAL, advice=POPULATE_WRITE)
 
     with pytest.raises(DriverError, match=r"CROSSMEM_EMULATED_PREFAULT needs Linux 5\.14"):
-        driver.allocate(0, 1)
+        driver.allocate(0, 1, "memfd")
 
 
 def test_the_system_wide_limit_is_told_from_the_process_limit(
@@ -141,7 +141,7 @@ def test_the_system_wide_limit_is_told_from_the_process_limit(
     fail_call(monkeypatch, "memfd_create", errno.ENFILE)
 
     with pytest.raises(DriverError, match=r"sysctl fs\.file-max.*RLIMIT_NOFILE: soft") as caught:
-        driver.allocate(0, 1)
+        driver.allocate(0, 1, "memfd")
     assert caught.value.name == "ENFILE"
 
 
@@ -164,14 +164,14 @@ def test_refused_huge_pages_are_no_failure(
     driver = EmulatedDriver(Options())
     before = footprint()
 
-    driver.free(driver.allocate(0, 1))
+    driver.free(driver.allocate(0, 1, "memfd"))
 
     assert footprint() == before
 
 
 @pytest.fixture
 def imported(driver: EmulatedDriver, block: Block, import_block: Import) -> Imported:
-    return import_block(driver, block, driver.export(block, "memfd", "rw"), "rw")
+    return import_block(driver, block, driver.export(block, "memfd", "rw", raw=False), "rw")
 
 
 @pytest.mark.parametrize("step", ["_mmap", "_madvise"])
@@ -215,7 +215,7 @@ def test_a_descriptor_that_someone_else_closed_is_reported_and_not_mapped(
     driver: EmulatedDriver, block: Block, import_block: Import, footprint: Callable[[], object]
 ) -> None:
     before = footprint()
-    imported = import_block(driver, block, driver.export(block, "memfd", "rw"), "rw")
+    imported = import_block(driver, block, driver.export(block, "memfd", "rw", raw=False), "rw")
     os.close(imported.reference)
     with pytest.raises(DriverError) as caught:
         driver.map(imported, remappable=False)
@@ -239,7 +239,7 @@ def test_a_failed_close_after_mapping_leaves_no_mapping(
         raise OSError(errno.EIO, "Input/output error")
 
     before = footprint()
-    imported = import_block(driver, block, driver.export(block, "memfd", "rw"), "rw")
+    imported = import_block(driver, block, driver.export(block, "memfd", "rw", raw=False), "rw")
     monkeypatch.setattr(driver_module, "close", close)
     with pytest.raises(DriverError, match="close failed with EIO"):
         driver.map(imported, remappable=False)
@@ -250,7 +250,7 @@ def test_a_failed_close_after_mapping_leaves_no_mapping(
 def test_a_failed_unmap_changes_nothing(
     driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch, free_nbytes: Free
 ) -> None:
-    block = driver.allocate(0, 1)
+    block = driver.allocate(0, 1, "memfd")
     alias = driver.map_readonly(block)
     with monkeypatch.context() as patch:
         fail_call(patch, "_munmap", errno.EINVAL)
@@ -280,7 +280,7 @@ def test_a_failed_readonly_export_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(os, step, refuse)
         with pytest.raises(DriverError) as caught:
-            driver.export(block, "memfd", "ro")
+            driver.export(block, "memfd", "ro", raw=False)
 
     assert (caught.value.call, caught.value.name) == (step, "EPERM")
     assert footprint() == before
@@ -294,7 +294,7 @@ blocks = []
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 200))
 try:
     while True:
-        blocks.append(driver.allocate(0, 1))
+        blocks.append(driver.allocate(0, 1, "memfd"))
 except DriverError as error:
     assert (error.call, error.code, error.name) == ("memfd_create", errno.EMFILE, "EMFILE")
     assert "RLIMIT_NOFILE: soft 64, hard 200" in error.hint, error.hint
@@ -302,7 +302,7 @@ except DriverError as error:
 held = driver._accounts[0].free_nbytes + len(blocks) * 4096
 assert held == driver.devices()[0].total_nbytes, held
 try:
-    driver.export(blocks[0], "memfd", "ro")
+    driver.export(blocks[0], "memfd", "ro", raw=False)
 except DriverError as error:
     assert (error.call, error.name) == ("open", "EMFILE")
 else:
@@ -311,7 +311,7 @@ driver.free(blocks.pop())
 # One descriptor is free again: enough to look, and for a read-only export.
 assert mappings() == len(blocks) > 40
 before = descriptors()
-exported = driver.export(blocks[0], "memfd", "ro")
+exported = driver.export(blocks[0], "memfd", "ro", raw=False)
 driver.release_export(blocks[0], exported)
 assert descriptors() == before
 for block in blocks:
@@ -334,7 +334,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINI
 before = descriptors()
 for _ in range(3):
     try:
-        driver.allocate(0, 32 << 30)
+        driver.allocate(0, 32 << 30, "memfd")
     except OutOfMemoryError as error:
         assert "mmap failed with ENOMEM" in error.message, error
         assert "ulimit -v" in error.hint
@@ -342,7 +342,7 @@ for _ in range(3):
         sys.exit("more was mapped than the limit allows")
 assert (descriptors(), mappings()) == (before, 0)
 assert driver._accounts[0].free_nbytes == 64 << 30
-driver.free(driver.allocate(0, 1))
+driver.free(driver.allocate(0, 1, "memfd"))
 """
 
 
@@ -358,7 +358,7 @@ driver = EmulatedDriver(Options())
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 before = descriptors()
 try:
-    driver.allocate(0, 1)
+    driver.allocate(0, 1, "memfd")
 except DriverError as error:
     assert (error.call, error.name) == ("ftruncate", "EFBIG"), error
 else:

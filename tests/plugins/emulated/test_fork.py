@@ -34,10 +34,12 @@ def no_memory():
 
 KEEPS_NOTHING = """
 driver = EmulatedDriver(Options(capacity_nbytes=8 << 20))
-blocks = [driver.allocate(0, 1) for _ in range(3)]
-readonly = driver.export(blocks[0], "memfd", "ro")
+blocks = [driver.allocate(0, 1, "memfd") for _ in range(3)]
+readonly = driver.export(blocks[0], "memfd", "ro", raw=False)
 exported = Exported((), (os.dup(blocks[1].reference),))
-imported = driver.import_(0, exported, nbytes=1, capacity=2 << 20, access="rw")
+imported = driver.import_(
+    0, exported, home=0, mechanism="memfd", nbytes=1, capacity=2 << 20, access="rw"
+)
 pointer = driver.map(imported, remappable=True)
 alias = driver.map_readonly(blocks[2])
 other = os.memfd_create("someone else's")
@@ -48,7 +50,7 @@ def check():
     os.fstat(other)
     # The parent's blocks do not count here.
     own = EmulatedDriver(Options(capacity_nbytes=8 << 20))
-    block = own.allocate(0, 8 << 20)
+    block = own.allocate(0, 8 << 20, "memfd")
     memory.fill(block.pointer, block.capacity, 1)
     # What the child made itself is its own until it forks too.
     assert in_child(own, no_memory) == 0
@@ -59,7 +61,7 @@ def check():
 assert in_child(driver, check) == 0
 assert (descriptors(), mappings()) == here
 try:
-    driver.allocate(0, 4 << 20)
+    driver.allocate(0, 4 << 20, "memfd")
 except OutOfMemoryError:
     pass
 else:
@@ -69,7 +71,7 @@ memory.fill(blocks[1].pointer, 1, 7)
 
 UNPROTECTED_MAPPING = """
 driver = EmulatedDriver(Options())
-block = driver.allocate(0, 1)
+block = driver.allocate(0, 1, "memfd")
 pointer = memory._mmap(0, 2 << 20, 3, 1, block.reference, 0)
 assert mappings() == 2
 assert in_child(driver, no_memory) == 0
@@ -83,8 +85,8 @@ stop = threading.Event()
 
 def churn():
     while not stop.is_set():
-        block = driver.allocate(0, 1)
-        exported = driver.export(block, "memfd", "ro")
+        block = driver.allocate(0, 1, "memfd")
+        exported = driver.export(block, "memfd", "ro", raw=False)
         driver.release_export(block, exported)
         driver.free(block)
 
@@ -95,7 +97,7 @@ sys.setswitchinterval(1e-6)
 def check():
     no_memory()
     own = EmulatedDriver(Options())
-    own.free(own.allocate(0, 1))
+    own.free(own.allocate(0, 1, "memfd"))
 
 try:
     codes = [in_child(driver, check) for _ in range(60)]
@@ -110,8 +112,8 @@ no_memory()
 EXEC = """
 import subprocess
 driver = EmulatedDriver(Options())
-block = driver.allocate(0, 1)
-readonly = driver.export(block, "memfd", "ro")
+block = driver.allocate(0, 1, "memfd")
+readonly = driver.export(block, "memfd", "ro", raw=False)
 listing = subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False, check=True,
                          capture_output=True, text=True).stdout
 assert "crossmem" not in listing, listing

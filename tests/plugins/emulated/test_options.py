@@ -119,4 +119,4 @@ def test_a_capacity_is_rounded_down_to_the_granularity() -> None:
     driver = EmulatedDriver(Options(capacity_nbytes=(5 << 20) + 1))
 
     assert driver.devices()[0].total_nbytes == 4 << 20
-    assert driver.capabilities(0).max_allocation_nbytes == 4 << 20
+    assert driver.capabilities(0, None).max_allocation_nbytes == 4 << 20

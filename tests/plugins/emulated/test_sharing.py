@@ -35,7 +35,7 @@ def put(pointer: int, data: bytes) -> None:
 
 
 def test_an_export_is_the_descriptor_of_the_block(driver: EmulatedDriver, block: Block) -> None:
-    exported = driver.export(block, "memfd", "rw")
+    exported = driver.export(block, "memfd", "rw", raw=False)
 
     assert exported == Exported((), (block.reference,))
     driver.release_export(block, exported)
@@ -51,7 +51,7 @@ def test_both_sides_see_what_either_writes(
     footprint: Callable[[], object],
     remappable: bool,
 ) -> None:
-    exported = driver.export(block, "memfd", "rw")
+    exported = driver.export(block, "memfd", "rw", raw=False)
     before = footprint()
     imported = import_block(driver, block, exported, "rw")
     assert (imported.capacity, imported.access, imported.ordinal) == (block.capacity, "rw", 0)
@@ -71,7 +71,7 @@ def test_both_sides_see_what_either_writes(
 def test_a_mapping_that_is_not_repeated_holds_no_descriptor(
     driver: EmulatedDriver, block: Block, import_block: Import
 ) -> None:
-    exported = driver.export(block, "memfd", "rw")
+    exported = driver.export(block, "memfd", "rw", raw=False)
     imported = import_block(driver, block, exported, "rw")
     descriptor = imported.reference
     pointer = driver.map(imported, remappable=False)
@@ -87,7 +87,7 @@ def test_a_mapping_that_is_not_repeated_holds_no_descriptor(
 def test_an_import_can_be_mapped_again(
     driver: EmulatedDriver, block: Block, import_block: Import
 ) -> None:
-    exported = driver.export(block, "memfd", "rw")
+    exported = driver.export(block, "memfd", "rw", raw=False)
     imported = import_block(driver, block, exported, "rw")
     for round_ in range(3):
         pointer = driver.map(imported, remappable=True)
@@ -101,9 +101,15 @@ def test_an_import_can_be_mapped_again(
 def test_memory_can_be_mapped_for_another_device(
     driver: EmulatedDriver, block: Block, sent: Callable[[Exported], Exported]
 ) -> None:
-    exported = sent(driver.export(block, "memfd", "rw"))
+    exported = sent(driver.export(block, "memfd", "rw", raw=False))
     imported = driver.import_(
-        1, exported, nbytes=block.nbytes, capacity=block.capacity, access="rw"
+        1,
+        exported,
+        home=0,
+        mechanism="memfd",
+        nbytes=block.nbytes,
+        capacity=block.capacity,
+        access="rw",
     )
     pointer = driver.map(imported, remappable=False)
     put(pointer, b"x")
@@ -116,9 +122,9 @@ def test_memory_can_be_mapped_for_another_device(
 def test_imports_keep_memory_that_the_exporter_freed(
     driver: EmulatedDriver, import_block: Import
 ) -> None:
-    block = driver.allocate(0, 100)
+    block = driver.allocate(0, 100, "memfd")
     put(block.pointer, b"kept")
-    imported = import_block(driver, block, driver.export(block, "memfd", "rw"), "rw")
+    imported = import_block(driver, block, driver.export(block, "memfd", "rw", raw=False), "rw")
     driver.free(block)
     pointer = driver.map(imported, remappable=False)
 
@@ -133,7 +139,7 @@ def readonly_pointers(
     driver: EmulatedDriver, block: Block, import_block: Import
 ) -> dict[str, Callable[[], tuple[int, Callable[[], None]]]]:
     def of_import(access: Access) -> tuple[int, Callable[[], None]]:
-        exported = driver.export(block, "memfd", access)
+        exported = driver.export(block, "memfd", access, raw=False)
         imported = import_block(driver, block, exported, "ro")
         pointer = driver.map(imported, remappable=False)
 
@@ -182,7 +188,9 @@ import ctypes
 how, descriptor, capacity = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 driver = EmulatedDriver(Options())
 exported = Exported((), (descriptor,))
-imported = driver.import_(0, exported, nbytes=capacity, capacity=capacity, access="ro")
+imported = driver.import_(
+    0, exported, home=0, mechanism="memfd", nbytes=capacity, capacity=capacity, access="ro"
+)
 pointer = driver.map(imported, remappable=True)
 assert ctypes.string_at(pointer, 6) == b"secret"
 if how == "mprotect":
@@ -200,7 +208,7 @@ def test_a_write_through_a_readonly_import_kills_the_writer_alone(
     driver: EmulatedDriver, block: Block, run: Run, access: Access
 ) -> None:
     put(block.pointer, b"secret")
-    exported = driver.export(block, "memfd", access)
+    exported = driver.export(block, "memfd", access, raw=False)
     (descriptor,) = exported.descriptors
     ended = run(WRITE_THROUGH, "write", descriptor, block.capacity, pass_fds=(descriptor,))
     driver.release_export(block, exported)
@@ -213,7 +221,7 @@ def test_a_readonly_export_cannot_be_made_writable_by_mprotect(
     driver: EmulatedDriver, block: Block, run: Run
 ) -> None:
     put(block.pointer, b"secret")
-    exported = driver.export(block, "memfd", "ro")
+    exported = driver.export(block, "memfd", "ro", raw=False)
     (descriptor,) = exported.descriptors
     ended = run(WRITE_THROUGH, "mprotect", descriptor, block.capacity, pass_fds=(descriptor,))
     driver.release_export(block, exported)
@@ -224,7 +232,7 @@ def test_a_readonly_export_cannot_be_made_writable_by_mprotect(
 def test_the_kernel_refuses_every_write_through_a_readonly_descriptor(
     driver: EmulatedDriver, block: Block
 ) -> None:
-    exported = driver.export(block, "memfd", "ro")
+    exported = driver.export(block, "memfd", "ro", raw=False)
     (descriptor,) = exported.descriptors
 
     with pytest.raises(PermissionError) as caught:
@@ -260,7 +268,7 @@ def test_other_users_cannot_reopen_a_readonly_export_for_writing(
 
     # Without the export they can, which shows that the test would notice.
     assert reopen(block.reference) == 0
-    exported = driver.export(block, "memfd", "ro")
+    exported = driver.export(block, "memfd", "ro", raw=False)
     assert reopen(exported.descriptors[0]) != 0
     assert reopen(block.reference) != 0
     driver.release_export(block, exported)
@@ -269,8 +277,8 @@ def test_other_users_cannot_reopen_a_readonly_export_for_writing(
 def test_a_writable_export_still_works_after_a_readonly_one(
     driver: EmulatedDriver, block: Block, import_block: Import
 ) -> None:
-    readonly = driver.export(block, "memfd", "ro")
-    imported = import_block(driver, block, driver.export(block, "memfd", "rw"), "rw")
+    readonly = driver.export(block, "memfd", "ro", raw=False)
+    imported = import_block(driver, block, driver.export(block, "memfd", "rw", raw=False), "rw")
     pointer = driver.map(imported, remappable=False)
     put(pointer, b"written")
 
@@ -282,7 +290,7 @@ def test_a_writable_export_still_works_after_a_readonly_one(
 def test_writing_to_a_readonly_export_is_refused_with_a_hint(
     driver: EmulatedDriver, block: Block, import_block: Import, footprint: Callable[[], object]
 ) -> None:
-    exported = driver.export(block, "memfd", "ro")
+    exported = driver.export(block, "memfd", "ro", raw=False)
     imported = import_block(driver, block, exported, "rw")
     before = footprint()
     with pytest.raises(DriverError, match="attach with readonly=True") as caught:
@@ -348,7 +356,15 @@ def test_only_sealed_memory_of_the_right_size_is_imported(
 ) -> None:
     before = footprint()
     with pytest.raises(InvalidHandleError):
-        driver.import_(0, Exported((), (foreign,)), nbytes=100, capacity=PAGE, access="rw")
+        driver.import_(
+            0,
+            Exported((), (foreign,)),
+            home=0,
+            mechanism="memfd",
+            nbytes=100,
+            capacity=PAGE,
+            access="rw",
+        )
 
     # Core closes what a failed import was given, so it must still be open.
     os.fstat(foreign)
@@ -357,14 +373,30 @@ def test_only_sealed_memory_of_the_right_size_is_imported(
 
 def test_a_closed_descriptor_is_refused(driver: EmulatedDriver) -> None:
     with pytest.raises(InvalidHandleError):
-        driver.import_(0, Exported((), (1 << 20,)), nbytes=1, capacity=PAGE, access="rw")
+        driver.import_(
+            0,
+            Exported((), (1 << 20,)),
+            home=0,
+            mechanism="memfd",
+            nbytes=1,
+            capacity=PAGE,
+            access="rw",
+        )
 
 
 @pytest.mark.parametrize("nbytes", [0, -1, PAGE + 1])
 def test_sizes_that_contradict_each_other_are_refused(driver: EmulatedDriver, nbytes: int) -> None:
     descriptor = memfd(PAGE, SIZE_SEALS)
     with pytest.raises(InvalidHandleError, match="but sent memory of"):
-        driver.import_(0, Exported((), (descriptor,)), nbytes=nbytes, capacity=PAGE, access="rw")
+        driver.import_(
+            0,
+            Exported((), (descriptor,)),
+            home=0,
+            mechanism="memfd",
+            nbytes=nbytes,
+            capacity=PAGE,
+            access="rw",
+        )
     os.close(descriptor)
 
 
@@ -376,7 +408,9 @@ def test_an_import_is_one_descriptor_and_no_bytes(driver: EmulatedDriver) -> Non
         Exported((), (descriptor, descriptor)),
     ):
         with pytest.raises(InvalidHandleError, match="one descriptor and no bytes"):
-            driver.import_(0, exported, nbytes=1, capacity=PAGE, access="rw")
+            driver.import_(
+                0, exported, home=0, mechanism="memfd", nbytes=1, capacity=PAGE, access="rw"
+            )
     os.close(descriptor)
 
 

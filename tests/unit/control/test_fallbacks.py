@@ -114,12 +114,12 @@ def test_arguments_of_the_wrong_type_are_refused() -> None:
             crossmem.attach(handle, readonly=[])  # type: ignore[arg-type]
         with pytest.raises(crossmem.ConfigurationError, match="busy must be"):
             allocation.free(busy="perhaps")  # type: ignore[arg-type]
-        with pytest.raises(crossmem.ConfigurationError, match="must be names"):
-            allocation.export(mechanism=[])  # type: ignore[arg-type]
+        with pytest.raises(crossmem.ConfigurationError, match="access must be"):
+            allocation.export(access=[])  # type: ignore[arg-type]
         with pytest.raises(crossmem.ConfigurationError, match="allow must be"):
             allocation.export(allow=3)  # type: ignore[arg-type]
-        with pytest.raises(crossmem.UnsupportedError, match="mechanism"):
-            allocation.export(mechanism="pigeon")
+        with pytest.raises(crossmem.UnsupportedError, match="'pigeon'; it has: memfd"):
+            crossmem.device("emulated:0", mechanism="pigeon")
         with pytest.raises(crossmem.UnsupportedError, match="raw handles"):
             allocation.export(lease=False)
         with pytest.raises(AttributeError, match="immutable"):

@@ -85,7 +85,7 @@ class AcmeDriver(Driver):
         )
 
     @override
-    def capabilities(self, ordinal: int) -> Capabilities:
+    def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
         return Capabilities(
             mechanisms=("acme-file",),
             granularity_nbytes=PAGE,
@@ -102,7 +102,7 @@ class AcmeDriver(Driver):
         )
 
     @override
-    def allocate(self, ordinal: int, nbytes: int) -> Block:
+    def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
         capacity = -(-nbytes // PAGE) * PAGE
         self._charge(ordinal, capacity)
         descriptor = -1
@@ -128,12 +128,20 @@ class AcmeDriver(Driver):
         self._charge(block.ordinal, -block.capacity)
 
     @override
-    def export(self, block: Block, mechanism: str, access: Access) -> Exported:
+    def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
         return Exported((PAYLOAD.pack(b"ACME", block.capacity),), (block.reference,))
 
     @override
     def import_(
-        self, ordinal: int, exported: Exported, *, nbytes: int, capacity: int, access: Access
+        self,
+        ordinal: int,
+        exported: Exported,
+        *,
+        home: int,
+        mechanism: str,
+        nbytes: int,
+        capacity: int,
+        access: Access,
     ) -> Imported:
         if exported.payloads != (PAYLOAD.pack(b"ACME", capacity),):
             raise InvalidHandleError("the payload is not one of Acme's", backend="acme")

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices this process sees, and what they are called in every process of the host."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from crossmem.errors import ConfigurationError
+from crossmem.models import DeviceInfo
+from crossmem_ascend.errors import BACKEND, SUCCESS
+from crossmem_ascend.runtime import Vendor
+
+__all__ = ["MASK", "find_devices"]
+
+MASK: Final = "ASCEND_RT_VISIBLE_DEVICES"
+
+
+def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo, ...]:
+    """Return the devices by ordinal, without opening any.
+
+    Raises
+    ------
+    ConfigurationError
+        Where a device has no UUID and the mask does not tell which one it is.
+    """
+    count = vendor.value("rt.get_device_count", vendor.rt.get_device_count())
+    soc_name = getattr(vendor.acl, "get_soc_name", None)
+    name = (soc_name and soc_name()) or "Ascend NPU"
+    return tuple(
+        DeviceInfo(
+            ordinal=ordinal,
+            identity=_uuid_of(vendor, ordinal) or f"npu:{_physical_id(ordinal, environ)}",
+            name=name,
+            # The vendor tells of a device that is open, and opening takes memory of it.
+            total_nbytes=None,
+        )
+        for ordinal in range(count)
+    )
+
+
+def _uuid_of(vendor: Vendor, ordinal: int) -> str | None:
+    """Return a device's own identity, None where the driver has none for it."""
+    if not vendor.has("device_get_uuid"):
+        return None
+    uuid, code = vendor.rt.device_get_uuid(ordinal)
+    if code != SUCCESS or not any(uuid["bytes"]):
+        return None
+    # C's char may be signed.
+    return "npu:" + bytes(one & 0xFF for one in uuid["bytes"]).hex()
+
+
+def _physical_id(ordinal: int, environ: Mapping[str, str]) -> int:
+    """Return the device's number without the mask of this process."""
+    mask = environ.get(MASK, "")
+    if not mask:
+        return ordinal
+    try:
+        return [int(one) for one in mask.split(",")][ordinal]
+    except (ValueError, IndexError):
+        raise ConfigurationError(
+            f"{MASK} is {mask!r}, which does not say what device {ordinal} is, and the driver "
+            "gives it no UUID",
+            hint="set it to numbers separated by commas, such as 0,1",
+            backend=BACKEND,
+        ) from None

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver: device, context and peers around the calls of a mechanism."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Final
+
+from typing_extensions import override
+
+from crossmem.driver import Block, CopyKind, Driver, Exported, Imported, Peer
+from crossmem.errors import (
+    AccessDeniedError,
+    BackendUnavailableError,
+    CrossmemError,
+    InvalidHandleError,
+    UnsupportedError,
+)
+from crossmem.models import Access, Capabilities, DeviceInfo
+from crossmem_ascend.cleanup import in_any_case, on_failure
+from crossmem_ascend.context import Contexts
+from crossmem_ascend.devices import find_devices
+from crossmem_ascend.errors import BACKEND
+from crossmem_ascend.key import Key
+from crossmem_ascend.mechanism import GRANULARITY_NBYTES, Mechanism
+from crossmem_ascend.peers import PeerAccess
+from crossmem_ascend.runtime import PEER_ACCESS, Acl, Vendor
+from crossmem_ascend.shareable import Shareable
+
+__all__ = ["AscendDriver"]
+
+_MAX_ALLOCATION_NBYTES: Final = 1 << 40
+"""More than any device has; a device that is not open does not tell what it has."""
+
+_HOST_KINDS: Final = {CopyKind.HOST_TO_DEVICE: 1, CopyKind.DEVICE_TO_HOST: 2}
+_DEVICE_TO_DEVICE: Final = 3
+_MAX_TGID: Final = (1 << 31) - 1
+
+
+class AscendDriver(Driver):
+    """Memory of Ascend NPUs, through pyACL or what is shaped like it.
+
+    It has the methods of :class:`crossmem.driver.AddressRanges` where the runtime offers
+    shareable handles, and ``violations`` where the runtime is an emulation that keeps watch.
+
+    Parameters
+    ----------
+    acl
+        The module ``acl``, or an emulation of it.
+
+    Raises
+    ------
+    BackendUnavailableError
+        Where the runtime offers neither mechanism.
+    """
+
+    backend = BACKEND
+
+    reserve: Callable[[int, int], int]
+    release: Callable[[int, int, int], None]
+    map_at: Callable[[Block | Imported, int], None]
+    unmap_at: Callable[[Block | Imported, int], None]
+    violations: Callable[[], list[str]]
+
+    def __init__(self, acl: Acl) -> None:
+        self._vendor = Vendor(acl)
+        self._shareable = Shareable(self._vendor)
+        mechanisms: tuple[Mechanism, ...] = (self._shareable, Key(self._vendor))
+        self._mechanisms = {
+            one.name: one for one in mechanisms if not self._vendor.missing(one.needs)
+        }
+        if not self._mechanisms:
+            missing = {one.name: ", ".join(self._vendor.missing(one.needs)) for one in mechanisms}
+            words = "; ".join(f"{name} needs {functions}" for name, functions in missing.items())
+            raise BackendUnavailableError(
+                f"acl.rt lacks functions for every way to share: {words}",
+                hint="shareable handles need CANN 8.0, keys need CANN 8.3.RC1",
+                backend=BACKEND,
+            )
+        self._contexts = Contexts(self._vendor)
+        self._peers = PeerAccess(self._vendor, self._contexts)
+        self._devices = find_devices(self._vendor, os.environ)
+        self._capabilities: dict[tuple[int, str | None], Capabilities] = {}
+        self._tgid: int | None = None
+        self._ranges: set[int] = set()
+        """Where addresses are reserved."""
+        if self._shareable.name in self._mechanisms:
+            self.reserve, self.release = self._reserve, self._release
+            self.map_at, self.unmap_at = self._map_at, self._unmap_at
+        if hasattr(acl, "violations"):
+            self.violations = lambda: [str(one) for one in acl.violations]
+
+    @override
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return self._devices
+
+    @override
+    def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
+        found = self._capabilities.get((ordinal, mechanism))
+        if found is None:
+            peer_access = self._reaches_all(ordinal)
+            for name in (None, *self._mechanisms):
+                self._capabilities[ordinal, name] = self._capabilities_of(name, peer_access)
+            found = self._capabilities[ordinal, mechanism]
+        return found
+
+    def _capabilities_of(self, mechanism: str | None, peer_access: bool) -> Capabilities:  # noqa: FBT001
+        names = tuple(self._mechanisms)
+        is_shareable = (mechanism or names[0]) == self._shareable.name
+        return Capabilities(
+            mechanisms=names,
+            granularity_nbytes=GRANULARITY_NBYTES,
+            max_allocation_nbytes=_MAX_ALLOCATION_NBYTES,
+            host_visible=False,
+            readonly_exports=False,
+            readonly_imports=False,
+            peer_access=is_shareable and peer_access,
+            fork_safe=False,
+            survives_owner=is_shareable,
+            raw_handles=True,
+            address_ranges=is_shareable,
+            foreign_memory=False,
+        )
+
+    def _reaches_all(self, ordinal: int) -> bool:
+        others = [one.ordinal for one in self._devices if one.ordinal != ordinal]
+        if not others or self._vendor.missing(PEER_ACCESS):
+            return False
+        with self._about(ordinal, "capabilities"):
+            return all(
+                self._peers.exists(ordinal, one) and self._peers.exists(one, ordinal)
+                for one in others
+            )
+
+    # Own memory ---------------------------------------------------------------------------
+
+    @override
+    def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
+        with ExitStack() as undo, self._on(ordinal, "allocate"):
+            block = self._mechanisms[mechanism].allocate(ordinal, nbytes)
+            undo.enter_context(on_failure(partial(self.free, block)))
+        return block
+
+    @override
+    def free(self, block: Block) -> None:
+        with self._on(block.ordinal, "free"):
+            block.reference.mechanism.free(block)
+
+    @override
+    def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
+        owned = block.reference
+        if owned.raw is not None and owned.raw != raw:
+            kinds = ("with leases", "raw")
+            raise UnsupportedError(
+                f"this memory was exported {kinds[owned.raw]}, so it cannot be exported "
+                f"{kinds[raw]}: the vendor's whitelist is switched off for good or not at all",
+                hint="allocate memory for each of the two",
+                operation="export",
+                backend=BACKEND,
+            )
+        with self._on(block.ordinal, "export"):
+            payload: bytes = owned.mechanism.export(block, raw=raw)
+            owned.raw = raw
+        return Exported((payload,))
+
+    # The whitelist ------------------------------------------------------------------------
+
+    @override
+    def peer_identity(self) -> int:
+        if self._tgid is None:
+            rt = self._vendor.rt
+            self._tgid = self._vendor.value("rt.device_get_bare_tgid", rt.device_get_bare_tgid())
+        return self._tgid
+
+    @override
+    def grant(self, block: Block, exported: Exported, peers: Sequence[Peer]) -> None:
+        owned = block.reference
+        mechanism: Mechanism = owned.mechanism
+        with self._about(block.ordinal, "export"):
+            tgids = [self._check_peer(peer) for peer in peers]
+            if len(owned.admitted.union(tgids)) > mechanism.whitelist_limit:
+                raise AccessDeniedError(
+                    f"the vendor admits at most {mechanism.whitelist_limit} processes to one "
+                    "allocation, also those that are gone, and so many have imported this one",
+                    hint="copy it to another allocation and export that",
+                    backend=BACKEND,
+                )
+            self._contexts.stay(block.ordinal)
+            mechanism.admit(block, tgids)
+            owned.admitted.update(tgids)
+
+    def _check_peer(self, peer: Peer) -> int:
+        """Return the number by which the driver knows a process, or raise where it is a lie."""
+        own = self.peer_identity()
+        fault = None
+        if not 0 < peer.reported <= _MAX_TGID:
+            fault = "which is none"
+        elif peer.reported == own:
+            fault = "which is the exporter's"
+        # Only where this process is in no container are its numbers those of the driver.
+        elif own == os.getpid() and peer.pid and peer.pid != peer.reported:
+            fault = f"but is process {peer.pid}"
+        if fault is not None:
+            raise AccessDeniedError(
+                f"the importer says that its bare tgid is {peer.reported}, {fault}",
+                backend=BACKEND,
+            )
+        return peer.reported
+
+    # Others' memory -----------------------------------------------------------------------
+
+    @override
+    def import_(
+        self,
+        ordinal: int,
+        exported: Exported,
+        *,
+        home: int,
+        mechanism: str,
+        nbytes: int,
+        capacity: int,
+        access: Access,
+    ) -> Imported:
+        way = self._mechanisms[mechanism]
+        if len(exported.payloads) != 1 or exported.descriptors:
+            raise InvalidHandleError(
+                f"an export of {BACKEND} memory is one payload and no descriptor, not "
+                f"{len(exported.payloads)} and {len(exported.descriptors)}",
+                operation="import",
+                backend=BACKEND,
+            )
+        if capacity % GRANULARITY_NBYTES or not 0 < nbytes <= capacity:
+            raise InvalidHandleError(
+                f"the exporter offers {nbytes} bytes in a capacity of {capacity}, which is no "
+                f"multiple of {GRANULARITY_NBYTES} that holds them",
+                operation="import",
+                backend=BACKEND,
+            )
+        if home != ordinal and way is not self._shareable:
+            raise UnsupportedError(
+                f"mechanism {mechanism!r} shares between processes that use one device: copies "
+                "with the host do not work on another one",
+                hint=f"allocate for mechanism {self._shareable.name!r}",
+                operation="import",
+                backend=BACKEND,
+            )
+        with ExitStack() as undo, self._on(ordinal, "import"):
+            if home != ordinal:
+                self._peers.enable(ordinal, home)
+            imported = way.import_(ordinal, exported.payloads[0], capacity, access)
+            undo.enter_context(on_failure(partial(self.close, imported)))
+        return imported
+
+    @override
+    def close(self, imported: Imported) -> None:
+        with self._on(imported.ordinal, "close"):
+            imported.reference.mechanism.close(imported)
+
+    @override
+    def map(self, imported: Imported, *, remappable: bool) -> int:
+        with ExitStack() as undo, self._on(imported.ordinal, "map"):
+            pointer: int = imported.reference.mechanism.map(imported)
+            undo.enter_context(on_failure(partial(self.unmap, imported, pointer)))
+        return pointer
+
+    @override
+    def unmap(self, imported: Imported, pointer: int) -> None:
+        with self._on(imported.ordinal, "unmap"):
+            imported.reference.mechanism.unmap(imported, pointer)
+
+    # Work of the device -------------------------------------------------------------------
+
+    @override
+    def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
+        vendor, rt = self._vendor, self._vendor.rt
+        with self._on(ordinal, "copy"):
+            if kind is not CopyKind.DEVICE_TO_DEVICE:
+                code = rt.memcpy(target, nbytes, source, nbytes, _HOST_KINDS[kind])
+                vendor.check("rt.memcpy", code)
+                return
+            if len(self._contexts.opened) > 1:
+                self._peers.enable_all(ordinal)
+            # A synchronous copy within one device refuses imported memory (207000).
+            stream = vendor.value("rt.create_stream", rt.create_stream())
+            with in_any_case(lambda: vendor.check("rt.destroy_stream", rt.destroy_stream(stream))):
+                code = rt.memcpy_async(target, nbytes, source, nbytes, _DEVICE_TO_DEVICE, stream)
+                vendor.check("rt.memcpy_async", code)
+                vendor.check("rt.synchronize_stream", rt.synchronize_stream(stream))
+
+    @override
+    def synchronize(self, ordinal: int) -> None:
+        with self._on(ordinal, "synchronize"):
+            self._vendor.check("rt.synchronize_device", self._vendor.rt.synchronize_device())
+
+    # Address ranges -----------------------------------------------------------------------
+
+    def _reserve(self, ordinal: int, nbytes: int) -> int:
+        with ExitStack() as undo, self._on(ordinal, "reserve"):
+            pointer = self._shareable.reserve(nbytes)
+            self._ranges.add(pointer)
+            undo.enter_context(on_failure(partial(self._release, ordinal, pointer, nbytes)))
+        return pointer
+
+    def _release(self, ordinal: int, pointer: int, nbytes: int) -> None:  # noqa: ARG002
+        with self._on(ordinal, "release"):
+            # Asked once more, because only the context was not put back, it has nothing to do.
+            if pointer in self._ranges:
+                self._shareable.release(pointer)
+                self._ranges.remove(pointer)
+
+    def _map_at(self, memory: Block | Imported, pointer: int) -> None:
+        with ExitStack() as undo, self._on(memory.ordinal, "map"):
+            self._shareable.map_at(memory, pointer)
+            undo.enter_context(on_failure(partial(self._unmap_at, memory, pointer)))
+
+    def _unmap_at(self, memory: Block | Imported, pointer: int) -> None:
+        with self._on(memory.ordinal, "unmap"):
+            self._shareable.unmap_at(memory, pointer)
+
+    # Around every call --------------------------------------------------------------------
+
+    @contextmanager
+    def _on(self, ordinal: int, operation: str) -> Iterator[None]:
+        """Make a device current for this thread while the block runs."""
+        with self._about(ordinal, operation), self._contexts.on(ordinal):
+            yield
+
+    @contextmanager
+    def _about(self, ordinal: int, operation: str) -> Iterator[None]:
+        """Say on errors what failed, and where."""
+        try:
+            yield
+        except CrossmemError as error:
+            error.operation = error.operation or operation
+            error.device = error.device or self._devices[ordinal].identity
+            raise

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Result codes of ACL and what crossmem raises for each; the table has every documented one.
+
+The names are the macros of ``acl_base.h`` and ``rt_error_codes.h``. Code 507899 is what the
+runtime makes of every result of its driver that it has no code for, so what it means depends on
+the call that answered it.
+"""
+
+from typing import Final, NamedTuple
+
+from crossmem.errors import (
+    AccessDeniedError,
+    CrossmemError,
+    DriverError,
+    OutOfMemoryError,
+    StaleHandleError,
+    UnsupportedError,
+)
+
+__all__ = [
+    "BACKEND",
+    "CODES",
+    "CONTEXT_NULL",
+    "FEATURE_NOT_SUPPORT",
+    "INVALID_HANDLE",
+    "PARAM_INVALID",
+    "REPEAT_INITIALIZE",
+    "SUCCESS",
+    "Code",
+    "error_for",
+]
+
+BACKEND: Final = "ascend"
+
+SUCCESS: Final = 0
+REPEAT_INITIALIZE: Final = 100002
+PARAM_INVALID: Final = 107000
+CONTEXT_NULL: Final = 107002
+INVALID_HANDLE: Final = 107017
+FEATURE_NOT_SUPPORT: Final = 207000
+_DRV_INTERNAL_ERROR: Final = 507899
+
+
+class Code(NamedTuple):
+    """What a result code means here."""
+
+    name: str
+    hint: str
+    error: type[CrossmemError] = DriverError
+
+
+_ARGUMENT = "ACL refused an argument: this may be a fault in crossmem, please report it"
+_INIT = "somebody in this process finalized or re-initialised ACL: do that after crossmem is done"
+_FOREIGN = "crossmem makes no call that answers this: other work of this process may have failed"
+_TASK = (
+    "work on the device failed or hung: see the plog files of CANN (~/ascend/log), and `npu-smi "
+    "info` for the device's health"
+)
+_RESOURCES = "the driver ran out of its own resources: free memory, streams or contexts"
+_FEATURE = (
+    "this product, driver or virtual NPU does not offer the call: shareable handles need CANN 8.0, "
+    "keys need CANN 8.3.RC1 and driver 25.3.RC1; another mechanism may work"
+)
+_MEMORY = "free allocations, or look at what other processes hold with `npu-smi info`"
+_INSTALL = "check that the versions of CANN, driver and firmware belong together"
+
+CODES: Final = {
+    100000: Code("ACL_ERROR_INVALID_PARAM", _ARGUMENT),
+    100001: Code("ACL_ERROR_UNINITIALIZE", _INIT),
+    100002: Code("ACL_ERROR_REPEAT_INITIALIZE", "harmless: ACL was initialised before"),
+    100003: Code("ACL_ERROR_INVALID_FILE", _FOREIGN),
+    100032: Code("ACL_ERROR_INVALID_QUEUE_ID", _FOREIGN),
+    100037: Code("ACL_ERROR_REPEAT_FINALIZE", _INIT),
+    100039: Code(
+        "ACL_ERROR_COMPILING_STUB_MODE",
+        "the stub library of the toolkit was loaded: put the driver's lib64 folder before it in "
+        "LD_LIBRARY_PATH",
+    ),
+    148051: Code("ACL_ERROR_RELATIVE_RESOURCE_NOT_CLEARED", _FOREIGN),
+    200000: Code("ACL_ERROR_BAD_ALLOC", "the host is out of memory"),
+    200001: Code("ACL_ERROR_API_NOT_SUPPORT", _FEATURE, UnsupportedError),
+    200002: Code("ACL_ERROR_INVALID_DEVICE", "see `npu-smi info` for the devices that there are"),
+    200003: Code("ACL_ERROR_MEMORY_ADDRESS_UNALIGNED", _ARGUMENT),
+    200004: Code("ACL_ERROR_RESOURCE_NOT_MATCH", _ARGUMENT),
+    200005: Code("ACL_ERROR_INVALID_RESOURCE_HANDLE", _ARGUMENT),
+    200006: Code("ACL_ERROR_FEATURE_UNSUPPORTED", _FEATURE, UnsupportedError),
+    200007: Code("ACL_ERROR_PROF_MODULES_UNSUPPORTED", _FOREIGN),
+    300000: Code("ACL_ERROR_STORAGE_OVER_LIMIT", _RESOURCES),
+    500000: Code("ACL_ERROR_INTERNAL_ERROR", _TASK),
+    500001: Code("ACL_ERROR_FAILURE", _TASK),
+    500002: Code("ACL_ERROR_GE_FAILURE", _FOREIGN),
+    500003: Code("ACL_ERROR_RT_FAILURE", _TASK),
+    500004: Code("ACL_ERROR_DRV_FAILURE", _TASK),
+    500005: Code("ACL_ERROR_PROFILING_FAILURE", _FOREIGN),
+    107000: Code("ACL_ERROR_RT_PARAM_INVALID", _ARGUMENT),
+    107001: Code(
+        "ACL_ERROR_RT_INVALID_DEVICEID",
+        "see `npu-smi info` for the devices, and ASCEND_RT_VISIBLE_DEVICES for those of this "
+        "process",
+    ),
+    107002: Code(
+        "ACL_ERROR_RT_CONTEXT_NULL",
+        "the device or its context is gone: somebody in this process reset the device, or this is "
+        "a forked child, which must be spawned instead",
+    ),
+    107003: Code(
+        "ACL_ERROR_RT_STREAM_CONTEXT",
+        "the stream belongs to another context: somebody in this process destroyed a context "
+        "that is in use",
+    ),
+    107008: Code("ACL_ERROR_RT_ADDR_UNALIGNED", _ARGUMENT),
+    107016: Code("ACL_ERROR_RT_INVALID_MEMORY_TYPE", _ARGUMENT),
+    107017: Code(
+        "ACL_ERROR_RT_INVALID_HANDLE",
+        "the memory behind the handle is gone, or somebody in this process reset the device",
+    ),
+    107018: Code("ACL_ERROR_RT_INVALID_MALLOC_TYPE", _ARGUMENT),
+    107019: Code("ACL_ERROR_RT_WAIT_TIMEOUT", _TASK),
+    107020: Code("ACL_ERROR_RT_TASK_TIMEOUT", _TASK),
+    107022: Code("ACL_ERROR_RT_DEVICE_TASK_ABORT", _TASK),
+    107039: Code("ACL_ERROR_RT_INSUFFICIENT_INPUT_ARRAY", _ARGUMENT),
+    207000: Code("ACL_ERROR_RT_FEATURE_NOT_SUPPORT", _FEATURE, UnsupportedError),
+    207001: Code("ACL_ERROR_RT_MEMORY_ALLOCATION", _MEMORY, OutOfMemoryError),
+    207002: Code(
+        "ACL_ERROR_RT_MEMORY_FREE",
+        "the driver could not free the memory: the end of this process does",
+    ),
+    207004: Code(
+        "ACL_ERROR_RT_NO_DEVICE",
+        "see `npu-smi info`; a container needs the device files (/dev/davinci*)",
+    ),
+    207005: Code("ACL_ERROR_RT_RESOURCE_ALLOC_FAIL", _RESOURCES),
+    207006: Code(
+        "ACL_ERROR_RT_NO_PERMISSION",
+        "the driver does not permit it: the memory may have been exported without a whitelist, or "
+        "the device's files may belong to another user",
+        AccessDeniedError,
+    ),
+    207007: Code("ACL_ERROR_RT_NO_EVENT_RESOURCE", _RESOURCES),
+    207008: Code("ACL_ERROR_RT_NO_STREAM_RESOURCE", _RESOURCES),
+    207009: Code("ACL_ERROR_RT_NO_NOTIFY_RESOURCE", _RESOURCES),
+    207012: Code("ACL_ERROR_RT_OVER_LIMIT", _RESOURCES),
+    207013: Code("ACL_ERROR_RT_QUEUE_EMPTY", _FOREIGN),
+    207014: Code("ACL_ERROR_RT_QUEUE_FULL", _FOREIGN),
+    207015: Code("ACL_ERROR_RT_REPEATED_INIT", _INIT),
+    207018: Code("ACL_ERROR_RT_DEVICE_OOM", _MEMORY, OutOfMemoryError),
+    207020: Code("ACL_ERROR_RT_TIMEOUT", _TASK),
+    207021: Code(
+        "ACL_ERROR_RT_LINK_TYPE_NOT_SUPPORTED",
+        "the devices are not linked in a way that this can use: import on the memory's own device",
+    ),
+    507000: Code("ACL_ERROR_RT_INTERNAL_ERROR", _TASK),
+    507007: Code("ACL_ERROR_RT_CONTEXT_RELEASE_ERROR", _TASK),
+    507012: Code("ACL_ERROR_RT_REPORT_TIMEOUT", _TASK),
+    507022: Code("ACL_ERROR_RT_IPC_ERROR", _TASK),
+    507033: Code("ACL_ERROR_RT_DEV_SETUP_ERROR", _INSTALL),
+    507051: Code("ACL_ERROR_RT_SEND_MSG", _TASK),
+    507052: Code("ACL_ERROR_RT_COPY_DATA", _TASK),
+    507053: Code("ACL_ERROR_RT_DEVICE_MEM_ERROR", _TASK),
+    507899: Code(
+        "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
+        "the driver refused without saying why: see the plog files of CANN (~/ascend/log); after "
+        "a fault on the device, every call can answer this",
+    ),
+    507901: Code("ACL_ERROR_RT_SOCKET_CLOSE", _TASK),
+    507910: Code("ACL_ERROR_RT_HOST_MEMORY_ALREADY_REGISTERED", _FOREIGN),
+    507911: Code("ACL_ERROR_RT_HOST_MEMORY_NOT_REGISTERED", _FOREIGN),
+}
+"""Every result code that the ACL headers name for this area."""
+
+_IMPORTS: Final = frozenset({"rt.mem_import_from_shareable_handle", "rt.ipc_mem_import_by_key"})
+
+_REFUSALS: Final = {
+    "rt.mem_import_from_shareable_handle": "this process is not on the exporter's whitelist, "
+    "started after it was put there, or is the exporter; or the exporter is freeing the memory",
+    "rt.ipc_mem_import_by_key": "the exporter closed the key or is dead, or this process is not on "
+    "its whitelist or started after it was put there",
+    "rt.mem_export_to_shareable_handle": "others exported the memory before, or it was imported",
+    "rt.ipc_mem_get_export_key": "the memory does not begin at a page of its own, or was opened "
+    "from another process",
+    "rt.mem_set_pid_to_shareable_handle": "no such process runs",
+    "rt.ipc_mem_set_import_pid": "no such process runs",
+    "rt.map_mem": "something is mapped there, the addresses were used for another device, or the "
+    "memory is smaller than its exporter says",
+    "rt.unmap_mem": "nothing is mapped there, or a key of this memory was not closed",
+    "rt.release_mem_address": "something is still mapped there",
+}
+"""What is usually behind code 507899, by call."""
+
+
+def error_for(call: str, code: int, detail: str = "") -> CrossmemError:
+    """Return the error for a result of ACL.
+
+    Parameters
+    ----------
+    call
+        Name of the function in the module ``acl``, such as ``"rt.map_mem"``.
+    code
+        What it returned.
+    detail
+        What CANN says about it, empty where it says nothing.
+    """
+    known = CODES.get(code)
+    name, hint, kind = known or Code(
+        "unknown to crossmem", "look the number up in acl_base.h and rt_error_codes.h of CANN"
+    )
+    if code == INVALID_HANDLE and call in _IMPORTS:
+        kind = StaleHandleError
+        hint = "the exporter freed the memory, or is dead"
+    if code == _DRV_INTERNAL_ERROR and call in _REFUSALS:
+        hint = f"{_REFUSALS[call]}; see also the plog files of CANN (~/ascend/log)"
+    said = f"; CANN says: {detail}" if detail else ""
+    if kind is DriverError:
+        message = f"ACL refused {call}{said}"
+        return DriverError(
+            message, call=f"acl.{call}", code=code, name=name, hint=hint, backend=BACKEND
+        )
+    message = f"acl.{call} failed with {name} ({code}){said}"
+    return kind(message, hint=hint, backend=BACKEND)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sharing by key of what ``malloc`` gave.
+
+The vendor's rules: every importer closes the key before its exporter does, and the exporter closes
+it before it frees; memory goes with the exporter. A key works between processes that use one
+device: across devices, neither synchronous copies nor copies with the host do.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from typing_extensions import override
+
+from crossmem.driver import Block, Imported
+from crossmem.errors import InvalidHandleError
+from crossmem.models import Access
+from crossmem_ascend.errors import BACKEND
+from crossmem_ascend.mechanism import GRANULARITY_NBYTES, Mechanism, Reference
+from crossmem_ascend.runtime import KEY, Vendor
+
+__all__ = ["Key"]
+
+_HUGE_FIRST: Final = 0
+_KEY_LENGTH: Final = 64
+_IMPORT_FLAGS: Final = 0
+_PIDS_IN_A_CALL: Final = 31
+
+
+@dataclass(slots=True)
+class _Keyed(Reference):
+    """Each field says what is still to be given back."""
+
+    key: str | None = None
+    is_open: bool = False
+    """Whether the memory is allocated, or the import mapped."""
+
+
+class Key(Mechanism):
+    """Memory that is found by a text, closed by everybody in the vendor's order.
+
+    Parameters
+    ----------
+    vendor
+        The runtime.
+    """
+
+    name = "key"
+    needs = KEY
+    whitelist_limit = 32768
+
+    def __init__(self, vendor: Vendor) -> None:
+        self._vendor = vendor
+        self._rt = vendor.rt
+
+    @override
+    def allocate(self, ordinal: int, nbytes: int) -> Block:
+        # Whole huge pages: else the memory may not begin at a page, or share one with other memory.
+        capacity = -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
+        pointer = self._vendor.value("rt.malloc", self._rt.malloc(capacity, _HUGE_FIRST))
+        return Block(ordinal, pointer, nbytes, capacity, _Keyed(self, is_open=True))
+
+    @override
+    def free(self, block: Block) -> None:
+        owned: _Keyed = block.reference
+        if owned.key is not None:
+            # Where this fails, the memory stays: freeing it under a key is undefined.
+            self._close(owned.key)
+            owned.key = None
+        if owned.is_open:
+            self._vendor.check("rt.free", self._rt.free(block.pointer))
+            owned.is_open = False
+
+    @override
+    def export(self, block: Block, *, raw: bool) -> bytes:
+        owned: _Keyed = block.reference
+        if owned.key is None:
+            owned.key = self._vendor.value(
+                "rt.ipc_mem_get_export_key",
+                # The length counts the byte that ends the text.
+                self._rt.ipc_mem_get_export_key(
+                    block.pointer, block.capacity, _KEY_LENGTH + 1, int(raw)
+                ),
+            )
+        return owned.key.encode()
+
+    @override
+    def admit(self, block: Block, tgids: list[int]) -> None:
+        for start in range(0, len(tgids), _PIDS_IN_A_CALL):
+            some = tgids[start : start + _PIDS_IN_A_CALL]
+            code = self._rt.ipc_mem_set_import_pid(block.reference.key, some)
+            self._vendor.check("rt.ipc_mem_set_import_pid", code)
+
+    @override
+    def import_(self, ordinal: int, payload: bytes, capacity: int, access: Access) -> Imported:
+        if len(payload) != _KEY_LENGTH or not payload.isascii() or b"\0" in payload:
+            raise InvalidHandleError(
+                f"a key is {_KEY_LENGTH} characters of ASCII, not {len(payload)} bytes of "
+                "something else",
+                backend=BACKEND,
+            )
+        return Imported(ordinal, capacity, access, _Keyed(self, payload.decode()))
+
+    @override
+    def close(self, imported: Imported) -> None:
+        # The vendor opens a key when it is mapped and closes it when that is undone.
+        pass
+
+    @override
+    def map(self, imported: Imported) -> int:
+        pointer = self._vendor.value(
+            "rt.ipc_mem_import_by_key",
+            self._rt.ipc_mem_import_by_key(imported.reference.key, _IMPORT_FLAGS),
+        )
+        imported.reference.is_open = True
+        return pointer
+
+    @override
+    def unmap(self, imported: Imported, pointer: int) -> None:
+        if imported.reference.is_open:
+            self._close(imported.reference.key)
+            imported.reference.is_open = False
+
+    def _close(self, key: str) -> None:
+        self._vendor.check("rt.ipc_mem_close", self._rt.ipc_mem_close(key))

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vendor's own binding; it has the shape of the port already."""
+
+from importlib import import_module
+from typing import cast
+
+from crossmem.errors import BackendUnavailableError
+from crossmem_ascend.errors import BACKEND
+from crossmem_ascend.runtime import Acl
+
+__all__ = ["INSTALL_HINT", "import_pyacl"]
+
+INSTALL_HINT = (
+    "install CANN and its driver, and run `source set_env.sh` of its toolkit, so that Python can "
+    "`import acl`"
+)
+
+
+def import_pyacl() -> Acl:
+    """Return the module ``acl``.
+
+    Raises
+    ------
+    BackendUnavailableError
+        Where it is not installed, or its libraries are not found.
+    """
+    try:
+        module = import_module("acl")
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"pyACL cannot be imported: {error}", hint=INSTALL_HINT, backend=BACKEND
+        ) from error
+    if not hasattr(module, "rt"):
+        raise BackendUnavailableError(
+            f"{module!r} is not pyACL: it has no acl.rt", hint=INSTALL_HINT, backend=BACKEND
+        )
+    return cast("Acl", module)

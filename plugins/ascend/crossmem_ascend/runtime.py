@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The port: what the driver uses of pyACL, in pyACL's own shape.
+
+Arguments are positional; a function with a result returns it beside the code, which is 0 where
+the call succeeded. Pointers, handles, contexts and streams are integers. The vendor's module and
+the emulation both fit, and no adapter stands between.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol, TypeVar
+
+from crossmem.errors import BackendUnavailableError
+from crossmem_ascend.errors import BACKEND, REPEAT_INITIALIZE, SUCCESS, error_for
+
+__all__ = [
+    "COMMON",
+    "KEY",
+    "PEER_ACCESS",
+    "SHAREABLE",
+    "Acl",
+    "Rt",
+    "Vendor",
+]
+
+T = TypeVar("T")
+
+COMMON: Final = frozenset(
+    {
+        "create_context",
+        "create_stream",
+        "destroy_context",
+        "destroy_stream",
+        "device_get_bare_tgid",
+        "get_context",
+        "get_device",
+        "get_device_count",
+        "memcpy",
+        "memcpy_async",
+        "set_context",
+        "set_device",
+        "synchronize_device",
+        "synchronize_stream",
+    }
+)
+"""Functions of ``acl.rt`` without which nothing works."""
+
+SHAREABLE: Final = frozenset(
+    {
+        "free_physical",
+        "malloc_physical",
+        "map_mem",
+        "mem_export_to_shareable_handle",
+        "mem_get_allocation_granularity",
+        "mem_import_from_shareable_handle",
+        "mem_set_pid_to_shareable_handle",
+        "release_mem_address",
+        "reserve_mem_address",
+        "unmap_mem",
+    }
+)
+"""Functions of ``acl.rt`` that shareable handles need."""
+
+KEY: Final = frozenset(
+    {
+        "free",
+        "ipc_mem_close",
+        "ipc_mem_get_export_key",
+        "ipc_mem_import_by_key",
+        "ipc_mem_set_import_pid",
+        "malloc",
+    }
+)
+"""Functions of ``acl.rt`` that keys need."""
+
+PEER_ACCESS: Final = frozenset(
+    {"device_can_access_peer", "device_enable_peer_access", "device_peer_access_status"}
+)
+"""Functions of ``acl.rt`` that importing for another device needs."""
+
+
+class Rt(Protocol):
+    """``acl.rt``, as far as it is used. What is not in `COMMON` may be missing."""
+
+    # Devices and contexts.
+    def get_device_count(self) -> tuple[int, int]: ...
+    def set_device(self, device: int, /) -> int: ...
+    def get_device(self) -> tuple[int, int]: ...
+    def create_context(self, device: int, /) -> tuple[int, int]: ...
+    def get_context(self) -> tuple[int, int]: ...
+    def set_context(self, context: int, /) -> int: ...
+    def destroy_context(self, context: int, /) -> int: ...
+    def synchronize_device(self) -> int: ...
+    def device_get_bare_tgid(self) -> tuple[int, int]: ...
+    def device_get_uuid(self, device: int, /) -> tuple[Mapping[str, list[int]], int]: ...
+    def device_can_access_peer(self, device: int, peer: int, /) -> tuple[int, int]: ...
+    def device_enable_peer_access(self, peer: int, flags: int, /) -> int: ...
+    def device_peer_access_status(self, device: int, peer: int, /) -> tuple[int, int]: ...
+
+    # Copies.
+    def create_stream(self) -> tuple[int, int]: ...
+    def synchronize_stream(self, stream: int, /) -> int: ...
+    def destroy_stream(self, stream: int, /) -> int: ...
+    def memcpy(self, target: int, room: int, source: int, count: int, kind: int, /) -> int: ...
+    def memcpy_async(
+        self, target: int, room: int, source: int, count: int, kind: int, stream: int, /
+    ) -> int: ...
+
+    # Shareable handles.
+    def mem_get_allocation_granularity(
+        self, prop: dict[str, Any], option: int, /
+    ) -> tuple[int, int]: ...
+    def malloc_physical(
+        self, size: int, prop: dict[str, Any], flags: int, /
+    ) -> tuple[int, int]: ...
+    def free_physical(self, handle: int, /) -> int: ...
+    def reserve_mem_address(
+        self, size: int, alignment: int, expected: int, flags: int, /
+    ) -> tuple[int, int]: ...
+    def release_mem_address(self, pointer: int, /) -> int: ...
+    def map_mem(self, pointer: int, size: int, offset: int, handle: int, flags: int, /) -> int: ...
+    def unmap_mem(self, pointer: int, /) -> int: ...
+    def mem_export_to_shareable_handle(
+        self, handle: int, handle_type: int, flags: int, /
+    ) -> tuple[int, int]: ...
+    def mem_set_pid_to_shareable_handle(self, share: int, pids: list[int], /) -> int: ...
+    def mem_import_from_shareable_handle(self, share: int, device: int, /) -> tuple[int, int]: ...
+
+    # Keys.
+    def malloc(self, size: int, policy: int, /) -> tuple[int, int]: ...
+    def free(self, pointer: int, /) -> int: ...
+    def ipc_mem_get_export_key(
+        self, pointer: int, size: int, length: int, flags: int, /
+    ) -> tuple[str, int]: ...
+    def ipc_mem_set_import_pid(self, key: str, pids: list[int], /) -> int: ...
+    def ipc_mem_import_by_key(self, key: str, flags: int, /) -> tuple[int, int]: ...
+    def ipc_mem_close(self, key: str, /) -> int: ...
+
+
+class Acl(Protocol):
+    """The module ``acl``. ``get_soc_name`` and ``get_recent_err_msg`` may be missing."""
+
+    @property
+    def rt(self) -> Rt: ...
+    def init(self) -> int: ...
+
+
+class Vendor:
+    """A runtime with its results checked: every failure becomes a typed error.
+
+    Parameters
+    ----------
+    acl
+        The runtime. It is initialised here and never finalised, since others may use it.
+
+    Raises
+    ------
+    BackendUnavailableError
+        Where it lacks a function that everything needs.
+    DriverError
+        Where it cannot be initialised.
+    """
+
+    def __init__(self, acl: Acl) -> None:
+        self.acl = acl
+        self.rt = acl.rt
+        if missing := self.missing(COMMON):
+            raise BackendUnavailableError(
+                f"this pyACL lacks acl.rt.{', acl.rt.'.join(missing)}",
+                hint="crossmem needs CANN 8.0 or later",
+                backend=BACKEND,
+            )
+        code = acl.init()
+        if code != REPEAT_INITIALIZE:
+            self.check("init", code)
+
+    def missing(self, functions: frozenset[str]) -> list[str]:
+        """Return those functions of ``acl.rt`` that this runtime does not have."""
+        return sorted(name for name in functions if not hasattr(self.rt, name))
+
+    def has(self, function: str) -> bool:
+        """Whether the runtime has a function of ``acl.rt``."""
+        return hasattr(self.rt, function)
+
+    def check(self, call: str, code: int) -> None:
+        """Raise where a call did not succeed.
+
+        Parameters
+        ----------
+        call
+            Name of the function in the module ``acl``, such as ``"rt.map_mem"``.
+        code
+            What it returned.
+        """
+        if code != SUCCESS:
+            recent = getattr(self.acl, "get_recent_err_msg", None)
+            # Several lines, with the names of source files; the error has to fit a log's line.
+            detail = " ".join((recent() or "").split()) if recent is not None else ""
+            raise error_for(call, code, detail)
+
+    def value(self, call: str, result: tuple[T, int]) -> T:
+        """Return what a call gave beside its code, or raise where it did not succeed."""
+        value, code = result
+        self.check(call, code)
+        return value

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Huawei's ACL without hardware: an object shaped like the module pyACL (``import acl``).
+
+Rules, result codes and lifetimes are those that Huawei documents, across all processes of an
+emulated host. docs/reference/acl-rules.md lists the rules, and where each is tested.
+"""
+
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from typing_extensions import override
+
+from crossmem_emulated.acl import copies, device, keys, plain, shares, vmm
+from crossmem_emulated.acl.calls import ENTRIES
+from crossmem_emulated.acl.process import AclProcess
+from crossmem_emulated.acl.profiles import PROFILES, profile_named
+from crossmem_emulated.acl.util import Util
+from crossmem_emulated.journal import Faults, Violation
+from crossmem_emulated.machine import Machine
+from crossmem_emulated.options import Options
+
+__all__ = ["PROFILES", "Acl", "Violation"]
+
+# Importing them registers their functions.
+_FAMILIES = (copies, device, keys, plain, shares, vmm)
+
+
+class Acl:
+    """An emulation of pyACL for this process.
+
+    Every function takes positional arguments, and returns its outputs followed by the error code,
+    or the error code alone. All objects and processes that are given the same folder are on one
+    host: they see the same devices, and each other's shareable handles and keys.
+
+    Parameters
+    ----------
+    profile
+        Edition of the rules, one of ``PROFILES``.
+    strict
+        Whether uses that the vendor forbids or leaves undefined are recorded, and device
+        addresses are closed to the host.
+    options
+        Folder and devices; None for what the environment says.
+
+    Attributes
+    ----------
+    rt, util
+        The modules of these names.
+    faults
+        Calls that are to fail: ``faults.add("rt.map_mem", 507899)``.
+    machine
+        The emulated host.
+
+    Raises
+    ------
+    ConfigurationError
+        Where there is no such profile, or the host's folder cannot be used.
+    """
+
+    init: Callable[..., int]
+    finalize: Callable[..., int]
+    finalize_reference: Callable[..., tuple[int, int]]
+    get_version: Callable[..., tuple[int, int, int, int]]
+    rt: Any
+
+    def __init__(
+        self,
+        profile: str = "documented",
+        strict: bool = True,  # noqa: FBT001, FBT002 - as its users write it
+        *,
+        options: Options | None = None,
+    ) -> None:
+        options = options or Options.from_environ(os.environ)
+        process = self._process = AclProcess(
+            profile=profile_named(profile),
+            strict=strict,
+            folder=options.state,
+            visible=_visible(options.devices, os.environ.get("ASCEND_RT_VISIBLE_DEVICES")),
+            capacity_nbytes=options.capacity_nbytes,
+            slow_streams=options.slow_streams,
+        )
+        modules: dict[str, dict[str, Any]] = {"": {}, "rt": {}}
+        for name, called in ENTRIES.items():
+            module, _, function = name.rpartition(".")
+            modules[module][function] = process.bind(called)
+        vars(self).update(modules[""])
+        self.rt = SimpleNamespace(**modules["rt"])
+        self.util = Util(process)
+        # Programs look for these without using them.
+        self.mdl = self.media = self.op = self.blas = self.prof = SimpleNamespace()
+        self.faults: Faults = process.faults
+        self.machine: Machine = process.machine
+
+    @override
+    def __repr__(self) -> str:
+        kind = "strict" if self._process.strict else "lax"
+        return f"<Acl {self._process.profile.name} {kind} on {self.machine.folder}>"
+
+    @property
+    def violations(self) -> list[Violation]:
+        """Uses, by any process of this host, that the vendor forbids or leaves undefined."""
+        return self._process.journal.read()
+
+    @property
+    def space(self) -> Any:
+        """The device addresses of this process, for tests of the emulation itself."""
+        return self._process.space
+
+    def get_soc_name(self) -> str:
+        """Return the product's name; this function returns no error code."""
+        return self._process.profile.soc
+
+    def get_recent_err_msg(self) -> str:
+        """Return why a call failed last, and forget it; this function returns no error code."""
+        text, self._process.recent_error = self._process.recent_error, ""
+        return text
+
+
+def _visible(devices: int, mask: str | None) -> tuple[int, ...]:
+    """Return the host-wide index of each visible device, by its number in this process.
+
+    What follows the first entry that is no device, or one for the second time, is ignored.
+    """
+    if mask is None:
+        return tuple(range(devices))
+    found: list[int] = []
+    for entry in mask.split(","):
+        text = entry.strip()
+        if not text.isdecimal() or int(text) >= devices or int(text) in found:
+            break
+        found.append(int(text))
+    return tuple(found)

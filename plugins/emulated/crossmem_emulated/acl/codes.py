@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers of ACL's headers that the emulation uses (acl_base.h, rt_error_codes.h, acl_rt.h)."""
+
+from enum import IntEnum
+from typing import Final
+
+__all__ = ["GRANULARITY_1G_NBYTES", "GRANULARITY_NBYTES", "KEY_NBYTES", "Attribute", "Code", "Kind"]
+
+GRANULARITY_NBYTES: Final = 2 << 20
+GRANULARITY_1G_NBYTES: Final = 1 << 30
+KEY_NBYTES: Final = 65
+"""Length of an IPC key, with the NUL at its end."""
+
+
+class Code(IntEnum):
+    """What a function answers."""
+
+    SUCCESS = 0
+    INVALID_PARAM = 100000
+    REPEAT_INITIALIZE = 100002
+    REPEAT_FINALIZE = 100037
+    FEATURE_UNSUPPORTED = 200006
+    RT_PARAM_INVALID = 107000
+    RT_INVALID_DEVICEID = 107001
+    RT_CONTEXT_NULL = 107002
+    RT_INVALID_HANDLE = 107017
+    RT_FEATURE_NOT_SUPPORT = 207000
+    RT_MEMORY_ALLOCATION = 207001
+    RT_NO_PERMISSION = 207006
+    RT_DEVICE_MEM_ERROR = 507053
+    RT_DRV_INTERNAL_ERROR = 507899
+
+
+class Kind(IntEnum):
+    """Direction of a copy (``aclrtMemcpyKind``)."""
+
+    HOST_TO_HOST = 0
+    HOST_TO_DEVICE = 1
+    DEVICE_TO_HOST = 2
+    DEVICE_TO_DEVICE = 3
+    DEFAULT = 4
+    HOST_TO_BUF_TO_DEVICE = 5
+    INNER_DEVICE_TO_DEVICE = 6
+    INTER_DEVICE_TO_DEVICE = 7
+
+
+class Attribute(IntEnum):
+    """Kind of physical memory (``aclrtMemAttr``)."""
+
+    DDR_MEM = 0
+    HBM_MEM = 1
+    DDR_MEM_HUGE = 2
+    DDR_MEM_NORMAL = 3
+    HBM_MEM_HUGE = 4
+    HBM_MEM_NORMAL = 5
+    DDR_MEM_P2P_HUGE = 6
+    DDR_MEM_P2P_NORMAL = 7
+    HBM_MEM_P2P_HUGE = 8
+    HBM_MEM_P2P_NORMAL = 9
+    HBM_MEM_HUGE1G = 10
+    HBM_MEM_P2P_HUGE1G = 11
+    MEM_NORMAL = 12
+    MEM_HUGE = 13
+    MEM_HUGE1G = 14
+    MEM_P2P_NORMAL = 15
+    MEM_P2P_HUGE = 16
+    MEM_P2P_HUGE1G = 17

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies: which are possible, in which direction, and when they are done."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Final
+
+from crossmem_emulated import memory
+from crossmem_emulated.acl.addresses import Origin, Piece
+from crossmem_emulated.acl.calls import Refused, entry
+from crossmem_emulated.acl.codes import Code, Kind
+from crossmem_emulated.acl.device import find_stream
+from crossmem_emulated.acl.keys import is_withdrawn
+from crossmem_emulated.acl.process import AclProcess, Work
+
+__all__ = ["Side"]
+
+_DIRECTIONS: Final = {
+    (False, False): Kind.HOST_TO_HOST,
+    (False, True): Kind.HOST_TO_DEVICE,
+    (True, False): Kind.DEVICE_TO_HOST,
+    (True, True): Kind.DEVICE_TO_DEVICE,
+}
+"""By whether source and target are on a device."""
+
+_SIDES: Final = {kind: sides for sides, kind in _DIRECTIONS.items()}
+_SAME_DIRECTION: Final = {
+    Kind.HOST_TO_BUF_TO_DEVICE: Kind.HOST_TO_DEVICE,
+    Kind.INNER_DEVICE_TO_DEVICE: Kind.DEVICE_TO_DEVICE,
+    Kind.INTER_DEVICE_TO_DEVICE: Kind.DEVICE_TO_DEVICE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One end of a copy.
+
+    Parameters
+    ----------
+    pointer
+        First address.
+    device
+        Host-wide index of the device for which the memory is mapped, None for the host.
+    origins
+        How its memory came there.
+    parts
+        Where the emulation reaches its bytes, and how many there are each.
+    """
+
+    pointer: int
+    device: int | None
+    origins: frozenset[Origin]
+    parts: tuple[tuple[int, int], ...]
+
+
+def _device_of(piece: Piece) -> int:
+    if piece.origin in {Origin.PHYSICAL, Origin.IMPORTED, Origin.KEY}:
+        return int(piece.source.device)
+    return piece.pages.device
+
+
+def _side(process: AclProcess, pointer: int, nbytes: int) -> Side:
+    if process.space.region_of(pointer) is None:
+        return Side(pointer, None, frozenset(), ((pointer, nbytes),))
+    spans = list(process.space.spans(pointer, nbytes))
+    if sum(size for _, _, size in spans) != nbytes:
+        raise Refused(
+            Code.RT_DRV_INTERNAL_ERROR,
+            f"{nbytes} bytes at {pointer:#x} are not all mapped",
+            "ACL-X4",
+        )
+    for piece, _, _ in spans:
+        if piece.origin is Origin.KEY:
+            _check_key(process, piece)
+    return Side(
+        pointer,
+        _device_of(spans[0][0]),
+        frozenset(piece.origin for piece, _, _ in spans),
+        tuple((place, size) for _, place, size in spans),
+    )
+
+
+def _check_key(process: AclProcess, piece: Piece) -> None:
+    lost = is_withdrawn(process, piece.source)
+    if lost is not None:
+        text = f"the memory at {piece.start:#x} is gone: its exporter is {lost}"
+        rule = "ACL-E26" if lost == "closed" else None
+        raise Refused(Code.RT_DEVICE_MEM_ERROR, text, rule)
+
+
+def _check_arguments(
+    process: AclProcess, target: int, largest: int, source: int, nbytes: int, kind: int
+) -> None:
+    if not target or not source or kind not in set(Kind):
+        raise Refused(Code.INVALID_PARAM, f"a null address, or kind {kind}")
+    process.current()
+    if nbytes > largest:
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"{nbytes} bytes are more than the target's {largest}", "ACL-E28"
+        )
+
+
+def _check_direction(process: AclProcess, call: str, kind: int, target: Side, source: Side) -> Kind:
+    real = _DIRECTIONS[source.device is not None, target.device is not None]
+    asked = _SAME_DIRECTION.get(Kind(kind), Kind(kind))
+    if asked not in {Kind.DEFAULT, real}:
+        text = f"kind {kind} between {source.pointer:#x} and {target.pointer:#x}"
+        # What is taken for a device's address and is none may be no address at all any more.
+        claims = zip(_SIDES[asked], (source.device, target.device), strict=True)
+        is_stale = any(on_device and device is None for on_device, device in claims)
+        if process.profile.is_documented or is_stale:
+            raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E29")
+        process.violate(call, "ACL-E29", text)
+    if (_is_far(process, target) or _is_far(process, source)) and (
+        asked is Kind.DEFAULT or real is not Kind.DEVICE_TO_DEVICE
+    ):
+        raise Refused(
+            Code.RT_FEATURE_NOT_SUPPORT,
+            "memory imported by key from another device is only copied on the device, "
+            "and where the program says so",
+        )
+    return real
+
+
+def _is_far(process: AclProcess, side: Side) -> bool:
+    """Whether memory was imported by key for another device than its own."""
+    return Origin.KEY in side.origins and any(
+        piece.pages.device != side.device for piece in process.space.overlapping(side.pointer, 1)
+    )
+
+
+def _check_devices(process: AclProcess, target: Side, source: Side, *, is_async: bool) -> None:
+    """Refuse copies between devices, or on one, that the vendor does not make."""
+    origins = target.origins | source.origins
+    if target.device == source.device:
+        is_far = _is_far(process, target) or _is_far(process, source)
+        if not is_async and (Origin.IMPORTED in origins or is_far):
+            raise Refused(
+                Code.RT_FEATURE_NOT_SUPPORT,
+                "imported memory is not copied synchronously on one device",
+            )
+        return
+    if not is_async and origins & {Origin.PHYSICAL, Origin.IMPORTED}:
+        raise Refused(
+            Code.RT_FEATURE_NOT_SUPPORT,
+            "mapped memory is not copied synchronously between devices",
+        )
+    first, second = (process.ordinal_of(side.device or 0) for side in (target, source))
+    state = process.devices.get(first if first is not None else -1)
+    other = process.devices.get(second if second is not None else -1)
+    known = (state is not None and second in state.peers) or (
+        other is not None and first in other.peers
+    )
+    if not known:
+        text = f"devices {second} and {first} were not given access to each other"
+        raise Refused(Code.RT_PARAM_INVALID, text, "ACL-X6")
+
+
+def _move(target: Side, source: Side) -> None:
+    targets, sources = list(target.parts), list(source.parts)
+    while targets:
+        (to, room), (start, size) = targets.pop(0), sources.pop(0)
+        nbytes = min(room, size)
+        memory.copy(to, start, nbytes)
+        if room > nbytes:
+            targets.insert(0, (to + nbytes, room - nbytes))
+        if size > nbytes:
+            sources.insert(0, (start + nbytes, size - nbytes))
+
+
+@entry("rt.memcpy", "kkkki")
+def _memcpy(
+    process: AclProcess, target: int, largest: int, source: int, nbytes: int, kind: int
+) -> None:
+    if not nbytes:
+        return
+    call = "rt.memcpy"
+    _check_arguments(process, target, largest, source, nbytes, kind)
+    if target == source:
+        return
+    to, start = _side(process, target, nbytes), _side(process, source, nbytes)
+    real = _check_direction(process, call, kind, to, start)
+    if real is Kind.DEVICE_TO_DEVICE:
+        _check_devices(process, to, start, is_async=False)
+    _move(to, start)
+
+
+@entry("rt.memcpy_async", "kkkkik")
+def _memcpy_async(  # noqa: PLR0917 - the vendor's order
+    process: AclProcess, target: int, largest: int, source: int, nbytes: int, kind: int, stream: int
+) -> None:
+    if not nbytes:
+        return
+    call = "rt.memcpy_async"
+    _check_arguments(process, target, largest, source, nbytes, kind)
+    if target == source:
+        return
+    to, start = _side(process, target, nbytes), _side(process, source, nbytes)
+    real = _check_direction(process, call, kind, to, start)
+    if real is Kind.HOST_TO_HOST:
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "the host's memory is not copied in a stream")
+    if real is Kind.DEVICE_TO_DEVICE:
+        _check_devices(process, to, start, is_async=True)
+    ranges = ((target, nbytes), (source, nbytes))
+    process.submit(find_stream(process, stream), Work(call, ranges, lambda: _move(to, start)))
+
+
+def _fill(side: Side, value: int) -> None:
+    for place, size in side.parts:
+        ctypes.memset(place, value, size)
+
+
+def _check_fill(process: AclProcess, pointer: int, largest: int, count: int) -> None:
+    if not pointer:
+        raise Refused(Code.INVALID_PARAM, "the address is null")
+    process.current()
+    if count > largest:
+        raise Refused(
+            Code.RT_PARAM_INVALID, f"{count} bytes are more than the target's {largest}", "ACL-E28"
+        )
+
+
+@entry("rt.memset", "kkik")
+def _memset(process: AclProcess, pointer: int, largest: int, value: int, count: int) -> None:
+    _check_fill(process, pointer, largest, count)
+    _fill(_side(process, pointer, count), value & 0xFF)
+
+
+@entry("rt.memset_async", "kkikk")
+def _memset_async(
+    process: AclProcess, pointer: int, largest: int, value: int, count: int, stream: int
+) -> None:
+    _check_fill(process, pointer, largest, count)
+    side = _side(process, pointer, count)
+    work = Work("rt.memset_async", ((pointer, count),), lambda: _fill(side, value & 0xFF))
+    process.submit(find_stream(process, stream), work)

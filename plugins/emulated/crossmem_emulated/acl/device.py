@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Initialisation, devices, contexts and streams."""
+
+import hashlib
+import os
+
+from crossmem_emulated.acl.calls import Refused, entry
+from crossmem_emulated.acl.codes import Code
+from crossmem_emulated.acl.process import AclProcess, Context, DeviceState, Stream
+from crossmem_emulated.acl.release import release_device
+from crossmem_emulated.acl.schema import BARE_TGID_BASE
+
+__all__ = ["find_stream"]
+
+
+@entry("init", "|s")
+def _init(process: AclProcess, _path: str = "") -> None:
+    process.init_references += 1
+    if process.initialized:
+        raise Refused(Code.REPEAT_INITIALIZE, "acl is initialized already")
+    process.initialized = True
+
+
+@entry("finalize", "")
+def _finalize(process: AclProcess) -> None:
+    if not process.initialized:
+        raise Refused(Code.REPEAT_FINALIZE, "acl is finalized already, or was never initialized")
+    process.initialized = False
+    process.init_references = 0
+
+
+@entry("finalize_reference", "", 0)
+def _finalize_reference(process: AclProcess) -> int:
+    if not process.initialized:
+        raise Refused(Code.REPEAT_FINALIZE, "acl is finalized already, or was never initialized")
+    process.init_references -= 1
+    process.initialized = process.init_references > 0
+    return process.init_references
+
+
+@entry("get_version", "", 0, 0, 0)
+def _get_version(_process: AclProcess) -> tuple[int, int, int]:
+    return 1, 17, 0
+
+
+@entry("rt.get_run_mode", "", 0)
+def _get_run_mode(_process: AclProcess) -> int:
+    return 1
+
+
+@entry("rt.get_device_count", "", 0)
+def _get_device_count(process: AclProcess) -> int:
+    return len(process.visible)
+
+
+@entry("rt.set_device", "i")
+def _set_device(process: AclProcess, device: int) -> None:
+    process.check_device(device)
+    state = process.devices.setdefault(device, DeviceState())
+    if state.default is None:
+        state.default = _new_context(process, device, is_default=True)
+    state.references += 1
+    process.thread.context = state.default.handle
+
+
+@entry("rt.reset_device", "i")
+def _reset_device(process: AclProcess, device: int) -> None:
+    process.check_device(device)
+    state = process.devices.get(device)
+    if state is None:
+        raise Refused(Code.RT_CONTEXT_NULL, f"device {device} was not set")
+    state.references -= 1
+    if state.references <= 0:
+        release_device(process, device)
+
+
+@entry("rt.reset_device_force", "i")
+def _reset_device_force(process: AclProcess, device: int) -> None:
+    process.check_device(device)
+    if device not in process.devices:
+        raise Refused(Code.RT_CONTEXT_NULL, f"device {device} was not set")
+    release_device(process, device)
+
+
+@entry("rt.get_device", "", 0)
+def _get_device(process: AclProcess) -> int:
+    context = process.context
+    if context is None:
+        # Asking is how a program finds out, so it is no violation.
+        raise Refused(Code.RT_CONTEXT_NULL, "this thread has no current context")
+    return context.device
+
+
+@entry("rt.synchronize_device", "")
+def _synchronize_device(process: AclProcess) -> None:
+    device = process.current().device
+    process.finish(*(one for one in process.streams.values() if one.device == device))
+
+
+@entry("rt.device_get_bare_tgid", "", 0)
+def _device_get_bare_tgid(_process: AclProcess) -> int:
+    return os.getpid() + BARE_TGID_BASE
+
+
+@entry("rt.device_get_uuid", "i", 0)
+def _device_get_uuid(process: AclProcess, device: int) -> dict[str, list[int]]:
+    index = process.check_device(device)
+    digest = hashlib.blake2b(b"crossmem emulated NPU %d" % index, digest_size=16)
+    return {"bytes": list(digest.digest())}
+
+
+# Peers ------------------------------------------------------------------------------------
+
+
+def _check_pair(process: AclProcess, device: int, peer: int) -> None:
+    process.check_device(device)
+    process.check_device(peer)
+    if device == peer:
+        raise Refused(Code.INVALID_PARAM, f"device {device} is not its own peer")
+
+
+@entry("rt.device_can_access_peer", "ii", 0)
+def _device_can_access_peer(process: AclProcess, device: int, peer: int) -> int:
+    _check_pair(process, device, peer)
+    return 1
+
+
+@entry("rt.device_enable_peer_access", "iI")
+def _device_enable_peer_access(process: AclProcess, peer: int, flags: int) -> None:
+    if flags:
+        raise Refused(Code.FEATURE_UNSUPPORTED, f"flags must be 0, not {flags}")
+    context = process.current()
+    _check_pair(process, context.device, peer)
+    process.devices[context.device].peers.add(peer)
+
+
+@entry("rt.device_disable_peer_access", "i")
+def _device_disable_peer_access(process: AclProcess, peer: int) -> None:
+    context = process.current()
+    _check_pair(process, context.device, peer)
+    process.devices[context.device].peers.discard(peer)
+
+
+@entry("rt.device_peer_access_status", "ii", 0)
+def _device_peer_access_status(process: AclProcess, device: int, peer: int) -> int:
+    _check_pair(process, device, peer)
+    return int(peer in process.devices.get(device, DeviceState()).peers)
+
+
+# Contexts ---------------------------------------------------------------------------------
+
+
+def _new_context(process: AclProcess, device: int, *, is_default: bool) -> Context:
+    handle = next(process.handles)
+    stream = Stream(next(process.handles), device, handle)
+    process.streams[stream.handle] = stream
+    context = process.contexts[handle] = Context(handle, device, stream, is_default)
+    return context
+
+
+@entry("rt.create_context", "i", 0)
+def _create_context(process: AclProcess, device: int) -> int:
+    process.check_device(device)
+    process.devices.setdefault(device, DeviceState())
+    context = _new_context(process, device, is_default=False)
+    process.thread.context = context.handle
+    return context.handle
+
+
+@entry("rt.destroy_context", "k")
+def _destroy_context(process: AclProcess, handle: int) -> None:
+    context = _find_context(process, handle)
+    if context.is_default:
+        raise Refused(Code.RT_PARAM_INVALID, "the default context goes with its device", "ACL-X3")
+    for stream in [one for one in process.streams.values() if one.context == handle]:
+        process.finish(stream)
+        del process.streams[stream.handle]
+    del process.contexts[handle]
+
+
+@entry("rt.set_context", "k")
+def _set_context(process: AclProcess, handle: int) -> None:
+    process.thread.context = _find_context(process, handle).handle
+
+
+def _find_context(process: AclProcess, handle: int) -> Context:
+    if not handle:
+        raise Refused(Code.INVALID_PARAM, "the context is null")
+    context = process.contexts.get(handle)
+    if context is None:
+        raise Refused(Code.RT_PARAM_INVALID, f"there is no context {handle:#x}", "ACL-X3")
+    return context
+
+
+@entry("rt.get_context", "*", 0)
+def _get_context(process: AclProcess) -> int:
+    context = process.context
+    if context is None:
+        raise Refused(Code.RT_CONTEXT_NULL, "this thread has no current context")
+    return context.handle
+
+
+@entry("rt.get_primary_ctx_state", "i", 0, 0)
+def _get_primary_ctx_state(process: AclProcess, device: int) -> tuple[int, int]:
+    process.check_device(device)
+    state = process.devices.get(device)
+    return int(state is not None and state.default is not None), 0
+
+
+# Streams ----------------------------------------------------------------------------------
+
+
+@entry("rt.create_stream", "", 0)
+def _create_stream(process: AclProcess) -> int:
+    context = process.current()
+    stream = Stream(next(process.handles), context.device, context.handle)
+    process.streams[stream.handle] = stream
+    return stream.handle
+
+
+@entry("rt.destroy_stream", "k")
+def _destroy_stream(process: AclProcess, handle: int) -> None:
+    stream = find_stream(process, handle)
+    if stream is process.contexts[stream.context].stream:
+        raise Refused(Code.RT_PARAM_INVALID, "the default stream goes with its context", "ACL-X3")
+    process.finish(stream)
+    del process.streams[handle]
+
+
+@entry("rt.synchronize_stream", "k")
+def _synchronize_stream(process: AclProcess, handle: int) -> None:
+    process.finish(find_stream(process, handle))
+
+
+def find_stream(process: AclProcess, handle: int) -> Stream:
+    """Return a stream; 0 is the default one of the current context."""
+    if not handle:
+        return process.current().stream
+    stream = process.streams.get(handle)
+    if stream is None:
+        raise Refused(Code.RT_PARAM_INVALID, f"there is no stream {handle:#x}", "ACL-X3")
+    return stream

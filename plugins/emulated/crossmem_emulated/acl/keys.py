@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IPC by key: export, whitelist, import, close."""
+
+import os
+import sqlite3
+from dataclasses import dataclass
+from typing import Final
+
+from crossmem_emulated import memory
+from crossmem_emulated.acl.addresses import Origin, Piece
+from crossmem_emulated.acl.calls import Refused, entry
+from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, KEY_NBYTES, Code
+from crossmem_emulated.acl.process import AclProcess
+from crossmem_emulated.acl.schema import BARE_TGID_BASE
+from crossmem_emulated.acl.shares import is_admitted
+from crossmem_emulated.machine import ticks_since_boot
+from crossmem_emulated.pages import Pages
+
+__all__ = ["KeyImport", "is_withdrawn"]
+
+_LONGEST_BUFFER: Final = 1024
+_LARGEST_LIST: Final = 31
+_LARGEST_WHITELIST: Final = 32768
+_DISABLE_PID_VALIDATION: Final = 1
+_ENABLE_PEER_ACCESS: Final = 1
+
+
+@dataclass(slots=True, eq=False)
+class KeyImport:
+    """Memory that this process imported by key."""
+
+    number: int
+    text: str
+    pages: Pages
+    piece: Piece
+    device: int
+    """Host-wide index of the device for which it was imported."""
+    references: int = 1
+
+
+def _check_keys(process: AclProcess) -> None:
+    if not process.profile.keys:
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has no IPC by key")
+
+
+@entry("rt.ipc_mem_get_export_key", "kkkK", "")
+def _ipc_mem_get_export_key(
+    process: AclProcess, pointer: int, size: int, length: int, flags: int
+) -> str:
+    if length >= _LONGEST_BUFFER:
+        raise ValueError(f"len must be below {_LONGEST_BUFFER}")
+    _check_keys(process)
+    process.current()
+    if not pointer:
+        raise Refused(Code.INVALID_PARAM, "the address is null")
+    if not size or length < KEY_NBYTES or flags > _DISABLE_PID_VALIDATION:
+        raise Refused(Code.RT_PARAM_INVALID, f"size {size}, len {length}, flags {flags}")
+    piece = _exportable(process, pointer, size)
+    with process.machine.transaction() as tables:
+        number = tables.execute(
+            "INSERT INTO acl_key (text, pages, first, nbytes, owner, device, validates) "
+            "VALUES (hex(randomblob(16)), ?, ?, ?, ?, ?, ?)",
+            (
+                piece.pages.number,
+                piece.offset + pointer - piece.start,
+                size,
+                process.machine.me(tables),
+                piece.pages.device,
+                int(not flags),
+            ),
+        ).lastrowid
+        # As the drivers of A2 and A3 write it: pid, counter, device, function, server.
+        text = f"{os.getpid():08x}{number:016x}{piece.pages.device:02x}{0:02x}{0:08x}".ljust(
+            KEY_NBYTES - 1, "0"
+        )
+        tables.execute("UPDATE acl_key SET text = ? WHERE number = ?", (text, number))
+    piece.keys.add(text)
+    return text
+
+
+def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
+    """Return the memory that a key is to stand for, or refuse."""
+    pieces = process.space.overlapping(pointer, size)
+    wrong, rule = None, None
+    if len(pieces) != 1 or not pieces[0].start <= pointer <= pointer + size <= pieces[0].end:
+        wrong = "are not all allocated"
+    elif pieces[0].origin is Origin.KEY:
+        wrong = "were imported by key themselves"
+    elif pieces[0].origin is Origin.IMPORTED:
+        wrong = "were imported themselves"
+    elif pieces[0].origin is Origin.PHYSICAL and pieces[0].source.share is not None:
+        wrong = "are exported as a shareable handle"
+    elif pointer % (memory.PAGE_NBYTES if pieces[0].is_small else GRANULARITY_NBYTES):
+        wrong, rule = "do not begin with a page", "ACL-E23"
+    if wrong is not None:
+        text = f"{size} bytes at {pointer:#x} {wrong}"
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, rule or "ACL-E14")
+    return pieces[0]
+
+
+def _find_key(tables: sqlite3.Connection, text: str) -> tuple[int, int, int, int, int, int, bool]:
+    """Return number, pages, first byte, size, owner, device, and whether pids are validated."""
+    row = tables.execute(
+        "SELECT number, pages, first, nbytes, owner, device, validates FROM acl_key WHERE text = ?",
+        (text,),
+    ).fetchone()
+    if row is None:
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"there is no key {text!r}")
+    return (*row[:6], bool(row[6]))
+
+
+@entry("rt.ipc_mem_set_import_pid", "sp")
+def _ipc_mem_set_import_pid(process: AclProcess, text: str, pids: list[int]) -> None:
+    _check_keys(process)
+    process.current()
+    if not pids:
+        raise Refused(Code.INVALID_PARAM, "the list of pids is null")
+    if len(pids) > _LARGEST_LIST:
+        raise Refused(Code.RT_PARAM_INVALID, f"{len(pids)} pids are more than {_LARGEST_LIST}")
+    with process.machine.transaction() as tables:
+        number, _, _, _, owner, _, validates = _find_key(tables, text)
+        if owner != process.machine.me(tables):
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E16")
+        if not validates:
+            raise Refused(Code.RT_NO_PERMISSION, "the key is for everybody", "ACL-E16")
+        mine = os.getpid() + BARE_TGID_BASE
+        admitted = [pid for pid in pids if pid not in {0, mine}]
+        if not admitted:
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "no pid is another process's", "ACL-E16")
+        now = ticks_since_boot()
+        tables.executemany(
+            "INSERT OR REPLACE INTO acl_key_admitted (key, tgid, since) VALUES (?, ?, ?)",
+            [(number, pid, now) for pid in admitted],
+        )
+        query = "SELECT count(*) FROM acl_key_admitted WHERE key = ?"
+        if tables.execute(query, (number,)).fetchone()[0] > _LARGEST_WHITELIST:
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key's whitelist is full")
+
+
+@entry("rt.ipc_mem_import_by_key", "sK", 0)
+def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
+    _check_keys(process)
+    if flags > _ENABLE_PEER_ACCESS:
+        raise Refused(Code.RT_PARAM_INVALID, f"there are no flags {flags}")
+    context = process.current()
+    target = process.visible[context.device]
+    with process.machine.transaction() as tables:
+        number, pages_number, first, nbytes, owner, index, validates = _find_key(tables, text)
+        opened: KeyImport | None = process.opened_keys.get(text)
+        if opened is not None:
+            if opened.device != target:
+                raise Refused(
+                    Code.RT_DRV_INTERNAL_ERROR,
+                    "the key is imported for another device of this process",
+                    "ACL-E25",
+                )
+            opened.references += 1
+            return opened.piece.start
+        me = process.machine.me(tables)
+        if not process.machine.lives(tables, owner):
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the process that made the key is dead")
+        if owner == me and process.profile.is_documented:
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is this process's own", "ACL-E24")
+        if validates and not is_admitted(tables, "acl_key_admitted", "key", number):
+            raise Refused(
+                Code.RT_DRV_INTERNAL_ERROR, "this process may not import the key", "ACL-E24"
+            )
+        _check_peer_access(process, context.device, index, flags)
+        made = _open(process, (number, text), pages_number, (first, nbytes), target)
+        tables.execute(
+            "INSERT OR IGNORE INTO acl_key_opener (key, process) VALUES (?, ?)", (number, me)
+        )
+    process.opened_keys[text] = made
+    return made.piece.start
+
+
+def _check_peer_access(process: AclProcess, device: int, index: int, flags: int) -> None:
+    home = process.ordinal_of(index)
+    if process.visible[device] == index or home is None:
+        return
+    peers = process.devices[device].peers
+    if flags & _ENABLE_PEER_ACCESS:
+        peers.add(home)
+    elif home not in peers:
+        text = f"device {device} was not given access to device {home}"
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-X6")
+
+
+def _open(
+    process: AclProcess, key: tuple[int, str], pages_number: int, part: tuple[int, int], target: int
+) -> KeyImport:
+    (number, text), (first, nbytes) = key, part
+    pages = process.store.open(pages_number, hold=False)
+    if pages is None:
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the memory of the key is gone")
+    try:
+        region = process.space.reserve(
+            -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES, is_reservation=False
+        )
+    except memory.SystemCallError as error:
+        process.store.release(pages)
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"no addresses: {error}") from None
+    piece = Piece(region.start, nbytes, region, pages, first, Origin.KEY)
+    process.space.attach(piece)
+    made = KeyImport(number, text, pages, piece, target)
+    piece.source = made
+    return made
+
+
+@entry("rt.ipc_mem_close", "s")
+def _ipc_mem_close(process: AclProcess, text: str) -> None:
+    _check_keys(process)
+    process.current()
+    opened: KeyImport | None = process.opened_keys.get(text)
+    if opened is not None:
+        opened.references -= 1
+        if not opened.references:
+            _close_import(process, opened)
+        return
+    with process.machine.transaction() as tables:
+        number, _, _, _, owner, _, _ = _find_key(tables, text)
+        if owner != process.machine.me(tables):
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E26")
+        process.machine.reap(tables)
+        query = "SELECT count(*) FROM acl_key_opener WHERE key = ?"
+        openers = tables.execute(query, (number,)).fetchone()[0]
+        tables.execute("DELETE FROM acl_key WHERE number = ?", (number,))
+    for piece in process.space.pieces.values():
+        piece.keys.discard(text)
+    if openers:
+        process.violate(
+            "rt.ipc_mem_close", "ACL-E26", f"{openers} processes still have the key imported"
+        )
+
+
+def _close_import(process: AclProcess, opened: KeyImport) -> None:
+    piece = opened.piece
+    process.check_idle("rt.ipc_mem_close", piece.start, piece.nbytes)
+    del process.opened_keys[opened.text]
+    process.space.detach(piece)
+    process.space.release(piece.region)
+    process.store.release(opened.pages)
+    with process.machine.transaction() as tables:
+        tables.execute(
+            "DELETE FROM acl_key_opener WHERE key = ? AND process = ?",
+            (opened.number, process.machine.me(tables)),
+        )
+
+
+def is_withdrawn(process: AclProcess, opened: KeyImport) -> str | None:
+    """Return how imported memory was lost, ``"closed"`` or ``"dead"``; None where it was not."""
+    with process.machine.transaction() as tables:
+        row = tables.execute(
+            "SELECT owner FROM acl_key WHERE number = ?", (opened.number,)
+        ).fetchone()
+        if row is None:
+            return "closed"
+        return None if process.machine.lives(tables, row[0]) else "dead"

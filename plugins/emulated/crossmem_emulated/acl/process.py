@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the vendor's library and driver know about one process."""
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from crossmem_emulated import memory
+from crossmem_emulated.acl.addresses import Space
+from crossmem_emulated.acl.calls import Entry, Refused, parse
+from crossmem_emulated.acl.codes import Code
+from crossmem_emulated.acl.profiles import Profile
+from crossmem_emulated.acl.schema import SCHEMA
+from crossmem_emulated.journal import Faults, Journal
+from crossmem_emulated.machine import Machine
+from crossmem_emulated.pages import PageStore
+
+__all__ = ["AclProcess", "Context", "DeviceState", "Stream", "Work"]
+
+_FIRST_HANDLE: Final = 0x5AFE_0000_0000
+_HANDLE_STEP: Final = 64
+
+_forks = 0
+_is_used = False
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603 - whether this process is another one than before
+    _forks += 1
+    if _is_used:
+        # A child keeps nothing of its parent's memory alive.
+        memory.drop_inherited()
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A copy that was given to a stream and is not done yet."""
+
+    call: str
+    ranges: tuple[tuple[int, int], ...]
+    """Address and size in bytes of all that it touches."""
+    run: Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """Work in order."""
+
+    handle: int
+    device: int
+    context: int
+    queue: list[Work] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """What a thread is in while it uses a device."""
+
+    handle: int
+    device: int
+    stream: Stream
+    is_default: bool
+
+
+@dataclass(slots=True, eq=False)
+class DeviceState:
+    """One device, as this process uses it."""
+
+    references: int = 0
+    default: Context | None = None
+    peers: set[int] = field(default_factory=set)
+    """Devices, by number in this process, whose memory it may use."""
+
+
+class AclProcess:
+    """State of the emulated library in this process. Guarded by its lock.
+
+    Parameters
+    ----------
+    profile
+        Edition of the rules.
+    strict
+        Whether forbidden and undefined uses are recorded, and device addresses closed to the
+        host.
+    folder
+        Of the emulated host.
+    visible
+        Host-wide index of each device, by its number in this process.
+    capacity_nbytes
+        Memory of each device in bytes.
+    slow_streams
+        Whether streams do their work only when somebody waits for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        profile: Profile,
+        strict: bool,
+        folder: Path,
+        visible: tuple[int, ...],
+        capacity_nbytes: int,
+        slow_streams: bool,
+    ) -> None:
+        global _is_used  # noqa: PLW0603
+        _is_used = True
+        self.profile = profile
+        self.strict = strict
+        self.visible = visible
+        self.slow_streams = slow_streams
+        self.machine = Machine(folder, SCHEMA)
+        self.store = PageStore(self.machine, capacity_nbytes)
+        self.journal = Journal(self.machine)
+        self.faults = Faults(self.machine)
+        self.recent_error = ""
+        self._forks = _forks
+        self._begin()
+
+    def _begin(self) -> None:
+        self.lock = threading.RLock()
+        self.thread = threading.local()
+        self.space = Space(is_host_readable=not self.strict)
+        self.handles = itertools.count(_FIRST_HANDLE, _HANDLE_STEP)
+        self.devices: dict[int, DeviceState] = {}
+        self.contexts: dict[int, Context] = {}
+        self.streams: dict[int, Stream] = {}
+        self.physical: dict[int, Any] = {}
+        """Handles of physical memory."""
+        self.opened_keys: dict[str, Any] = {}
+        """What this process imported by key."""
+        self.slabs: list[Any] = []
+        """Memory from which small requests are served."""
+        self.host_blocks: dict[int, Any] = {}
+        self.initialized = False
+        self.init_references = 0
+
+    # Calls ------------------------------------------------------------------------------------
+
+    def bind(self, called: Entry) -> Callable[..., Any]:
+        """Return a function as the program calls it."""
+
+        def function(*arguments: Any) -> Any:
+            values = parse(called, arguments)
+            try:
+                with self._turn():
+                    return self._answer(called, self._call(called, values), Code.SUCCESS)
+            except Refused as refused:
+                return self._refuse(called, refused)
+
+        function.__name__ = function.__qualname__ = called.name.rpartition(".")[2]
+        function.__doc__ = called.function.__doc__
+        return function
+
+    def _turn(self) -> threading.RLock:
+        """Return the lock, renewed in a child that nothing keeps from using the device."""
+        if self._forks != _forks:
+            if self.devices or self.contexts:
+                raise Refused(
+                    Code.RT_CONTEXT_NULL,
+                    "the device was used before this process was forked",
+                    "ACL-E31",
+                )
+            self._forks = _forks
+            self._begin()
+        return self.lock
+
+    def _call(self, called: Entry, values: list[Any]) -> Any:
+        code = self.faults.take(called.name)
+        if code is not None:
+            self.recent_error = f"acl.{called.name} was made to fail with {code}"
+            raise Refused(code, self.recent_error)  # type: ignore[arg-type]  # any number
+        return called.function(self, *values)
+
+    def _refuse(self, called: Entry, refused: Refused) -> Any:
+        self.recent_error = f"acl.{called.name}: {refused.text}"
+        if refused.rule is not None:
+            self.violate(called.name, refused.rule, refused.text)
+        outputs = called.blanks if refused.outputs is None else refused.outputs
+        return (*outputs, int(refused.code)) if outputs else int(refused.code)
+
+    @staticmethod
+    def _answer(called: Entry, outputs: Any, code: Code) -> Any:
+        if not called.blanks:
+            return int(code)
+        if len(called.blanks) == 1:
+            return outputs, int(code)
+        return (*outputs, int(code))
+
+    def violate(self, call: str, rule: str, text: str) -> None:
+        """Record a use that the vendor forbids or leaves undefined, where the rules are strict."""
+        if self.strict:
+            self.journal.record(call, rule, text)
+
+    # What most functions ask ------------------------------------------------------------------
+
+    @property
+    def context(self) -> Context | None:
+        """The current context of the calling thread."""
+        return self.contexts.get(getattr(self.thread, "context", 0))
+
+    def current(self) -> Context:
+        """Return the current context of the calling thread, or refuse (ACL-E1)."""
+        context = self.context
+        if context is None:
+            raise Refused(Code.RT_CONTEXT_NULL, "this thread has no current context", "ACL-E1")
+        return context
+
+    def check_device(self, device: int) -> int:
+        """Return a device's index on the host, or refuse."""
+        if not 0 <= device < len(self.visible):
+            raise Refused(
+                Code.RT_INVALID_DEVICEID,
+                f"there is no device {device}; there are {len(self.visible)}",
+            )
+        return self.visible[device]
+
+    def check_opened(self, rule: str, driver_code: Code) -> None:
+        """Refuse where no device was ever set in this process."""
+        if not self.contexts:
+            code = Code.RT_CONTEXT_NULL if self.profile.is_documented else driver_code
+            raise Refused(code, "no device was set in this process", rule)
+
+    def ordinal_of(self, index: int) -> int | None:
+        """Return the number, in this process, of a device of the host."""
+        return self.visible.index(index) if index in self.visible else None
+
+    # Work -------------------------------------------------------------------------------------
+
+    def submit(self, stream: Stream, work: Work) -> None:
+        """Give work to a stream, which does it at once unless it is slow."""
+        if self.slow_streams:
+            stream.queue.append(work)
+        else:
+            work.run()
+
+    def finish(self, *streams: Stream) -> None:
+        """Do all the work of some streams."""
+        for stream in streams:
+            while stream.queue:
+                stream.queue.pop(0).run()
+
+    def check_idle(self, call: str, start: int, nbytes: int) -> None:
+        """Note where memory is taken away from work that waits; the work is lost then."""
+        for stream in self.streams.values():
+            for work in list(stream.queue):
+                if any(
+                    first < start + nbytes and first + size > start for first, size in work.ranges
+                ):
+                    stream.queue.remove(work)
+                    self.violate(
+                        call,
+                        "ACL-X1",
+                        f"{nbytes} bytes at {start:#x} are taken from a running {work.call}",
+                    )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which edition of ACL's rules is kept: an edition of the documents, or a generation of drivers.
+
+Where the documents and the drivers' sources differ, profiles that answer as ``documents`` refuse
+what the documents forbid, and those that answer as ``driver`` do what the sources do.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from crossmem.errors import ConfigurationError
+from crossmem_emulated.acl.codes import Attribute
+
+__all__ = ["PROFILES", "Profile", "profile_named"]
+
+_HOST_ATTRIBUTES: Final = frozenset(
+    {
+        Attribute.DDR_MEM_HUGE,
+        Attribute.DDR_MEM_NORMAL,
+        Attribute.DDR_MEM_P2P_HUGE,
+        Attribute.DDR_MEM_P2P_NORMAL,
+    }
+)
+_COMMON: Final = _HOST_ATTRIBUTES | {
+    Attribute.HBM_MEM_HUGE,
+    Attribute.HBM_MEM_NORMAL,
+    Attribute.MEM_NORMAL,
+    Attribute.MEM_HUGE,
+    Attribute.MEM_P2P_NORMAL,
+    Attribute.MEM_P2P_HUGE,
+}
+_ATLAS: Final = _COMMON | {Attribute.MEM_HUGE1G, Attribute.HBM_MEM_HUGE1G}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What one edition does where editions differ.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    answers
+        Whether the documents or the drivers' sources decide.
+    soc
+        What ``get_soc_name`` returns.
+    generation
+        Of the driver's memory manager: 2 for A2 and A3, 3 for 950.
+    vmm
+        Whether physical memory and shareable handles exist.
+    keys
+        Whether IPC by key exists.
+    attributes
+        Kinds of physical memory that can be allocated.
+    disables_validation
+        What the export flag 1 does: works, is refused as an invalid value, or is answered with
+        207000 after the handle was exported.
+    """
+
+    name: str
+    answers: Literal["documents", "driver"] = "documents"
+    soc: str = "Ascend910B1"
+    generation: Literal[2, 3] = 2
+    vmm: bool = True
+    keys: bool = True
+    attributes: frozenset[Attribute] = field(default=_ATLAS)
+    disables_validation: Literal["yes", "no", "late"] = "yes"
+
+    @property
+    def is_documented(self) -> bool:
+        """Whether the documents decide."""
+        return self.answers == "documents"
+
+
+_A2: Final = Profile("a2", answers="driver")
+
+PROFILES: Final[dict[str, Profile]] = {
+    profile.name: profile
+    for profile in (
+        Profile("documented"),
+        Profile(
+            "cann8",
+            attributes=frozenset({Attribute.HBM_MEM_HUGE, Attribute.HBM_MEM_NORMAL}),
+            disables_validation="no",
+        ),
+        _A2,
+        replace(
+            _A2,
+            name="a3",
+            soc="Ascend910_9391",
+            attributes=_ATLAS | {Attribute.MEM_P2P_HUGE1G},
+        ),
+        Profile(
+            "950",
+            answers="driver",
+            soc="Ascend950PR",
+            generation=3,
+            attributes=_COMMON | {Attribute.HBM_MEM_HUGE1G},
+        ),
+        Profile("310b-rc", soc="Ascend310B1", vmm=False, keys=False),
+        replace(_A2, name="old-driver", disables_validation="late"),
+    )
+}
+"""Every profile by name."""
+
+
+def profile_named(name: str) -> Profile:
+    """Return a profile.
+
+    Raises
+    ------
+    ConfigurationError
+        Where there is none of that name.
+    """
+    try:
+        return PROFILES[name]
+    except KeyError:
+        msg = f"there is no ACL profile {name!r}; there are: {', '.join(PROFILES)}"
+        raise ConfigurationError(msg) from None

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a process's memory on a device that it resets.
+
+The documents do not say. Here, everything goes that the process has on the device: memory,
+imports, mappings, keys, contexts and streams. Reserved addresses stay reserved. Handles and
+addresses of what went are unknown from then on, and using one is refused as any unknown one is.
+"""
+
+from crossmem_emulated.acl.addresses import Origin, Piece
+from crossmem_emulated.acl.process import AclProcess
+
+__all__ = ["drop_keys", "release_device"]
+
+
+def release_device(process: AclProcess, device: int) -> None:
+    """Release everything that this process has on a device, by its number here."""
+    index = process.visible[device]
+    for stream in [one for one in process.streams.values() if one.device == device]:
+        stream.queue.clear()
+        del process.streams[stream.handle]
+    for context in [one for one in process.contexts.values() if one.device == device]:
+        del process.contexts[context.handle]
+    del process.devices[device]
+    physical = [one for one in process.physical.values() if one.device == index]
+    for one in physical:
+        del process.physical[one.handle]
+    pieces = [one for one in process.space.pieces.values() if _is_on(one, index, physical)]
+    for piece in pieces:
+        drop_keys(process, piece)
+        process.space.detach(piece)
+        if piece.origin is Origin.MALLOC and not piece.is_part:
+            process.store.release(piece.pages)
+    for region in {one.region for one in pieces if not one.region.is_reservation}:
+        process.space.release(region)
+    for slab in [one for one in process.slabs if one.pages.device == index]:
+        process.slabs.remove(slab)
+        process.store.release(slab.pages)
+    for key in [one for one in process.opened_keys.values() if one.device == index]:
+        del process.opened_keys[key.text]
+        process.store.release(key.pages)
+        with process.machine.transaction() as tables:
+            tables.execute(
+                "DELETE FROM acl_key_opener WHERE key = ? AND process = ?",
+                (key.number, process.machine.me(tables)),
+            )
+    for one in physical:
+        process.store.release(one.pages)
+        one.forget_share(process)
+
+
+def _is_on(piece: Piece, index: int, physical: list[object]) -> bool:
+    if piece.origin in {Origin.PHYSICAL, Origin.IMPORTED}:
+        return piece.source in physical
+    if piece.origin is Origin.KEY:
+        return bool(piece.source.device == index)
+    return piece.pages.device == index
+
+
+def drop_keys(process: AclProcess, piece: Piece) -> None:
+    """Withdraw the keys by which some memory is exported."""
+    with process.machine.transaction() as tables:
+        for text in piece.keys:
+            tables.execute("DELETE FROM acl_key WHERE text = ?", (text,))
+    piece.keys.clear()

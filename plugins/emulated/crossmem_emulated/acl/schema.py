@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ACL's drivers know on the whole host: shareable handles, keys, and who may import them."""
+
+from typing import Final
+
+__all__ = ["BARE_TGID_BASE", "SCHEMA"]
+
+BARE_TGID_BASE: Final = 1 << 22
+"""What a process's number outside of containers is more than inside: Linux has no larger pid."""
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS acl_share (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, pages INTEGER NOT NULL,
+    owner INTEGER NOT NULL REFERENCES process ON DELETE CASCADE,
+    device INTEGER NOT NULL, attribute INTEGER NOT NULL, validates INTEGER NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS acl_share_admitted (
+    share INTEGER NOT NULL REFERENCES acl_share ON DELETE CASCADE,
+    tgid INTEGER NOT NULL, since INTEGER NOT NULL, PRIMARY KEY (share, tgid)
+) STRICT;
+CREATE TABLE IF NOT EXISTS acl_key (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL UNIQUE, pages INTEGER NOT NULL,
+    first INTEGER NOT NULL, nbytes INTEGER NOT NULL,
+    owner INTEGER NOT NULL REFERENCES process ON DELETE CASCADE,
+    device INTEGER NOT NULL, validates INTEGER NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS acl_key_admitted (
+    key INTEGER NOT NULL REFERENCES acl_key ON DELETE CASCADE,
+    tgid INTEGER NOT NULL, since INTEGER NOT NULL, PRIMARY KEY (key, tgid)
+) STRICT;
+CREATE TABLE IF NOT EXISTS acl_key_opener (
+    key INTEGER NOT NULL REFERENCES acl_key ON DELETE CASCADE,
+    process INTEGER NOT NULL REFERENCES process ON DELETE CASCADE, PRIMARY KEY (key, process)
+) STRICT;
+"""

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shareable handles: export, whitelist, import."""
+
+import os
+import sqlite3
+from typing import Final
+
+from crossmem.models.identity import process_start_time
+from crossmem_emulated.acl.addresses import Origin
+from crossmem_emulated.acl.calls import Refused, entry
+from crossmem_emulated.acl.codes import Code
+from crossmem_emulated.acl.process import AclProcess
+from crossmem_emulated.acl.schema import BARE_TGID_BASE
+from crossmem_emulated.acl.vmm import Physical, check_vmm, find_physical
+from crossmem_emulated.machine import ticks_since_boot
+from crossmem_emulated.pages import HOST
+
+__all__ = ["check_peer", "is_admitted"]
+
+_LARGEST_LIST: Final = 65535
+_DEVICE_SHIFT: Final = 32
+_NUMBER_MASK: Final = (1 << _DEVICE_SHIFT) - 1
+_DISABLE_PID_VALIDATION: Final = 1
+
+
+@entry("rt.mem_export_to_shareable_handle", "kIK", 0)
+def _mem_export_to_shareable_handle(
+    process: AclProcess, handle: int, handle_type: int, flags: int
+) -> int:
+    check_vmm(process)
+    process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
+    if not handle or handle_type:
+        raise Refused(Code.INVALID_PARAM, "the handle is null, or its type is not 0")
+    largest = 0 if process.profile.disables_validation == "no" else _DISABLE_PID_VALIDATION
+    if flags > largest:
+        raise Refused(Code.RT_PARAM_INVALID, f"there are no flags {flags}", "ACL-E15")
+    physical = find_physical(process, handle)
+    if physical.share is not None:
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"{handle:#x} was exported", "ACL-E14")
+    if physical.origin is Origin.IMPORTED:
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"{handle:#x} was imported", "ACL-E14")
+    is_late = bool(flags) and process.profile.disables_validation == "late"
+    with process.machine.transaction() as tables:
+        physical.share = tables.execute(
+            "INSERT INTO acl_share (pages, owner, device, attribute, validates) "
+            "VALUES (?, ?, ?, ?, ?)",
+            (
+                physical.pages.number,
+                process.machine.me(tables),
+                physical.device,
+                physical.attribute,
+                int(not flags or is_late),
+            ),
+        ).lastrowid
+    value = _pack(physical)
+    if is_late:
+        raise Refused(
+            Code.RT_FEATURE_NOT_SUPPORT,
+            "this driver cannot switch the validation of pids off; the handle was exported",
+            outputs=(value,),
+        )
+    return value
+
+
+def _pack(physical: Physical) -> int:
+    # The first share of device 0 is 0, as on real devices: no value means "none".
+    number = (physical.share or 1) - 1
+    return (max(physical.device, 0) << _DEVICE_SHIFT) | number
+
+
+def _number(share: int) -> int:
+    return (share & _NUMBER_MASK) + 1
+
+
+def _find_share(
+    process: AclProcess, tables: sqlite3.Connection, share: int
+) -> tuple[int, int, int, int, bool]:
+    """Return pages, owner, device, attribute, and whether pids are validated."""
+    row = tables.execute(
+        "SELECT pages, owner, device, attribute, validates FROM acl_share WHERE number = ?",
+        (_number(share),),
+    ).fetchone()
+    if row is None or max(row[2], 0) != share >> _DEVICE_SHIFT:
+        raise Refused(Code.RT_INVALID_HANDLE, f"there is no shareable handle {share:#x}")
+    if not process.machine.lives(tables, row[1]):
+        raise Refused(Code.RT_INVALID_HANDLE, f"the process that exported {share:#x} is dead")
+    pages, owner, device, attribute, validates = row
+    return pages, owner, device, attribute, bool(validates)
+
+
+@entry("rt.mem_set_pid_to_shareable_handle", "Kp")
+def _mem_set_pid_to_shareable_handle(process: AclProcess, share: int, pids: list[int]) -> None:
+    if not pids:
+        raise TypeError("convert argument 2 to int32_t* failed")
+    check_vmm(process)
+    if len(pids) > _LARGEST_LIST:
+        raise Refused(Code.RT_PARAM_INVALID, f"{len(pids)} pids are too many")
+    with process.machine.transaction() as tables:
+        _, owner, _, _, validates = _find_share(process, tables, share)
+        if owner != process.machine.me(tables):
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"{share:#x} is another process's", "ACL-E16")
+        if not validates:
+            raise Refused(Code.RT_NO_PERMISSION, f"{share:#x} is exported to everybody", "ACL-E16")
+        admitted = [pid for pid in pids if pid]
+        if not admitted:
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "all pids are 0", "ACL-E16")
+        now = ticks_since_boot()
+        tables.executemany(
+            "INSERT OR REPLACE INTO acl_share_admitted (share, tgid, since) VALUES (?, ?, ?)",
+            [(_number(share), pid, now) for pid in admitted],
+        )
+
+
+def is_admitted(tables: sqlite3.Connection, table: str, column: str, number: int) -> bool:
+    """Whether this process is on a whitelist, and was running when it was put there."""
+    row = tables.execute(
+        f"SELECT since FROM {table} WHERE {column} = ? AND tgid = ?",  # noqa: S608 - our own names
+        (number, os.getpid() + BARE_TGID_BASE),
+    ).fetchone()
+    return row is not None and (process_start_time("self") or 0) <= row[0]
+
+
+def check_peer(process: AclProcess, call: str, device: int, index: int) -> None:
+    """Note where memory of another device is imported without access to that device."""
+    home = process.ordinal_of(index)
+    if index != HOST and process.visible[device] != index:
+        state = process.devices.get(device)
+        if state is None or home not in state.peers:
+            text = f"device {device} was not given access to device {home}"
+            process.violate(call, "ACL-X6", text)
+
+
+@entry("rt.mem_import_from_shareable_handle", "Ki", 0)
+def _mem_import_from_shareable_handle(process: AclProcess, share: int, device: int) -> int:
+    check_vmm(process)
+    process.current()
+    target = process.check_device(device)
+    with process.machine.transaction() as tables:
+        number, owner, index, attribute, validates = _find_share(process, tables, share)
+        _check_own(process, share, owner == process.machine.me(tables), index == target)
+        if validates and not is_admitted(tables, "acl_share_admitted", "share", _number(share)):
+            raise Refused(
+                Code.RT_DRV_INTERNAL_ERROR, f"this process may not import {share:#x}", "ACL-E17"
+            )
+        again = [
+            one
+            for one in process.physical.values()
+            if one.imported_share == _number(share) and one.device == target
+        ]
+        if again:
+            return _import_again(process, again[0], share)
+        check_peer(process, "rt.mem_import_from_shareable_handle", device, index)
+        pages = process.store.open(number, hold=True)
+        if pages is None:
+            raise Refused(Code.RT_INVALID_HANDLE, f"the memory of {share:#x} is gone")
+    made = Physical(
+        next(process.handles),
+        target,
+        attribute,
+        pages,
+        Origin.IMPORTED,
+        imported_share=_number(share),
+    )
+    process.physical[made.handle] = made
+    return made.handle
+
+
+def _check_own(process: AclProcess, share: int, is_mine: bool, is_home: bool) -> None:  # noqa: FBT001
+    if not is_mine:
+        return
+    text = f"{share:#x} was exported by this process itself"
+    if is_home or process.profile.is_documented:
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E18")
+    process.violate("rt.mem_import_from_shareable_handle", "ACL-E18", text)
+
+
+def _import_again(process: AclProcess, physical: Physical, share: int) -> int:
+    text = f"{share:#x} was imported before"
+    if process.profile.is_documented:
+        raise Refused(Code.RT_INVALID_HANDLE, text, "ACL-E19")
+    process.violate("rt.mem_import_from_shareable_handle", "ACL-E19", text)
+    physical.references += 1
+    return physical.handle

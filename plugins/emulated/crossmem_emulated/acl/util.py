@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``acl.util``: host addresses of Python objects, and back."""
+
+import ctypes
+from typing import Any, Final
+
+from crossmem.driver.buffers import address_of
+from crossmem_emulated.acl.process import AclProcess
+
+__all__ = ["Util"]
+
+_POISON: Final = b"\xa5"
+
+
+class Util:
+    """The functions of ``acl.util`` that read and write host memory."""
+
+    def __init__(self, process: AclProcess) -> None:
+        self._process = process
+
+    def bytes_to_ptr(self, data: Any, /) -> int:
+        """Return the address of an object's bytes; the caller keeps the object alive."""
+        if not isinstance(data, bytes):
+            raise TypeError("acl.util.bytes_to_ptr args parse failed")
+        with address_of(data) as (pointer, _nbytes):
+            address: int = pointer
+        return address
+
+    def ptr_to_bytes(self, pointer: Any, size: Any, /) -> bytes:
+        """Return bytes of host memory.
+
+        Where the address is a device's, a real host would read something else or fault: a strict
+        emulation records it and returns poison.
+        """
+        if not isinstance(pointer, int) or not isinstance(size, int):
+            raise TypeError("acl.util.ptr_to_bytes args parse failed")
+        process = self._process
+        if process.strict and process.space.region_of(pointer) is not None:
+            text = f"the host reads {size} bytes at the device's address {pointer:#x}"
+            process.violate("util.ptr_to_bytes", "ACL-E29", text)
+            return _POISON * size
+        return ctypes.string_at(pointer, size)
+
+    def numpy_to_ptr(self, array: Any, /) -> int:
+        """Return the address of an array's first element; the caller keeps the array alive."""
+        address: int = array.__array_interface__["data"][0]
+        return address

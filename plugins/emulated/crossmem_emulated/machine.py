@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One emulated host: what the kernel of a real one would know about device memory.
+
+Vendor drivers live in the kernel, which sees every process, survives all of them and cleans up
+after each. Here an SQLite database stands for it. A transaction happens whole or not at all, and
+the locks are the kernel's own, so a process that is killed at any instruction wedges nobody; what
+it left in the tables is removed by the next process that looks. The memory itself is a memfd of
+the process that allocated it: it lives as long as anybody maps it, and nobody has to delete it.
+
+All processes of one emulated host are in one pid namespace and of one user.
+"""
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from crossmem.errors import ConfigurationError
+from crossmem.models.identity import process_start_time
+
+__all__ = ["Machine", "ticks_since_boot"]
+
+_BUSY_TIMEOUT_S: Final = 20.0
+_VERSION: Final = 1
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS process (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, pid INTEGER NOT NULL, start_time INTEGER NOT NULL,
+    UNIQUE (pid, start_time)
+) STRICT;
+CREATE TABLE IF NOT EXISTS pages (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, device INTEGER NOT NULL, nbytes INTEGER NOT NULL,
+    owner INTEGER NOT NULL, descriptor INTEGER NOT NULL, inode INTEGER NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS pages_by_device ON pages (device, nbytes);
+CREATE TABLE IF NOT EXISTS holding (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    pages INTEGER NOT NULL REFERENCES pages ON DELETE CASCADE,
+    process INTEGER NOT NULL REFERENCES process ON DELETE CASCADE
+) STRICT;
+CREATE INDEX IF NOT EXISTS holding_by_pages ON holding (pages);
+CREATE INDEX IF NOT EXISTS holding_by_process ON holding (process);
+CREATE TABLE IF NOT EXISTS violation (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, pid INTEGER NOT NULL, call TEXT NOT NULL,
+    rule TEXT NOT NULL, text TEXT NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS fault (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, call TEXT NOT NULL, code INTEGER NOT NULL,
+    skip INTEGER NOT NULL, count INTEGER NOT NULL, pid INTEGER
+) STRICT;
+"""
+
+
+def ticks_since_boot() -> int:
+    """Return the time in the unit of process start times (proc_pid_stat(5), field 22)."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+class Machine:
+    """The tables of one emulated host, as this process sees them.
+
+    Parameters
+    ----------
+    folder
+        Where the tables are: one folder is one host. It is made where it does not exist.
+    schema
+        Further tables, of one vendor, each made only where it does not exist. What belongs to a
+        process refers to ``process`` with ``ON DELETE CASCADE``, and is gone when that dies.
+
+    Raises
+    ------
+    ConfigurationError
+        Where the folder cannot be used, or belongs to another user.
+    """
+
+    def __init__(self, folder: Path, schema: str) -> None:
+        self.folder = folder
+        self._schema = schema
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._opens = 0
+        self._me: tuple[int, int] | None = None
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            owner = folder.stat().st_uid
+        except OSError as error:
+            msg = f"the emulated host's folder {folder} cannot be used: {error.strerror}"
+            raise ConfigurationError(msg, hint="set CROSSMEM_EMULATED_STATE") from None
+        if owner != os.geteuid():
+            msg = f"the emulated host's folder {folder} belongs to user {owner}"
+            raise ConfigurationError(msg, hint="set CROSSMEM_EMULATED_STATE")
+        _machines.add(self)
+
+    @property
+    def boot(self) -> Path:
+        """The database of this boot: process numbers of another boot mean nothing."""
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return self.folder / f"host-{_VERSION}-{boot_id}.sqlite"
+
+    def _opened(self) -> sqlite3.Connection:
+        """Return the connection. The lock is held."""
+        if self._connection is None:
+            connection = sqlite3.connect(
+                self.boot, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+            try:
+                # What has to survive is a killed process, not a power cut: nothing is synced.
+                connection.executescript(
+                    "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; "
+                    "PRAGMA foreign_keys = ON; BEGIN IMMEDIATE;"
+                    + _SCHEMA
+                    + self._schema
+                    + "COMMIT;"
+                )
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+            self._opens += 1
+            with self.transaction() as tables:
+                self.reap(tables)
+        return self._connection
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield the tables; changes are kept where the block ends without an exception.
+
+        No other process is in a transaction meanwhile, so it must be short.
+        """
+        with self._lock:
+            tables = self._opened()
+            if tables.in_transaction:
+                yield tables
+                return
+            tables.execute("BEGIN IMMEDIATE")
+            try:
+                yield tables
+            except BaseException:
+                tables.execute("ROLLBACK")
+                # The entry of this process may have been made in this transaction.
+                self._me = None
+                raise
+            tables.execute("COMMIT")
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """A value that changes when another process has changed something."""
+        with self._lock:
+            (number,) = self._opened().execute("PRAGMA data_version").fetchone()
+            return self._opens, number
+
+    def me(self, tables: sqlite3.Connection) -> int:
+        """Return the number of this process, entering it where it is new."""
+        pid = os.getpid()
+        if self._me is None or self._me[0] != pid:
+            identity = (pid, process_start_time("self") or 0)
+            tables.execute(
+                "INSERT OR IGNORE INTO process (pid, start_time) VALUES (?, ?)", identity
+            )
+            (number,) = tables.execute(
+                "SELECT number FROM process WHERE pid = ? AND start_time = ?", identity
+            ).fetchone()
+            self._me = (pid, number)
+        return self._me[1]
+
+    def lives(self, tables: sqlite3.Connection, process: int) -> bool:
+        """Whether a process still runs; what a dead one left is removed."""
+        row = tables.execute(
+            "SELECT pid, start_time FROM process WHERE number = ?", (process,)
+        ).fetchone()
+        if row is None:
+            return False
+        pid, start_time = row
+        if process_start_time(pid) == start_time:
+            return True
+        tables.execute("DELETE FROM process WHERE number = ?", (process,))
+        tables.execute("DELETE FROM pages WHERE number NOT IN (SELECT pages FROM holding)")
+        return False
+
+    def reap(self, tables: sqlite3.Connection) -> None:
+        """Remove what dead processes left."""
+        for (process,) in tables.execute("SELECT number FROM process").fetchall():
+            self.lives(tables, process)
+
+    def close(self) -> None:
+        """Close the database; the next use opens it again."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+                self._me = None
+
+    # Fork -------------------------------------------------------------------------------------
+
+    def hold_for_fork(self) -> None:
+        """Let no connection cross a fork: SQLite's locks belong to one process."""
+        self._lock.acquire()
+        self.close()
+
+    def resume_after_fork(self) -> None:
+        """Undo :meth:`hold_for_fork`, in the parent."""
+        self._lock.release()
+
+    def renew_after_fork(self) -> None:
+        """Undo :meth:`hold_for_fork`, in the child, which is a process of its own."""
+        self._lock = threading.RLock()
+
+
+_machines: "weakref.WeakSet[Machine]" = weakref.WeakSet()
+_held: list[Machine] = []
+
+
+def _before_fork() -> None:
+    _held.extend(_machines)
+    for machine in _held:
+        machine.hold_for_fork()
+
+
+def _after_fork_in_parent() -> None:
+    while _held:
+        _held.pop().resume_after_fork()
+
+
+def _after_fork_in_child() -> None:
+    while _held:
+        _held.pop().renew_after_fork()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

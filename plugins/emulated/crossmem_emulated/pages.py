@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of an emulated device: charged to the device, reachable from every process of the host."""
+
+import os
+import sqlite3
+from contextlib import suppress
+from dataclasses import dataclass
+from os import close
+from typing import Final
+
+from crossmem_emulated import memory
+from crossmem_emulated.machine import Machine
+
+__all__ = ["HOST", "NoRoomError", "PageStore", "Pages"]
+
+HOST: Final = -1
+"""In place of a device: memory of the host itself, which no device is charged for."""
+
+_POISON: Final = 0xA5
+_POISONED_NBYTES: Final = 64 << 10
+
+
+class NoRoomError(Exception):
+    """The device has no room."""
+
+
+@dataclass(slots=True, eq=False)
+class Pages:
+    """What this process holds of some memory of a device.
+
+    Parameters
+    ----------
+    number
+        The memory's number on the emulated host.
+    device
+        Index of the device on the host, or ``HOST``.
+    nbytes
+        Size in bytes.
+    address
+        Where the emulation itself reaches the memory. The program never learns it.
+    descriptor
+        The memfd, in the process that allocated the memory; None in others.
+    holding
+        Number of the entry by which this process keeps the memory, None where it does not.
+    """
+
+    number: int
+    device: int
+    nbytes: int
+    address: int
+    descriptor: int | None
+    holding: int | None
+
+
+class PageStore:
+    """Allocates, opens and releases device memory.
+
+    Parameters
+    ----------
+    machine
+        The host.
+    capacity_nbytes
+        Size of each device's memory in bytes.
+    """
+
+    def __init__(self, machine: Machine, capacity_nbytes: int) -> None:
+        self.machine = machine
+        self.capacity_nbytes = capacity_nbytes
+        self._flags = memory.creation_flags()
+
+    def used_nbytes(self, device: int) -> int:
+        """Return how many bytes of a device all living processes together hold."""
+        with self.machine.transaction() as tables:
+            self.machine.reap(tables)
+            return _used(tables, device)
+
+    def allocate(self, device: int, nbytes: int) -> Pages:
+        """Allocate memory with undefined contents: the first of them are poisoned.
+
+        Raises
+        ------
+        NoRoomError
+            Where the device, or the host under it, has no room.
+        """
+        with self.machine.transaction() as tables:
+            if device != HOST and _used(tables, device) + nbytes > self.capacity_nbytes:
+                self.machine.reap(tables)
+                if _used(tables, device) + nbytes > self.capacity_nbytes:
+                    raise NoRoomError
+            try:
+                descriptor, address = memory.create(nbytes, self._flags)
+            except memory.SystemCallError as error:
+                raise NoRoomError(str(error)) from None
+            try:
+                memory.fill(address, min(nbytes, _POISONED_NBYTES), _POISON)
+                me = self.machine.me(tables)
+                number = _insert(
+                    tables,
+                    "INSERT INTO pages (device, nbytes, owner, descriptor, inode) "
+                    "VALUES (?, ?, ?, ?, ?)",
+                    (device, nbytes, me, descriptor, os.fstat(descriptor).st_ino),
+                )
+                holding = _hold(tables, number, me)
+            except BaseException:
+                memory.unmap(address, nbytes)
+                close(descriptor)
+                raise
+        return Pages(number, device, nbytes, address, descriptor, holding)
+
+    def open(self, number: int, *, hold: bool) -> Pages | None:
+        """Return memory that another process allocated, None where that does not run any more.
+
+        Parameters
+        ----------
+        number
+            The memory's number on the emulated host.
+        hold
+            Whether the memory stays charged and alive as long as this process has it open.
+        """
+        with self.machine.transaction() as tables:
+            row = tables.execute(
+                "SELECT pages.device, nbytes, descriptor, inode, pid, process.number FROM pages "
+                "JOIN process ON process.number = owner WHERE pages.number = ?",
+                (number,),
+            ).fetchone()
+            if row is None or not self.machine.lives(tables, row[5]):
+                return None
+            device, nbytes, descriptor, inode, pid, _ = row
+            try:
+                opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                return None
+            try:
+                if os.fstat(opened).st_ino != inode:
+                    return None
+                address = memory.map_shared(opened, nbytes, memory.READ_WRITE)
+            finally:
+                close(opened)
+            holding = None
+            if hold:
+                try:
+                    holding = _hold(tables, number, self.machine.me(tables))
+                except BaseException:
+                    memory.unmap(address, nbytes)
+                    raise
+        return Pages(number, device, nbytes, address, None, holding)
+
+    def release(self, pages: Pages) -> None:
+        """Give up what this process has; with its last holder, the memory itself is gone."""
+        with self.machine.transaction() as tables:
+            if pages.holding is not None:
+                tables.execute("DELETE FROM holding WHERE number = ?", (pages.holding,))
+                tables.execute(
+                    "DELETE FROM pages WHERE number = ? AND NOT EXISTS "
+                    "(SELECT 1 FROM holding WHERE holding.pages = pages.number)",
+                    (pages.number,),
+                )
+        memory.unmap(pages.address, pages.nbytes)
+        if pages.descriptor is not None:
+            with suppress(OSError):
+                close(pages.descriptor)
+
+
+def _used(tables: sqlite3.Connection, device: int) -> int:
+    query = "SELECT COALESCE(SUM(nbytes), 0) FROM pages WHERE device = ?"
+    used: int = tables.execute(query, (device,)).fetchone()[0]
+    return used
+
+
+def _hold(tables: sqlite3.Connection, pages: int, process: int) -> int:
+    statement = "INSERT INTO holding (pages, process) VALUES (?, ?)"
+    return _insert(tables, statement, (pages, process))
+
+
+def _insert(tables: sqlite3.Connection, statement: str, values: tuple[int, ...]) -> int:
+    return int(tables.execute(statement, values).lastrowid or 0)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each failure that ACL documents, once at each call of each operation, between two processes.
+
+Each ends in a typed error that names the call and the code; nothing of it is left, and the next
+call works.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.peers import Peer
+
+if TYPE_CHECKING:
+    from tests.integration import ascend_fault_actions
+else:
+    import ascend_fault_actions
+
+MECHANISMS = ("shareable", "key")
+StartNpuPeer = Callable[[str], Peer]
+
+
+@pytest.fixture
+def start_npu_peer(run_dir: Path, tmp_path: Path) -> Iterator[StartNpuPeer]:
+    """Return a function that starts a process that uses emulated NPUs by one mechanism."""
+    started: list[Peer] = []
+
+    def start(mechanism: str) -> Peer:
+        peer = Peer(
+            "ascend:0",
+            runtime="emulated",
+            mechanism=mechanism,
+            environment={
+                "CROSSMEM_RUN_DIR": str(run_dir),
+                "CROSSMEM_EMULATED_STATE": str(tmp_path),
+                "CROSSMEM_EMULATED_CAPACITY": "64MiB",
+            },
+            tracing=False,
+        )
+        started.append(peer)
+        return peer
+
+    yield start
+    for peer in started:
+        peer.destroy()
+
+
+@pytest.mark.parametrize("name", sorted(ascend_fault_actions.OPERATIONS))
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_each_failure_of_each_call(start_npu_peer: StartNpuPeer, mechanism: str, name: str) -> None:
+    if mechanism == "key" and name in ascend_fault_actions.RANGES:
+        pytest.skip("memory shared by key is not mapped in address ranges")
+    partner, subject = start_npu_peer(mechanism), start_npu_peer(mechanism)
+    blob = partner.call(actions.offer, "memory", ascend_fault_actions.NBYTES, b"data")
+
+    count, wrong = subject.call(ascend_fault_actions.fail_everywhere, name, blob, within=60)
+
+    assert not wrong, "\n".join(wrong)
+    # A key is opened only where it is mapped: importing and closing it makes no vendor call.
+    assert count or mechanism == "key"
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_each_failure_of_granting(start_npu_peer: StartNpuPeer, mechanism: str) -> None:
+    call = {
+        "shareable": "rt.mem_set_pid_to_shareable_handle",
+        "key": "rt.ipc_mem_set_import_pid",
+    }[mechanism]
+    exporter = start_npu_peer(mechanism)
+    # What is opened once for the process stays.
+    exporter.call(actions.allocate, "first", 1)
+    exporter.call(actions.call, "first", "free")
+    before = exporter.call(ascend_fault_actions.held)
+    blob = exporter.call(actions.offer, "memory", ascend_fault_actions.NBYTES, b"data")
+    importer = start_npu_peer(mechanism)
+    nothing = importer.call(ascend_fault_actions.held)
+
+    for code in ascend_fault_actions.CODES[call]:
+        exporter.call(ascend_fault_actions.fail, call, code)
+        with pytest.raises(crossmem.CrossmemError, match=str(code)) as caught:
+            importer.call(actions.attach, "mapping", blob, timeout=5)
+        assert type(caught.value) is not crossmem.CrossmemError
+        assert importer.call(ascend_fault_actions.held) == nothing
+        assert not [one.leases for one in exporter.call(actions.exports) if one.leases]
+
+    importer.call(actions.attach, "mapping", blob)
+    assert importer.call(actions.read, "mapping", 4) == b"data"
+    importer.call(actions.unmap, "mapping")
+    exporter.call(actions.call, "memory", "free")
+    exporter.call(actions.collect)
+    assert exporter.call(ascend_fault_actions.held) == before
+
+
+@pytest.mark.parametrize("code", [107001, 507033, 507899])
+def test_a_device_that_cannot_be_opened(start_npu_peer: StartNpuPeer, code: int) -> None:
+    peer = start_npu_peer("shareable")
+    peer.call(ascend_fault_actions.fail, "rt.set_device", code)
+    with pytest.raises(crossmem.DriverError, match=str(code)):
+        peer.call(actions.allocate, "memory", 1)
+    peer.call(actions.allocate, "memory", 1)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every entry leaves the thread's device and context as it found them (law C19)."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import crossmem
+from crossmem.driver import CopyKind
+from crossmem_ascend.driver import AscendDriver
+
+OPERATIONS = ("allocate", "export", "import_", "map", "unmap", "close", "free")
+
+
+def in_a_thread(work: Callable[[], None]) -> None:
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        threads.submit(work).result()
+
+
+def nothing(acl: Any) -> None:
+    pass
+
+
+def this_device(acl: Any) -> None:
+    acl.rt.set_device(0)
+
+
+def own_context_of_this_device(acl: Any) -> None:
+    acl.rt.create_context(0)
+
+
+def another_device(acl: Any) -> None:
+    acl.rt.set_device(1)
+
+
+BEFORE = (nothing, this_device, own_context_of_this_device, another_device)
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_what_was_current_is_current_again(
+    before: Callable[[Any], None], acl: Any, story: Any
+) -> None:
+    def work() -> None:
+        before(acl)
+        found = acl.rt.context
+        for operation in story.OPERATIONS:
+            if operation != "grant":
+                getattr(story, operation)()
+                assert acl.rt.context == found, operation
+            else:
+                in_a_thread(story.grant)
+
+    in_a_thread(work)
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_it_is_current_again_after_a_failure(
+    before: Callable[[Any], None], acl: Any, driver: AscendDriver
+) -> None:
+    def work() -> None:
+        before(acl)
+        found = acl.rt.context
+        acl.rt.fail("memcpy", 507899)
+        with pytest.raises(crossmem.DriverError):
+            driver.copy(0, 1, 2, 3, CopyKind.HOST_TO_DEVICE)
+        assert acl.rt.context == found
+
+    in_a_thread(work)
+
+
+def test_a_thread_of_this_device_costs_two_questions(acl: Any, driver: AscendDriver) -> None:
+    acl.rt.set_device(0)
+    acl.rt.calls.clear()
+    driver.synchronize(0)
+
+    assert acl.rt.named(context=True) == ["get_context", "get_device", "synchronize_device"]
+
+
+def test_a_thread_of_another_device_gets_the_default_context(
+    acl: Any, driver: AscendDriver
+) -> None:
+    acl.rt.set_device(1)
+    default = acl.rt._defaults[0]
+    found = acl.rt.context
+    acl.rt.calls.clear()
+    driver.synchronize(0)
+
+    assert [call for call in acl.rt.calls if call[0] == "set_context"] == [
+        ("set_context", default),
+        ("set_context", found),
+    ]
+
+
+def test_the_lease_servers_thread_keeps_the_device(acl: Any, story: Any) -> None:
+    story.until("grant")
+
+    def serve() -> None:
+        acl.rt.calls.clear()
+        story.grant()
+        assert acl.rt._contexts[acl.rt.context] == 0
+        assert acl.rt.named(context=True)[0] == "set_context"
+        assert "create_context" not in acl.rt.named(context=True)
+
+    in_a_thread(serve)
+
+
+def test_a_device_is_opened_once_whatever_threads_come(acl: Any, fake_acl: Any) -> None:
+    driver = AscendDriver(acl)
+    barrier = threading.Barrier(8)
+
+    def work() -> None:
+        barrier.wait(10)
+        driver.synchronize(1)
+
+    with ThreadPoolExecutor(max_workers=8) as threads:
+        for one in [threads.submit(work) for _ in range(8)]:
+            one.result()
+
+    assert [call for call in acl.rt.calls if call[0] == "set_device"] == [("set_device", 1)]
+
+
+def test_a_device_that_does_not_open_is_tried_again(acl: Any) -> None:
+    driver = AscendDriver(acl)
+    acl.rt.fail("set_device", 507033)
+    with pytest.raises(crossmem.DriverError, match="DEV_SETUP_ERROR"):
+        driver.synchronize(0)
+    driver.synchronize(0)
+
+    assert acl.rt.named(context=True).count("set_device") == 2
+
+
+def test_looking_at_devices_opens_none(acl: Any) -> None:
+    driver = AscendDriver(acl)
+    for device in driver.devices():
+        driver.capabilities(device.ordinal, None)
+
+    assert "set_device" not in acl.rt.named(context=True)

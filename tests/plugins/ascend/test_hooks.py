@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plugin registers, and how the vendor's module is found."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import crossmem
+from crossmem.plugin import API_VERSION, Backend
+from crossmem_ascend import hooks
+from crossmem_ascend.driver import AscendDriver
+
+
+def find_nothing(api: str, name: str) -> object:
+    raise crossmem.BackendUnavailableError(f"nobody has {name} for {api}")
+
+
+@pytest.fixture
+def backend() -> Backend:
+    (backend,) = hooks.crossmem_backends(find_nothing)
+    return backend
+
+
+def test_what_is_offered(backend: Backend) -> None:
+    assert (backend.name, backend.priority) == ("ascend", 20)
+    assert backend.api_version == API_VERSION
+    assert backend.runtimes == ("pyacl", "emulated")
+    assert backend.install_hint
+
+
+def test_the_entry_point_leads_here() -> None:
+    (entry,) = entry_points(group="crossmem", name="ascend")
+
+    assert entry.load() is hooks
+
+
+@pytest.mark.parametrize("runtime", [None, "pyacl"])
+def test_pyacl_is_initialised(
+    runtime: str | None, backend: Backend, acl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "acl", acl)
+    driver = backend.load(runtime)
+
+    assert isinstance(driver, AscendDriver)
+    assert len(driver.devices()) == 2
+    assert acl.inits == [()]
+
+
+def test_somebody_else_may_have_initialised_it(
+    backend: Backend, acl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "acl", acl)
+    acl.init_code = 100002
+
+    assert backend.load(None).backend == "ascend"
+
+
+def test_initialisation_can_fail(
+    backend: Backend, acl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "acl", acl)
+    acl.init_code = 100039
+    with pytest.raises(crossmem.DriverError, match=r"acl\.init failed with .*STUB_MODE") as raised:
+        backend.load(None)
+
+    assert "LD_LIBRARY_PATH" in str(raised.value)
+
+
+def test_pyacl_may_be_absent(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "acl", None)
+    with pytest.raises(crossmem.BackendUnavailableError, match="cannot be imported") as raised:
+        backend.load(None)
+
+    assert "set_env.sh" in str(raised.value)
+
+
+def test_another_module_may_have_the_name(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "acl", sys)
+    with pytest.raises(crossmem.BackendUnavailableError, match="is not pyACL"):
+        backend.load("pyacl")
+
+
+def test_an_emulation_comes_from_another_plugin(acl: Any) -> None:
+    asked = []
+
+    def find(api: str, name: str) -> object:
+        asked.append((api, name))
+        return acl
+
+    (backend,) = hooks.crossmem_backends(find)
+
+    assert isinstance(backend.load("emulated"), AscendDriver)
+    assert asked == [("ascend", "emulated")]
+
+
+def test_the_probe_looks_for_the_module_and_the_devices(
+    backend: Backend, acl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "_DEV", tmp_path)
+    monkeypatch.setattr(hooks, "find_spec", lambda _: None)
+    absent = backend.probe()
+    monkeypatch.setitem(sys.modules, "acl", acl)
+    no_device = backend.probe()
+    (tmp_path / "davinci0").touch()
+
+    assert (absent.state, no_device.state) == ("not_installed", "unusable")
+    assert "davinci" in no_device.reason
+    assert backend.probe().available
+
+
+def test_discovery_imports_nothing_of_the_vendors() -> None:
+    script = (
+        "import sys; sys.modules['acl'] = None\n"
+        "import crossmem_ascend.hooks as hooks\n"
+        "hooks.crossmem_backends(None)\n"
+        "sys.exit('crossmem_ascend.driver' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How pyACL takes arguments and gives results."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from crossmem_emulated.acl import Acl, calls
+from crossmem_emulated.options import Options
+
+if TYPE_CHECKING:
+    from tests.plugins.emulated.acl.acl_actor import (
+        GRANULARITY,
+        Actor,
+        emulation_only,
+        ok,
+        properties,
+    )
+    from tests.plugins.emulated.acl.conftest import Start
+else:
+    from acl_actor import GRANULARITY, Actor, emulation_only, ok, properties
+
+    Start = Any
+
+
+WRONG_TYPES: dict[str, tuple[Any, ...]] = {
+    "rt.malloc": ("1", 0),
+    "rt.free": (None,),
+    "rt.memcpy": (1, 1, b"x", 1, 1),
+    "rt.malloc_physical": (GRANULARITY, [], 0),
+    "rt.mem_get_allocation_granularity": (0, 0),
+    "rt.set_device": ("0",),
+    "rt.ipc_mem_close": (b"key",),
+    "rt.map_mem": (1.0, 1, 0, 1, 0),
+}
+TOO_FEW: dict[str, tuple[Any, ...]] = {
+    "rt.malloc": (64,),
+    "rt.map_mem": (GRANULARITY, GRANULARITY, 0, 64),
+    "rt.set_device": (),
+    "rt.malloc_physical": (GRANULARITY, properties()),
+    "rt.mem_import_from_shareable_handle": (1,),
+    "rt.ipc_mem_get_export_key": (1, 1, 65),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_wrong_types(acl: Actor, name: str) -> None:
+    with pytest.raises(TypeError, match=f"acl.{name} args parse failed"):
+        acl.call(f"acl.{name}", *WRONG_TYPES[name])
+
+
+@pytest.mark.parametrize("name", TOO_FEW)
+def test_too_few_and_too_many_arguments(acl: Actor, name: str) -> None:
+    with pytest.raises(TypeError, match=f"acl.{name} args parse failed"):
+        acl.call(f"acl.{name}", *TOO_FEW[name])
+    with pytest.raises(TypeError, match=f"acl.{name} args parse failed"):
+        acl.call(f"acl.{name}", *TOO_FEW[name], 0, 0, 0)
+
+
+def test_get_context_ignores_arguments(acl: Actor) -> None:
+    assert acl.rt.get_context(1, 2) == acl.rt.get_context()
+
+
+@pytest.mark.parametrize("pids", [(1, 2), 1, "2"])
+def test_a_list_is_a_list(acl: Actor, pids: Any) -> None:
+    with pytest.raises(ValueError, match="only support the format of list"):
+        acl.rt.mem_set_pid_to_shareable_handle(1, pids)
+    with pytest.raises(ValueError, match="only support the format of list"):
+        acl.rt.ipc_mem_set_import_pid("0" * 64, pids)
+
+
+def test_an_empty_list_of_pids(acl: Actor) -> None:
+    with pytest.raises(TypeError, match="convert argument 2"):
+        acl.rt.mem_set_pid_to_shareable_handle(1, [])
+    with pytest.raises(TypeError):
+        acl.rt.mem_set_pid_to_shareable_handle(1, ["1"])
+
+
+@pytest.mark.parametrize("number", [1 << 31, -(1 << 31) - 1])
+def test_numbers_of_32_bits_overflow(acl: Actor, number: int) -> None:
+    with pytest.raises(OverflowError):
+        acl.rt.set_device(number)
+    with pytest.raises(OverflowError):
+        acl.rt.mem_set_pid_to_shareable_handle(1, [number])
+
+
+def test_numbers_of_64_bits_wrap(acl: Actor) -> None:
+    assert acl.rt.malloc_physical((1 << 64) + GRANULARITY, properties(), 0)[1] == 0
+    assert acl.rt.malloc_physical(-GRANULARITY, properties(), 0) == (0, 207001)
+
+
+def test_text_has_no_null(acl: Actor) -> None:
+    with pytest.raises(ValueError, match="null"):
+        acl.rt.ipc_mem_close("a\0b")
+
+
+@emulation_only
+def test_functions_take_no_keywords(host: Path) -> None:
+    with pytest.raises(TypeError):
+        Acl(options=Options(state=host)).rt.malloc(size=64, policy=0)
+
+
+@emulation_only
+@pytest.mark.parametrize("profile", ["documented"], indirect=True)
+def test_every_function_has_blank_outputs_in_a_failure(start: Start) -> None:
+    """Of the right number and type; outside of the emulated device nothing raises."""
+    acl = start(device=None)
+    samples = {"k": 64, "K": 64, "i": 0, "I": 0, "s": "x", "d": properties(), "p": [1]}
+    for name, called in calls.ENTRIES.items():
+        required = called.codes.partition("|")[0].replace("*", "")
+        acl.call("fail", name, 424242, {})
+        answer = acl.call(f"acl.{name}", *(samples[one] for one in required))
+
+        assert answer == ((*called.blanks, 424242) if called.blanks else 424242), name
+
+
+def test_init_and_finalize(acl: Actor) -> None:
+    assert acl.acl.init() == 100002
+    assert acl.acl.init("") == 100002
+    ok(acl.acl.finalize())
+    assert acl.acl.finalize() == 100037
+    ok(acl.acl.init())
+    assert acl.acl.init() == 100002
+    assert [acl.acl.finalize_reference() for _ in range(3)] == [(1, 0), (0, 0), (0, 100037)]
+
+
+def test_what_has_no_code(acl: Actor) -> None:
+    assert acl.rt.malloc(0, 0) == (0, 100000)
+    assert isinstance(acl.acl.get_soc_name(), str)
+    assert isinstance(acl.acl.get_recent_err_msg(), str)
+    assert len(ok(acl.acl.get_version())) == 3
+    assert ok(acl.rt.get_run_mode()) == 1
+
+
+def test_util(acl: Actor) -> None:
+    with pytest.raises(TypeError):
+        acl.util.bytes_to_ptr("text")
+    host = ok(acl.rt.malloc_host(16))
+    acl.call("poke", host, b"on the host")
+    assert acl.util.ptr_to_bytes(host, 11) == b"on the host"
+    ok(acl.rt.free_host(host))
+
+
+def test_devices(acl: Actor) -> None:
+    count = ok(acl.rt.get_device_count())
+
+    for number in (-1, count):
+        assert acl.rt.set_device(number) == 107001
+        assert acl.rt.create_context(number) == (0, 107001)
+        assert acl.rt.device_get_uuid(number) == (0, 107001)
+    assert acl.rt.device_can_access_peer(0, 0) == (0, 100000)
+    assert acl.rt.device_enable_peer_access(0, 0) == 100000
+    assert acl.rt.device_enable_peer_access(0, 1) == 200006
+    assert len(ok(acl.rt.device_get_uuid(0))["bytes"]) == 16
+    assert ok(acl.rt.get_primary_ctx_state(0))[0] == 1
+
+
+@emulation_only
+def test_where_a_pointer_is(acl: Actor) -> None:
+    pointer, host = ok(acl.rt.malloc(GRANULARITY, 0)), ok(acl.rt.malloc_host(8))
+    kinds = [ok(acl.rt.pointer_get_attributes(one))["location"] for one in (pointer, host, 8)]
+
+    assert kinds == [{"id": 0, "type": 1}, {"id": 0, "type": 0}, {"id": 0, "type": 2}]
+
+
+@emulation_only
+def test_x3_unknown_contexts_and_streams(acl: Actor) -> None:
+    context = ok(acl.rt.get_context())
+    stream = ok(acl.rt.create_stream())
+    ok(acl.rt.destroy_stream(stream))
+
+    assert acl.rt.set_context(0) == 100000
+    assert [
+        acl.rt.set_context(4096),
+        acl.rt.destroy_context(4096),
+        acl.rt.destroy_context(context),
+        acl.rt.synchronize_stream(stream),
+        acl.rt.destroy_stream(stream),
+    ] == [107000] * 5
+    acl.check_broken(*["ACL-X3"] * 5)
