@@ -2,6 +2,7 @@
 """The device that was meant, and the mechanism that was asked for: laws C24 and C25."""
 
 import pickle
+from contextlib import suppress
 from typing import Any, Final
 
 import pytest
@@ -256,15 +257,46 @@ def test_c25_a_mechanism_that_is_not_there_is_not_replaced(
 def test_c25_raw_handles_only_where_the_backend_has_them(
     allocate: Allocate, capabilities: crossmem.Capabilities, tracer: TracingDriver
 ) -> None:
+    if capabilities.raw_handles:
+        pytest.skip("the device's capability raw_handles is true")
     allocation = allocate(NBYTES)
     before = dict(tracer.calls)
-    if capabilities.raw_handles:
-        assert allocation.export(lease=False).raw
-        return
     with pytest.raises(crossmem.UnsupportedError, match="raw_handles"):
         allocation.export(lease=False)
 
     assert tracer.calls == before
+
+
+@pytest.mark.crossmem_requires("raw_handles")
+def test_c25_a_raw_handle_is_imported_without_a_lease(allocate: Allocate, peer: Peer) -> None:
+    allocation = allocate(NBYTES, b"raw")
+    try:
+        handle = allocation.export(lease=False)
+    except crossmem.UnsupportedError as error:
+        pytest.skip(f"the vendor's driver is too old: {error}")
+    assert handle.raw
+    assert allocation.export(lease=False) == handle
+
+    peer.call(actions.attach, "m", handle.to_bytes())
+
+    assert peer.call(actions.read, "m", 3) == b"raw"
+    assert not any(one.leases for one in crossmem.exports())
+    peer.call(actions.write, "m", b"RAW")
+    assert allocation.read(3) == b"RAW"
+    peer.call(actions.unmap, "m")
+
+
+@pytest.mark.crossmem_requires("raw_handles")
+def test_c25_raw_and_leased_exports_of_one_allocation_work_or_raise(
+    allocate: Allocate, peer: Peer
+) -> None:
+    allocation = allocate(NBYTES, b"leased")
+    leased = allocation.export()
+    with suppress(crossmem.UnsupportedError):
+        assert allocation.export(lease=False).raw
+    peer.call(actions.attach, "m", leased.to_bytes())
+    assert peer.call(actions.read, "m", 6) == b"leased"
+    peer.call(actions.unmap, "m")
 
 
 def test_c25_a_backend_device_or_runtime_that_is_not_there_is_not_replaced(

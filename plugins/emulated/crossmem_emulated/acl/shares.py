@@ -33,7 +33,9 @@ def _mem_export_to_shareable_handle(
         raise Refused(Code.INVALID_PARAM, "the handle is null, or its type is not 0")
     largest = 0 if process.profile.disables_validation == "no" else _DISABLE_PID_VALIDATION
     if flags > largest:
-        raise Refused(Code.RT_PARAM_INVALID, f"there are no flags {flags}", "ACL-E15")
+        # Trying a flag of later editions is how a program finds out whether it is known.
+        rule = "ACL-E15" if flags > _DISABLE_PID_VALIDATION else None
+        raise Refused(Code.RT_PARAM_INVALID, f"there are no flags {flags}", rule)
     physical = find_physical(process, handle)
     if physical.share is not None:
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"{handle:#x} was exported", "ACL-E14")

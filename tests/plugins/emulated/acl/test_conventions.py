@@ -164,6 +164,24 @@ def test_where_a_pointer_is(acl: Actor) -> None:
     assert kinds == [{"id": 0, "type": 1}, {"id": 0, "type": 0}, {"id": 0, "type": 2}]
 
 
+def test_host_memory(acl: Actor) -> None:
+    host = ok(acl.rt.malloc_host(16))
+
+    assert acl.rt.malloc_host(0) == (0, 100000)
+    assert acl.rt.free_host(0) == 100000
+    ok(acl.rt.free_host(host))
+    assert acl.rt.get_mem_info(99)[-1] != 0
+    acl.check_broken()
+
+
+@emulation_only
+def test_x4_host_memory_that_is_none(acl: Actor) -> None:
+    host = ok(acl.rt.malloc_host(16))
+
+    assert acl.rt.free_host(host + 1) == 107000
+    acl.check_broken("ACL-X4")
+
+
 @emulation_only
 def test_x3_unknown_contexts_and_streams(acl: Actor) -> None:
     context = ok(acl.rt.get_context())
@@ -177,5 +195,6 @@ def test_x3_unknown_contexts_and_streams(acl: Actor) -> None:
         acl.rt.destroy_context(context),
         acl.rt.synchronize_stream(stream),
         acl.rt.destroy_stream(stream),
-    ] == [107000] * 5
-    acl.check_broken(*["ACL-X3"] * 5)
+        acl.rt.destroy_stream(0),
+    ] == [107000] * 6
+    acl.check_broken(*["ACL-X3"] * 6)

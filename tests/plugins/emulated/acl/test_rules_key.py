@@ -129,6 +129,21 @@ def test_e16_who_admits_by_key(exporter: Actor, importer: Actor) -> None:
     ok(importer.rt.ipc_mem_import_by_key(free, 0))
 
 
+@emulation_only
+@pytest.mark.parametrize("profile", ["documented"], indirect=True)
+def test_e16_a_key_s_whitelist_has_an_end(exporter: Actor) -> None:
+    _, key = key_for(exporter)
+    most, at_once = 32768, 31
+    codes = [
+        exporter.rt.ipc_mem_set_import_pid(key, list(range(first, min(first + at_once, most + 1))))
+        for first in range(1, most + 1, at_once)
+    ]
+
+    assert set(codes) == {0}
+    assert exporter.rt.ipc_mem_set_import_pid(key, [most + 1]) == 507899
+    ok(exporter.rt.ipc_mem_set_import_pid(key, [most]))
+
+
 def test_e25_imports_are_counted(exporter: Actor, importer: Actor) -> None:
     pointer, key = key_for(exporter, importer)
     exporter.write(pointer, b"by key")
@@ -200,14 +215,16 @@ def test_e26_unmapping_before_the_key_is_closed(exporter: Actor) -> None:
 
 
 @emulation_only
-def test_e26_a_key_dies_with_its_exporter(exporter: Actor, importer: Actor) -> None:
+def test_e26_a_key_dies_with_its_exporter(exporter: Actor, importer: Actor, start: Start) -> None:
     """Unlike a shareable handle's memory; and the importer is not to blame."""
-    _, key = key_for(exporter, importer)
+    late = start()
+    _, key = key_for(exporter, importer, late)
     opened = ok(importer.rt.ipc_mem_import_by_key(key, 0))
     exporter.kill()
 
+    assert late.rt.ipc_mem_import_by_key(key, 0) == (0, 507899)
     assert importer.call("read", opened, 1)[1] == 507053
-    assert importer.rt.ipc_mem_import_by_key(key, 0)[1] in {0, 507899}
+    assert importer.rt.ipc_mem_import_by_key(key, 0) == (0, 507899)
     ok(importer.rt.ipc_mem_close(key))
     importer.check_broken()
 

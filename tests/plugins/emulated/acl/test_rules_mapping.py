@@ -170,6 +170,7 @@ def test_arguments_that_are_null(acl: Actor, handle: int, pointer: int) -> None:
     assert acl.rt.reserve_mem_address(0, 0, 0, 0) == (0, 100000)
     assert acl.rt.reserve_mem_address(size, 0, 0, 2) == (0, 100000)
     assert acl.rt.reserve_mem_address(size, UNIT, 0, 0) == (0, 107000)
+    assert acl.rt.reserve_mem_address(1 << 60, 0, 0, 0)[1] != 0
 
 
 @pytest.mark.parametrize("flags", [0, 1])

@@ -82,10 +82,11 @@ def test_e15_flags(exporter: Actor, flags: int) -> None:
 
 @differs({"documented a2 a3 950": 0, "cann8": 107000, "old-driver": 207000})
 def test_e15_flag_of_newer_editions(exporter: Actor, code: int) -> None:
+    """Trying it is how a program finds out, so it is no violation."""
     handle, _ = exporter.physical()
 
     assert exporter.rt.mem_export_to_shareable_handle(handle, 0, ANYBODY)[1] == code
-    exporter.check_broken(*["ACL-E15"] * (code == 107000))
+    exporter.check_broken()
 
 
 def test_e16_only_the_exporter_admits(exporter: Actor, importer: Actor) -> None:
