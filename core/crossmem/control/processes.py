@@ -114,9 +114,12 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
         if error.errno in {errno.EMFILE, errno.ENFILE, errno.ESRCH}:
             raise
         return None
-    if process_start_time(pid) != start_time:
+    try:
+        if process_start_time(pid) != start_time:
+            raise ProcessLookupError(errno.ESRCH, "the peer is dead and its pid was reused")
+    except BaseException:
         os.close(pidfd)
-        raise ProcessLookupError(errno.ESRCH, "the peer is dead and its pid was reused")
+        raise
     return pidfd
 
 
@@ -145,11 +148,14 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity) -> int | None:
         if error.errno == errno.EINVAL:
             raise ProcessLookupError(errno.ESRCH, "no such process") from error
         return None
-    # Where /proc shows another pid namespace, start times cannot be compared.
-    proc_is_ours = process_start_time(this.pid) == this.start_time
-    if is_dead(pidfd) or (proc_is_ours and process_start_time(owner.pid) != owner.start_time):
+    try:
+        # Where /proc shows another pid namespace, start times cannot be compared.
+        proc_is_ours = process_start_time(this.pid) == this.start_time
+        if is_dead(pidfd) or (proc_is_ours and process_start_time(owner.pid) != owner.start_time):
+            raise ProcessLookupError(errno.ESRCH, "the process is dead")
+    except BaseException:
         os.close(pidfd)
-        raise ProcessLookupError(errno.ESRCH, "the process is dead")
+        raise
     return pidfd
 
 

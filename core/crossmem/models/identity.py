@@ -21,11 +21,17 @@ def process_start_time(pid: int | Literal["self"]) -> int | None:
     Returns
     -------
     int or None
-        None where there is no such process or it is a zombie (proc_pid_stat(5), field 22).
+        None where there is no such process, it is a zombie, or it may not be looked at
+        (proc_pid_stat(5), field 22).
+
+    Raises
+    ------
+    OSError
+        Where the question could not be asked, for want of a descriptor for example.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, PermissionError, ProcessLookupError):
         return None
     # The command name, field 2, may hold spaces and parentheses: split after the last one.
     fields = stat[stat.rindex(b")") + 2 :].split()

@@ -18,6 +18,7 @@ from crossmem.errors import (
     ClosedError,
     ConfigurationError,
     CrossmemError,
+    InvalidHandleError,
     UnsupportedError,
 )
 from crossmem.guards import check_timeout
@@ -87,22 +88,30 @@ class Owned:
     def free_now(self) -> None:
         """Give the memory back: every lease has ended and nothing here uses it.
 
+        The device's running work is waited for first: no vendor promises that freeing does.
         Where the vendor refuses a step, later calls go on with it.
         """
-        driver = self.device.driver
         with self.block_lock:
             if self.number not in self.process.owned:
                 return
             try:
-                while self.exported:
-                    key, exported = next(iter(self.exported.items()))
-                    driver.release_export(self.block, exported)
-                    del self.exported[key]
-                driver.free(self.block)
-            except CrossmemError:
-                self.process.unfinished.append(self.free_now)
+                try:
+                    self.device.driver.synchronize(self.device.ordinal)
+                finally:
+                    self._release()
+            except BaseException:
+                if self.number in self.process.owned:
+                    self.process.unfinished.append(self.free_now)
                 raise
-            del self.process.owned[self.number]
+
+    def _release(self) -> None:
+        driver = self.device.driver
+        while self.exported:
+            key, exported = next(iter(self.exported.items()))
+            driver.release_export(self.block, exported)
+            del self.exported[key]
+        driver.free(self.block)
+        del self.process.owned[self.number]
         if self.process.registry.observed:
             self.tell(EventKind.FREED)
 
@@ -136,6 +145,32 @@ class Owned:
     def on_idle(self) -> None:
         """Note that the last lease ended. Called by the lease server with its lock held."""
         self.process.pending.append(self.free_now)
+
+    def publish(self, handle: ShareableHandle, allow: Allow, exported: Exported) -> None:
+        """Make an export importable through the lease server."""
+        server = self.process.start_server()
+        if self.shared is None:
+            has_whitelist = type(self.device.driver).grant is not Driver.grant
+            grant = self.grant if has_whitelist else None
+            self.shared = Shared(self.number, grant, self.on_idle)
+        server.book.publish(self.shared, Export(handle, allow, exported))
+
+    def publish_raw(self, handle: ShareableHandle) -> None:
+        """Let this process, and nobody else, lease what it exported raw (law C8).
+
+        Raises
+        ------
+        InvalidHandleError
+            Where this process made no such handle.
+        """
+        with self.lock:
+            for known in self.handles.values():
+                if known.core == handle.core and known.raw is not None:
+                    exported = self.exported[known.access, True]
+                    self.publish(known, Allow(pids=(self.process.identity.pid,)), exported)
+                    return
+        msg = f"allocation {self.number} of this process was not exported like this"
+        raise InvalidHandleError(msg, operation="import")
 
     def grant(self, export: Export, peer: Peer) -> None:
         """Put a process on the vendor's whitelist, where it has one."""
@@ -365,7 +400,8 @@ def _export(
 ) -> ShareableHandle:
     device, process = owned.device, owned.process
     _check_export(device, access, lease=lease)
-    server = process.start_server() if lease else None
+    if lease:
+        process.start_server()
     if synchronize:
         device.driver.synchronize(device.ordinal)
     raw = not lease
@@ -387,12 +423,8 @@ def _export(
         access=access,
         raw=b"".join(exported.payloads) if raw else None,
     )
-    if server is not None:
-        if owned.shared is None:
-            has_whitelist = type(device.driver).grant is not Driver.grant
-            grant = owned.grant if has_whitelist else None
-            owned.shared = Shared(owned.number, grant, owned.on_idle)
-        server.book.publish(owned.shared, Export(handle, allow or _EVERYONE_OF_THIS_USER, exported))
+    if lease:
+        owned.publish(handle, allow or _EVERYONE_OF_THIS_USER, exported)
     if process.registry.observed:
         owned.tell(EventKind.EXPORTED)
     return handle

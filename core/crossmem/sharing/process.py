@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from crossmem.control.server import LeaseServer
@@ -106,9 +106,18 @@ class Process:
         if self.is_inside:
             return
         for _ in range(len(self.unfinished)):
-            with suppress(CrossmemError, IndexError):
-                # Whoever asked for it first was told; this is one try more.
-                self.unfinished.popleft()()
+            try:
+                job: Callable[[], object] = self.unfinished.popleft()
+            except IndexError:
+                break
+            try:
+                job()
+            except CrossmemError:
+                # Whoever asked for it first was told; this was one try more.
+                pass
+            except Exception:
+                # A fault of the driver's, and no business of whoever called now.
+                _log.exception("a release that was refused before failed")
         put_back: list[Callable[[], bool | None]] = []
         while self.pending:
             try:

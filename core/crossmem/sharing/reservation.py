@@ -162,7 +162,7 @@ class Reservation:
     def _unmap_now(self, placed: Placed) -> None:
         try:
             self._driver.unmap_at(placed.loan.memory, self.pointer + placed.offset)
-        except CrossmemError:
+        except BaseException:
             self.process.unfinished.append(partial(self._unmap_again, placed))
             raise
         placed.is_mapped = False
@@ -187,7 +187,7 @@ class Reservation:
             return
         try:
             self._driver.release(self.device.ordinal, self.pointer, self.nbytes)
-        except CrossmemError:
+        except BaseException:
             self.process.ranges[id(self)] = self
             self.process.unfinished.append(self.release)
             raise

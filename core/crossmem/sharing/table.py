@@ -13,6 +13,7 @@ from crossmem.control.wire import Refusal, Status
 from crossmem.driver import Exported
 from crossmem.errors import (
     AccessDeniedError,
+    BusyError,
     ClosedError,
     CrossmemError,
     DriverError,
@@ -55,7 +56,7 @@ class Wish:
         self.device = device
         self.access = access
         self.home = home
-        self.key = (handle.owner, handle.allocation, device, access)
+        self.key = (handle.owner, handle.allocation, device, access, handle.raw is None)
 
 
 class ImportTable:
@@ -65,6 +66,8 @@ class ImportTable:
         self._process = process
         self.lock = threading.RLock()
         self._entries: dict[object, Entry] = {}
+        self._unfinished: dict[object, Entry] = {}
+        """What the vendor refused to close, and is asked to close by later calls."""
         self._shortcuts: dict[tuple[bytes, object, object], Entry] = {}
         self._connections: dict[ProcessIdentity, OwnerConnection] = {}
 
@@ -143,6 +146,14 @@ class ImportTable:
     def _claim(self, wish: Wish) -> Entry:
         with self.lock:
             entry = self._entries.get(wish.key)
+            if entry is None and wish.key in self._unfinished:
+                msg = "the vendor does not let this process close its last import of this memory"
+                raise BusyError(
+                    msg,
+                    operation="import",
+                    backend=wish.handle.backend,
+                    hint="each call of crossmem tries it again; crossmem.collect() does only that",
+                )
             if entry is None:
                 entry = self._entries[wish.key] = self._new_entry(wish)
             entry.users += 1
@@ -156,7 +167,10 @@ class ImportTable:
                 connection = self._connection_to(handle.owner)
                 connection.entries += 1
             return RemoteEntry(wish.key, wish.device, wish.access, connection)
-        owned, server = process.owned.get(handle.allocation), process.server
+        owned = process.owned.get(handle.allocation)
+        if owned is not None and not owned.is_retired and handle.raw is not None:
+            owned.publish_raw(handle)
+        server = process.server
         if owned is None or server is None or owned.is_retired:
             msg = f"allocation {handle.allocation} of this process was freed"
             raise StaleHandleError(msg, operation="import")
@@ -233,9 +247,11 @@ class ImportTable:
         with entry.lock:
             try:
                 entry.close()
-            except CrossmemError:
+            except BaseException:
+                self._unfinished[entry.key] = entry
                 self._process.unfinished.append(partial(self._finish, entry))
                 raise
+            self._unfinished.pop(entry.key, None)
 
     @staticmethod
     def _may_close(entry: Entry) -> bool:

@@ -8,12 +8,13 @@ reset: torch_npu or the application may be using it.
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 
+from crossmem.errors import DriverError
 from crossmem_ascend.cleanup import in_any_case
-from crossmem_ascend.errors import CONTEXT_NULL
+from crossmem_ascend.errors import BACKEND, CONTEXT_NULL
 from crossmem_ascend.runtime import Vendor
 
 __all__ = ["Contexts"]
@@ -62,10 +63,6 @@ class Contexts:
         vendor.check("rt.set_context", rt.set_context(opened))
         return partial(self._set, previous)
 
-    def stay(self, ordinal: int) -> None:
-        """Make a device current for a thread that is crossmem's own and needs nothing put back."""
-        self._set(self._open(ordinal))
-
     def _current(self) -> int | None:
         context, code = self._vendor.rt.get_context()
         if code == CONTEXT_NULL:
@@ -86,12 +83,28 @@ class Contexts:
             with self._lock:
                 context = self._opened.get(ordinal)
                 if context is None:
-                    with ThreadPoolExecutor(max_workers=1) as thread:
-                        context = thread.submit(self._open_here, ordinal).result()
-                    self._opened[ordinal] = context
+                    context = self._opened[ordinal] = self._open_elsewhere(ordinal)
         return context
 
-    def _open_here(self, ordinal: int) -> int:
+    def _open_elsewhere(self, ordinal: int) -> int:
+        """Open a device in a thread of its own."""
+        answer: Future[int] = Future()
+        thread = threading.Thread(target=self._open_here, args=(ordinal, answer))
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise DriverError(
+                f"device {ordinal} cannot be opened: {error}",
+                hint="use the device once before the program exits",
+                backend=BACKEND,
+            ) from error
+        thread.join()
+        return answer.result()
+
+    def _open_here(self, ordinal: int, answer: Future[int]) -> None:
         vendor, rt = self._vendor, self._vendor.rt
-        vendor.check("rt.set_device", rt.set_device(ordinal))
-        return vendor.value("rt.get_context", rt.get_context())
+        try:
+            vendor.check("rt.set_device", rt.set_device(ordinal))
+            answer.set_result(vendor.value("rt.get_context", rt.get_context()))
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            answer.set_exception(error)

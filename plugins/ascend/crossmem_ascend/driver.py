@@ -127,11 +127,14 @@ class AscendDriver(Driver):
         others = [one.ordinal for one in self._devices if one.ordinal != ordinal]
         if not others or self._vendor.missing(PEER_ACCESS):
             return False
-        with self._about(ordinal, "capabilities"):
+        try:
             return all(
                 self._peers.exists(ordinal, one) and self._peers.exists(one, ordinal)
                 for one in others
             )
+        except CrossmemError:
+            # A product without the feature refuses the question.
+            return False
 
     # Own memory ---------------------------------------------------------------------------
 
@@ -186,8 +189,9 @@ class AscendDriver(Driver):
                     hint="copy it to another allocation and export that",
                     backend=BACKEND,
                 )
-            self._contexts.stay(block.ordinal)
-            mechanism.admit(block, tgids)
+            # Not always the lease server's own thread: whoever frees helps to read its messages.
+            with self._contexts.on(block.ordinal):
+                mechanism.admit(block, tgids)
             owned.admitted.update(tgids)
 
     def _check_peer(self, peer: Peer) -> int:
@@ -279,7 +283,7 @@ class AscendDriver(Driver):
                 code = rt.memcpy(target, nbytes, source, nbytes, _HOST_KINDS[kind])
                 vendor.check("rt.memcpy", code)
                 return
-            if len(self._contexts.opened) > 1:
+            if self.capabilities(ordinal, None).peer_access:
                 self._peers.enable_all(ordinal)
             # A synchronous copy within one device refuses imported memory (207000).
             stream = vendor.value("rt.create_stream", rt.create_stream())

@@ -30,9 +30,9 @@ _PIDS_IN_A_CALL: Final = 31
 class _Keyed(Reference):
     """Each field says what is still to be given back."""
 
-    key: str | None = None
-    is_open: bool = False
-    """Whether the memory is allocated, or the import mapped."""
+    key: str = ""
+    address: int = 0
+    """Where the memory is allocated, or the import mapped."""
 
 
 class Key(Mechanism):
@@ -57,23 +57,23 @@ class Key(Mechanism):
         # Whole huge pages: else the memory may not begin at a page, or share one with other memory.
         capacity = -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
         pointer = self._vendor.value("rt.malloc", self._rt.malloc(capacity, _HUGE_FIRST))
-        return Block(ordinal, pointer, nbytes, capacity, _Keyed(self, is_open=True))
+        return Block(ordinal, pointer, nbytes, capacity, _Keyed(self, address=pointer))
 
     @override
     def free(self, block: Block) -> None:
         owned: _Keyed = block.reference
-        if owned.key is not None:
+        if owned.key:
             # Where this fails, the memory stays: freeing it under a key is undefined.
             self._close(owned.key)
-            owned.key = None
-        if owned.is_open:
-            self._vendor.check("rt.free", self._rt.free(block.pointer))
-            owned.is_open = False
+            owned.key = ""
+        if owned.address:
+            self._vendor.check("rt.free", self._rt.free(owned.address))
+            owned.address = 0
 
     @override
     def export(self, block: Block, *, raw: bool) -> bytes:
         owned: _Keyed = block.reference
-        if owned.key is None:
+        if not owned.key:
             owned.key = self._vendor.value(
                 "rt.ipc_mem_get_export_key",
                 # The length counts the byte that ends the text.
@@ -102,23 +102,26 @@ class Key(Mechanism):
 
     @override
     def close(self, imported: Imported) -> None:
-        # The vendor opens a key when it is mapped and closes it when that is undone.
-        pass
+        # The vendor opens a key when it is mapped and closes it when that is undone, so this is for
+        # a mapping that failed and could not be undone.
+        self.unmap(imported, 0)
 
     @override
     def map(self, imported: Imported) -> int:
-        pointer = self._vendor.value(
-            "rt.ipc_mem_import_by_key",
-            self._rt.ipc_mem_import_by_key(imported.reference.key, _IMPORT_FLAGS),
-        )
-        imported.reference.is_open = True
-        return pointer
+        owned: _Keyed = imported.reference
+        if not owned.address:
+            owned.address = self._vendor.value(
+                "rt.ipc_mem_import_by_key",
+                self._rt.ipc_mem_import_by_key(owned.key, _IMPORT_FLAGS),
+            )
+        return owned.address
 
     @override
     def unmap(self, imported: Imported, pointer: int) -> None:
-        if imported.reference.is_open:
-            self._close(imported.reference.key)
-            imported.reference.is_open = False
+        owned: _Keyed = imported.reference
+        if owned.address:
+            self._close(owned.key)
+            owned.address = 0
 
     def _close(self, key: str) -> None:
         self._vendor.check("rt.ipc_mem_close", self._rt.ipc_mem_close(key))

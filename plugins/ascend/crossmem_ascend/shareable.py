@@ -126,7 +126,11 @@ class Shareable(Mechanism):
 
     @override
     def close(self, imported: Imported) -> None:
-        self._free_physical(imported.reference)
+        owned: _Physical = imported.reference
+        # A mapping that failed, and could not be undone, is known here alone.
+        self._unmap_mem(owned)
+        self._release_addresses(owned)
+        self._free_physical(owned)
 
     @override
     def map(self, imported: Imported) -> int:
@@ -173,6 +177,9 @@ class Shareable(Mechanism):
     # Steps that are done once, however often they are asked for ----------------------------
 
     def _map_anywhere(self, owned: _Physical, capacity: int) -> int:
+        if owned.is_mapped:
+            return owned.addresses
+        self._release_addresses(owned)
         owned.addresses = self.reserve(capacity)
         with on_failure(partial(self._release_addresses, owned)):
             self._map_mem(owned.addresses, owned.handle, capacity)

@@ -11,6 +11,7 @@ All processes of one emulated host are in one pid namespace and of one user.
 """
 
 import contextlib
+import ctypes
 import os
 import sqlite3
 import threading
@@ -23,9 +24,11 @@ from typing import Final
 from crossmem.errors import ConfigurationError
 from crossmem.models.identity import process_start_time
 
-__all__ = ["Machine", "ticks_since_boot"]
+__all__ = ["HostLostError", "Machine", "ticks_since_boot"]
 
-_BUSY_TIMEOUT_S: Final = 20.0
+_BUSY_TIMEOUT_S: Final = 10.0
+_RETRY_S: Final = 0.01
+_PRIMARY: Final = 0xFF
 _VERSION: Final = 1
 
 _SCHEMA: Final = """
@@ -35,7 +38,8 @@ CREATE TABLE IF NOT EXISTS process (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS pages (
     number INTEGER PRIMARY KEY AUTOINCREMENT, device INTEGER NOT NULL, nbytes INTEGER NOT NULL,
-    owner INTEGER NOT NULL, descriptor INTEGER NOT NULL, inode INTEGER NOT NULL
+    owner INTEGER NOT NULL, descriptor INTEGER NOT NULL, filesystem INTEGER NOT NULL,
+    inode INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX IF NOT EXISTS pages_by_device ON pages (device, nbytes);
 CREATE TABLE IF NOT EXISTS holding (
@@ -61,6 +65,10 @@ def ticks_since_boot() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
+class HostLostError(Exception):
+    """A forked child cannot use the emulated host."""
+
+
 class Machine:
     """The tables of one emulated host, as this process sees them.
 
@@ -83,6 +91,9 @@ class Machine:
         self._schema = schema
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
+        self._is_inside = False
+        """Whether the thread that has the lock is in a transaction."""
+        self._is_lost = False
         self._opens = 0
         self._me: tuple[int, int] | None = None
         try:
@@ -104,48 +115,69 @@ class Machine:
 
     def _opened(self) -> sqlite3.Connection:
         """Return the connection. The lock is held."""
-        if self._connection is None:
-            connection = sqlite3.connect(
-                self.boot, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        if self._is_lost:
+            raise HostLostError(
+                "this process was forked while another thread used the emulated host: start "
+                "processes with spawn"
             )
-            try:
-                # What has to survive is a killed process, not a power cut: nothing is synced.
-                connection.executescript(
-                    "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; "
-                    "PRAGMA foreign_keys = ON; BEGIN IMMEDIATE;"
-                    + _SCHEMA
-                    + self._schema
-                    + "COMMIT;"
-                )
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
+        if self._connection is None:
+            self._connection = self._open_in_time()
             self._opens += 1
             with self.transaction() as tables:
                 self.reap(tables)
         return self._connection
 
+    def _open_in_time(self) -> sqlite3.Connection:
+        deadline = time.monotonic() + _BUSY_TIMEOUT_S
+        while True:
+            try:
+                return self._open()
+            except sqlite3.OperationalError as error:
+                # While a process opens the file first, or last closes it, others are turned away
+                # at once, whatever their timeout.
+                if error.sqlite_errorcode & _PRIMARY != sqlite3.SQLITE_BUSY:
+                    raise
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_RETRY_S)
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.boot, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            # What has to survive is a killed process, not a power cut: nothing is synced.
+            connection.executescript(
+                "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; "
+                "PRAGMA foreign_keys = ON; BEGIN IMMEDIATE;" + _SCHEMA + self._schema + "COMMIT;"
+            )
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield the tables; changes are kept where the block ends without an exception.
+        """Yield the tables; changes are kept where the outermost block ends without an exception.
 
         No other process is in a transaction meanwhile, so it must be short.
         """
         with self._lock:
             tables = self._opened()
-            if tables.in_transaction:
+            if self._is_inside:
                 yield tables
                 return
-            tables.execute("BEGIN IMMEDIATE")
             try:
+                self._is_inside = True
+                tables.execute("BEGIN IMMEDIATE")
                 yield tables
-            except BaseException:
-                tables.execute("ROLLBACK")
-                # The entry of this process may have been made in this transaction.
-                self._me = None
-                raise
-            tables.execute("COMMIT")
+                tables.execute("COMMIT")
+            finally:
+                self._is_inside = False
+                if tables.in_transaction:
+                    tables.execute("ROLLBACK")
+                    # The entry of this process may have been made in this transaction.
+                    self._me = None
 
     @property
     def version(self) -> tuple[int, int]:
@@ -176,7 +208,11 @@ class Machine:
         if row is None:
             return False
         pid, start_time = row
-        if process_start_time(pid) == start_time:
+        try:
+            if process_start_time(pid) == start_time:
+                return True
+        except OSError:
+            # Who cannot look, for want of a descriptor, declares nobody dead.
             return True
         tables.execute("DELETE FROM process WHERE number = ?", (process,))
         tables.execute("DELETE FROM pages WHERE number NOT IN (SELECT pages FROM holding)")
@@ -197,42 +233,40 @@ class Machine:
 
     # Fork -------------------------------------------------------------------------------------
 
-    def hold_for_fork(self) -> None:
-        """Let no connection cross a fork: SQLite's locks belong to one process."""
-        self._lock.acquire()
-        self.close()
+    def prepare_fork(self) -> None:
+        """Let no connection cross a fork, as far as that can be: SQLite's belong to one process.
 
-    def resume_after_fork(self) -> None:
-        """Undo :meth:`hold_for_fork`, in the parent."""
-        self._lock.release()
+        It does not wait for another thread's call: that may wait for a lock which is held for
+        the fork already.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._is_inside:
+                    self.close()
+            finally:
+                self._lock.release()
 
     def renew_after_fork(self) -> None:
-        """Undo :meth:`hold_for_fork`, in the child, which is a process of its own."""
+        """Begin anew in a forked child; what crossed the fork all the same is never used."""
         self._lock = threading.RLock()
+        self._me = None
+        if self._connection is not None:
+            self._is_lost = True
+            # Closing it would take the lock of another thread, which does not exist here.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
 
 
 _machines: "weakref.WeakSet[Machine]" = weakref.WeakSet()
-_held: list[Machine] = []
 
 
 def _before_fork() -> None:
-    _held.extend(_machines)
-    for machine in _held:
-        machine.hold_for_fork()
-
-
-def _after_fork_in_parent() -> None:
-    while _held:
-        _held.pop().resume_after_fork()
+    for machine in list(_machines):
+        machine.prepare_fork()
 
 
 def _after_fork_in_child() -> None:
-    while _held:
-        _held.pop().renew_after_fork()
+    for machine in list(_machines):
+        machine.renew_after_fork()
 
 
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -21,7 +21,7 @@ _POISONED_NBYTES: Final = 64 << 10
 
 
 class NoRoomError(Exception):
-    """The device has no room."""
+    """The device, the host or this process has no room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,9 +96,9 @@ class PageStore:
                 me = self.machine.me(tables)
                 number = _insert(
                     tables,
-                    "INSERT INTO pages (device, nbytes, owner, descriptor, inode) "
-                    "VALUES (?, ?, ?, ?, ?)",
-                    (device, nbytes, me, descriptor, os.fstat(descriptor).st_ino),
+                    "INSERT INTO pages (device, nbytes, owner, descriptor, filesystem, inode) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    (device, nbytes, me, descriptor, *_file_of(descriptor)),
                 )
                 holding = _hold(tables, number, me)
             except BaseException:
@@ -116,26 +116,34 @@ class PageStore:
             The memory's number on the emulated host.
         hold
             Whether the memory stays charged and alive as long as this process has it open.
+
+        Raises
+        ------
+        NoRoomError
+            Where this process has no descriptor or no addresses left.
         """
         with self.machine.transaction() as tables:
             row = tables.execute(
-                "SELECT pages.device, nbytes, descriptor, inode, pid, process.number FROM pages "
+                "SELECT pages.device, nbytes, descriptor, filesystem, inode, pid, process.number "
+                "FROM pages "
                 "JOIN process ON process.number = owner WHERE pages.number = ?",
                 (number,),
             ).fetchone()
-            if row is None or not self.machine.lives(tables, row[5]):
+            if row is None or not self.machine.lives(tables, row[-1]):
                 return None
-            device, nbytes, descriptor, inode, pid, _ = row
+            device, nbytes, descriptor, filesystem, inode, pid, _ = row
             try:
                 opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-            except OSError:
+                try:
+                    if _file_of(opened) != (filesystem, inode):
+                        return None
+                    address = memory.map_shared(opened, nbytes, memory.READ_WRITE)
+                finally:
+                    close(opened)
+            except (FileNotFoundError, ProcessLookupError):
                 return None
-            try:
-                if os.fstat(opened).st_ino != inode:
-                    return None
-                address = memory.map_shared(opened, nbytes, memory.READ_WRITE)
-            finally:
-                close(opened)
+            except OSError as error:
+                raise NoRoomError(str(error)) from None
             holding = None
             if hold:
                 try:
@@ -159,6 +167,12 @@ class PageStore:
         if pages.descriptor is not None:
             with suppress(OSError):
                 close(pages.descriptor)
+
+
+def _file_of(descriptor: int) -> tuple[int, int]:
+    """Return what tells a file from all others: a descriptor's number may be used again."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def _used(tables: sqlite3.Connection, device: int) -> int:

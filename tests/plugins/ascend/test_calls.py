@@ -113,6 +113,8 @@ def test_copies_with_the_host(acl: Any, driver: AscendDriver, kind: CopyKind, nu
 
 
 def test_copies_within_a_device_are_asynchronous(acl: Any, driver: AscendDriver) -> None:
+    driver.capabilities(0, None)
+    acl.rt.calls.clear()
     driver.copy(0, 0x10, 0x20, 5, CopyKind.DEVICE_TO_DEVICE)
 
     assert acl.rt.named() == [

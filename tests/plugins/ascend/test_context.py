@@ -94,17 +94,14 @@ def test_a_thread_of_another_device_gets_the_default_context(
     ]
 
 
-def test_the_lease_servers_thread_keeps_the_device(acl: Any, story: Any) -> None:
+def test_granting_leaves_the_thread_as_it_was(acl: Any, story: Any) -> None:
+    # Whoever frees helps the lease server to read, so it may be the application's thread.
     story.until("grant")
+    acl.rt.set_device(1)
+    found = acl.rt.context
+    story.grant()
 
-    def serve() -> None:
-        acl.rt.calls.clear()
-        story.grant()
-        assert acl.rt._contexts[acl.rt.context] == 0
-        assert acl.rt.named(context=True)[0] == "set_context"
-        assert "create_context" not in acl.rt.named(context=True)
-
-    in_a_thread(serve)
+    assert acl.rt.context == found
 
 
 def test_a_device_is_opened_once_whatever_threads_come(acl: Any, fake_acl: Any) -> None:

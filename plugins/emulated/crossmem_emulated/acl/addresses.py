@@ -6,7 +6,7 @@ server are: an access ends the process where it happens. The emulation itself re
 elsewhere. An emulation that is not strict maps the memory at the device's addresses too.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -108,6 +108,9 @@ class Space:
         self.regions: Final[dict[int, Region]] = {}
         self.pieces: Final[dict[int, Piece]] = {}
         self._starts: list[int] = []
+        """Of the regions, in order."""
+        self._piece_starts: list[int] = []
+        """Of the pieces, in order; no two of them overlap."""
 
     def reserve(self, nbytes: int, *, is_reservation: bool, at: int = 0) -> Region:
         """Reserve addresses, at a multiple of 2 MiB.
@@ -119,13 +122,13 @@ class Space:
         """
         start = memory.reserve(nbytes, GRANULARITY_NBYTES, at=at)
         region = self.regions[start] = Region(start, nbytes, is_reservation)
-        self._starts = sorted(self.regions)
+        insort(self._starts, start)
         return region
 
     def release(self, region: Region) -> None:
         """Give reserved addresses back."""
         del self.regions[region.start]
-        self._starts = sorted(self.regions)
+        del self._starts[bisect_left(self._starts, region.start)]
         memory.unmap(region.start, region.nbytes)
 
     def region_of(self, pointer: int) -> Region | None:
@@ -141,10 +144,12 @@ class Space:
         if not piece.is_part:
             self.show(piece.backing, piece.nbytes, piece.start)
         self.pieces[piece.start] = piece
+        insort(self._piece_starts, piece.start)
 
     def detach(self, piece: Piece) -> None:
         """Take memory away again."""
         del self.pieces[piece.start]
+        del self._piece_starts[bisect_left(self._piece_starts, piece.start)]
         if self._is_host_readable and not piece.is_part:
             memory.cover(piece.start, _whole_pages(piece.nbytes))
 
@@ -155,8 +160,10 @@ class Space:
 
     def overlapping(self, pointer: int, nbytes: int) -> list[Piece]:
         """Return the pieces that have a byte in a range, in order."""
-        found = [one for one in self.pieces.values() if one.start < pointer + nbytes]
-        return sorted((one for one in found if one.end > pointer), key=lambda one: one.start)
+        first = max(0, bisect_right(self._piece_starts, pointer) - 1)
+        last = bisect_left(self._piece_starts, pointer + nbytes, lo=first)
+        found = [self.pieces[start] for start in self._piece_starts[first:last]]
+        return [one for one in found if one.end > pointer]
 
     def spans(self, pointer: int, nbytes: int) -> Iterator[tuple[Piece, int, int]]:
         """Yield the pieces behind a range, each with the place of its bytes and their number.

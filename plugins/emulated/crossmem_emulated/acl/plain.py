@@ -118,9 +118,7 @@ def _free(process: AclProcess, pointer: int) -> None:
     piece = process.space.pieces.get(pointer)
     if piece is None or piece.origin is not Origin.MALLOC:
         raise Refused(Code.RT_PARAM_INVALID, f"{pointer:#x} was not allocated", "ACL-X4")
-    if piece.keys:
-        process.violate("rt.free", "ACL-E26", f"{pointer:#x} is freed before its key is closed")
-        drop_keys(process, piece)
+    drop_keys(process, "rt.free", piece)
     process.check_idle("rt.free", piece.start, piece.nbytes)
     process.space.detach(piece)
     if piece.source is None:

@@ -3,8 +3,10 @@
 
 import itertools
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +18,8 @@ from crossmem_emulated.acl.codes import Code
 from crossmem_emulated.acl.profiles import Profile
 from crossmem_emulated.acl.schema import SCHEMA
 from crossmem_emulated.journal import Faults, Journal
-from crossmem_emulated.machine import Machine
-from crossmem_emulated.pages import PageStore
+from crossmem_emulated.machine import HostLostError, Machine
+from crossmem_emulated.pages import NoRoomError, PageStore
 
 __all__ = ["AclProcess", "Context", "DeviceState", "Stream", "Work"]
 
@@ -153,6 +155,12 @@ class AclProcess:
                     return self._answer(called, self._call(called, values), Code.SUCCESS)
             except Refused as refused:
                 return self._refuse(called, refused)
+            except (NoRoomError, OSError) as error:
+                text = f"this process has no room: {error}"
+                return self._refuse(called, Refused(Code.RT_RESOURCE_ALLOC_FAIL, text))
+            except (HostLostError, sqlite3.OperationalError) as error:
+                text = f"the emulated host does not answer: {error}"
+                return self._refuse(called, Refused(Code.RT_DRV_INTERNAL_ERROR, text))
 
         function.__name__ = function.__qualname__ = called.name.rpartition(".")[2]
         function.__doc__ = called.function.__doc__
@@ -196,7 +204,9 @@ class AclProcess:
     def violate(self, call: str, rule: str, text: str) -> None:
         """Record a use that the vendor forbids or leaves undefined, where the rules are strict."""
         if self.strict:
-            self.journal.record(call, rule, text)
+            # A forked child may have no way to tell.
+            with suppress(HostLostError):
+                self.journal.record(call, rule, text)
 
     # What most functions ask ------------------------------------------------------------------
 

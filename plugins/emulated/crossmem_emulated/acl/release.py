@@ -23,10 +23,12 @@ def release_device(process: AclProcess, device: int) -> None:
     del process.devices[device]
     physical = [one for one in process.physical.values() if one.device == index]
     for one in physical:
+        # First of all, so that nobody imports what is being released.
+        one.forget_share(process)
         del process.physical[one.handle]
     pieces = [one for one in process.space.pieces.values() if _is_on(one, index, physical)]
     for piece in pieces:
-        drop_keys(process, piece)
+        drop_keys(process, "rt.reset_device", piece)
         process.space.detach(piece)
         if piece.origin is Origin.MALLOC and not piece.is_part:
             process.store.release(piece.pages)
@@ -45,7 +47,6 @@ def release_device(process: AclProcess, device: int) -> None:
             )
     for one in physical:
         process.store.release(one.pages)
-        one.forget_share(process)
 
 
 def _is_on(piece: Piece, index: int, physical: list[object]) -> bool:
@@ -56,8 +57,11 @@ def _is_on(piece: Piece, index: int, physical: list[object]) -> bool:
     return piece.pages.device == index
 
 
-def drop_keys(process: AclProcess, piece: Piece) -> None:
-    """Withdraw the keys by which some memory is exported."""
+def drop_keys(process: AclProcess, call: str, piece: Piece) -> None:
+    """Withdraw the keys by which memory is exported that goes before they were closed."""
+    if not piece.keys:
+        return
+    process.violate(call, "ACL-E26", f"{piece.start:#x} goes before its key is closed")
     with process.machine.transaction() as tables:
         for text in piece.keys:
             tables.execute("DELETE FROM acl_key WHERE text = ?", (text,))
