@@ -68,7 +68,7 @@ def test_c07_the_exact_calls_of_a_whole_life(
 
     owner.call(actions.free, "a", busy="wait")
 
-    assert owner.call(probes.journal) == ["release_export", "free"]
+    assert owner.call(probes.journal) == ["synchronize", "release_export", "free"]
 
     again = owner.call(actions.offer, "a", NBYTES)
     importer.call(probes.journal)

@@ -115,7 +115,7 @@ class Process:
             except CrossmemError:
                 # Whoever asked for it first was told; this was one try more.
                 pass
-            except Exception:
+            except Exception:  # noqa: BLE001 - logged with its traceback
                 # A fault of the driver's, and no business of whoever called now.
                 _log.exception("a release that was refused before failed")
         put_back: list[Callable[[], bool | None]] = []

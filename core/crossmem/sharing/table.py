@@ -135,10 +135,14 @@ class ImportTable:
             }
             if missing:
                 self._open(list(missing.values()), deadline)
-        except BaseException:
+        except BaseException as error:
             _unlock(locked)
             for entry in claimed:
-                self.release(entry)
+                try:
+                    self.release(entry)
+                except CrossmemError as failure:
+                    # Later calls go on with it.
+                    error.add_note(f"cleaning up failed too: {failure}")
             raise
         _unlock(locked)
         return claimed

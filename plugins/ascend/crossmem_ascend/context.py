@@ -33,6 +33,8 @@ class Contexts:
         self._vendor = vendor
         self._lock = threading.Lock()
         self._opened: dict[int, int] = {}
+        self._thread = threading.local()
+        """What each thread is still owed."""
 
     @property
     def opened(self) -> list[int]:
@@ -46,12 +48,24 @@ class Contexts:
         if put_back is None:
             yield
         else:
-            with in_any_case(put_back):
+            with in_any_case(partial(self._put_back, put_back)):
                 yield
+
+    def _put_back(self, step: Callable[[], None]) -> None:
+        """Take the step that puts a thread's context back; where it is refused, the next call does.
+
+        Else the next call would take what is current for the application's choice.
+        """
+        self._thread.owed = step
+        step()
+        self._thread.owed = None
 
     def _enter(self, ordinal: int) -> Callable[[], None] | None:
         """Make a device current; return how to undo that, None where it was current already."""
         vendor, rt = self._vendor, self._vendor.rt
+        owed: Callable[[], None] | None = getattr(self._thread, "owed", None)
+        if owed is not None:
+            self._put_back(owed)
         opened = self._open(ordinal)
         previous = self._current()
         if previous is None:

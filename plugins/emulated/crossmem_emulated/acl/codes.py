@@ -4,10 +4,20 @@
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["GRANULARITY_1G_NBYTES", "GRANULARITY_NBYTES", "KEY_NBYTES", "Attribute", "Code", "Kind"]
+__all__ = [
+    "GRANULARITY_1G_NBYTES",
+    "GRANULARITY_NBYTES",
+    "KEY_NBYTES",
+    "LARGEST_NBYTES",
+    "Attribute",
+    "Code",
+    "Kind",
+]
 
 GRANULARITY_NBYTES: Final = 2 << 20
 GRANULARITY_1G_NBYTES: Final = 1 << 30
+LARGEST_NBYTES: Final = 1 << 46
+"""More than any process has addresses for."""
 KEY_NBYTES: Final = 65
 """Length of an IPC key, with the NUL at its end."""
 

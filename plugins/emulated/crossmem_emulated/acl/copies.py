@@ -223,6 +223,8 @@ def _check_fill(process: AclProcess, pointer: int, largest: int, count: int) -> 
 @entry("rt.memset", "kkik")
 def _memset(process: AclProcess, pointer: int, largest: int, value: int, count: int) -> None:
     _check_fill(process, pointer, largest, count)
+    if not count:
+        return
     _fill(_side(process, pointer, count), value & 0xFF)
 
 
@@ -231,6 +233,8 @@ def _memset_async(
     process: AclProcess, pointer: int, largest: int, value: int, count: int, stream: int
 ) -> None:
     _check_fill(process, pointer, largest, count)
+    if not count:
+        return
     side = _side(process, pointer, count)
     work = Work("rt.memset_async", ((pointer, count),), lambda: _fill(side, value & 0xFF))
     process.submit(find_stream(process, stream), work)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from crossmem_emulated import memory
 from crossmem_emulated.acl.addresses import Origin, Piece, Region
 from crossmem_emulated.acl.calls import Refused, entry
-from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, Code
+from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, LARGEST_NBYTES, Code
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.release import drop_keys
 from crossmem_emulated.pages import NoRoomError, Pages
@@ -84,6 +84,8 @@ def _malloc(process: AclProcess, size: int, policy: int) -> int:
     if not size:
         raise Refused(Code.INVALID_PARAM, "the size is 0")
     index = process.visible[process.current().device]
+    if size > LARGEST_NBYTES:
+        raise Refused(Code.RT_MEMORY_ALLOCATION, f"the device has no room for {size} bytes")
     is_normal = policy & _POLICY_MASK in _NORMAL_ONLY
     if size <= _LARGEST_SMALL_NBYTES and not policy & _POLICY_MASK:
         return _malloc_small(process, index, size)
@@ -158,6 +160,8 @@ def _malloc_host(process: AclProcess, size: int) -> int:
     process.current()
     if not size:
         raise Refused(Code.INVALID_PARAM, "the size is 0")
+    if size > LARGEST_NBYTES:
+        raise Refused(Code.RT_MEMORY_ALLOCATION, f"the host has no room for {size} bytes")
     block = ctypes.create_string_buffer(size)
     pointer = ctypes.addressof(block)
     process.host_blocks[pointer] = block

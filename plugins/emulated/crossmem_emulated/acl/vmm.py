@@ -10,6 +10,7 @@ from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import (
     GRANULARITY_1G_NBYTES,
     GRANULARITY_NBYTES,
+    LARGEST_NBYTES,
     Attribute,
     Code,
 )
@@ -92,6 +93,8 @@ def find_physical(process: AclProcess, handle: int) -> Physical:
 def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, int]:
     """Return host-wide device index and attribute, or refuse (ACL-E3)."""
     location = prop.get("location", {})
+    if not isinstance(location, dict):
+        raise TypeError("the location must be a dict")
     kind, place = location.get("type", 0), location.get("id", 0)
     attribute = prop.get("memAttr", 0)
     wrong = None
@@ -139,6 +142,8 @@ def _malloc_physical(process: AclProcess, size: int, prop: dict[str, Any], flags
         raise Refused(Code.INVALID_PARAM, "the size is 0, or flags are not", "ACL-E3")
     index, attribute = _check_properties(process, prop)
     granularity = _granularity(attribute)
+    if size > LARGEST_NBYTES:
+        raise Refused(Code.RT_MEMORY_ALLOCATION, f"the device has no room for {size} bytes")
     if granularity == GRANULARITY_1G_NBYTES:
         size = -(-size // granularity) * granularity
     if size % granularity:
@@ -189,6 +194,8 @@ def _reserve_mem_address(
     process.check_opened("ACL-E1b", Code.RT_INVALID_HANDLE)
     if not size or flags not in {0, 1}:
         raise Refused(Code.INVALID_PARAM, f"size {size}, flags {flags}")
+    if size > LARGEST_NBYTES:
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"no addresses for {size} bytes")
     if alignment:
         raise Refused(Code.RT_PARAM_INVALID, "the alignment must be 0")
     if expected and (
