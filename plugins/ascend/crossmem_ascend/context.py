@@ -9,10 +9,10 @@ reset: torch_npu or the application may be using it.
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
-from crossmem.errors import DriverError
+from crossmem.errors import CrossmemError, DriverError
 from crossmem_ascend.cleanup import in_any_case
 from crossmem_ascend.errors import BACKEND, CONTEXT_NULL
 from crossmem_ascend.runtime import Vendor
@@ -52,20 +52,28 @@ class Contexts:
                 yield
 
     def _put_back(self, step: Callable[[], None]) -> None:
-        """Take the step that puts a thread's context back; where it is refused, the next call does.
+        """Put a thread's context back; where that is refused, the thread is owed it."""
+        try:
+            step()
+        except CrossmemError:
+            self._thread.owed = self._current(), step
+            raise
 
-        Else the next call would take what is current for the application's choice.
-        """
-        self._thread.owed = step
-        step()
-        self._thread.owed = None
+    def _settle(self) -> None:
+        """Put back what this thread is owed, unless the application has chosen another context."""
+        owed: tuple[int | None, Callable[[], None]] | None = getattr(self._thread, "owed", None)
+        if owed is None:
+            return
+        ours, step = owed
+        with suppress(CrossmemError):
+            if self._current() == ours:
+                step()
+            self._thread.owed = None
 
     def _enter(self, ordinal: int) -> Callable[[], None] | None:
         """Make a device current; return how to undo that, None where it was current already."""
         vendor, rt = self._vendor, self._vendor.rt
-        owed: Callable[[], None] | None = getattr(self._thread, "owed", None)
-        if owed is not None:
-            self._put_back(owed)
+        self._settle()
         opened = self._open(ordinal)
         previous = self._current()
         if previous is None:

@@ -17,9 +17,9 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from crossmem.errors import ConfigurationError
 from crossmem.models.identity import process_start_time
@@ -27,9 +27,10 @@ from crossmem.models.identity import process_start_time
 __all__ = ["HostLostError", "Machine", "ticks_since_boot"]
 
 _BUSY_TIMEOUT_S: Final = 10.0
-_RETRY_S: Final = 0.01
+_RETRY_S: Final = 0.001
 _PRIMARY: Final = 0xFF
 _VERSION: Final = 1
+_Result = TypeVar("_Result")
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS process (
@@ -63,6 +64,23 @@ CREATE TABLE IF NOT EXISTS fault (
 def ticks_since_boot() -> int:
     """Return the time in the unit of process start times (proc_pid_stat(5), field 22)."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
+    """Take a step as soon as no other process is in a transaction.
+
+    SQLite itself would wait too, but in ever longer steps, and not while the file is opened first
+    or closed last.
+    """
+    deadline = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            return step(*arguments)
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & _PRIMARY == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > deadline:
+                raise
+        time.sleep(_RETRY_S)
 
 
 class HostLostError(Exception):
@@ -121,29 +139,15 @@ class Machine:
                 "processes with spawn"
             )
         if self._connection is None:
-            self._connection = self._open_in_time()
+            self._connection = _in_time(self._open)
             self._opens += 1
             with self.transaction() as tables:
                 self.reap(tables)
         return self._connection
 
-    def _open_in_time(self) -> sqlite3.Connection:
-        deadline = time.monotonic() + _BUSY_TIMEOUT_S
-        while True:
-            try:
-                return self._open()
-            except sqlite3.OperationalError as error:
-                # While a process opens the file first, or last closes it, others are turned away
-                # at once, whatever their timeout.
-                if error.sqlite_errorcode & _PRIMARY != sqlite3.SQLITE_BUSY:
-                    raise
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_RETRY_S)
-
     def _open(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self.boot, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            self.boot, timeout=0, isolation_level=None, check_same_thread=False
         )
         try:
             # What has to survive is a killed process, not a power cut: nothing is synced.
@@ -169,7 +173,7 @@ class Machine:
                 return
             try:
                 self._is_inside = True
-                tables.execute("BEGIN IMMEDIATE")
+                _in_time(tables.execute, "BEGIN IMMEDIATE")
                 yield tables
                 tables.execute("COMMIT")
             finally:
@@ -249,6 +253,7 @@ class Machine:
     def renew_after_fork(self) -> None:
         """Begin anew in a forked child; what crossed the fork all the same is never used."""
         self._lock = threading.RLock()
+        self._is_inside = False
         self._me = None
         if self._connection is not None:
             self._is_lost = True

@@ -205,7 +205,7 @@ class AclProcess:
         """Record a use that the vendor forbids or leaves undefined, where the rules are strict."""
         if self.strict:
             # A forked child may have no way to tell.
-            with suppress(HostLostError):
+            with suppress(HostLostError, sqlite3.OperationalError):
                 self.journal.record(call, rule, text)
 
     # What most functions ask ------------------------------------------------------------------

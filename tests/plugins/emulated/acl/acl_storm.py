@@ -120,3 +120,8 @@ class Storm:
         for _, pointer in self.owned + self.imported:
             code = self.rt.memset(pointer, UNIT, 7, 64)
             assert code == 0, code
+
+
+def churn(acl: Any, board: str, seed: int, lines: int) -> None:
+    """Allocate, share and import at random until something kills this process."""
+    Storm(acl, Path(board), seed).run(lines)

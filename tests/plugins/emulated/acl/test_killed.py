@@ -43,7 +43,7 @@ def test_processes_are_killed_at_any_moment(start: Start, tmp_path: Path) -> Non
         worker = start()
         # Half of them die by themselves, where a signal from outside would hardly hit.
         lines = dice.randrange(1, MOST_LINES) if dice.random() < 0.5 else 0
-        worker.begin("churn", str(board), dice.random(), lines)
+        worker.begin("run", "acl_storm", "churn", str(board), dice.random(), lines)
         return worker
 
     workers = [begin() for _ in range(WORKERS)]
