@@ -36,16 +36,19 @@ from crossmem.errors import (
     WrongHostError,
 )
 from crossmem.models import Capabilities, DeviceInfo, ShareableHandle
+from crossmem.sharing.adoption import Adoption
 from crossmem.sharing.allocation import Allocation
 from crossmem.sharing.attach import attach, attach_many, import_handle
 from crossmem.sharing.device import Device, device, devices
 from crossmem.sharing.mapping import Import, Mapping
 from crossmem.sharing.ranges import AddressRange, Piece
 from crossmem.sharing.report import ExportInfo, LeaseInfo, collect, exports
+from crossmem.sharing.ways import ShareReport, ShareWay, how_can_share
 
 __all__ = [
     "AccessDeniedError",
     "AddressRange",
+    "Adoption",
     "Allocation",
     "Allow",
     "BackendNotFoundError",
@@ -70,6 +73,8 @@ __all__ = [
     "OwnerGoneError",
     "OwnerUnresponsiveError",
     "Piece",
+    "ShareReport",
+    "ShareWay",
     "ShareableHandle",
     "StaleHandleError",
     "UnsupportedError",
@@ -81,5 +86,6 @@ __all__ = [
     "device",
     "devices",
     "exports",
+    "how_can_share",
     "import_handle",
 ]

@@ -21,6 +21,9 @@ from crossmem.settings import VARIABLES, Settings
 from crossmem_ascend.driver import AscendDriver
 from crossmem_emulated import options
 from crossmem_emulated.acl import Acl
+from crossmem_emulated.hip import Runtime
+from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.family import CUDA, HIP, Family
 
 GetPage = Callable[[str], Any]
 
@@ -116,20 +119,37 @@ def test_the_emulated_backend_has_the_capabilities_of_the_table(page: GetPage) -
     assert {name: value == "true" for name, value in rows} == flags
 
 
+def capabilities_said(page: GetPage, column: str) -> dict[str, bool]:
+    """Return which capabilities the table's column begins with "true"."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page("reference/capabilities.md").text.splitlines()
+        if line.startswith("|")
+    ]
+    index = rows[0].index(column)
+    return {row[0].strip("`"): row[index].startswith("true") for row in rows}
+
+
 @pytest.mark.parametrize("mechanism", ["shareable", "key"])
 def test_the_ascend_backend_has_the_capabilities_of_the_table(
     mechanism: str, page: GetPage, tmp_path: Path
 ) -> None:
     driver = AscendDriver(Acl(options=options.Options(state=tmp_path)))
     actual = driver.capabilities(0, mechanism).model_dump()
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in page("reference/capabilities.md").text.splitlines()
-        if line.startswith("|")
-    ]
-    column = rows[0].index(f"`ascend`, `{mechanism}`")
-    said = {row[0].strip("`"): row[column].startswith("true") for row in rows}
     flags = {name: value for name, value in actual.items() if type(value) is bool}
+    said = capabilities_said(page, f"`ascend`, `{mechanism}`")
+
+    assert {name: said[name] for name in flags} == flags
+
+
+@pytest.mark.parametrize(("family", "profile"), [(HIP, "documented"), (CUDA, "cuda")])
+def test_the_gpu_backends_have_the_capabilities_of_the_table(
+    family: Family, profile: str, page: GetPage, tmp_path: Path
+) -> None:
+    runtime: Any = Runtime(profile, options=options.Options(state=tmp_path))
+    actual = LegacyDriver(family, runtime).capabilities(0, None).model_dump()
+    flags = {name: value for name, value in actual.items() if type(value) is bool}
+    said = capabilities_said(page, f"`{family.backend}`")
 
     assert {name: said[name] for name in flags} == flags
 

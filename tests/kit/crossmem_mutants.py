@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import mutants_devices  # noqa: F401 - registers its own
+import mutants_foreign  # noqa: F401 - the same
 import mutants_ranges  # noqa: F401 - the same
 from mutation import MUTANTS, always, changed, instead, mutant, property_is
 from typing_extensions import override
@@ -144,7 +145,7 @@ def c08_own_memory_is_imported_like_others() -> None:
     def _(_old: Any, self: Any, wish: Any) -> Any:
         connection = self._connection_to(wish.handle.owner)
         connection.entries += 1
-        return entry.RemoteEntry(wish.key, wish.device, wish.access, connection)
+        return entry.RemoteEntry(wish.key, wish.device, wish.access, connection, self.openings)
 
 
 @mutant

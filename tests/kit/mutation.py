@@ -8,12 +8,20 @@ from typing import Any
 
 MUTANTS: dict[str, Callable[[], None]] = {}
 """What breaks crossmem, by name."""
+FOREIGN: set[str] = set()
+"""Mutants that only a device with foreign memory shows."""
 
 
 def mutant(apply: Callable[[], None]) -> Callable[[], None]:
     """Register a mutant under the name of the function that makes it."""
     MUTANTS[apply.__name__] = apply
     return apply
+
+
+def foreign_mutant(apply: Callable[[], None]) -> Callable[[], None]:
+    """Register a mutant for the backend ``foreign``."""
+    FOREIGN.add(apply.__name__)
+    return mutant(apply)
 
 
 def instead(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:

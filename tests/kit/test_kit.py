@@ -16,6 +16,10 @@ ASCEND = ("--crossmem-device", "ascend:0", "--crossmem-runtime", "emulated")
 MECHANISMS = ("shareable", "key")
 # The edition "documented" is for every run; on "310b-rc" there is nothing that could be shared.
 ACL_PROFILES = ("cann8", "a2", "a3", "950", "old-driver")
+HIP = ("--crossmem-device", "hip:0", "--crossmem-runtime", "emulated")
+CUDA = ("--crossmem-device", "cuda:0", "--crossmem-runtime", "emulated")
+# The edition "documented" is for every run; "cuda" is what the backend cuda has.
+HIP_PROFILES = ("clr24", "clr26", "rocm5")
 LAWS = {f"C{number}" for number in range(1, 27)}
 
 
@@ -94,6 +98,24 @@ def test_every_law_holds_on_ascend(start_kit: StartKit) -> None:
     runs = [start_kit(*ASCEND, "--crossmem-mechanism", mechanism) for mechanism in MECHANISMS]
     for run in runs:
         run.check(timeout_s=480)
+
+
+@pytest.mark.timeout(500)
+def test_every_law_holds_on_hip(start_kit: StartKit) -> None:
+    start_kit(*HIP).check(timeout_s=480)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("profile", HIP_PROFILES)
+def test_every_law_holds_on_every_hip_profile(start_kit: StartKit, profile: str) -> None:
+    start_kit(*HIP, CROSSMEM_EMULATED_HIP_PROFILE=profile).check(timeout_s=800)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_law_holds_on_cuda(start_kit: StartKit) -> None:
+    start_kit(*CUDA).check(timeout_s=800)
 
 
 @pytest.mark.long

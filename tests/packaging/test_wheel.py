@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"crossmem", "crossmem_ascend", "crossmem_emulated", "crossmem_pytest"}
+PACKAGES = {
+    "crossmem",
+    "crossmem_ascend",
+    "crossmem_emulated",
+    "crossmem_hip",
+    "crossmem_pytest",
+}
 BUILD_TIMEOUT_S = 110
 
 
@@ -62,6 +68,7 @@ def test_entry_points(wheel: zipfile.ZipFile) -> None:
         "crossmem": {
             "ascend": "crossmem_ascend.hooks",
             "emulated": "crossmem_emulated.hooks",
+            "hip": "crossmem_hip.hooks",
         },
         "pytest11": {"crossmem": "crossmem_pytest"},
     }

@@ -16,6 +16,7 @@ from crossmem.conformance.harness import Allocate, FreshPeer, Imports, Kit
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import LeakError, PeerPool, deadline, leftovers, own_state, settle
 from crossmem.conformance.report import Recorder, write_report
+from crossmem.conformance.strangers import MakeStranger, Stranger
 from crossmem.driver import TracingDriver
 
 TEST_LIMIT_S: Final = 60.0
@@ -191,6 +192,24 @@ def allocate(device: crossmem.Device) -> Iterator[Allocate]:
     yield make
     for allocation in made:
         allocation.free()
+
+
+@pytest.fixture
+def stranger(guarded: None) -> Iterator[MakeStranger]:
+    """Return what allocates behind crossmem's back, for tests to adopt.
+
+    To be named before peers: what these import must be closed before it is freed.
+    """
+    made: list[Stranger] = []
+
+    def make(blocks: int = 1, data: bytes = b"") -> Stranger:
+        made.append(Stranger(blocks, data))
+        return made[-1]
+
+    yield make
+    crossmem.collect()
+    for one in made:
+        one.free()
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ NBYTES = 5000
 MASKS: Final = {
     "emulated": "CROSSMEM_EMULATED_VISIBLE_DEVICES",
     "ascend": "ASCEND_RT_VISIBLE_DEVICES",
+    "cuda": "CUDA_VISIBLE_DEVICES",
+    "hip": "HIP_VISIBLE_DEVICES",
 }
 """The variable that says which devices a process sees, in which order, by backend."""
 

@@ -214,7 +214,7 @@ class LeaseBook:
                 backend=handle.backend,
                 device=handle.device,
                 allocation=handle.allocation,
-                nbytes=handle.nbytes,
+                nbytes=handle.length,
                 owner_pid=handle.owner.pid,
                 peer_pid=peer_pid,
                 detail=detail,

@@ -12,11 +12,13 @@ from crossmem.driver.base import (
 )
 from crossmem.driver.groups import (
     AddressRanges,
+    Foreign,
     ForeignMemory,
     ReadonlyAlias,
     Witness,
     address_ranges_of,
     check_groups,
+    foreign_memory_of,
     readonly_alias_of,
     witness_of,
 )
@@ -29,6 +31,7 @@ __all__ = [
     "CopyKind",
     "Driver",
     "Exported",
+    "Foreign",
     "ForeignMemory",
     "Imported",
     "Peer",
@@ -37,6 +40,7 @@ __all__ = [
     "Witness",
     "address_ranges_of",
     "check_groups",
+    "foreign_memory_of",
     "readonly_alias_of",
     "witness_of",
 ]

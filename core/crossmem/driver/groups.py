@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optional groups of driver methods. A driver implements all of a group or none of it."""
 
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 from crossmem.driver.base import Block, Driver, Imported
 
 __all__ = [
     "AddressRanges",
+    "Foreign",
     "ForeignMemory",
     "ReadonlyAlias",
     "Witness",
     "address_ranges_of",
     "check_groups",
+    "foreign_memory_of",
     "readonly_alias_of",
     "witness_of",
 ]
@@ -65,11 +68,54 @@ class AddressRanges(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """What a vendor knows of the memory around an address, whoever allocated it.
+
+    Parameters
+    ----------
+    base, nbytes
+        Where the vendor's allocation around the address begins, and its size. No size where
+        these bounds cannot be known; then there is an obstacle.
+    exposed_base, exposed_nbytes
+        What importers of an export of that allocation can reach: it, and where the vendor puts
+        several allocations into one block, its neighbours.
+    obstacle
+        Why the mechanism cannot carry this memory, None where it can: the end of a sentence that
+        begins with the memory, such as ``"is managed memory, which legacy IPC cannot carry"``.
+    """
+
+    base: int = 0
+    nbytes: int = 0
+    exposed_base: int = 0
+    exposed_nbytes: int = 0
+    obstacle: str | None = None
+
+
 class ForeignMemory(Protocol):
     """Memory that someone else allocated through the same vendor."""
 
-    def address_range(self, pointer: int) -> tuple[int, int]:
-        """Return base and size in bytes of the allocation around an address."""
+    def inspect(self, ordinal: int, pointer: int, mechanism: str) -> Foreign:
+        """Return what the vendor knows of the memory around an address, and change nothing.
+
+        The address is positive and below 2**63; it may be anything, also nobody's. What the
+        vendor does not know, or the mechanism cannot carry on this device, is an obstacle and no
+        error: memory that is managed, pooled, virtual, imported, the host's or another device's.
+        """
+        ...
+
+    def adopt(self, ordinal: int, foreign: Foreign, mechanism: str) -> Block:
+        """Return a block that stands for memory without an obstacle, and take nothing.
+
+        It begins at ``foreign.base``, and ``foreign.nbytes`` is both its size and its capacity,
+        which need be no multiple of the granularity. What works on an allocated block works on
+        it, but for :meth:`crossmem.driver.Driver.free` and pieces of address ranges. Core adopts
+        a vendor's allocation once for each mechanism, however many parts of it are adopted.
+        """
+        ...
+
+    def disown(self, block: Block) -> None:
+        """End what :meth:`adopt` began, with every export released. It never frees the memory."""
         ...
 
 
@@ -95,6 +141,11 @@ def _offers(driver: Driver, group: type) -> bool:
 def address_ranges_of(driver: Driver) -> AddressRanges | None:
     """Return the driver as :class:`AddressRanges`, None where it does not offer the group."""
     return cast("AddressRanges", driver) if _offers(driver, AddressRanges) else None
+
+
+def foreign_memory_of(driver: Driver) -> ForeignMemory | None:
+    """Return the driver as :class:`ForeignMemory`, None where it does not offer the group."""
+    return cast("ForeignMemory", driver) if _offers(driver, ForeignMemory) else None
 
 
 def readonly_alias_of(driver: Driver) -> ReadonlyAlias | None:

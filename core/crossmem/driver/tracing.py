@@ -9,7 +9,14 @@ from typing import Any, Final, cast
 from typing_extensions import override
 
 from crossmem.driver.base import Block, CopyKind, Driver, Exported, Imported, Peer
-from crossmem.driver.groups import AddressRanges, address_ranges_of, readonly_alias_of
+from crossmem.driver.groups import (
+    AddressRanges,
+    Foreign,
+    ForeignMemory,
+    address_ranges_of,
+    foreign_memory_of,
+    readonly_alias_of,
+)
 from crossmem.driver.ledger import RangeLedger
 from crossmem.models import Access, Capabilities, DeviceInfo
 
@@ -19,6 +26,7 @@ _Key = int
 """``id`` of a block or import; the record keeps the object alive, so it is not reused."""
 
 _RANGE_METHODS: Final = frozenset({"reserve", "release", "map_at", "unmap_at"})
+_FOREIGN_METHODS: Final = frozenset({"inspect", "adopt", "disown"})
 
 
 class TracingDriver(Driver):
@@ -45,6 +53,7 @@ class TracingDriver(Driver):
         self.violations: list[str] = []
         self._lock = threading.Lock()
         self._blocks: dict[_Key, Block] = {}
+        self._adopted: set[_Key] = set()
         self._exports: dict[_Key, list[Exported]] = {}
         self._imports: dict[_Key, Imported] = {}
         self._mapped: dict[_Key, int] = {}
@@ -75,6 +84,8 @@ class TracingDriver(Driver):
             return getattr(self, f"_{name}")
         if name in _RANGE_METHODS and address_ranges_of(self.inner):
             return getattr(self, f"_{name}")
+        if name in _FOREIGN_METHODS and foreign_memory_of(self.inner):
+            return getattr(self, f"_{name}")
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -102,6 +113,7 @@ class TracingDriver(Driver):
             self._note(
                 "free",
                 (key not in self._blocks, "unknown or freed block"),
+                (key in self._adopted, "the memory was adopted, not allocated"),
                 (bool(self._exports.get(key)), "an export was not released"),
                 (self._aliases[key] > 0, "a read-only alias is still mapped"),
                 (self._ranges.shows(block), "an address range still shows it"),
@@ -266,3 +278,45 @@ class TracingDriver(Driver):
         self._range_driver.unmap_at(memory, pointer)
         with self._lock:
             self._ranges.unmap_at(pointer)
+
+    @property
+    def _foreign_driver(self) -> ForeignMemory:
+        return cast("ForeignMemory", self.inner)
+
+    def _inspect(self, ordinal: int, pointer: int, mechanism: str) -> Foreign:
+        with self._lock:
+            self._note("inspect", (not 0 < pointer < 1 << 63, f"address {pointer:#x}"))
+        return self._foreign_driver.inspect(ordinal, pointer, mechanism)
+
+    def _adopt(self, ordinal: int, foreign: Foreign, mechanism: str) -> Block:
+        block = self._foreign_driver.adopt(ordinal, foreign, mechanism)
+        with self._lock:
+            known = [self._blocks[key] for key in self._adopted]
+            is_known = any(one.pointer == block.pointer for one in known)
+            self._note(
+                "adopt",
+                (foreign.obstacle is not None, "there is an obstacle"),
+                (is_known, "the memory is adopted already"),
+                (
+                    (block.pointer, block.nbytes, block.capacity)
+                    != (foreign.base, foreign.nbytes, foreign.nbytes),
+                    "the block has other bounds",
+                ),
+            )
+            self._blocks[id(block)] = block
+            self._adopted.add(id(block))
+        return block
+
+    def _disown(self, block: Block) -> None:
+        with self._lock:
+            key = id(block)
+            self._note(
+                "disown",
+                (key not in self._adopted, "unknown or disowned block"),
+                (bool(self._exports.get(key)), "an export was not released"),
+                (self._aliases[key] > 0, "a read-only alias is still mapped"),
+            )
+        self._foreign_driver.disown(block)
+        with self._lock:
+            self._adopted.discard(key)
+            self._blocks.pop(key, None)

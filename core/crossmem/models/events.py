@@ -12,6 +12,8 @@ class EventKind(StrEnum):
 
     ALLOCATED = "allocated"
     """This process allocated memory."""
+    ADOPTED = "adopted"
+    """This process adopted memory that someone else allocated."""
     EXPORTED = "exported"
     """An allocation was exported for the first time with these arguments."""
     IMPORTED = "imported"
@@ -28,6 +30,8 @@ class EventKind(StrEnum):
     """A process asked for memory that it may not have."""
     FREED = "freed"
     """The device got memory back."""
+    GIVEN_UP = "given-up"
+    """Adopted memory was left to its owner again."""
 
 
 @dataclass(frozen=True, slots=True)

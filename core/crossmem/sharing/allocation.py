@@ -7,7 +7,7 @@ import time
 import warnings
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from typing_extensions import override
 
@@ -55,6 +55,11 @@ class Owned:
         "uses",
     )
 
+    is_adopted: ClassVar = False
+    """Whether someone else allocated the memory."""
+    began: ClassVar = EventKind.ALLOCATED
+    ended: ClassVar = EventKind.FREED
+
     def __init__(self, process: Process, device: "Device", number: int, block: Block) -> None:
         self.process = process
         self.device = device
@@ -68,9 +73,26 @@ class Owned:
         self.shared: Shared | None = None
         self.is_retired = False
         self.uses = Uses()
-        process.owned[number] = self
-        if process.registry.observed:
-            self.tell(EventKind.ALLOCATED)
+
+    def begin(self) -> None:
+        """Enter the memory into the records of the process."""
+        self.process.owned[self.number] = self
+        if self.process.registry.observed:
+            self.tell(self.began)
+
+    @property
+    def offset(self) -> int:
+        """Where the memory begins in the driver's block."""
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        """Size that was asked for, in bytes."""
+        return self.block.nbytes
+
+    def lend_block(self) -> Block:
+        """Return the block for an address range to show."""
+        return self.block
 
     def tell(self, kind: EventKind) -> None:
         """Send an event about this allocation."""
@@ -80,7 +102,7 @@ class Owned:
                 backend=self.device.backend,
                 device=self.device.identity,
                 allocation=self.number,
-                nbytes=self.block.nbytes,
+                nbytes=self.nbytes,
                 owner_pid=self.process.identity.pid,
             )
         )
@@ -96,7 +118,7 @@ class Owned:
                 return
             try:
                 try:
-                    self.device.driver.synchronize(self.device.ordinal)
+                    self._settle()
                 finally:
                     self._release()
             except BaseException:
@@ -104,16 +126,22 @@ class Owned:
                     self.process.unfinished.append(self.free_now)
                 raise
 
+    def _settle(self) -> None:
+        self.device.driver.synchronize(self.device.ordinal)
+
     def _release(self) -> None:
+        self._give_back()
+        del self.process.owned[self.number]
+        if self.process.registry.observed:
+            self.tell(self.ended)
+
+    def _give_back(self) -> None:
         driver = self.device.driver
         while self.exported:
             key, exported = next(iter(self.exported.items()))
             driver.release_export(self.block, exported)
             del self.exported[key]
         driver.free(self.block)
-        del self.process.owned[self.number]
-        if self.process.registry.observed:
-            self.tell(EventKind.FREED)
 
     def free_at_exit(self) -> None:
         """Give the memory back at a normal exit, whoever holds it then.
@@ -193,16 +221,16 @@ class Allocation(Memory):
     __slots__ = ("_owned", "_pieces")
 
     def __init__(self, owned: Owned) -> None:
-        nbytes = owned.block.nbytes
-        super().__init__(owned.process, owned.device, nbytes, owned.uses, readonly=False)
+        super().__init__(owned.process, owned.device, owned.nbytes, owned.uses, readonly=False)
         self._pieces = 0
         self._owned: Owned | None = owned
 
     @override
     def __repr__(self) -> str:
+        kind = type(self).__name__
         if self._owned is None:
-            return f"<Allocation of {self.nbytes} bytes on {self.device.name}, freed>"
-        return f"<Allocation {self._owned.number} of {self.nbytes} bytes on {self.device.name}>"
+            return f"<{kind} of {self.nbytes} bytes on {self.device.name}, freed>"
+        return f"<{kind} {self._owned.number} of {self.nbytes} bytes on {self.device.name}>"
 
     def _live(self) -> Owned:
         refuse_foreign(self._process, self)
@@ -216,7 +244,8 @@ class Allocation(Memory):
     @override
     def ptr(self) -> int:
         """Address of the first byte in this process, for the device's own calls."""
-        return self._live().block.pointer
+        owned = self._live()
+        return owned.block.pointer + owned.offset
 
     @property
     def capacity(self) -> int:
@@ -351,9 +380,10 @@ class Allocation(Memory):
     def lend(self) -> Loan:
         """Let an address range show the memory. The lock of lifetimes is held."""
         owned = self._live()
+        block = owned.lend_block()
         self._pieces += 1
         return Loan(
-            owned.block,
+            block,
             self.device.identity,
             owned.block_lock,
             owned.uses,
@@ -408,8 +438,11 @@ def _export(
     exported = owned.exported.get((access, raw))
     if exported is None:
         with owned.block_lock:
-            exported = device.driver.export(owned.block, device.mechanism, access, raw=raw)
-        owned.exported[access, raw] = exported
+            # What is adopted of one vendor's allocation is exported once for all of it.
+            exported = owned.exported.get((access, raw))
+            if exported is None:
+                exported = device.driver.export(owned.block, device.mechanism, access, raw=raw)
+                owned.exported[access, raw] = exported
     handle = ShareableHandle(
         backend=device.backend,
         mechanism=device.mechanism,
@@ -423,6 +456,8 @@ def _export(
         access=access,
         raw=b"".join(exported.payloads) if raw else None,
     )
+    if (owned.offset, owned.nbytes) != (0, handle.nbytes):
+        handle = handle.slice(owned.offset, owned.nbytes)
     if lease:
         owned.publish(handle, allow or _EVERYONE_OF_THIS_USER, exported)
     if process.registry.observed:

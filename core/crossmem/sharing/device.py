@@ -13,6 +13,7 @@ from crossmem.guards import check_size
 from crossmem.models import Capabilities, DeviceInfo
 from crossmem.plugin import choose
 from crossmem.plugin.offers import PLUGIN_FAULTS
+from crossmem.sharing.adoption import Adoption, Neighbours, adopt
 from crossmem.sharing.allocation import Allocation, Owned
 from crossmem.sharing.process import Process, drain, refuse_foreign, refuse_forked_backend
 from crossmem.sharing.ranges import AddressRange
@@ -181,13 +182,59 @@ class Device:
             except OutOfMemoryError as error:
                 raise self._out_of_memory(error, size) from error
         owned = Owned(process, self, next(process.numbers), block)
+        owned.begin()
         return Allocation(owned)
+
+    def adopt(
+        self, ptr: int, nbytes: int, *, owner: object, neighbours: Neighbours | None = None
+    ) -> Adoption:
+        """Make memory that someone else allocated exportable, without a copy.
+
+        :func:`crossmem.how_can_share` says beforehand what this would raise, and why.
+
+        Parameters
+        ----------
+        ptr
+            Address of the first byte, in the vendor's own memory of this device.
+        nbytes
+            How many bytes from there on; all of one allocation of the vendor's.
+        owner
+            What keeps the memory: a tensor, for example. It is kept alive until the adoption is
+            freed and the last lease on it has ended. The memory must stay while it lives.
+        neighbours
+            ``"expose"`` where importers may reach what else lies in the same block of the
+            vendor's; None refuses such memory.
+
+        Returns
+        -------
+        Adoption
+            Export it as an allocation. Free it, or use it as a context manager: that lets the
+            owner go and leaves the memory alone.
+
+        Raises
+        ------
+        UnsupportedError
+            Where this memory cannot be shared, with the reason; where the capability
+            ``foreign_memory`` is false; and where there are neighbours.
+        InvalidSizeError
+            Where the bytes do not lie in one allocation of the vendor's.
+        BusyError
+            Where other memory at these addresses was adopted, and freed without being given up.
+        ConfigurationError
+            Where an argument has no meaning.
+        DriverError
+            Where the vendor's call failed otherwise.
+        """
+        process = drain()
+        if process is not self._process:
+            self.check_usable()
+        return adopt(process, self, ptr, nbytes, owner, neighbours)
 
     def _out_of_memory(self, error: OutOfMemoryError, nbytes: int) -> OutOfMemoryError:
         waiting = [
             one
             for one in list(self._process.owned.values())
-            if one.is_retired and one.device.info is self.info
+            if one.is_retired and not one.is_adopted and one.device.info is self.info
         ]
         held = sum(one.block.capacity for one in waiting)
         return OutOfMemoryError(

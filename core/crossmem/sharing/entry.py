@@ -14,10 +14,12 @@ from crossmem.errors import (
     InvalidHandleError,
     OwnerGoneError,
     OwnerUnresponsiveError,
+    StaleHandleError,
     UnsupportedError,
 )
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.memory import Uses
+from crossmem.sharing.opening import Opening, OpeningTable
 
 if TYPE_CHECKING:
     from crossmem.sharing.allocation import Owned
@@ -157,14 +159,20 @@ class Entry:
 class RemoteEntry(Entry):
     """Memory of another process."""
 
-    __slots__ = ("connection", "imported")
+    __slots__ = ("_opening", "_openings", "connection")
 
     def __init__(
-        self, key: object, device: "Device", access: Access, connection: OwnerConnection | None
+        self,
+        key: object,
+        device: "Device",
+        access: Access,
+        connection: OwnerConnection | None,
+        openings: OpeningTable,
     ) -> None:
         super().__init__(key, device, access)
         self.connection = connection
-        self.imported: Imported | None = None
+        self._openings = openings
+        self._opening: Opening | None = None
 
     def open(self, handle: ShareableHandle, leased: Leased, *, home: int) -> None:
         """Take over a lease, and open the memory where this is the first one.
@@ -191,18 +199,11 @@ class RemoteEntry(Entry):
                 f"of {leased.nbytes} in {leased.capacity}"
             )
             raise InvalidHandleError(msg, operation="import")
-        if self.imported is None:
-            self.imported = self.device.driver.import_(
-                self.device.ordinal,
-                leased.exported,
-                home=home,
-                mechanism=handle.mechanism,
-                nbytes=leased.nbytes,
-                capacity=leased.capacity,
-                access=self.access,
+        if self._opening is None:
+            self._opening = self._openings.enter(
+                self, handle, leased, self.device, self.access, home=home
             )
-        else:
-            leased.close_descriptors()
+        self._opening.open(handle, leased, self.access, home=home)
         self.handle = handle
         self.leases.append(leased.lease)
         self.cores.add(handle.core)
@@ -214,22 +215,25 @@ class RemoteEntry(Entry):
         """Whether the exporting process still runs; true where there is nobody to watch."""
         return self.connection is None or self.connection.is_owner_alive
 
-    def _imported(self) -> Imported:
-        if self.imported is None:
+    def _opened(self) -> tuple[Opening, Imported]:
+        opening = self._opening
+        if opening is None or opening.imported is None:
             msg = "the memory was never opened"
             raise InvalidHandleError(msg)
-        return self.imported
+        return opening, opening.imported
 
     @override
     def lend(self) -> tuple[Block | Imported, threading.RLock]:
-        """Return the import, on which the driver works under the entry's own lock."""
-        return self._imported(), self.lock
+        """Return the import, on which the driver works under the opening's lock."""
+        opening, imported = self._opened()
+        return imported, opening.lock
 
     @override
     def _map(self, *, remappable: bool) -> int:
+        opening, imported = self._opened()
         try:
-            return self.device.driver.map(self._imported(), remappable=remappable)
-        except DriverError as error:
+            return opening.map(imported, remappable=remappable)
+        except (DriverError, StaleHandleError) as error:
             if self.device.capabilities.survives_owner or self.is_owner_alive:
                 raise
             msg = "the process that exported the memory is dead, and its memory with it"
@@ -239,13 +243,14 @@ class RemoteEntry(Entry):
 
     @override
     def _unmap(self, pointer: int) -> None:
-        self.device.driver.unmap(self._imported(), pointer)
+        opening, imported = self._opened()
+        opening.unmap(imported)
 
     @override
     def _close(self) -> None:
-        if self.imported is not None:
-            self.device.driver.close(self.imported)
-            self.imported = None
+        if self._opening is not None:
+            self._openings.leave(self, self._opening)
+            self._opening = None
         leases, self.leases = self.leases, []
         if self.connection is not None and leases:
             self.connection.release(leases)
@@ -291,7 +296,7 @@ class LocalEntry(Entry):
         if self._alias is not None:
             msg = f"{self.device.name} cannot map this process's own memory read-only in a range"
             raise UnsupportedError(msg, operation="map", hint="map the allocation itself")
-        return self._owned.block, self._owned.block_lock
+        return self._owned.lend_block(), self._owned.block_lock
 
     @override
     def _map(self, *, remappable: bool) -> int:

@@ -22,6 +22,7 @@ from crossmem.errors import ClosedError, CrossmemError, ForkedProcessError
 from crossmem.models import ProcessIdentity
 from crossmem.plugin import Registry
 from crossmem.settings import Settings
+from crossmem.sharing.foreign import GroundTable
 from crossmem.sharing.table import ImportTable
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Process:
         """Every allocation that is not free yet, by number."""
         self.ranges: dict[int, Reservation] = {}
         """Every address range that is not released yet, by its id."""
+        self.grounds = GroundTable()
+        """The vendor's allocations in which memory is adopted."""
         self.imports = ImportTable(self)
         self.pending: deque[Callable[[], bool | None]] = deque()
         """What finalisers and the lease server left to be done; False: it must wait longer."""
@@ -80,7 +83,7 @@ class Process:
         The garbage collector may run a finaliser of the application's anywhere, and so may a
         signal its handler: what those close has to wait then.
         """
-        locks = [self.lifetimes, self.imports.lock]
+        locks = [self.lifetimes, self.imports.lock, self.grounds.lock]
         if self._server is not None:
             locks.append(self._server.lock)
         return any(is_mine(one) for one in locks)

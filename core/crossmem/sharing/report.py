@@ -67,7 +67,7 @@ def exports() -> list[ExportInfo]:
     return [
         ExportInfo(
             handle=export.handle,
-            nbytes=export.handle.nbytes,
+            nbytes=export.handle.length,
             capacity=export.handle.capacity,
             leases=tuple(
                 LeaseInfo(lease.holder.pid, lease.holder.uid, lease.since)

@@ -123,6 +123,8 @@ class Reservation:
         device, refused = self.device, None
         if memory.device is not device or loan.home != device.identity:
             refused = "only memory that this device holds, opened for it and its mechanism"
+        elif loan.memory.capacity % self.device.capabilities.granularity_nbytes:
+            refused = "only memory in whole blocks of the granularity"
         elif any(shows_own is not loan.is_own for shows_own in self._kinds()):
             kind = "imported" if loan.is_own else "this process's own"
             refused = f"only {kind} memory, because its first piece was that"

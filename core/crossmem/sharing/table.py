@@ -23,6 +23,7 @@ from crossmem.errors import (
 )
 from crossmem.models import Access, Event, EventKind, ProcessIdentity, ShareableHandle
 from crossmem.sharing.entry import Entry, LocalEntry, RemoteEntry
+from crossmem.sharing.opening import OpeningTable
 
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
@@ -70,6 +71,7 @@ class ImportTable:
         """What the vendor refused to close, and is asked to close by later calls."""
         self._shortcuts: dict[tuple[bytes, object, object], Entry] = {}
         self._connections: dict[ProcessIdentity, OwnerConnection] = {}
+        self.openings = OpeningTable(self.lock)
 
     def join(self, shortcut: tuple[bytes, object, object]) -> Entry | None:
         """Return the open entry that was opened with the same arguments, with one more user.
@@ -170,7 +172,7 @@ class ImportTable:
             if handle.raw is None:
                 connection = self._connection_to(handle.owner)
                 connection.entries += 1
-            return RemoteEntry(wish.key, wish.device, wish.access, connection)
+            return RemoteEntry(wish.key, wish.device, wish.access, connection, self.openings)
         owned = process.owned.get(handle.allocation)
         if owned is not None and not owned.is_retired and handle.raw is not None:
             owned.publish_raw(handle)
@@ -327,7 +329,7 @@ class ImportTable:
                 backend=handle.backend,
                 device=handle.device,
                 allocation=handle.allocation,
-                nbytes=handle.nbytes,
+                nbytes=handle.length,
                 owner_pid=handle.owner.pid,
             )
         )

@@ -41,13 +41,19 @@ def _load(runtime: str | None) -> "Driver":
 @hookimpl
 def crossmem_runtime(api: str, name: str) -> object | None:
     """Offer the vendors' emulations, to drivers that were asked to run on one by name."""
-    if (api, name) != ("ascend", "emulated"):
+    if name != "emulated" or api not in {"ascend", "hip", "cuda"}:
         return None
-    from crossmem_emulated.acl import Acl  # noqa: PLC0415
     from crossmem_emulated.options import Options  # noqa: PLC0415
 
     options = Options.from_environ(os.environ)
-    return Acl(options.acl_profile, options.strict, options=options)
+    if api == "ascend":
+        from crossmem_emulated.acl import Acl  # noqa: PLC0415
+
+        return Acl(options.acl_profile, options.strict, options=options)
+    from crossmem_emulated.hip import Runtime  # noqa: PLC0415
+
+    profile = "cuda" if api == "cuda" else options.hip_profile
+    return Runtime(profile, options.strict, options=options)
 
 
 @hookimpl

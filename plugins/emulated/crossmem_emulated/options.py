@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
@@ -18,6 +18,17 @@ _SIZE: Final = re.compile(r"(\d+)\s*(?:([KMGT])iB|B)?", re.ASCII | re.IGNORECASE
 _SHIFTS: Final = {"K": 10, "M": 20, "G": 30, "T": 40}
 _GRANULARITIES: Final = {"2MiB": 2 << 20, "page": os.sysconf("SC_PAGE_SIZE")}
 _MAX_DEVICES: Final = 1024
+_Quirk = Literal[
+    "fresh-handles",
+    "foreign-namespace",
+    "ignored-flag",
+    "leak-on-close",
+    "new-addresses",
+    "no-export",
+    "pin-after-free",
+    "reused-handles",
+    "slow-open",
+]
 
 
 def _parse_size(value: object) -> object:
@@ -37,6 +48,13 @@ def _parse_indices(value: object) -> object:
     if not isinstance(value, str):
         return value
     return tuple(int(item) for item in value.split(","))
+
+
+def _parse_names(value: object) -> object:
+    """Turn ``"a,b"`` into ``("a", "b")``."""
+    if not isinstance(value, str):
+        return value
+    return tuple(item.strip() for item in value.split(","))
 
 
 def _default_capacity() -> int:
@@ -102,6 +120,15 @@ class Options(FrozenModel):
 
     acl_profile: str = "documented"
     """Edition of ACL's rules (``CROSSMEM_EMULATED_ACL_PROFILE``)."""
+
+    hip_profile: str = "documented"
+    """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``); ``cuda`` is always its own."""
+
+    hip_peers: Annotated[bool, Field(strict=False)] = True
+    """Whether devices can reach each other's memory (``CROSSMEM_EMULATED_HIP_PEERS``)."""
+
+    hip_quirks: Annotated[tuple[_Quirk, ...], BeforeValidator(_parse_names)] = ()
+    """What some releases get wrong (``CROSSMEM_EMULATED_HIP_QUIRKS``)."""
 
     @field_validator("capacity_nbytes")
     @classmethod
@@ -176,6 +203,9 @@ VARIABLES: Final[Mapping[str, str]] = {
     "CROSSMEM_EMULATED_STRICT": "strict",
     "CROSSMEM_EMULATED_SLOW_STREAMS": "slow_streams",
     "CROSSMEM_EMULATED_ACL_PROFILE": "acl_profile",
+    "CROSSMEM_EMULATED_HIP_PROFILE": "hip_profile",
+    "CROSSMEM_EMULATED_HIP_PEERS": "hip_peers",
+    "CROSSMEM_EMULATED_HIP_QUIRKS": "hip_quirks",
 }
 """Field of :class:`Options` that each variable sets."""
 
@@ -191,6 +221,9 @@ _ALLOWED: Final = {
     "strict": "1 or 0",
     "slow_streams": "1 or 0",
     "acl_profile": "the name of a profile, such as documented",
+    "hip_profile": "the name of a profile, such as documented",
+    "hip_peers": "1 or 0",
+    "hip_quirks": f"a comma list of {', '.join(get_args(_Quirk))}",
     "visible_devices": "a comma list of different numbers from 0, such as 1,0, "
     "below the number of devices (CROSSMEM_EMULATED_DEVICES)",
 }

@@ -3,15 +3,17 @@
 
 import ctypes
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from crossmem_emulated import memory
-from crossmem_emulated.acl.addresses import Origin, Piece
+from crossmem_emulated.acl.addresses import Origin
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code, Kind
 from crossmem_emulated.acl.device import find_stream
 from crossmem_emulated.acl.keys import is_withdrawn
 from crossmem_emulated.acl.process import AclProcess, Work
+from crossmem_emulated.addresses import Piece
 
 __all__ = ["Side"]
 
@@ -49,7 +51,7 @@ class Side:
 
     pointer: int
     device: int | None
-    origins: frozenset[Origin]
+    origins: frozenset[StrEnum]
     parts: tuple[tuple[int, int], ...]
 
 

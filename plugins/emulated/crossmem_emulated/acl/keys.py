@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from crossmem_emulated import memory
-from crossmem_emulated.acl.addresses import Origin, Piece
+from crossmem_emulated.acl.addresses import Origin
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, KEY_NBYTES, Code
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.schema import BARE_TGID_BASE
 from crossmem_emulated.acl.shares import is_admitted
+from crossmem_emulated.addresses import Piece
 from crossmem_emulated.machine import ticks_since_boot
 from crossmem_emulated.pages import Pages
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from crossmem_emulated import memory
-from crossmem_emulated.acl.addresses import Origin, Piece, Region
+from crossmem_emulated.acl.addresses import Origin
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, LARGEST_NBYTES, Code
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.release import drop_keys
+from crossmem_emulated.addresses import Piece, Region
 from crossmem_emulated.pages import NoRoomError, Pages
 
 __all__ = ["Slab"]

@@ -2,7 +2,6 @@
 """What the vendor's library and driver know about one process."""
 
 import itertools
-import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -11,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from crossmem_emulated import memory
-from crossmem_emulated.acl.addresses import Space
+from crossmem_emulated import forks
 from crossmem_emulated.acl.calls import Entry, Refused, parse
 from crossmem_emulated.acl.codes import Code
 from crossmem_emulated.acl.profiles import Profile
 from crossmem_emulated.acl.schema import SCHEMA
+from crossmem_emulated.addresses import Space
 from crossmem_emulated.journal import Faults, Journal
 from crossmem_emulated.machine import HostLostError, Machine
 from crossmem_emulated.pages import NoRoomError, PageStore
@@ -25,20 +24,6 @@ __all__ = ["AclProcess", "Context", "DeviceState", "Stream", "Work"]
 
 _FIRST_HANDLE: Final = 0x5AFE_0000_0000
 _HANDLE_STEP: Final = 64
-
-_forks = 0
-_is_used = False
-
-
-def _count_fork() -> None:
-    global _forks  # noqa: PLW0603 - whether this process is another one than before
-    _forks += 1
-    if _is_used:
-        # A child keeps nothing of its parent's memory alive.
-        memory.drop_inherited()
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 @dataclass(slots=True, eq=False)
@@ -111,8 +96,7 @@ class AclProcess:
         capacity_nbytes: int,
         slow_streams: bool,
     ) -> None:
-        global _is_used  # noqa: PLW0603
-        _is_used = True
+        forks.expect()
         self.profile = profile
         self.strict = strict
         self.visible = visible
@@ -122,7 +106,7 @@ class AclProcess:
         self.journal = Journal(self.machine)
         self.faults = Faults(self.machine)
         self.recent_error = ""
-        self._forks = _forks
+        self._forks = forks.generation()
         self._begin()
 
     def _begin(self) -> None:
@@ -168,14 +152,14 @@ class AclProcess:
 
     def _turn(self) -> threading.RLock:
         """Return the lock, renewed in a child that nothing keeps from using the device."""
-        if self._forks != _forks:
+        if self._forks != forks.generation():
             if self.devices or self.contexts:
                 raise Refused(
                     Code.RT_CONTEXT_NULL,
                     "the device was used before this process was forked",
                     "ACL-E31",
                 )
-            self._forks = _forks
+            self._forks = forks.generation()
             self._begin()
         return self.lock
 

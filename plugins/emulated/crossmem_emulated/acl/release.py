@@ -6,8 +6,9 @@ imports, mappings, keys, contexts and streams. Reserved addresses stay reserved.
 addresses of what went are unknown from then on, and using one is refused as any unknown one is.
 """
 
-from crossmem_emulated.acl.addresses import Origin, Piece
+from crossmem_emulated.acl.addresses import Origin
 from crossmem_emulated.acl.process import AclProcess
+from crossmem_emulated.addresses import Piece
 
 __all__ = ["drop_keys", "release_device"]
 

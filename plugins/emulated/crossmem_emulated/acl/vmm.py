@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from crossmem_emulated import memory
-from crossmem_emulated.acl.addresses import Origin, Piece, Region
+from crossmem_emulated.acl.addresses import Origin
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import (
     GRANULARITY_1G_NBYTES,
@@ -15,6 +15,7 @@ from crossmem_emulated.acl.codes import (
     Code,
 )
 from crossmem_emulated.acl.process import AclProcess
+from crossmem_emulated.addresses import Piece, Region
 from crossmem_emulated.pages import HOST, NoRoomError, Pages
 
 __all__ = ["Physical", "check_vmm", "find_physical"]

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How memory that someone else allocated can be shared, and why not otherwise."""
+
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from crossmem.errors import ConfigurationError
+from crossmem.sharing.adoption import neighbours_of
+from crossmem.sharing.device import Device
+from crossmem.sharing.device import device as find_device
+from crossmem.sharing.foreign import check_address, look_at
+from crossmem.sharing.process import drain
+
+__all__ = ["ShareReport", "ShareWay", "how_can_share"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShareWay:
+    """One mechanism of a device, for the memory around an address.
+
+    Parameters
+    ----------
+    mechanism
+        Its name, for :meth:`crossmem.Device.for_mechanism`.
+    base, nbytes
+        The vendor's allocation around the address; zeros where there is an obstacle.
+    exposed_nbytes
+        How much importers can reach where something of that allocation is exported; more than
+        what is adopted means neighbours.
+    obstacle
+        Why the mechanism does not apply, None where it does.
+    """
+
+    mechanism: str
+    base: int
+    nbytes: int
+    exposed_nbytes: int
+    obstacle: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareReport:
+    """What :func:`crossmem.how_can_share` found. As a string, lines for people.
+
+    Parameters
+    ----------
+    ptr
+        The address.
+    device
+        Name of the device that was asked about.
+    ways
+        One for each mechanism of the device, the preferred one first.
+    """
+
+    ptr: int
+    device: str
+    ways: tuple[ShareWay, ...]
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """Names of the mechanisms that apply."""
+        return tuple(way.mechanism for way in self.ways if way.obstacle is None)
+
+    @override
+    def __str__(self) -> str:
+        lines = (f"- {way.mechanism}: {_describe(way)}" for way in self.ways)
+        return "\n".join((f"memory at {self.ptr:#x} on {self.device}", *lines))
+
+
+def _describe(way: ShareWay) -> str:
+    if way.obstacle is not None:
+        return f"no, it {way.obstacle}"
+    text = f"yes, as part of {way.nbytes} bytes at {way.base:#x}"
+    around = neighbours_of(way.exposed_nbytes, way.nbytes)
+    return text if around is None else f'{text}, with neighbours="expose": {around}'
+
+
+def how_can_share(ptr: int, device: Device | str) -> ShareReport:
+    """Say which mechanisms can share memory that someone else allocated, and why others cannot.
+
+    What is said holds for :meth:`crossmem.Device.adopt` at that moment. Nothing is exported.
+
+    Parameters
+    ----------
+    ptr
+        An address of device memory; it may be anybody's.
+    device
+        The device that holds it, or its name.
+
+    Returns
+    -------
+    ShareReport
+        A mechanism that the device does not have is not named.
+
+    Raises
+    ------
+    ConfigurationError
+        Where ``ptr`` is no address, or ``device`` no device.
+    DriverError
+        Where a vendor's call failed.
+    """
+    process = drain()
+    if not isinstance(device, Device | str):
+        msg = f"device must be a crossmem.Device or its name, not {device!r}"
+        raise ConfigurationError(msg, operation="how_can_share")
+    found = find_device(device) if isinstance(device, str) else device
+    found.check_usable()
+    pointer = check_address("ptr", ptr)
+    ways = []
+    for mechanism in found.capabilities.mechanisms:
+        foreign = look_at(process, found.for_mechanism(mechanism), pointer)
+        usable = foreign.obstacle is None
+        ways.append(
+            ShareWay(
+                mechanism,
+                foreign.base if usable else 0,
+                foreign.nbytes if usable else 0,
+                foreign.exposed_nbytes if usable else 0,
+                foreign.obstacle,
+            )
+        )
+    return ShareReport(pointer, found.name, tuple(ways))

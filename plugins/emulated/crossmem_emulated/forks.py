@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether this process is a forked child, and what it must not keep of its parent."""
+
+import os
+
+from crossmem_emulated import memory
+
+__all__ = ["expect", "generation"]
+
+_generation = 0
+_is_expected = False
+
+
+def generation() -> int:
+    """Return a number that is another one in every forked child."""
+    return _generation
+
+
+def expect() -> None:
+    """Let forked children give up what memory they inherit: they keep nothing alive."""
+    global _is_expected  # noqa: PLW0603 - of the process, as the memory is
+    _is_expected = True
+
+
+def _after_fork_in_child() -> None:
+    global _generation  # noqa: PLW0603
+    _generation += 1
+    if _is_expected:
+        memory.drop_inherited()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

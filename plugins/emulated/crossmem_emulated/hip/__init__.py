@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AMD's HIP and NVIDIA's CUDA without hardware, shaped like the module ``cupy.cuda.runtime``.
+
+Rules, result codes and lifetimes are those that the vendors document or their sources show,
+across all processes of an emulated host. docs/reference/hip-rules.md lists the rules, and where
+each is tested.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import override
+
+from crossmem_emulated.hip import (
+    attributes,
+    blocks,
+    copies,
+    devices,
+    events,
+    exports,
+    shares,
+    streams,
+)
+from crossmem_emulated.hip.attributes import PointerAttributes
+from crossmem_emulated.hip.calls import ENTRIES, Entry, parse
+from crossmem_emulated.hip.codes import CONSTANTS, CUDARuntimeError, HipBuildRuntimeError
+from crossmem_emulated.hip.masks import visible_devices
+from crossmem_emulated.hip.process import HipProcess, Quirk, Setup
+from crossmem_emulated.hip.profiles import PROFILES, profile_named
+from crossmem_emulated.journal import Faults, Violation
+from crossmem_emulated.machine import Machine
+from crossmem_emulated.options import Options
+
+__all__ = [
+    "PROFILES",
+    "CUDARuntimeError",
+    "HipBuildRuntimeError",
+    "PointerAttributes",
+    "Quirk",
+    "Runtime",
+    "Violation",
+]
+
+# Importing them registers their functions.
+_FAMILIES = (attributes, blocks, copies, devices, events, exports, shares, streams)
+
+
+class Runtime:
+    """An emulation of ``cupy.cuda.runtime`` for this process.
+
+    Functions take what CuPy's take, and raise what those raise. All objects and processes that
+    are given the same folder are on one host: they see the same devices, and each other's
+    handles.
+
+    Beside CuPy's there are some of the vendors' own: ``memGetAddressRange(ptr)``, which returns
+    base and size, ``pointerGetAttribute(attribute, ptr)``, and the drivers' ``ctxCreate``,
+    ``ctxGetCurrent``, ``ctxSetCurrent`` and ``ctxDestroy``.
+
+    Parameters
+    ----------
+    profile
+        Edition of the rules, one of ``PROFILES``.
+    strict
+        Whether uses that the vendor forbids or leaves undefined are recorded, and device
+        addresses closed to the host.
+    options
+        Folder and devices; None for what the environment says.
+
+    Attributes
+    ----------
+    is_hip
+        Whether it is AMD's.
+    CUDARuntimeError
+        What functions raise; its ``status`` is the vendor's code.
+    faults
+        Calls that are to fail: ``faults.add("ipcOpenMemHandle", 17)``.
+    machine
+        The emulated host.
+
+    Raises
+    ------
+    ConfigurationError
+        Where there is no such profile, or the host's folder cannot be used.
+    """
+
+    PointerAttributes = PointerAttributes
+
+    def __init__(
+        self,
+        profile: str = "documented",
+        strict: bool = True,  # noqa: FBT001, FBT002 - as its users write it
+        *,
+        options: Options | None = None,
+    ) -> None:
+        options = options or Options.from_environ(os.environ)
+        edition = profile_named(profile)
+        self._process = HipProcess(
+            Setup(
+                profile=edition,
+                strict=strict,
+                folder=options.state,
+                visible=visible_devices(options.devices, os.environ, is_hip=edition.is_hip),
+                capacity_nbytes=options.capacity_nbytes,
+                slow_streams=options.slow_streams,
+                has_peers=options.hip_peers,
+                quirks=frozenset(options.hip_quirks),
+            )
+        )
+        self.is_hip = edition.is_hip
+        self.CUDARuntimeError: type[CUDARuntimeError] = edition.error
+        self.faults: Faults = self._process.faults
+        self.machine: Machine = self._process.machine
+        vars(self).update(CONSTANTS)
+        for name, called in ENTRIES.items():
+            vars(self)[name] = self._bind(called)
+
+    def _bind(self, called: Entry) -> Callable[..., Any]:
+        """Return a function as the program calls it."""
+
+        def function(*arguments: Any, **named: Any) -> Any:
+            values = parse(called, arguments, named)
+            if called.hip_lacks and self.is_hip:
+                raise RuntimeError(called.hip_lacks)
+            status, value = self._process.call(called, values)
+            if not called.is_checked:
+                return status
+            self.check_status(status)
+            return value
+
+        function.__name__ = function.__qualname__ = called.name
+        function.__doc__ = called.signature
+        return function
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what does not exist comes here. The type checker knows none of the functions.
+        raise AttributeError(f"the emulation of cupy.cuda.runtime has no {name!r}")
+
+    @override
+    def __repr__(self) -> str:
+        kind = "strict" if self._process.setup.strict else "lax"
+        return f"<Runtime {self._process.profile.name} {kind} on {self.machine.folder}>"
+
+    @property
+    def violations(self) -> list[Violation]:
+        """Uses, by any process of this host, that the vendor forbids or leaves undefined."""
+        return self._process.journal.read()
+
+    @property
+    def space(self) -> Any:
+        """The device addresses of this process, for tests of the emulation itself."""
+        return self._process.space
+
+    def check_status(self, status: int) -> None:
+        """Raise where a call failed, and forget the failure as CuPy does."""
+        if status:
+            self._process.last_error(is_cleared=True)
+            raise self.CUDARuntimeError(status)
+
+    def call(self, name: str, *arguments: Any, **named: Any) -> tuple[int, Any]:
+        """Call a function as C does: return code and result; a failure is remembered."""
+        called = ENTRIES[name]
+        return self._process.call(called, parse(called, arguments, named))
+
+    def getLastError(self) -> int:  # noqa: N802 - the vendor's name
+        """Return the code of this thread's last failure, and forget it."""
+        return self._process.last_error(is_cleared=True)
+
+    def peekAtLastError(self) -> int:  # noqa: N802
+        """Return the code of this thread's last failure."""
+        return self._process.last_error(is_cleared=False)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an address belongs to.
+
+CuPy shows only ``pointerGetAttributes``. The others are functions of the vendors' libraries that
+programs need beside it.
+"""
+
+from enum import IntEnum
+
+from crossmem_emulated.addresses import Piece
+from crossmem_emulated.hip.blocks import HostBlock, find_host_block
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import MemoryType, Status
+from crossmem_emulated.hip.origins import Origin
+from crossmem_emulated.hip.process import HipProcess
+
+__all__ = ["PointerAttributes"]
+
+
+class Attribute(IntEnum):
+    """What can be asked about an address; the numbers are the same in HIP and CUDA."""
+
+    MEMORY_TYPE = 2
+    BUFFER_ID = 7
+    IS_MANAGED = 8
+    DEVICE_ORDINAL = 9
+    IS_LEGACY_IPC_CAPABLE = 10
+    RANGE_START_ADDR = 11
+    RANGE_SIZE = 12
+    MEMPOOL_HANDLE = 17
+
+
+def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
+    """Return what an address is in; of shared pages, only the part that was allocated."""
+    for piece in process.space.overlapping(pointer, 1):
+        if piece.origin is not Origin.IPC:
+            return piece
+        opened = piece.source
+        if opened.pointer <= pointer < opened.pointer + opened.nbytes:
+            return piece
+    return find_host_block(process, pointer)
+
+
+def _range_of(owner: Piece | HostBlock) -> tuple[int, int]:
+    if isinstance(owner, Piece) and owner.origin is Origin.IPC:
+        return owner.source.pointer, owner.source.nbytes
+    return owner.start, owner.nbytes
+
+
+def _type_of(owner: Piece | HostBlock) -> MemoryType:
+    return owner.kind if isinstance(owner, HostBlock) else MemoryType.DEVICE
+
+
+def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
+    """Return the device of memory, by its number here; -1 where that is not visible."""
+    if isinstance(owner, Piece) and owner.origin is Origin.IPC:
+        device: int = owner.source.device
+        return device
+    if owner.pages is None:
+        return process.current().device
+    ordinal = process.ordinal_of(owner.pages.device)
+    return -1 if ordinal is None else ordinal
+
+
+@entry("memGetAddressRange(intptr_t ptr)")
+def _mem_get_address_range(process: HipProcess, pointer: int) -> tuple[int, int]:
+    owner = _owner_of(process, pointer)
+    if owner is None:
+        raise Refused(Status.NOT_FOUND, f"{pointer:#x} is in no allocation")
+    return _range_of(owner)
+
+
+@entry("pointerGetAttribute(int attribute, intptr_t ptr) -> int")
+def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) -> int:
+    if attribute not in set(Attribute):
+        raise Refused(Status.INVALID_VALUE, f"there is no attribute {attribute}")
+    owner = _owner_of(process, pointer)
+    if owner is None:
+        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
+    if attribute == Attribute.IS_LEGACY_IPC_CAPABLE and not process.profile.knows_exportable:
+        raise Refused(Status.NOT_SUPPORTED, "this release does not know")
+    kind, (start, nbytes) = _type_of(owner), _range_of(owner)
+    is_old = process.profile.is_before_6
+    origin = owner.origin if isinstance(owner, Piece) else None
+    if attribute == Attribute.MEMORY_TYPE and process.profile.is_hip:
+        # Before ROCm 6 the numbers began with 0.
+        return kind - is_old
+    return {
+        # CUDA knows no other kind here.
+        Attribute.MEMORY_TYPE: min(kind, MemoryType.DEVICE),
+        Attribute.BUFFER_ID: start,
+        Attribute.IS_MANAGED: int(kind is MemoryType.MANAGED),
+        Attribute.DEVICE_ORDINAL: _device_of(process, owner),
+        Attribute.IS_LEGACY_IPC_CAPABLE: int(origin is Origin.MALLOC),
+        Attribute.RANGE_START_ADDR: start,
+        Attribute.RANGE_SIZE: nbytes,
+        Attribute.MEMPOOL_HANDLE: int(origin is Origin.POOL),
+    }[Attribute(attribute)]
+
+
+class PointerAttributes:
+    """What an address belongs to, shaped as CuPy's class of this name."""
+
+    __slots__ = ("device", "devicePointer", "hostPointer", "type")
+
+    def __init__(self, device: int, devicePointer: int, hostPointer: int, type: int = -1) -> None:  # noqa: A002, N803 - CuPy's names
+        self.type = type
+        self.device = device
+        self.devicePointer = devicePointer
+        self.hostPointer = hostPointer
+
+
+def _type_in_cupy(process: HipProcess, kind: MemoryType) -> int:
+    # CuPy still translates for ROCm as before ROCm 6, whose numbers became CUDA's.
+    if process.profile.is_hip and not process.profile.is_before_6 and kind < MemoryType.DEVICE:
+        return kind + 1
+    return int(kind)
+
+
+@entry("pointerGetAttributes(intptr_t ptr) -> PointerAttributes")
+def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttributes:
+    owner = _owner_of(process, pointer)
+    if owner is None:
+        if not process.profile.unknown_is_unregistered:
+            raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
+        return PointerAttributes(-2, 0, 0, _type_in_cupy(process, MemoryType.UNREGISTERED))
+    kind = _type_in_cupy(process, _type_of(owner))
+    hosts = pointer if isinstance(owner, HostBlock) else 0
+    return PointerAttributes(_device_of(process, owner), pointer, hosts, kind)

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory: of the device, where small requests share pages, pinned, managed, and from pools."""
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from crossmem_emulated import memory
+from crossmem_emulated.addresses import BLOCK_NBYTES, Piece, Region
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import LARGEST_NBYTES, MemoryType, Status
+from crossmem_emulated.hip.exports import withdraw
+from crossmem_emulated.hip.origins import Origin
+from crossmem_emulated.hip.process import HipProcess, Quirk
+from crossmem_emulated.hip.streams import check_idle, check_safe, find_stream, finish_device
+from crossmem_emulated.pages import NoRoomError, Pages
+
+__all__ = ["HostBlock", "Slab", "find_host_block"]
+
+_LARGEST_SMALL_NBYTES: Final = 1 << 20
+_SMALL_ALIGNMENT: Final = 512
+_HIP_LACKS: Final = "HIP does not support {}"
+
+
+@dataclass(slots=True, eq=False)
+class Slab:
+    """Pages from which small requests are served, one after the other."""
+
+    pages: Pages
+    region: Region
+    taken_nbytes: int = 0
+    live: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class HostBlock:
+    """Memory that the host can use: pinned, or managed where it has a device."""
+
+    start: int
+    nbytes: int
+    buffer: Any = None
+    pages: Pages | None = None
+
+    @property
+    def kind(self) -> MemoryType:
+        """What kind of memory it is."""
+        return MemoryType.HOST if self.pages is None else MemoryType.MANAGED
+
+
+def _allocate_pages(process: HipProcess, index: int, nbytes: int) -> Pages:
+    if nbytes > LARGEST_NBYTES:
+        raise Refused(Status.OUT_OF_MEMORY, f"the device has no room for {nbytes} bytes")
+    try:
+        return process.store.allocate(index, -(-nbytes // BLOCK_NBYTES) * BLOCK_NBYTES)
+    except NoRoomError:
+        raise Refused(Status.OUT_OF_MEMORY, f"the device has no room for {nbytes} bytes") from None
+
+
+def _new_slab(process: HipProcess, index: int) -> Slab:
+    pages = _allocate_pages(process, index, BLOCK_NBYTES)
+    try:
+        region = process.space.reserve(BLOCK_NBYTES, is_reservation=False)
+    except memory.SystemCallError:
+        process.store.release(pages)
+        raise
+    process.space.show(pages.address, pages.nbytes, region.start)
+    slab = Slab(pages, region)
+    process.slabs.append(slab)
+    return slab
+
+
+def _malloc_small(process: HipProcess, index: int, nbytes: int) -> int:
+    size = -(-nbytes // _SMALL_ALIGNMENT) * _SMALL_ALIGNMENT
+    for slab in process.slabs:
+        fits = slab.taken_nbytes + size <= slab.pages.nbytes
+        if fits and slab.pages.device == index:
+            break
+    else:
+        slab = _new_slab(process, index)
+    start: int = slab.region.start + slab.taken_nbytes
+    process.space.attach(
+        Piece(
+            start,
+            nbytes,
+            slab.region,
+            slab.pages,
+            slab.taken_nbytes,
+            Origin.MALLOC,
+            slab,
+            is_part=True,
+        )
+    )
+    slab.taken_nbytes += size
+    slab.live.add(start)
+    return start
+
+
+def _malloc_large(process: HipProcess, index: int, nbytes: int, origin: Origin) -> int:
+    pages = _allocate_pages(process, index, nbytes)
+    try:
+        region = process.space.reserve(pages.nbytes, is_reservation=False)
+    except memory.SystemCallError:
+        process.store.release(pages)
+        raise
+    process.space.attach(Piece(region.start, nbytes, region, pages, 0, origin))
+    return region.start
+
+
+@entry("malloc(size_t size) -> intptr_t")
+def _malloc(process: HipProcess, size: int) -> int:
+    check_safe(process)
+    index = process.setup.visible[process.current().device]
+    if not size:
+        return 0
+    if size <= _LARGEST_SMALL_NBYTES:
+        return _malloc_small(process, index, size)
+    return _malloc_large(process, index, size, Origin.MALLOC)
+
+
+@entry("free(intptr_t ptr)")
+def _free(process: HipProcess, pointer: int) -> None:
+    check_safe(process)
+    if not pointer:
+        return
+    block = process.host_blocks.get(pointer)
+    if block is not None and block.pages is not None:
+        _release_host(process, block)
+        return
+    piece = process.space.pieces.get(pointer)
+    if piece is not None and piece.origin is Origin.IPC:
+        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was imported", "HIP-E11")
+    if piece is None:
+        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
+    device = process.ordinal_of(piece.pages.device)
+    if device is not None:
+        finish_device(process, device)
+    _release(process, "free", piece)
+
+
+def _release(process: HipProcess, call: str, piece: Piece) -> None:
+    was_exported = withdraw(process, call, piece)
+    check_idle(process, call, piece.start, piece.nbytes)
+    process.space.detach(piece)
+    slab: Slab | None = piece.source
+    if slab is not None:
+        slab.live.remove(piece.start)
+        if slab.live:
+            return
+        process.slabs.remove(slab)
+    process.space.release(piece.region)
+    if was_exported and process.has(Quirk.PIN_AFTER_FREE):
+        process.leaked.append(piece.pages)
+    else:
+        process.store.release(piece.pages)
+
+
+@entry(
+    "mallocAsync(size_t size, intptr_t stream) -> intptr_t",
+    hip_lacks=_HIP_LACKS.format("mallocAsync"),
+)
+def _malloc_async(process: HipProcess, size: int, stream: int) -> int:
+    device = find_stream(process, stream).device
+    if not size:
+        return 0
+    return _malloc_large(process, process.setup.visible[device], size, Origin.POOL)
+
+
+@entry("freeAsync(intptr_t ptr, intptr_t stream)", hip_lacks=_HIP_LACKS.format("freeAsync"))
+def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
+    where = find_stream(process, stream)
+    piece = process.space.pieces.get(pointer)
+    if piece is None or piece.origin is Origin.IPC:
+        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
+    # What the stream itself still has to do comes first.
+    for work in list(where.queue):
+        where.queue.remove(work)
+        work.run()
+    _release(process, "freeAsync", piece)
+
+
+@entry("memGetInfo()")
+def _mem_get_info(process: HipProcess) -> tuple[int, int]:
+    index = process.setup.visible[process.current().device]
+    total = process.store.capacity_nbytes
+    return total - process.store.used_nbytes(index), total
+
+
+# The host's ---------------------------------------------------------------------------------
+
+
+def find_host_block(process: HipProcess, pointer: int) -> HostBlock | None:
+    """Return the pinned or managed memory that an address is in."""
+    for start, block in process.host_blocks.items():
+        if start <= pointer < start + block.nbytes:
+            return block  # type: ignore[no-any-return]
+    return None
+
+
+@entry("hostAlloc(size_t size, unsigned int flags) -> intptr_t")
+def _host_alloc(process: HipProcess, size: int, _flags: int) -> int:
+    check_safe(process)
+    if not size:
+        return 0
+    if size > LARGEST_NBYTES:
+        raise Refused(Status.OUT_OF_MEMORY, f"the host has no room for {size} bytes")
+    buffer = ctypes.create_string_buffer(size)
+    pointer = ctypes.addressof(buffer)
+    process.host_blocks[pointer] = HostBlock(pointer, size, buffer)
+    return pointer
+
+
+@entry("freeHost(intptr_t ptr)")
+def _free_host(process: HipProcess, pointer: int) -> None:
+    check_safe(process)
+    if not pointer:
+        return
+    block = process.host_blocks.get(pointer)
+    if block is None or block.pages is not None:
+        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
+    _release_host(process, block)
+
+
+def _release_host(process: HipProcess, block: HostBlock) -> None:
+    for device in range(len(process.setup.visible)):
+        finish_device(process, device)
+    del process.host_blocks[block.start]
+    if block.pages is not None:
+        process.store.release(block.pages)
+
+
+@entry("mallocManaged(size_t size, unsigned int flags=cudaMemAttachGlobal) -> intptr_t")
+def _malloc_managed(process: HipProcess, size: int, flags: int) -> int:
+    check_safe(process)
+    if not size or flags not in {1, 2}:
+        raise Refused(Status.INVALID_VALUE, f"{size} bytes with flags {flags}")
+    pages = _allocate_pages(process, process.setup.visible[process.current().device], size)
+    process.host_blocks[pages.address] = HostBlock(pages.address, size, pages=pages)
+    return pages.address

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calling conventions of ``cupy.cuda.runtime``: what a compiled module makes of arguments.
+
+A function of the emulation is written as Python would have it: it returns its result and raises
+:class:`Refused`. It is registered under the signature that CuPy's own docstring has, which says
+what arguments there are and which type each has in C.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from crossmem_emulated.hip.codes import CONSTANTS, HANDLE_NBYTES
+
+__all__ = ["ENTRIES", "Entry", "Parameter", "Refused", "entry", "parse"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_SIGNATURE: Final = re.compile(r"(\w+)\((.*)\)(?: -> .+)?")
+_PARAMETER: Final = re.compile(r"(?:(.+) )?(\w+?)(?:=(\w+))?")
+_PREFIX: Final = "cupy_backends.cuda.api.runtime."
+
+# C type: whether it is signed, its bits, and how Cython calls what is too large.
+_INTEGERS: Final[Mapping[str, tuple[bool, int, str]]] = {
+    "intptr_t": (True, 64, "Python int too large to convert to C ssize_t"),
+    "size_t": (False, 64, "Python int too large to convert to C unsigned long"),
+    "int": (True, 32, "value too large to convert to int"),
+    "unsigned int": (False, 32, "value too large to convert to unsigned int"),
+}
+_WIDER: Final[Mapping[str, str]] = {
+    "int": "Python int too large to convert to C long",
+    "unsigned int": "Python int too large to convert to C unsigned long",
+}
+_LONG_BITS: Final = 64
+
+
+class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the emulation
+    """A function answers with an error code.
+
+    Parameters
+    ----------
+    status
+        What it answers.
+    text
+        Why, for the record.
+    rule
+        Id of the rule that forbids the use, such as ``"HIP-E6"``; it is then a violation. None
+        where a lawful program can get this answer too.
+    """
+
+    def __init__(self, status: int, text: str, rule: str | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+        self.rule = rule
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a function.
+
+    Parameters
+    ----------
+    name
+        Its name, by which it can be given too.
+    kind
+        Its type in C, empty where any object is taken.
+    default
+        What it is where it is not given, None where it has to be.
+    """
+
+    name: str
+    kind: str
+    default: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One function of the emulation.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    signature
+        First line of CuPy's docstring.
+    parameters
+        What it takes.
+    function
+        What does the work; its first argument is the process's state.
+    needs_device
+        Whether it answers with an error where there is no device, and marks the library as used.
+    is_checked
+        Whether a failure is raised; its code is returned otherwise.
+    hip_lacks
+        What CuPy says where it is a ROCm build, before it calls anything; empty where it works.
+    """
+
+    name: str
+    signature: str
+    parameters: tuple[Parameter, ...]
+    function: Callable[..., Any]
+    needs_device: bool
+    is_checked: bool
+    hip_lacks: str
+
+
+ENTRIES: Final[dict[str, Entry]] = {}
+"""Every function by name."""
+
+
+def _parameters(text: str) -> tuple[Parameter, ...]:
+    found = []
+    for part in filter(None, text.split(", ")):
+        match = _PARAMETER.fullmatch(part)
+        assert match is not None, part  # noqa: S101 - our own signatures
+        kind, name, default = match.groups()
+        value = None
+        if default is not None:
+            value = int(default) if default.isdecimal() else CONSTANTS[default]
+        found.append(Parameter(name, kind or "", value))
+    return tuple(found)
+
+
+def entry(
+    signature: str,
+    *,
+    needs_device: bool = True,
+    is_checked: bool = True,
+    hip_lacks: str = "",
+) -> Callable[[_Function], _Function]:
+    """Register a function of the emulation."""
+    match = _SIGNATURE.fullmatch(signature)
+    assert match is not None, signature  # noqa: S101
+    name, parameters = match.groups()
+
+    def register(function: _Function) -> _Function:
+        ENTRIES[name] = Entry(
+            name, signature, _parameters(parameters), function, needs_device, is_checked, hip_lacks
+        )
+        return function
+
+    return register
+
+
+def parse(called: Entry, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """Convert arguments as Cython does, and with its messages.
+
+    Raises
+    ------
+    TypeError
+        Where there are too few or too many, or one is of the wrong type.
+    OverflowError
+        Where a number does not fit its type in C.
+    IndexError
+        Where a handle is shorter or longer than handles are.
+    AttributeError
+        Where a text is None.
+    """
+    given = _bind(called, arguments, named)
+    pairs = list(zip(called.parameters, given, strict=True))
+    values = [_number(kind, value) if (kind := one.kind) else value for one, value in pairs]
+    for one, value in pairs:
+        _check_object(one, value)
+    return values
+
+
+def _bind(called: Entry, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    name, parameters = called.name, called.parameters
+    if not parameters and arguments:
+        raise TypeError(f"{_PREFIX}{name}() takes no arguments ({len(arguments)} given)")
+    if not parameters and named:
+        raise TypeError(f"{_PREFIX}{name}() takes no keyword arguments")
+    least = sum(one.default is None for one in parameters)
+    known = {one.name for one in parameters}
+    for wrong in named:
+        if wrong not in known:
+            raise TypeError(f"{name}() got an unexpected keyword argument '{wrong}'")
+        if wrong in {one.name for one in parameters[: len(arguments)]}:
+            raise TypeError(f"{name}() got multiple values for keyword argument '{wrong}'")
+    values = list(arguments)
+    for one in parameters[len(arguments) :]:
+        if one.name not in named and one.default is None:
+            break
+        values.append(named.get(one.name, one.default))
+    if len(values) != len(parameters):
+        is_exact = least == len(parameters)
+        word = "exactly" if is_exact else "at least" if len(values) < least else "at most"
+        count = least if len(values) < least else len(parameters)
+        plural = "s" if count > 1 else ""
+        raise TypeError(
+            f"{name}() takes {word} {count} positional argument{plural} ({len(values)} given)"
+        )
+    return values
+
+
+def _number(kind: str, value: Any) -> Any:
+    if kind not in _INTEGERS:
+        return value
+    is_signed, bits, too_large = _INTEGERS[kind]
+    # Not __index__: the wheel's Cython asks for __int__, and takes a float for that reason. As an
+    # address it takes nothing but an int, and so not numpy's integers either.
+    if not isinstance(value, int):
+        if kind == "intptr_t" or not hasattr(value, "__int__"):
+            raise TypeError("an integer is required")
+        value = int(value)
+    if value < 0 and not is_signed:
+        raise OverflowError(f"can't convert negative value to {kind}")
+    lowest, above = (-(1 << (bits - 1)), 1 << (bits - 1)) if is_signed else (0, 1 << bits)
+    if not lowest <= value < above:
+        span = 1 << (_LONG_BITS - 1 if is_signed else _LONG_BITS)
+        is_long = -span <= value < span
+        raise OverflowError(too_large if is_long else _WIDER.get(kind, too_large))
+    return int(value)
+
+
+def _check_object(parameter: Parameter, value: Any) -> None:
+    wanted = {"bytes": bytes, "str": str}.get(parameter.kind)
+    if wanted is None:
+        return
+    if value is not None and type(value) is not wanted:
+        raise TypeError(
+            f"Argument '{parameter.name}' has incorrect type "
+            f"(expected {parameter.kind}, got {type(value).__name__})"
+        )
+    if value is None:
+        # Cython lets None pass; what is done with it then fails.
+        if wanted is str:
+            raise AttributeError("'NoneType' object has no attribute 'encode'")
+        raise TypeError("'NoneType' object is not iterable")
+    if wanted is bytes and len(value) < HANDLE_NBYTES:
+        raise IndexError(
+            "not enough values found during array assignment, "
+            f"expected {HANDLE_NBYTES}, got {len(value)}"
+        )
+    if wanted is bytes and len(value) > HANDLE_NBYTES:
+        raise IndexError(f"too many values found during array assignment, expected {HANDLE_NBYTES}")

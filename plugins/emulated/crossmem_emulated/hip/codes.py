@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers of HIP's and CUDA's headers that the emulation uses, and the class of errors."""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import ClassVar, Final
+
+from typing_extensions import override
+
+__all__ = [
+    "CONSTANTS",
+    "HANDLE_NBYTES",
+    "LARGEST_NBYTES",
+    "CUDARuntimeError",
+    "HipBuildRuntimeError",
+    "Kind",
+    "MemoryType",
+    "Status",
+]
+
+HANDLE_NBYTES: Final = 64
+LARGEST_NBYTES: Final = 1 << 46
+"""More than any process has addresses for."""
+
+
+class Status(IntEnum):
+    """What a function answers; the numbers are the same in HIP and CUDA."""
+
+    SUCCESS = 0
+    INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
+    NOT_INITIALIZED = 3
+    INVALID_DEVICE_POINTER = 17
+    INVALID_MEMCPY_DIRECTION = 21
+    NO_DEVICE = 100
+    INVALID_DEVICE = 101
+    INVALID_CONTEXT = 201
+    PEER_ACCESS_UNSUPPORTED = 217
+    INVALID_HANDLE = 400
+    ILLEGAL_STATE = 401
+    NOT_FOUND = 500
+    NOT_READY = 600
+    PEER_ACCESS_ALREADY_ENABLED = 704
+    PEER_ACCESS_NOT_ENABLED = 705
+    NOT_SUPPORTED = 801
+    CAPTURE_UNSUPPORTED = 900
+    CAPTURE_INVALIDATED = 901
+    CAPTURE_IMPLICIT = 906
+    UNKNOWN = 999
+
+
+class Kind(IntEnum):
+    """Direction of a copy."""
+
+    HOST_TO_HOST = 0
+    HOST_TO_DEVICE = 1
+    DEVICE_TO_HOST = 2
+    DEVICE_TO_DEVICE = 3
+    DEFAULT = 4
+
+
+class MemoryType(IntEnum):
+    """What an address belongs to."""
+
+    UNREGISTERED = 0
+    HOST = 1
+    DEVICE = 2
+    MANAGED = 3
+
+
+_CUDA: Final[Mapping[int, tuple[str, str]]] = {
+    0: ("cudaSuccess", "no error"),
+    1: ("cudaErrorInvalidValue", "invalid argument"),
+    2: ("cudaErrorMemoryAllocation", "out of memory"),
+    3: ("cudaErrorInitializationError", "initialization error"),
+    17: ("cudaErrorInvalidDevicePointer", "invalid device pointer"),
+    21: ("cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"),
+    35: (
+        "cudaErrorInsufficientDriver",
+        "CUDA driver version is insufficient for CUDA runtime version",
+    ),
+    46: (
+        "cudaErrorDevicesUnavailable",
+        "CUDA-capable device(s) is/are busy or unavailable",
+    ),
+    100: ("cudaErrorNoDevice", "no CUDA-capable device is detected"),
+    101: ("cudaErrorInvalidDevice", "invalid device ordinal"),
+    201: ("cudaErrorDeviceUninitialized", "invalid device context"),
+    205: ("cudaErrorMapBufferObjectFailed", "mapping of buffer object failed"),
+    206: ("cudaErrorUnmapBufferObjectFailed", "unmapping of buffer object failed"),
+    208: ("cudaErrorAlreadyMapped", "resource already mapped"),
+    217: (
+        "cudaErrorPeerAccessUnsupported",
+        "peer access is not supported between these two devices",
+    ),
+    304: (
+        "cudaErrorOperatingSystem",
+        "OS call failed or operation not supported on this OS",
+    ),
+    400: ("cudaErrorInvalidResourceHandle", "invalid resource handle"),
+    401: (
+        "cudaErrorIllegalState",
+        "the operation cannot be performed in the present state",
+    ),
+    500: ("cudaErrorSymbolNotFound", "named symbol not found"),
+    600: ("cudaErrorNotReady", "device not ready"),
+    700: ("cudaErrorIllegalAddress", "an illegal memory access was encountered"),
+    704: ("cudaErrorPeerAccessAlreadyEnabled", "peer access is already enabled"),
+    705: ("cudaErrorPeerAccessNotEnabled", "peer access has not been enabled"),
+    709: ("cudaErrorContextIsDestroyed", "context is destroyed"),
+    711: ("cudaErrorTooManyPeers", "peer mapping resources exhausted"),
+    719: ("cudaErrorLaunchFailure", "unspecified launch failure"),
+    800: ("cudaErrorNotPermitted", "operation not permitted"),
+    801: ("cudaErrorNotSupported", "operation not supported"),
+    900: (
+        "cudaErrorStreamCaptureUnsupported",
+        "operation not permitted when stream is capturing",
+    ),
+    901: (
+        "cudaErrorStreamCaptureInvalidated",
+        "operation failed due to a previous error during capture",
+    ),
+    906: (
+        "cudaErrorStreamCaptureImplicit",
+        "operation would make the legacy stream depend on a capturing blocking stream",
+    ),
+    999: ("cudaErrorUnknown", "unknown error"),
+}
+
+_HIP_NAMES: Final[Mapping[int, str]] = {
+    0: "hipSuccess",
+    1: "hipErrorInvalidValue",
+    2: "hipErrorOutOfMemory",
+    3: "hipErrorNotInitialized",
+    201: "hipErrorInvalidContext",
+    205: "hipErrorMapFailed",
+    206: "hipErrorUnmapFailed",
+    400: "hipErrorInvalidHandle",
+    500: "hipErrorNotFound",
+}
+"""Those that are not CUDA's with another beginning."""
+_HIP_TEXTS: Final[Mapping[int, str]] = {
+    35: "driver version is insufficient for runtime version",
+    100: "no ROCm-capable device is detected",
+}
+_NOT_IN_HIP: Final = frozenset({46, 711, 800})
+_HIP: Final[Mapping[int, tuple[str, str]]] = {
+    number: (
+        _HIP_NAMES.get(number, name.replace("cuda", "hip", 1)),
+        _HIP_TEXTS.get(number, text),
+    )
+    for number, (name, text) in _CUDA.items()
+    if number not in _NOT_IN_HIP
+}
+
+
+class CUDARuntimeError(RuntimeError):
+    """A function of a CUDA build failed; named and shaped as CuPy's.
+
+    Parameters
+    ----------
+    status
+        What the vendor's function answered.
+    """
+
+    _texts: ClassVar[Mapping[int, tuple[str, str]]] = _CUDA
+    _other: ClassVar = ("unrecognized error code", "unrecognized error code")
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__("{}: {}".format(*self._texts.get(status, self._other)))
+
+    @override
+    def __reduce__(self) -> tuple[type["CUDARuntimeError"], tuple[int]]:
+        return type(self), (self.status,)
+
+
+class HipBuildRuntimeError(CUDARuntimeError):
+    """A function of a ROCm build failed. CuPy calls this class too ``CUDARuntimeError``."""
+
+    _texts = _HIP
+    _other = ("hipErrorUnknown", "unknown error")
+
+
+CONSTANTS: Final[Mapping[str, int]] = {
+    "cudaCpuDeviceId": -1,
+    "cudaDevAttrAsyncEngineCount": 40,
+    "cudaDevAttrIntegrated": 18,
+    "cudaDevAttrManagedMemory": 83,
+    "cudaDevAttrMultiProcessorCount": 16,
+    "cudaDevAttrPciBusId": 33,
+    "cudaDevAttrPciDeviceId": 34,
+    "cudaDevAttrPciDomainId": 50,
+    "cudaDevAttrUnifiedAddressing": 41,
+    "cudaDevAttrWarpSize": 10,
+    "cudaInvalidDeviceId": -2,
+    # In ROCm 5 the flag is 0, but CuPy knows only this number.
+    "cudaIpcMemLazyEnablePeerAccess": 1,
+    "cudaMemAttachGlobal": 1,
+    "cudaMemAttachHost": 2,
+    "cudaMemAttachSingle": 4,
+    "cudaMemHandleTypeNone": 0,
+    "cudaMemHandleTypePosixFileDescriptor": 1,
+    "eventBlockingSync": 1,
+    "eventDefault": 0,
+    "eventDisableTiming": 2,
+    "eventInterprocess": 4,
+    "hostAllocDefault": 0,
+    "hostAllocMapped": 2,
+    "hostAllocPortable": 1,
+    "hostAllocWriteCombined": 4,
+    "memcpyDefault": 4,
+    "memcpyDeviceToDevice": 3,
+    "memcpyDeviceToHost": 2,
+    "memcpyHostToDevice": 1,
+    "memcpyHostToHost": 0,
+    "memoryTypeDevice": 2,
+    "memoryTypeHost": 1,
+    "memoryTypeManaged": 3,
+    "memoryTypeUnregistered": 0,
+    "streamCaptureModeGlobal": 0,
+    "streamCaptureModeRelaxed": 2,
+    "streamCaptureModeThreadLocal": 1,
+    "streamCaptureStatusActive": 1,
+    "streamCaptureStatusInvalidated": 2,
+    "streamCaptureStatusNone": 0,
+    "streamDefault": 0,
+    "streamLegacy": 1,
+    "streamNonBlocking": 1,
+    "streamPerThread": 2,
+}
+"""Those that the module ``cupy.cuda.runtime`` has, as it has them."""

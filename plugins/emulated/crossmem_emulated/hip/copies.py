@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies: which are possible, in which direction, and when they are done."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Final
+
+from crossmem_emulated import memory
+from crossmem_emulated.hip.blocks import find_host_block
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import Kind, MemoryType, Status
+from crossmem_emulated.hip.origins import Origin
+from crossmem_emulated.hip.process import HipProcess
+from crossmem_emulated.hip.shares import Import
+from crossmem_emulated.hip.streams import (
+    Work,
+    find_stream,
+    legacy_of,
+    submit,
+    wait_for_legacy,
+)
+
+__all__ = ["Side"]
+
+_SIDES: Final = {
+    Kind.HOST_TO_HOST: (False, False),
+    Kind.HOST_TO_DEVICE: (False, True),
+    Kind.DEVICE_TO_HOST: (True, False),
+    Kind.DEVICE_TO_DEVICE: (True, True),
+}
+"""Whether source and target are on a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One end of a copy.
+
+    Parameters
+    ----------
+    pointer
+        First address.
+    is_device
+        Whether it is on a device, None where it is both there and on the host.
+    parts
+        Where the emulation reaches its bytes, and how many there are each.
+    """
+
+    pointer: int
+    is_device: bool | None
+    parts: tuple[tuple[int, int], ...]
+
+
+def _side(process: HipProcess, pointer: int, nbytes: int) -> Side:
+    if process.space.region_of(pointer) is None:
+        block = find_host_block(process, pointer)
+        if block is not None and pointer + nbytes > block.start + block.nbytes:
+            raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes are too many", "HIP-X4")
+        is_managed = block is not None and block.kind is MemoryType.MANAGED
+        return Side(pointer, None if is_managed else False, ((pointer, nbytes),))
+    spans = list(process.space.spans(pointer, nbytes))
+    if sum(size for _, _, size in spans) != nbytes:
+        raise Refused(
+            Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x} are not all mapped", "HIP-X4"
+        )
+    for piece, _, _ in spans:
+        if piece.origin is Origin.IPC:
+            _check_access(process, piece.source)
+    parts = tuple((place, size) for _, place, size in spans)
+    return Side(pointer, is_device=True, parts=parts)
+
+
+def _check_access(process: HipProcess, opened: Import) -> None:
+    """Refuse where a device has no access to the memory of another that was opened for it."""
+    index, context = opened.pages.device, opened.context
+    home = process.ordinal_of(index)
+    is_far = home is not None and process.setup.visible[context.device] != index
+    if is_far and home not in context.peers:
+        text = f"device {context.device} was not given access to device {home}"
+        raise Refused(Status.INVALID_VALUE, text)
+
+
+def _check_direction(process: HipProcess, call: str, kind: int, target: Side, source: Side) -> None:
+    if kind == Kind.DEFAULT:
+        return
+    for claimed, side in zip(_SIDES[Kind(kind)], (source, target), strict=True):
+        if side.is_device is None or side.is_device == claimed:
+            continue
+        text = f"kind {kind}, but {side.pointer:#x} is on the {'host' if claimed else 'device'}"
+        # What is taken for a device's address and is none may be no address at all any more.
+        if claimed or process.profile.is_documented:
+            raise Refused(Status.INVALID_VALUE, text, "HIP-X2")
+        process.violate(call, "HIP-X2", text)
+
+
+def _move(target: Side, source: Side) -> None:
+    targets, sources = list(target.parts), list(source.parts)
+    while targets:
+        (to, room), (start, size) = targets.pop(0), sources.pop(0)
+        nbytes = min(room, size)
+        memory.copy(to, start, nbytes)
+        if room > nbytes:
+            targets.insert(0, (to + nbytes, room - nbytes))
+        if size > nbytes:
+            sources.insert(0, (start + nbytes, size - nbytes))
+
+
+def _prepared(
+    process: HipProcess, call: str, target: int, source: int, nbytes: int, kind: int
+) -> tuple[Work, bool]:
+    """Return a copy, checked, and whether the host has no part in it."""
+    if kind not in set(Kind):
+        raise Refused(Status.INVALID_MEMCPY_DIRECTION, f"there is no kind {kind}", "HIP-X2")
+    if not target or not source:
+        raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
+    to, start = _side(process, target, nbytes), _side(process, source, nbytes)
+    _check_direction(process, call, kind, to, start)
+    ranges = ((target, nbytes), (source, nbytes))
+    is_on_devices = to.is_device is True and start.is_device is True
+    return Work(call, ranges, lambda: _move(to, start)), is_on_devices
+
+
+def _do_now(process: HipProcess, work: Work, *, is_on_devices: bool) -> None:
+    """Do a copy of a function that the vendor calls synchronous."""
+    device = process.current().device
+    if is_on_devices:
+        # The host does not wait for those, the documents say.
+        submit(process, legacy_of(process, device), work)
+        return
+    wait_for_legacy(process, device)
+    work.run()
+
+
+@entry("memcpy(intptr_t dst, intptr_t src, size_t size, int kind)")
+def _memcpy(process: HipProcess, target: int, source: int, nbytes: int, kind: int) -> None:
+    if nbytes:
+        work, is_on_devices = _prepared(process, "memcpy", target, source, nbytes, kind)
+        _do_now(process, work, is_on_devices=is_on_devices)
+
+
+@entry("memcpyAsync(intptr_t dst, intptr_t src, size_t size, int kind, intptr_t stream)")
+def _memcpy_async(
+    process: HipProcess, target: int, source: int, nbytes: int, kind: int, stream: int
+) -> None:
+    where = find_stream(process, stream)
+    if nbytes:
+        work, _ = _prepared(process, "memcpyAsync", target, source, nbytes, kind)
+        submit(process, where, work)
+
+
+@entry("memcpyPeer(intptr_t dst, int dstDevice, intptr_t src, int srcDevice, size_t size)")
+def _memcpy_peer(
+    process: HipProcess, target: int, to: int, source: int, start: int, nbytes: int
+) -> None:
+    process.check_device(to)
+    process.check_device(start)
+    if nbytes:
+        kind = Kind.DEVICE_TO_DEVICE
+        work, _ = _prepared(process, "memcpyPeer", target, source, nbytes, kind)
+        _do_now(process, work, is_on_devices=True)
+
+
+def _fill(side: Side, value: int) -> None:
+    for place, size in side.parts:
+        ctypes.memset(place, value, size)
+
+
+def _prepared_fill(process: HipProcess, call: str, pointer: int, value: int, nbytes: int) -> Work:
+    if not pointer:
+        raise Refused(Status.INVALID_VALUE, "the address is null", "HIP-X4")
+    side = _side(process, pointer, nbytes)
+    if side.is_device is False:
+        text = f"{pointer:#x} is no address of a device"
+        raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
+    return Work(call, ((pointer, nbytes),), lambda: _fill(side, value & 0xFF))
+
+
+@entry("memset(intptr_t ptr, int value, size_t size)")
+def _memset(process: HipProcess, pointer: int, value: int, nbytes: int) -> None:
+    if nbytes:
+        work = _prepared_fill(process, "memset", pointer, value, nbytes)
+        submit(process, legacy_of(process, process.current().device), work)
+
+
+@entry("memsetAsync(intptr_t ptr, int value, size_t size, intptr_t stream)")
+def _memset_async(process: HipProcess, pointer: int, value: int, nbytes: int, stream: int) -> None:
+    where = find_stream(process, stream)
+    if nbytes:
+        submit(process, where, _prepared_fill(process, "memsetAsync", pointer, value, nbytes))

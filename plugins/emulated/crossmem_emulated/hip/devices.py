@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices: how many, which, and whether they can reach each other; contexts."""
+
+import hashlib
+from typing import Any, Final
+
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import CONSTANTS, Status
+from crossmem_emulated.hip.process import HipProcess
+
+__all__: list[str] = []
+
+_FIRST_BUS: Final = 3
+_BUSES: Final = 256
+_PROCESSORS: Final = 108
+_TEXT_END: Final = b"\0"
+_UUID_NBYTES: Final = 16
+_WARP: Final = {True: 64, False: 32}
+
+
+def _bus_of(index: int) -> tuple[int, int, int]:
+    """Return domain, bus and device number of a device of the host."""
+    return index // _BUSES, (index + _FIRST_BUS) % _BUSES, 0
+
+
+def _uuid_of(index: int) -> bytes:
+    """Return a device's UUID; that of every second device has a zero byte inside."""
+    digest = hashlib.blake2b(b"crossmem emulated GPU %d" % index, digest_size=_UUID_NBYTES).digest()
+    plain = bytes(byte or 1 for byte in digest)
+    return plain[:9] + b"\0" + plain[10:] if index % 2 else plain
+
+
+@entry("runtimeGetVersion() -> int", needs_device=False)
+def _runtime_get_version(process: HipProcess) -> int:
+    return process.profile.version
+
+
+@entry("driverGetVersion() -> int", needs_device=False)
+def _driver_get_version(process: HipProcess) -> int:
+    return process.profile.version
+
+
+@entry("getDeviceCount() -> int")
+def _get_device_count(process: HipProcess) -> int:
+    return len(process.setup.visible)
+
+
+@entry("getDevice() -> int")
+def _get_device(process: HipProcess) -> int:
+    return process.current().device
+
+
+@entry("setDevice(int device)")
+def _set_device(process: HipProcess, device: int) -> None:
+    process.check_device(device)
+    process.thread.context = process.primary_of(device).handle
+
+
+@entry("deviceGetPCIBusId(int device) -> str")
+def _device_get_pci_bus_id(process: HipProcess, device: int) -> str:
+    domain, bus, slot = _bus_of(process.check_device(device))
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+
+
+@entry("deviceGetByPCIBusId(str pci_bus_id) -> int")
+def _device_get_by_pci_bus_id(process: HipProcess, text: str) -> int:
+    for device in range(len(process.setup.visible)):
+        if _device_get_pci_bus_id(process, device) == text.lower():
+            return device
+    status = Status.INVALID_VALUE if process.profile.is_hip else Status.INVALID_DEVICE
+    raise Refused(status, f"no device is at {text!r}")
+
+
+@entry("getDeviceProperties(int device)")
+def _get_device_properties(process: HipProcess, device: int) -> dict[str, Any]:
+    index = process.check_device(device)
+    domain, bus, slot = _bus_of(index)
+    is_hip = process.profile.is_hip
+    found: dict[str, Any] = {
+        "name": b"crossmem emulated GPU",
+        "totalGlobalMem": process.store.capacity_nbytes,
+        "warpSize": _WARP[is_hip],
+        "major": 9,
+        "minor": 0,
+        "multiProcessorCount": _PROCESSORS,
+        "integrated": 0,
+        "canMapHostMemory": 1,
+        "computeMode": 0,
+        "pciBusID": bus,
+        "pciDeviceID": slot,
+        "pciDomainID": domain,
+        "managedMemory": 1,
+    }
+    if is_hip:
+        return {**found, "gcnArchName": b"gfx942", "isLargeBar": 1}
+    # CuPy takes the 16 bytes for a text, so that they end before a zero byte.
+    return {**found, "uuid": _uuid_of(index).partition(_TEXT_END)[0], "unifiedAddressing": 1}
+
+
+@entry("deviceGetAttribute(int attrib, int device) -> int")
+def _device_get_attribute(process: HipProcess, attribute: int, device: int) -> int:
+    domain, bus, slot = _bus_of(process.check_device(device))
+    known = {
+        "cudaDevAttrAsyncEngineCount": 2,
+        "cudaDevAttrIntegrated": 0,
+        "cudaDevAttrManagedMemory": 1,
+        "cudaDevAttrMultiProcessorCount": _PROCESSORS,
+        "cudaDevAttrPciBusId": bus,
+        "cudaDevAttrPciDeviceId": slot,
+        "cudaDevAttrPciDomainId": domain,
+        "cudaDevAttrUnifiedAddressing": 1,
+        "cudaDevAttrWarpSize": _WARP[process.profile.is_hip],
+    }
+    for name, value in known.items():
+        if CONSTANTS[name] == attribute:
+            return value
+    raise Refused(Status.INVALID_VALUE, f"there is no attribute {attribute}")
+
+
+# Peers --------------------------------------------------------------------------------------
+
+
+@entry("deviceCanAccessPeer(int device, int peerDevice) -> int")
+def _device_can_access_peer(process: HipProcess, device: int, peer: int) -> int:
+    first, second = process.check_device(device), process.check_device(peer)
+    return int(first != second and process.can_reach(first, second))
+
+
+@entry("deviceEnablePeerAccess(int peerDevice)")
+def _device_enable_peer_access(process: HipProcess, peer: int) -> None:
+    context = process.current()
+    if not _device_can_access_peer(process, context.device, peer):
+        is_self = process.profile.is_hip or peer == context.device
+        status = Status.INVALID_DEVICE if is_self else Status.PEER_ACCESS_UNSUPPORTED
+        raise Refused(status, f"device {context.device} cannot reach device {peer}")
+    if peer in context.peers:
+        raise Refused(Status.PEER_ACCESS_ALREADY_ENABLED, f"it has access to {peer} already")
+    context.peers.add(peer)
+
+
+@entry("deviceDisablePeerAccess(int peerDevice)")
+def _device_disable_peer_access(process: HipProcess, peer: int) -> None:
+    context = process.current()
+    process.check_device(peer)
+    if peer not in context.peers:
+        raise Refused(Status.PEER_ACCESS_NOT_ENABLED, f"it has no access to {peer}")
+    context.peers.discard(peer)
+
+
+# Contexts: of the drivers' interfaces, not of CuPy's runtime module -----------------------------
+
+
+@entry("ctxCreate(unsigned int flags, int device) -> intptr_t")
+def _ctx_create(process: HipProcess, _flags: int, device: int) -> int:
+    process.check_device(device)
+    context = process.new_context(device, is_primary=False)
+    process.thread.context = context.handle
+    return context.handle
+
+
+@entry("ctxGetCurrent() -> intptr_t")
+def _ctx_get_current(process: HipProcess) -> int:
+    return process.current().handle
+
+
+@entry("ctxSetCurrent(intptr_t context)")
+def _ctx_set_current(process: HipProcess, handle: int) -> None:
+    if handle not in process.contexts:
+        raise Refused(Status.INVALID_CONTEXT, f"there is no context {handle:#x}", "HIP-X3")
+    process.thread.context = handle
+
+
+@entry("ctxDestroy(intptr_t context)")
+def _ctx_destroy(process: HipProcess, handle: int) -> None:
+    context = process.contexts.get(handle)
+    if context is None or context.is_primary:
+        raise Refused(Status.INVALID_CONTEXT, f"{handle:#x} is no context to destroy", "HIP-X3")
+    del process.contexts[handle]

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events, and those that processes share (HIP-E24)."""
+
+import os
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import CONSTANTS, HANDLE_NBYTES, Status
+from crossmem_emulated.hip.process import HipProcess
+from crossmem_emulated.hip.streams import Stream, Work, find_stream, finish, submit
+
+__all__ = ["Event"]
+
+_DISABLE_TIMING: Final = CONSTANTS["eventDisableTiming"]
+_INTERPROCESS: Final = CONSTANTS["eventInterprocess"]
+_ALL_FLAGS: Final = CONSTANTS["eventBlockingSync"] | _DISABLE_TIMING | _INTERPROCESS
+_PID_NBYTES: Final = 4
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """A place in a stream."""
+
+    handle: int
+    flags: int
+    stream: Stream | None = None
+    sequence: int = 0
+    token: bytes | None = None
+    """The handle by which other processes know it, or by which it was opened."""
+
+
+def _find(process: HipProcess, handle: int) -> Event:
+    event: Event | None = process.events.get(handle)
+    if event is None:
+        status = Status.INVALID_HANDLE if handle else Status.INVALID_VALUE
+        raise Refused(status, f"there is no event {handle:#x}", "HIP-X3")
+    return event
+
+
+@entry("eventCreate() -> intptr_t")
+def _event_create(process: HipProcess) -> int:
+    return _event_create_with_flags(process, 0)
+
+
+@entry("eventCreateWithFlags(unsigned int flags) -> intptr_t")
+def _event_create_with_flags(process: HipProcess, flags: int) -> int:
+    if flags & ~_ALL_FLAGS or (flags & _INTERPROCESS and not flags & _DISABLE_TIMING):
+        raise Refused(Status.INVALID_VALUE, f"flags {flags}", "HIP-E24")
+    event = Event(next(process.handles), flags)
+    process.events[event.handle] = event
+    return event.handle
+
+
+@entry("eventDestroy(intptr_t event)")
+def _event_destroy(process: HipProcess, handle: int) -> None:
+    event = _find(process, handle)
+    del process.events[handle]
+    with process.machine.transaction() as tables:
+        me = process.machine.me(tables)
+        query = "DELETE FROM hip_event WHERE token = ? AND owner = ?"
+        tables.execute(query, (event.token, me))
+
+
+@entry("eventRecord(intptr_t event, intptr_t stream)")
+def _event_record(process: HipProcess, handle: int, stream: int) -> None:
+    event = _find(process, handle)
+    event.stream = find_stream(process, stream)
+    event.sequence = next(process.sequence)
+    if event.flags & _INTERPROCESS and event.stream.capture is None:
+        # Another process cannot make this one's streams work, so they do it now.
+        finish(process, [event.stream])
+
+
+def _is_done(event: Event) -> bool:
+    if event.stream is None:
+        return True
+    return all(work.sequence > event.sequence for work in event.stream.queue)
+
+
+@entry("eventQuery(intptr_t event)", is_checked=False)
+def _event_query(process: HipProcess, handle: int) -> None:
+    if not _is_done(_find(process, handle)):
+        raise Refused(Status.NOT_READY, "there is work left")
+
+
+@entry("eventSynchronize(intptr_t event)")
+def _event_synchronize(process: HipProcess, handle: int) -> None:
+    event = _find(process, handle)
+    if event.stream is not None:
+        finish(process, [event.stream], event.sequence)
+
+
+@entry("eventElapsedTime(intptr_t start, intptr_t end) -> float")
+def _event_elapsed_time(process: HipProcess, start: int, end: int) -> float:
+    events = _find(process, start), _find(process, end)
+    if any(one.flags & _DISABLE_TIMING or one.stream is None for one in events):
+        raise Refused(Status.INVALID_HANDLE, "an event has no time")
+    if not all(map(_is_done, events)):
+        raise Refused(Status.NOT_READY, "there is work left")
+    return 0.001
+
+
+@entry("streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)")
+def _stream_wait_event(process: HipProcess, handle: int, event_handle: int, _flags: int) -> None:
+    stream, event = find_stream(process, handle), _find(process, event_handle)
+    source = event.stream
+    if source is not None and source is not stream:
+        until = event.sequence
+        submit(
+            process, stream, Work("streamWaitEvent", (), lambda: finish(process, [source], until))
+        )
+
+
+# Between processes ----------------------------------------------------------------------------
+
+
+def _check_shares(process: HipProcess) -> None:
+    if process.profile.is_hip:
+        raise Refused(Status.UNKNOWN, "CuPy does not call HIP for this")
+
+
+@entry("ipcGetEventHandle(intptr_t event)")
+def _ipc_get_event_handle(process: HipProcess, handle: int) -> bytes:
+    _check_shares(process)
+    event = _find(process, handle)
+    if not event.flags & _INTERPROCESS:
+        raise Refused(Status.INVALID_HANDLE, "the event is not for other processes", "HIP-E24")
+    if event.token is None:
+        pid = os.getpid().to_bytes(_PID_NBYTES, "little")
+        event.token = pid + secrets.token_bytes(HANDLE_NBYTES - _PID_NBYTES)
+        with process.machine.transaction() as tables:
+            statement = "INSERT INTO hip_event (token, owner) VALUES (?, ?)"
+            tables.execute(statement, (event.token, process.machine.me(tables)))
+    return event.token
+
+
+@entry("ipcOpenEventHandle(bytes handle)")
+def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
+    _check_shares(process)
+    with process.machine.transaction() as tables:
+        query = "SELECT owner FROM hip_event WHERE token = ?"
+        row = tables.execute(query, (handle,)).fetchone()
+        if row is None or not process.machine.lives(tables, row[0]):
+            raise Refused(Status.INVALID_HANDLE, "there is no such event, or none any more")
+        if row[0] == process.machine.me(tables):
+            text = "this process made the event itself"
+            raise Refused(Status.INVALID_CONTEXT, text, "HIP-E24")
+    event = Event(next(process.handles), _DISABLE_TIMING | _INTERPROCESS, token=handle)
+    process.events[event.handle] = event
+    return event.handle

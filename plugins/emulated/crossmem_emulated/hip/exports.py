@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IPC: handles of memory, how they are made, and withdrawn when it goes."""
+
+import os
+import secrets
+import sqlite3
+import struct
+from typing import Final, NamedTuple
+
+from crossmem_emulated.addresses import Piece
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import Status
+from crossmem_emulated.hip.origins import Origin
+from crossmem_emulated.hip.process import HipProcess, Quirk
+from crossmem_emulated.hip.profiles import Profile
+
+__all__ = ["Handle", "is_intact", "take_apart", "withdraw"]
+
+_TOKEN: Final = struct.Struct("<QIIIIII")
+"""As ROCr writes it: address, pid, kind of memory, node, nothing, fragment, random number."""
+_REST: Final = struct.Struct("<QQii8x")
+"""Size, offset, pid, and the exporter's number of its device."""
+
+
+class Handle(NamedTuple):
+    """A handle, taken apart as AMD's runtime does it."""
+
+    token: bytes
+    nbytes: int
+    offset: int
+    pid: int
+    ordinal: int
+
+
+def take_apart(handle: bytes) -> Handle:
+    """Return the parts of a handle, whoever made it up."""
+    token, rest = handle[: _TOKEN.size], handle[_TOKEN.size :]
+    return Handle(token, *_REST.unpack(rest))
+
+
+def is_intact(profile: Profile, handle: bytes, parts: Handle, nbytes: int, pid: int) -> bool:
+    """Whether a handle is as it was made, as far as anybody looks at it."""
+    if not profile.is_documented:
+        return parts.nbytes == nbytes
+    expected = parts.token + _REST.pack(nbytes, parts.offset, pid, 0)
+    return handle == expected and parts.offset < nbytes
+
+
+@entry("ipcGetMemHandle(intptr_t devPtr)")
+def _ipc_get_mem_handle(process: HipProcess, pointer: int) -> bytes:
+    piece = _exportable(process, pointer)
+    if process.has(Quirk.NO_EXPORT):
+        raise Refused(Status.INVALID_VALUE, "the kernel lacks what exports need")
+    current = process.current().device
+    if process.profile.is_hip and process.setup.visible[current] != piece.pages.device:
+        process.violate(
+            "ipcGetMemHandle", "HIP-E14", f"device {current} is current, not the memory's"
+        )
+    numbers = process.exports.setdefault(piece.start, [])
+    with process.machine.transaction() as tables:
+        if not numbers or process.has(Quirk.FRESH_HANDLES):
+            numbers.append(_enter(process, tables, piece, current))
+        query = "SELECT token, ordinal FROM hip_share WHERE number = ?"
+        token, ordinal = tables.execute(query, (numbers[-1],)).fetchone()
+    pid = os.getpid() if process.profile.knows_own_pid else 0
+    ordinal = ordinal if process.profile.keeps_ordinals else 0
+    return bytes(token + _REST.pack(piece.nbytes, pointer - piece.start, pid, ordinal))
+
+
+def _exportable(process: HipProcess, pointer: int) -> Piece:
+    """Return the allocation that an address is in, or refuse."""
+    for piece in process.space.overlapping(pointer, 1):
+        if piece.origin is Origin.MALLOC:
+            return piece
+        rule = "HIP-E2" if piece.origin is Origin.IPC else "HIP-E16"
+        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is from {piece.origin}", rule)
+    for start, block in process.host_blocks.items():
+        if start <= pointer < start + block.nbytes:
+            text = f"{pointer:#x} is memory of the host, or managed"
+            raise Refused(Status.INVALID_VALUE, text, "HIP-E16")
+    raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation", "HIP-E2")
+
+
+def _enter(process: HipProcess, tables: sqlite3.Connection, piece: Piece, current: int) -> int:
+    tag = 0 if process.has(Quirk.REUSED_HANDLES) else secrets.randbits(32)
+    token = _TOKEN.pack(piece.start, os.getpid(), 0, piece.pages.device + 1, 0, 0, tag)
+    number = tables.execute(
+        "INSERT INTO hip_share "
+        "(token, pages, owner, device, ordinal, pid, address, first, nbytes) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            token,
+            piece.pages.number,
+            process.machine.me(tables),
+            piece.pages.device,
+            current,
+            os.getpid(),
+            piece.start,
+            piece.offset,
+            piece.nbytes,
+        ),
+    ).lastrowid
+    return int(number or 0)
+
+
+def withdraw(process: HipProcess, call: str, piece: Piece) -> bool:
+    """Let nobody open memory any more that goes; return whether it was exported at all.
+
+    Who has it open already keeps it, though the vendors leave that undefined (HIP-E10).
+    """
+    numbers = process.exports.pop(piece.start, [])
+    if not numbers:
+        return False
+    with process.machine.transaction() as tables:
+        process.machine.reap(tables)
+        marks = ", ".join("?" * len(numbers))
+        importers: int = tables.execute(
+            f"SELECT count(DISTINCT process) FROM hip_import WHERE share IN ({marks})",  # noqa: S608
+            numbers,
+        ).fetchone()[0]
+        tables.execute(f"DELETE FROM hip_share WHERE number IN ({marks})", numbers)  # noqa: S608
+    if importers:
+        process.violate(
+            call, "HIP-E10", f"{piece.start:#x} is freed while {importers} processes have it open"
+        )
+    return True

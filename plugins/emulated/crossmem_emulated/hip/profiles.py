@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which edition of the rules is kept: AMD's documents, a generation of its runtime, or NVIDIA's.
+
+``documented`` refuses what AMD's documents forbid and answers with the codes of the runtime's
+sources; ``clr24``, ``clr26`` and ``rocm5`` do what the sources of ROCm 6.3, of ROCm 10 and of
+ROCm 5.2 do. ``cuda`` answers as NVIDIA documents.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from crossmem.errors import ConfigurationError
+from crossmem_emulated.hip.codes import CUDARuntimeError, HipBuildRuntimeError, Status
+
+__all__ = ["PROFILES", "Profile", "profile_named"]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What one edition does where editions differ.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    version
+        What ``runtimeGetVersion`` returns.
+    is_hip
+        Whether it is AMD's.
+    is_documented
+        Whether documents decide, and not what a runtime's sources do.
+    lazy_flag
+        The only flags with which memory is opened, None where any are accepted.
+    stale
+        What opening answers where there is no such memory any more.
+    unreachable
+        What it answers where the device cannot reach the memory.
+    no_device
+        What every call answers where no device is visible.
+    knows_own_pid
+        Whether handles that the process itself made are recognised.
+    looks_first
+        Whether a handle that is open already is recognised before its exporter is asked.
+    keeps_ordinals
+        Whether the exporter's number of its device is taken for one of the importer's.
+    closes_inside
+        Whether an address inside of a mapping closes it.
+    unknown_is_unregistered
+        Whether an unknown address has attributes.
+    ends_contexts
+        Whether a second context of one device is refused.
+    knows_exportable
+        Whether it can be asked whether memory can be exported.
+    """
+
+    name: str
+    version: int
+    is_hip: bool = True
+    is_documented: bool = False
+    lazy_flag: int | None = 1
+    stale: Status = Status.INVALID_DEVICE_POINTER
+    unreachable: Status = Status.INVALID_DEVICE_POINTER
+    no_device: Status = Status.NO_DEVICE
+    knows_own_pid: bool = True
+    looks_first: bool = False
+    keeps_ordinals: bool = False
+    closes_inside: bool = False
+    unknown_is_unregistered: bool = True
+    ends_contexts: bool = False
+    knows_exportable: bool = True
+
+    @property
+    def is_before_6(self) -> bool:
+        """Whether it is a ROCm whose numbers differ from CUDA's."""
+        return self.lazy_flag == 0
+
+    @property
+    def error(self) -> type[CUDARuntimeError]:
+        """The class of its errors."""
+        return HipBuildRuntimeError if self.is_hip else CUDARuntimeError
+
+
+PROFILES: Final[dict[str, Profile]] = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            "documented",
+            version=7_00_51831,
+            is_documented=True,
+            unknown_is_unregistered=False,
+            ends_contexts=True,
+        ),
+        Profile("clr24", version=6_03_42131, knows_exportable=False),
+        Profile(
+            "clr26",
+            version=10_02_00000,
+            looks_first=True,
+            keeps_ordinals=True,
+            closes_inside=True,
+        ),
+        Profile(
+            "rocm5",
+            version=5_02_21153,
+            lazy_flag=0,
+            no_device=Status.INVALID_DEVICE,
+            knows_own_pid=False,
+            knows_exportable=False,
+            unknown_is_unregistered=False,
+        ),
+        Profile(
+            "cuda",
+            version=13020,
+            is_hip=False,
+            is_documented=True,
+            lazy_flag=None,
+            stale=Status.INVALID_HANDLE,
+            unreachable=Status.PEER_ACCESS_UNSUPPORTED,
+            looks_first=True,
+            ends_contexts=True,
+        ),
+    )
+}
+"""Every profile by name."""
+
+
+def profile_named(name: str) -> Profile:
+    """Return a profile.
+
+    Raises
+    ------
+    ConfigurationError
+        Where there is none of that name.
+    """
+    try:
+        return PROFILES[name]
+    except KeyError:
+        msg = f"there is no HIP profile {name!r}; there are: {', '.join(PROFILES)}"
+        raise ConfigurationError(msg) from None

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IPC: memory of other processes, opened and closed."""
+
+import os
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+from crossmem_emulated.addresses import BLOCK_NBYTES, Piece, Region
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import Status
+from crossmem_emulated.hip.exports import Handle, is_intact, take_apart
+from crossmem_emulated.hip.origins import Origin
+from crossmem_emulated.hip.process import Context, HipProcess, Quirk
+from crossmem_emulated.hip.streams import check_idle, check_safe, finish_device
+from crossmem_emulated.pages import Pages
+
+__all__ = ["Import"]
+
+
+@dataclass(slots=True, eq=False)
+class Import:
+    """Memory that this process opened."""
+
+    share: int
+    token: bytes
+    owner: int
+    """Number of the exporting process on the host."""
+    pid: int
+    pages: Pages
+    piece: Piece
+    pointer: int
+    nbytes: int
+    device: int
+    """Device, by its number here, that was the current one when it was last opened."""
+    context: Context
+    record: int
+    references: int = 1
+
+
+@entry("ipcOpenMemHandle(bytes handle, unsigned int flags=cudaIpcMemLazyEnablePeerAccess)")
+def _ipc_open_mem_handle(process: HipProcess, handle: bytes, flags: int) -> int:
+    check_safe(process)
+    profile, parts = process.profile, take_apart(handle)
+    _check_arguments(process, parts, flags)
+    context = process.current()
+    if profile.looks_first and not process.has(Quirk.NEW_ADDRESSES):
+        for opened in process.imports:
+            is_known = opened.token == parts.token and is_intact(
+                profile, handle, parts, opened.nbytes, opened.pid
+            )
+            if is_known and _is_same_place(process, opened, context):
+                return _open_again(opened, context)
+    with process.machine.transaction() as tables:
+        row = _find(process, tables, handle, parts)
+        share, owner = row["number"], row["owner"]
+        if not process.has(Quirk.NEW_ADDRESSES):
+            for opened in process.imports:
+                if opened.share == share and _is_same_place(process, opened, context):
+                    return _open_again(opened, context)
+        _check_context(process, owner, row["device"], context)
+        _check_reach(process, context, row["device"])
+        pages = process.store.open(row["pages"], hold=True)
+        if pages is None:
+            raise Refused(profile.stale, "the memory is gone")
+        try:
+            made = _map(process, row, parts.token, pages, context)
+            made.record = int(
+                tables.execute(
+                    "INSERT INTO hip_import (share, process) VALUES (?, ?)",
+                    (share, process.machine.me(tables)),
+                ).lastrowid
+                or 0
+            )
+        except BaseException:
+            process.store.release(pages)
+            raise
+    process.imports.append(made)
+    return made.pointer
+
+
+def _check_arguments(process: HipProcess, parts: Handle, flags: int) -> None:
+    profile = process.profile
+    if profile.lazy_flag is None and flags != 1:
+        process.violate("ipcOpenMemHandle", "HIP-E3", f"the flags are {flags}")
+    elif profile.lazy_flag is not None and flags != profile.lazy_flag:
+        raise Refused(Status.INVALID_VALUE, f"flags are {flags}, not {profile.lazy_flag}", "HIP-E3")
+    if not parts.nbytes and profile.is_hip:
+        raise Refused(Status.INVALID_VALUE, "the handle says 0 bytes")
+    if profile.knows_own_pid and parts.pid == os.getpid():
+        raise Refused(Status.INVALID_CONTEXT, "this process made the handle itself", "HIP-E3")
+    if process.has(Quirk.FOREIGN_NAMESPACE):
+        status = profile.stale if profile.is_hip else Status.INVALID_CONTEXT
+        raise Refused(status, "the exporter is in another pid namespace")
+    if profile.keeps_ordinals and parts.ordinal >= len(process.setup.visible):
+        raise Refused(Status.INVALID_VALUE, f"device {parts.ordinal} is not visible here")
+
+
+def _find(
+    process: HipProcess, tables: sqlite3.Connection, handle: bytes, parts: Handle
+) -> dict[str, Any]:
+    """Return what is known of an export, or refuse."""
+    columns = ("number", "pages", "owner", "device", "pid", "address", "first", "nbytes")
+    row = tables.execute(
+        f"SELECT {', '.join(columns)} FROM hip_share WHERE token = ?",  # noqa: S608
+        (parts.token,),
+    ).fetchone()
+    if row is None:
+        raise Refused(process.profile.stale, "there is no such memory, or none any more")
+    found = dict(zip(columns, row, strict=True))
+    if not is_intact(process.profile, handle, parts, found["nbytes"], found["pid"]):
+        raise Refused(process.profile.stale, "the handle was changed")
+    if not process.machine.lives(tables, found["owner"]):
+        raise Refused(process.profile.stale, "the process that made the handle is dead")
+    return found
+
+
+def _is_same_place(process: HipProcess, opened: Import, context: Context) -> bool:
+    """Whether memory that is open is what a context gets that opens it again."""
+    return not process.profile.ends_contexts or opened.context is context
+
+
+def _open_again(opened: Import, context: Context) -> int:
+    opened.references += 1
+    opened.device = context.device
+    return opened.pointer
+
+
+def _check_context(process: HipProcess, owner: int, index: int, context: Context) -> None:
+    for opened in process.imports:
+        is_shared = opened.owner == owner and opened.pages.device == index
+        if is_shared and opened.context.device == context.device and opened.context is not context:
+            text = f"two contexts of device {context.device} open memory of one process"
+            if process.profile.ends_contexts:
+                raise Refused(Status.INVALID_HANDLE, text, "HIP-E13")
+            process.violate("ipcOpenMemHandle", "HIP-E13", text)
+            return
+
+
+def _check_reach(process: HipProcess, context: Context, index: int) -> None:
+    here = process.setup.visible[context.device]
+    if not process.can_reach(here, index):
+        raise Refused(
+            process.profile.unreachable, f"device {context.device} cannot reach the memory"
+        )
+    home = process.ordinal_of(index)
+    if home is not None and here != index and not process.has(Quirk.IGNORED_FLAG):
+        context.peers.add(home)
+
+
+def _map(
+    process: HipProcess, row: dict[str, Any], token: bytes, pages: Pages, context: Context
+) -> Import:
+    """Map memory, with all that shares its pages; elsewhere than the exporter has it."""
+    size = -(-pages.nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
+    avoided: list[Region] = []
+    try:
+        region = process.space.reserve(size, is_reservation=False)
+        if region.start == row["address"] - row["first"]:
+            avoided.append(region)
+            region = process.space.reserve(size, is_reservation=False)
+    finally:
+        for one in avoided:
+            process.space.release(one)
+    is_part = row["nbytes"] < BLOCK_NBYTES and pages.nbytes == BLOCK_NBYTES
+    nbytes = pages.nbytes if is_part else row["nbytes"]
+    piece = Piece(region.start, nbytes, region, pages, 0, Origin.IPC)
+    process.space.attach(piece)
+    made = Import(
+        share=row["number"],
+        token=token,
+        owner=row["owner"],
+        pid=row["pid"],
+        pages=pages,
+        piece=piece,
+        pointer=region.start + row["first"],
+        nbytes=row["nbytes"],
+        device=context.device,
+        context=context,
+        record=0,
+    )
+    piece.source = made
+    return made
+
+
+# Close --------------------------------------------------------------------------------------
+
+
+@entry("ipcCloseMemHandle(intptr_t devPtr)")
+def _ipc_close_mem_handle(process: HipProcess, pointer: int) -> None:
+    check_safe(process)
+    opened = _opened_at(process, pointer)
+    finish_device(process, opened.device)
+    opened.references -= 1
+    if opened.references:
+        return
+    process.imports.remove(opened)
+    piece = opened.piece
+    check_idle(process, "ipcCloseMemHandle", piece.start, piece.nbytes)
+    process.space.detach(piece)
+    process.space.release(piece.region)
+    with process.machine.transaction() as tables:
+        tables.execute("DELETE FROM hip_import WHERE number = ?", (opened.record,))
+    if process.has(Quirk.LEAK_ON_CLOSE):
+        process.leaked.append(opened.pages)
+    else:
+        process.store.release(opened.pages)
+
+
+def _opened_at(process: HipProcess, pointer: int) -> Import:
+    for opened in process.imports:
+        is_inside = opened.pointer <= pointer < opened.pointer + opened.nbytes
+        if pointer == opened.pointer or (is_inside and process.profile.closes_inside):
+            if pointer != opened.pointer:
+                process.violate("ipcCloseMemHandle", "HIP-E6", f"{pointer:#x} is inside")
+            return opened  # type: ignore[no-any-return]
+    raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not opened", "HIP-E6")

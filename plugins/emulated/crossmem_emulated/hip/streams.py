@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams: work in order, and captures of it."""
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import Status
+from crossmem_emulated.hip.process import HipProcess
+
+__all__ = [
+    "Stream",
+    "Work",
+    "check_idle",
+    "check_safe",
+    "find_stream",
+    "finish",
+    "finish_device",
+    "legacy_of",
+    "submit",
+    "wait_for_legacy",
+]
+
+_LEGACY: Final = frozenset({0, 1})
+_PER_THREAD: Final = 2
+_NON_BLOCKING: Final = 1
+_MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = range(3)
+_LACKS: Final = "{} is not supported in ROCm"
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """What was given to a stream and is not done yet."""
+
+    call: str
+    ranges: tuple[tuple[int, int], ...]
+    """Address and size in bytes of all that it touches."""
+    run: Callable[[], None]
+    sequence: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Capture:
+    """Work that is recorded and not done."""
+
+    mode: int
+    thread: int
+    is_broken: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """Work in order."""
+
+    handle: int
+    device: int
+    is_blocking: bool = True
+    """Whether it and the legacy stream wait for each other."""
+    is_legacy: bool = False
+    queue: list[Work] = field(default_factory=list)
+    capture: Capture | None = None
+
+
+# Work ---------------------------------------------------------------------------------------
+
+
+def legacy_of(process: HipProcess, device: int) -> Stream:
+    """Return the stream of a device that all blocking streams wait for."""
+    stream: Stream | None = process.streams.get(("legacy", device))
+    if stream is None:
+        stream = Stream(0, device, is_legacy=True)
+        process.streams["legacy", device] = stream
+    return stream
+
+
+def find_stream(process: HipProcess, handle: int) -> Stream:
+    """Return a stream; 0 and 1 are the legacy one of the current device, 2 the thread's own."""
+    device = process.current().device
+    if handle in _LEGACY:
+        return legacy_of(process, device)
+    if handle == _PER_THREAD:
+        key = ("thread", device, threading.get_ident())
+        return process.streams.setdefault(key, Stream(handle, device))  # type: ignore[no-any-return]
+    stream: Stream | None = process.streams.get(handle)
+    if stream is None:
+        raise Refused(Status.INVALID_HANDLE, f"there is no stream {handle:#x}", "HIP-X3")
+    return stream
+
+
+def submit(process: HipProcess, stream: Stream, work: Work) -> None:
+    """Give work to a stream, which does it at once unless it is slow or captured."""
+    if stream.capture is not None:
+        return
+    if stream.is_legacy:
+        _check_implicit(process, stream.device)
+    work.sequence = next(process.sequence)
+    stream.queue.append(work)
+    if not process.setup.slow_streams:
+        finish(process, [stream])
+
+
+def finish(process: HipProcess, streams: Iterable[Stream], until: int | None = None) -> None:
+    """Do the work of some streams, and what it waits for, in the order in which it was given.
+
+    Parameters
+    ----------
+    process
+        Whose streams they are.
+    streams
+        The streams.
+    until
+        Last piece of work that is meant, None for all.
+    """
+    wanted = set(streams)
+    for device in {one.device for one in wanted if one.is_blocking}:
+        # The legacy stream and the blocking ones wait for each other.
+        wanted |= {one for one in _of_device(process, device) if one.is_blocking}
+    while ready := [
+        (one.queue[0].sequence, one)
+        for one in wanted
+        if one.queue and (until is None or one.queue[0].sequence <= until)
+    ]:
+        _, stream = min(ready, key=lambda pair: pair[0])
+        stream.queue.pop(0).run()
+
+
+def _of_device(process: HipProcess, device: int) -> list[Stream]:
+    return [one for one in process.streams.values() if one.device == device]
+
+
+def finish_device(process: HipProcess, device: int) -> None:
+    """Do all the work of a device."""
+    finish(process, _of_device(process, device))
+
+
+def wait_for_legacy(process: HipProcess, device: int) -> None:
+    """Do the work that a synchronous copy waits for."""
+    _check_implicit(process, device)
+    finish(process, [legacy_of(process, device)])
+
+
+def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
+    """Note where memory is taken away from work that waits; the work is lost then."""
+    for stream in process.streams.values():
+        for work in list(stream.queue):
+            if any(first < start + nbytes and first + size > start for first, size in work.ranges):
+                stream.queue.remove(work)
+                process.violate(
+                    call,
+                    "HIP-X1",
+                    f"{nbytes} bytes at {start:#x} are taken from a running {work.call}",
+                )
+
+
+# Captures -----------------------------------------------------------------------------------
+
+
+def _break(streams: Iterable[Stream], status: Status, text: str) -> None:
+    """Refuse what a capture forbids; the captures are lost."""
+    captured = [one.capture for one in streams if one.capture is not None]
+    for capture in captured:
+        capture.is_broken = True
+    if captured:
+        raise Refused(status, text, "HIP-X6")
+
+
+def _check_implicit(process: HipProcess, device: int) -> None:
+    streams = [one for one in _of_device(process, device) if one.is_blocking]
+    _break(streams, Status.CAPTURE_IMPLICIT, "the legacy stream would wait for a captured one")
+
+
+def check_safe(process: HipProcess) -> None:
+    """Refuse what may synchronize, where a capture forbids that to the calling thread."""
+    me = threading.get_ident()
+    streams = [
+        one
+        for one in process.streams.values()
+        if one.capture is not None
+        and (
+            one.capture.mode == _MODE_GLOBAL
+            or (one.capture.mode == _MODE_OF_THREAD and one.capture.thread == me)
+        )
+    ]
+    _break(streams, Status.CAPTURE_UNSUPPORTED, "a stream is captured")
+
+
+@entry(
+    "streamBeginCapture(intptr_t stream, int mode=streamCaptureModeRelaxed)",
+    hip_lacks=_LACKS.format("streamBeginCapture"),
+)
+def _stream_begin_capture(process: HipProcess, handle: int, mode: int) -> None:
+    stream = find_stream(process, handle)
+    if stream.is_legacy:
+        raise Refused(Status.CAPTURE_UNSUPPORTED, "the legacy stream is not captured", "HIP-X6")
+    if stream.capture is not None or mode not in range(_MODE_RELAXED + 1):
+        raise Refused(Status.INVALID_VALUE, f"it is captured already, or mode {mode}", "HIP-X6")
+    stream.capture = Capture(mode, threading.get_ident())
+
+
+@entry("streamEndCapture(intptr_t stream) -> intptr_t", hip_lacks=_LACKS.format("streamEndCapture"))
+def _stream_end_capture(process: HipProcess, handle: int) -> int:
+    stream = find_stream(process, handle)
+    capture, stream.capture = stream.capture, None
+    if capture is None:
+        raise Refused(Status.ILLEGAL_STATE, "the stream is not captured", "HIP-X6")
+    if capture.is_broken:
+        raise Refused(Status.CAPTURE_INVALIDATED, "the capture was broken by an earlier call")
+    graph = next(process.handles)
+    process.graphs[graph] = None
+    return graph
+
+
+@entry("streamIsCapturing(intptr_t stream) -> bool", hip_lacks=_LACKS.format("streamIsCapturing"))
+def _stream_is_capturing(process: HipProcess, handle: int) -> bool:
+    stream = find_stream(process, handle)
+    if stream.is_legacy and any(
+        one.capture is not None for one in _of_device(process, stream.device) if one.is_blocking
+    ):
+        # No breach, and no capture is lost by asking.
+        raise Refused(Status.CAPTURE_IMPLICIT, "a stream that it would wait for is captured")
+    if stream.capture is not None and stream.capture.is_broken:
+        # CuPy's own words.
+        raise RuntimeError(
+            "the stream was capturing, but an error has invalidated the capture sequence"
+        )
+    return stream.capture is not None
+
+
+@entry("graphDestroy(intptr_t graph)")
+def _graph_destroy(process: HipProcess, graph: int) -> None:
+    if graph not in process.graphs:
+        raise Refused(Status.INVALID_VALUE, f"there is no graph {graph:#x}", "HIP-X3")
+    del process.graphs[graph]
+
+
+# Functions ----------------------------------------------------------------------------------
+
+
+@entry("streamCreate() -> intptr_t")
+def _stream_create(process: HipProcess) -> int:
+    return _stream_create_with_flags(process, 0)
+
+
+@entry("streamCreateWithFlags(unsigned int flags) -> intptr_t")
+def _stream_create_with_flags(process: HipProcess, flags: int) -> int:
+    if flags not in {0, _NON_BLOCKING}:
+        raise Refused(Status.INVALID_VALUE, f"there are no flags {flags}", "HIP-X3")
+    stream = Stream(next(process.handles), process.current().device, not flags)
+    process.streams[stream.handle] = stream
+    return stream.handle
+
+
+@entry("streamDestroy(intptr_t stream)")
+def _stream_destroy(process: HipProcess, handle: int) -> None:
+    stream = find_stream(process, handle)
+    if handle not in process.streams:
+        raise Refused(Status.INVALID_HANDLE, "this stream is nobody's to destroy", "HIP-X3")
+    finish(process, [stream])
+    del process.streams[handle]
+
+
+@entry("streamSynchronize(intptr_t stream)")
+def _stream_synchronize(process: HipProcess, handle: int) -> None:
+    stream = find_stream(process, handle)
+    if stream.is_legacy:
+        _check_implicit(process, stream.device)
+    _break([stream], Status.CAPTURE_UNSUPPORTED, "the stream is captured")
+    finish(process, [stream])
+
+
+@entry("streamQuery(intptr_t stream)", is_checked=False)
+def _stream_query(process: HipProcess, handle: int) -> None:
+    stream = find_stream(process, handle)
+    _break([stream], Status.CAPTURE_UNSUPPORTED, "the stream is captured")
+    if stream.queue:
+        raise Refused(Status.NOT_READY, "there is work left")
+
+
+@entry("deviceSynchronize()")
+def _device_synchronize(process: HipProcess) -> None:
+    device = process.current().device
+    streams = _of_device(process, device)
+    _break(streams, Status.CAPTURE_UNSUPPORTED, "a stream of the device is captured")
+    finish(process, streams)

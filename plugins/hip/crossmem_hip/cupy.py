@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CuPy's own module; it has the shape of the port already.
+
+Only its runtime is imported, which takes a few milliseconds and needs no NumPy; ``import cupy``
+would take half a second.
+"""
+
+import sys
+from importlib import import_module
+from typing import Final, cast
+
+from crossmem.errors import BackendUnavailableError
+from crossmem_hip.family import Family
+from crossmem_hip.runtime import Runtime
+
+__all__ = ["RUNTIME", "current_streams", "fault_of", "import_cupy"]
+
+RUNTIME: Final = "cupy_backends.cuda.api.runtime"
+"""What ``cupy.cuda.runtime`` is."""
+
+_STREAMS: Final = "cupy_backends.cuda.stream"
+
+
+def fault_of(family: Family) -> str:
+    """Import CuPy's runtime, and return in words why it is not this vendor's; empty if it is."""
+    try:
+        module = import_module(RUNTIME)
+    except ImportError as error:
+        return f"CuPy cannot be imported: {error}"
+    is_hip = getattr(module, "is_hip", None)
+    if is_hip is None:
+        return f"{module!r} is no runtime of CuPy: it does not say whose"
+    if is_hip != family.is_hip:
+        return f"the CuPy that is installed is for {'AMD' if is_hip else 'NVIDIA'}"
+    return ""
+
+
+def import_cupy(family: Family) -> Runtime:
+    """Return CuPy's runtime.
+
+    Raises
+    ------
+    BackendUnavailableError
+        Where it is not installed, its libraries are not found, or it is for the other vendor.
+    """
+    if fault := fault_of(family):
+        raise BackendUnavailableError(fault, hint=family.install_hint, backend=family.backend)
+    return cast("Runtime", import_module(RUNTIME))
+
+
+def current_streams() -> tuple[int, ...]:
+    """Return which streams CuPy and PyTorch use in this thread; neither is imported for that."""
+    found = []
+    if (cupy := sys.modules.get(_STREAMS)) is not None:
+        found.append(int(cupy.get_current_stream_ptr()))
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+        found.append(int(torch.cuda.current_stream().cuda_stream))
+    return tuple(one for one in found if one)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices this process sees, and what they are called in every process of the host."""
+
+from collections import Counter
+from typing import Any
+from uuid import UUID
+
+from crossmem.errors import BackendUnavailableError, ConfigurationError
+from crossmem.models import DeviceInfo
+from crossmem_hip.errors import INSUFFICIENT_DRIVER, INVALID_DEVICE, NO_DEVICE, error_for
+from crossmem_hip.runtime import Vendor
+
+__all__ = ["find_devices"]
+
+
+def find_devices(vendor: Vendor) -> tuple[DeviceInfo, ...]:
+    """Return the devices by ordinal, without making a context on any.
+
+    Raises
+    ------
+    BackendUnavailableError
+        Where there is none, or no driver for them.
+    ConfigurationError
+        Where two devices cannot be told apart.
+    """
+    found = tuple(_info_of(vendor, ordinal) for ordinal in range(_count(vendor)))
+    counted = Counter(one.identity for one in found)
+    for one in found:
+        if counted[one.identity] > 1:
+            raise ConfigurationError(
+                f"several devices are called {one.identity!r}, as the partitions of one GPU are, "
+                "so another process could not tell which of them holds a handle's memory",
+                hint="use the GPU unpartitioned",
+                backend=vendor.family.backend,
+            )
+    return found
+
+
+def _count(vendor: Vendor) -> int:
+    family = vendor.family
+    try:
+        count = vendor.rt.getDeviceCount()
+    except vendor.error as error:
+        status: int = error.status  # type: ignore[attr-defined]
+        refusal = error_for(family, "getDeviceCount", status)
+        # ROCm 5 says "invalid device" where it means that there is none.
+        if status not in {INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE}:
+            raise refusal from error
+        missing = "driver" if status == INSUFFICIENT_DRIVER else "device"
+        raise BackendUnavailableError(
+            f"{family.vendor}'s runtime finds no {missing}: {str(refusal).splitlines()[-1]}",
+            hint=f"look with {family.tool} and at {' and '.join(family.masks)}; "
+            f"{family.install_hint}",
+            backend=family.backend,
+        ) from error
+    if not count:
+        raise BackendUnavailableError(
+            f"{family.vendor}'s runtime finds no device",
+            hint=f"look with {family.tool} and at {' and '.join(family.masks)}",
+            backend=family.backend,
+        )
+    return count
+
+
+def _info_of(vendor: Vendor, ordinal: int) -> DeviceInfo:
+    with vendor.calling("getDeviceProperties"):
+        properties = vendor.rt.getDeviceProperties(ordinal)
+    name = properties.get("name", b"")
+    text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+    return DeviceInfo(
+        ordinal=ordinal,
+        identity=_uuid_in(properties) or _bus_id(vendor, ordinal),
+        name=text.strip("\0 ") or f"{vendor.family.vendor} GPU",
+        total_nbytes=properties.get("totalGlobalMem"),
+    )
+
+
+def _uuid_in(properties: dict[str, Any]) -> str | None:
+    """Return a device's own identity, as the vendor's tool writes it; CuPy has none for AMD."""
+    uuid = properties.get("uuid")
+    # CuPy ends it at its first zero byte: such a device goes by its bus id, in every process.
+    if not isinstance(uuid, bytes) or len(uuid) != len(UUID(int=0).bytes) or not any(uuid):
+        return None
+    return f"GPU-{UUID(bytes=uuid)}"
+
+
+def _bus_id(vendor: Vendor, ordinal: int) -> str:
+    with vendor.calling("deviceGetPCIBusId"):
+        return f"pci:{vendor.rt.deviceGetPCIBusId(ordinal).strip(chr(0)).lower()}"

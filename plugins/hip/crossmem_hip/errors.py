@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Result codes of HIP and CUDA and what crossmem raises for each.
+
+The numbers mean the same to both vendors as far as both have them; the names differ. A code means
+something else after some calls.
+"""
+
+from typing import Final, NamedTuple
+
+from crossmem.errors import (
+    BusyError,
+    CrossmemError,
+    DriverError,
+    OutOfMemoryError,
+    StaleHandleError,
+    UnsupportedError,
+    WrongHostError,
+)
+from crossmem_hip.codes import CUDA_NAMES, HIP_NAMES
+from crossmem_hip.family import Family
+
+__all__ = [
+    "CAPTURE",
+    "CAPTURE_HINT",
+    "INSUFFICIENT_DRIVER",
+    "INVALID_DEVICE",
+    "NO_DEVICE",
+    "PEER_ACCESS_ALREADY_ENABLED",
+    "Meaning",
+    "error_for",
+    "names_of",
+]
+
+INSUFFICIENT_DRIVER: Final = 35
+NO_DEVICE: Final = 100
+INVALID_DEVICE: Final = 101
+PEER_ACCESS_ALREADY_ENABLED: Final = 704
+CAPTURE: Final = frozenset(range(900, 909))
+"""What the vendors answer about streams that are being captured."""
+
+CAPTURE_HINT: Final = "end the capture first; share and release memory outside of captured work"
+
+
+class Meaning(NamedTuple):
+    """What a result code means here."""
+
+    hint: str
+    error: type[CrossmemError] = DriverError
+
+
+_ARGUMENT = Meaning("an argument was refused: this may be a fault in crossmem, please report it")
+_FOREIGN = Meaning(
+    "crossmem makes no call that answers this: other work of this process may have failed"
+)
+_BROKEN = Meaning(
+    "work on the device failed: after that every call of this process fails, so start it again; "
+    "{tool} and the kernel's log say more about the device"
+)
+_GONE = Meaning(
+    "the runtime is not initialised or shut down already: this may be a forked child, which must "
+    "be spawned instead, or a program that is exiting"
+)
+_DEVICE = Meaning("see {tool} for the devices that there are, and {masks} for those seen here")
+_DRIVER = Meaning("the versions of driver and runtime do not belong together; {install}")
+_PEER = Meaning("these devices cannot reach each other's memory: import on the memory's own device")
+_IN_USE = Meaning(
+    "another process has the device for itself: set its compute mode to Default, with "
+    "`nvidia-smi -c 0`"
+)
+_SYSTEM = Meaning("the operating system refused; the kernel's log says more")
+_REFUSED = Meaning("the driver refused without saying why; {tool} and the kernel's log say more")
+_UNSUPPORTED = Meaning(
+    "this device, driver or platform does not offer the call; under WSL there is no legacy IPC",
+    UnsupportedError,
+)
+_CAPTURED = Meaning(CAPTURE_HINT, BusyError)
+_MPS = Meaning("look at the MPS server of the device: it refused or lost this process")
+
+_MEANINGS: Final = {
+    1: _ARGUMENT,
+    2: Meaning("free allocations, or look with {tool} at what others hold", OutOfMemoryError),
+    3: _GONE,
+    4: _GONE,
+    17: _ARGUMENT,
+    21: _ARGUMENT,
+    34: _DRIVER,
+    35: _DRIVER,
+    36: _DRIVER,
+    46: _IN_USE,
+    98: _FOREIGN,
+    100: _DEVICE,
+    101: _DEVICE,
+    201: _GONE,
+    205: Meaning("the driver could not map the memory: there may be no addresses left"),
+    206: Meaning("the driver could not unmap the memory: the end of this process does"),
+    208: Meaning("somebody else in this process has opened the same memory"),
+    214: _BROKEN,
+    216: _IN_USE,
+    217: _PEER,
+    220: _BROKEN,
+    226: _BROKEN,
+    304: _SYSTEM,
+    400: _ARGUMENT,
+    500: _ARGUMENT,
+    700: _BROKEN,
+    702: _BROKEN,
+    704: Meaning("harmless: access was enabled before"),
+    705: _PEER,
+    709: Meaning("somebody in this process reset the device or destroyed its context"),
+    710: _BROKEN,
+    711: Meaning("the device reaches as many others as it can: import on the memory's own device"),
+    714: _BROKEN,
+    715: _BROKEN,
+    716: _BROKEN,
+    717: _BROKEN,
+    718: _BROKEN,
+    719: _BROKEN,
+    800: Meaning("the driver does not permit it to this user or process"),
+    801: _UNSUPPORTED,
+    802: _DRIVER,
+    803: _DRIVER,
+    804: _DRIVER,
+    805: _MPS,
+    806: _MPS,
+    807: _MPS,
+    808: _MPS,
+    809: _MPS,
+    810: _MPS,
+    **dict.fromkeys(CAPTURE, _CAPTURED),
+    999: _REFUSED,
+    1052: _REFUSED,
+    1053: _REFUSED,
+}
+"""What a code means. All others that the headers name come from calls that crossmem never makes."""
+
+_AFTER: Final = {
+    ("ipcGetMemHandle", 1): Meaning(
+        "the driver cannot export this memory; on AMD, try HSA_ENABLE_IPC_MODE_LEGACY=0 in every "
+        "process, because the other mode needs AMD's own kernel driver"
+    ),
+    ("ipcOpenMemHandle", 1): Meaning(
+        "the exporter's device may not be visible here, or, on AMD, the processes may differ in "
+        "HSA_ENABLE_IPC_MODE_LEGACY"
+    ),
+    ("ipcOpenMemHandle", 17): Meaning(
+        "the exporter freed the memory or is dead; or, on AMD, it is in another pid or network "
+        "namespace",
+        StaleHandleError,
+    ),
+    ("ipcOpenMemHandle", 201): Meaning(
+        "a process cannot open its own export; a process with the exporter's pid in another pid "
+        "namespace is taken for it: give both one pid namespace",
+        WrongHostError,
+    ),
+    ("ipcOpenMemHandle", 400): Meaning(
+        "no such export; or another context of this process has opened it; or this is WSL, which "
+        "has no legacy IPC"
+    ),
+    ("ipcCloseMemHandle", 1): Meaning(
+        "the memory is not open: somebody in this process closed it, or reset the device"
+    ),
+    ("free", 1): Meaning("no such memory: somebody in this process freed it, or reset the device"),
+    ("free", 17): Meaning("no such memory: somebody in this process freed it, or reset the device"),
+}
+"""What a code means after some calls."""
+
+
+def names_of(family: Family) -> dict[int, str]:
+    """Return the vendor's name of every result code."""
+    return HIP_NAMES if family.is_hip else CUDA_NAMES
+
+
+def error_for(family: Family, function: str, status: int) -> CrossmemError:
+    """Return the error for a result.
+
+    Parameters
+    ----------
+    family
+        Whose result it is.
+    function
+        Name of the function in ``cupy.cuda.runtime``, such as ``"ipcOpenMemHandle"``.
+    status
+        The code.
+    """
+    name = names_of(family).get(status)
+    hint, kind = _AFTER.get((function, status)) or _MEANINGS.get(status, _FOREIGN)
+    if name is None:
+        name, hint = "unknown to crossmem", "look the number up in the vendor's headers"
+    hint = hint.format(
+        tool=family.tool, masks=" and ".join(family.masks), install=family.install_hint
+    )
+    call = family.function(function)
+    if kind is DriverError:
+        return DriverError(
+            f"{family.vendor}'s runtime refused {call}",
+            call=call,
+            code=status,
+            name=name,
+            hint=hint,
+            backend=family.backend,
+        )
+    return kind(f"{call} failed with {name} ({status})", hint=hint, backend=family.backend)

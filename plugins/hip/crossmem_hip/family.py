@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two vendors whose calls have one shape, and in what they differ."""
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["CUDA", "FAMILIES", "HIP", "Family"]
+
+_LAZY_ENABLE_PEER_ACCESS: Final = 1
+_ROCM_6: Final = 6
+_ROCM_MAJOR: Final = 10_000_000
+_DRIVER_FUNCTIONS: Final = frozenset({"memGetAddressRange", "pointerGetAttribute"})
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One vendor.
+
+    Parameters
+    ----------
+    backend
+        Name of the backend, which is also how the vendor's functions begin.
+    is_hip
+        What ``is_hip`` of CuPy's runtime says.
+    vendor
+        Whose devices these are, in words.
+    masks
+        The variables that say which devices a process sees.
+    device_files
+        Pattern below ``/dev`` of the files without which there is no device.
+    tool
+        Command that shows the devices.
+    install_hint
+        What to do where CuPy or the vendor's driver is missing.
+    """
+
+    backend: str
+    is_hip: bool
+    vendor: str
+    masks: tuple[str, ...]
+    device_files: str
+    tool: str
+    install_hint: str
+
+    def function(self, name: str) -> str:
+        """Return what the vendor calls a function of CuPy's runtime, such as ``"hipMalloc"``."""
+        # What the runtime interface of CUDA lacks is asked of the driver interface.
+        prefix = "cu" if not self.is_hip and name in _DRIVER_FUNCTIONS else self.backend
+        return f"{prefix}{name[0].upper()}{name[1:]}"
+
+    def open_flags(self, runtime_version: int) -> int:
+        """Return the one value that the vendor accepts as flags of an open."""
+        return 0 if self.is_old(runtime_version) else _LAZY_ENABLE_PEER_ACCESS
+
+    def is_old(self, runtime_version: int) -> bool:
+        """Whether this is ROCm 5, whose flags and kinds of memory have other numbers."""
+        return self.is_hip and runtime_version // _ROCM_MAJOR < _ROCM_6
+
+
+HIP: Final = Family(
+    backend="hip",
+    is_hip=True,
+    vendor="AMD",
+    masks=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    device_files="kfd",
+    tool="rocminfo",
+    install_hint="install ROCm and a CuPy for its version, such as `pip install cupy-rocm-7-0`; a "
+    "container needs --device /dev/kfd --device /dev/dri",
+)
+
+CUDA: Final = Family(
+    backend="cuda",
+    is_hip=False,
+    vendor="NVIDIA",
+    masks=("CUDA_VISIBLE_DEVICES",),
+    device_files="nvidia[0-9]*",
+    tool="nvidia-smi",
+    install_hint="install NVIDIA's driver and a CuPy for its version, such as `pip install "
+    "cupy-cuda13x`; a container needs the NVIDIA Container Toolkit",
+)
+
+FAMILIES: Final = (HIP, CUDA)

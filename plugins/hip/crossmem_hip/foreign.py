@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that others allocated: what the vendor knows of it, and whether it can be shared.
+
+The order of questions goes from what every version answers to what only new ones do. Older ones do
+not know whether legacy IPC can carry the memory. Only an export tells that then, and it is not
+tried before the memory is adopted, because some releases never free what was exported once.
+"""
+
+from typing import Final
+
+from crossmem.driver import Foreign
+from crossmem.errors import UnsupportedError
+from crossmem_hip.runtime import Vendor
+
+__all__ = ["ADDED", "inspect", "try_export"]
+
+ADDED: Final = ("memGetAddressRange", "pointerGetAttributes")
+"""What a runtime must have for this."""
+
+_UNIT_NBYTES: Final = 2 << 20
+"""Smaller allocations lie together in blocks of this size; blocks are shared whole."""
+
+_INVALID_VALUE: Final = 1
+_NOT_FOUND: Final = 500
+_UNKNOWN: Final = frozenset({_INVALID_VALUE, 17, _NOT_FOUND})
+
+_HOST: Final = 1
+_DEVICE: Final = 2
+_MANAGED: Final = 3
+_MEMORY_TYPE: Final = 2
+_IS_MANAGED: Final = 8
+_IS_LEGACY_IPC_CAPABLE: Final = 10
+_MEMPOOL_HANDLE: Final = 17
+
+_NO_SUCH = "is not memory that this process has from the vendor's runtime"
+_IS_HOSTS = "is the host's memory"
+_IS_MANAGED_WORDS = "is managed memory, which legacy IPC cannot carry"
+_IS_POOLED = "is from a stream-ordered pool, which legacy IPC cannot carry"
+_NOT_CAPABLE = (
+    "cannot be carried by legacy IPC: it is virtual (as expandable segments are), pooled, managed, "
+    "the host's, or imported from another process"
+)
+
+
+def inspect(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
+    """Return what the vendor knows of the memory around an address. Its device is current."""
+    rt = vendor.rt
+    asking = "pointerGetAttributes"
+    try:
+        attributes = rt.pointerGetAttributes(pointer)
+        asking = "memGetAddressRange"
+        base, nbytes = rt.memGetAddressRange(pointer)
+    except vendor.error as error:
+        if getattr(error, "status", None) not in _UNKNOWN:
+            raise vendor.refusal(asking, error) from error
+        return Foreign(obstacle=_NO_SUCH)
+    obstacle = None
+    if attributes.type == _MANAGED or _attribute(vendor, _IS_MANAGED, pointer):
+        obstacle = _IS_MANAGED_WORDS
+    elif not attributes.devicePointer:
+        obstacle = _NO_SUCH
+    elif attributes.type != _DEVICE or _is_hosts(vendor, pointer):
+        obstacle = _IS_HOSTS
+    elif attributes.device != ordinal:
+        obstacle = f"is memory of device {attributes.device}, or of none"
+    else:
+        obstacle = _why_not_exported(vendor, base)
+    first = base // _UNIT_NBYTES * _UNIT_NBYTES
+    end = -(-(base + nbytes) // _UNIT_NBYTES) * _UNIT_NBYTES
+    return Foreign(base, nbytes, first, end - first, obstacle)
+
+
+def _is_hosts(vendor: Vendor, pointer: int) -> bool:
+    """Whether memory that CuPy takes for a device's is the host's, pinned.
+
+    CuPy translates the numbers of ROCm 5, and later ones need no translation.
+    """
+    if not vendor.family.is_hip or vendor.family.is_old(vendor.rt.runtimeGetVersion()):
+        return False
+    return _attribute(vendor, _MEMORY_TYPE, pointer) == _HOST
+
+
+def try_export(vendor: Vendor, base: int) -> bytes:
+    """Return the export of memory of which only that tells whether it can be shared, else nothing.
+
+    Raises
+    ------
+    UnsupportedError
+        Where the vendor refuses, with what is known of why.
+    """
+    if _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, base) is not None:
+        return b""
+    try:
+        return vendor.rt.ipcGetMemHandle(base)
+    except vendor.error as error:
+        refusal = vendor.refusal("ipcGetMemHandle", error)
+        if getattr(error, "status", None) not in _UNKNOWN:
+            raise refusal from error
+        raise UnsupportedError(
+            f"memory at {base:#x} {_NOT_CAPABLE}",
+            hint="copy it to memory of device.allocate() and export that",
+            backend=vendor.family.backend,
+        ) from refusal
+
+
+def _why_not_exported(vendor: Vendor, base: int) -> str | None:
+    """Return why legacy IPC cannot carry memory, None where it can or nobody knows."""
+    if _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, base) != 0:
+        return None
+    is_pooled = not vendor.family.is_hip and _attribute(vendor, _MEMPOOL_HANDLE, base)
+    return _IS_POOLED if is_pooled else _NOT_CAPABLE
+
+
+def _attribute(vendor: Vendor, attribute: int, pointer: int) -> int | None:
+    """Return an attribute, None where this version of the vendor's does not know it."""
+    if not vendor.has("pointerGetAttribute"):
+        return None
+    try:
+        return vendor.rt.pointerGetAttribute(attribute, pointer)
+    except vendor.error:
+        return None

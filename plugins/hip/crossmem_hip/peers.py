@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Access of one device to the memory of another."""
+
+from collections.abc import Sequence
+
+from crossmem_hip.errors import PEER_ACCESS_ALREADY_ENABLED
+from crossmem_hip.runtime import Vendor
+
+__all__ = ["PeerAccess"]
+
+
+class PeerAccess:
+    """What the machine offers, and what this process has enabled.
+
+    Parameters
+    ----------
+    vendor
+        The runtime.
+    """
+
+    def __init__(self, vendor: Vendor) -> None:
+        self._vendor = vendor
+        self._enabled: set[tuple[int, int]] = set()
+
+    def reach_each_other(self, ordinal: int, others: Sequence[int]) -> bool:
+        """Whether a device and all others can use each other's memory; false where it is alone."""
+        return bool(others) and all(
+            self._can(ordinal, one) and self._can(one, ordinal) for one in others
+        )
+
+    def enable(self, ordinal: int, peer: int) -> None:
+        """Let the current device, ``ordinal``, use the memory of another one.
+
+        Opening memory is documented to do this, and on AMD did not do so for years. Enabled once
+        for the process, and never disabled, because others in it may rely on it.
+        """
+        if not self._vendor.family.is_hip or (ordinal, peer) in self._enabled:
+            return
+        try:
+            self._vendor.rt.deviceEnablePeerAccess(peer)
+        except self._vendor.error as error:
+            if getattr(error, "status", None) != PEER_ACCESS_ALREADY_ENABLED:
+                raise self._vendor.refusal("deviceEnablePeerAccess", error) from error
+        self._enabled.add((ordinal, peer))
+
+    def _can(self, ordinal: int, peer: int) -> bool:
+        with self._vendor.calling("deviceCanAccessPeer"):
+            return bool(self._vendor.rt.deviceCanAccessPeer(ordinal, peer))

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process on emulated GPUs does while the vendor's calls fail, one after the other."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import crossmem
+from crossmem.conformance import actions
+
+NBYTES = 3 << 20
+CAPACITY = 4 << 20
+OUT_OF_MEMORY = 2
+
+CODES: dict[str, tuple[int, ...]] = {
+    "getDevice": (3, 100, 999),
+    # Without 2, after which allocating tries again and may not have to change the device then.
+    "setDevice": (46, 100, 101, 999),
+    "streamIsCapturing": (3, 700, 906, 999),
+    "malloc": (1, 2, 3, 700, 900, 999),
+    "free": (1, 17, 700, 999),
+    "ipcGetMemHandle": (1, 2, 205, 801, 999),
+    "ipcOpenMemHandle": (1, 2, 17, 201, 205, 208, 217, 400, 711, 801, 999),
+    "ipcCloseMemHandle": (1, 205, 400, 700, 801, 999),
+    "memGetAddressRange": (1, 500, 999),
+    "pointerGetAttributes": (999,),
+    "memcpy": (1, 17, 700, 719, 900, 999),
+    "streamSynchronize": (400, 700, 900, 999),
+    "deviceSynchronize": (700, 719, 900, 999),
+    "deviceEnablePeerAccess": (1, 101, 217, 999),
+}
+"""What each call that crossmem makes may answer, as far as documented or seen."""
+
+Objects = dict[str, Any]
+
+
+@dataclass
+class Operation:
+    """One thing that an application does, what it needs before, and what is left after."""
+
+    act: Callable[[Objects], None]
+    prepare: Callable[[Objects], None] = lambda _: None
+
+
+def _driver() -> Any:
+    return actions.device().driver
+
+
+def _runtime() -> Any:
+    return _driver()._vendor.rt
+
+
+def _allocate(kept: Objects) -> None:
+    kept["allocation"] = actions.device().allocate(NBYTES)
+
+
+def _export(kept: Objects) -> None:
+    kept["allocation"].export()
+
+
+def _allocate_and_export(kept: Objects) -> None:
+    _allocate(kept)
+    _export(kept)
+
+
+def _attach(kept: Objects) -> None:
+    kept["mapping"] = crossmem.attach(kept["blob"], timeout=5)
+
+
+def _attach_elsewhere(kept: Objects) -> None:
+    other = actions.device(f"{actions.device().backend}:1")
+    kept["mapping"] = crossmem.attach(kept["blob"], device=other, timeout=5)
+
+
+def _import(kept: Objects) -> None:
+    kept["import"] = crossmem.import_handle(kept["blob"], timeout=5)
+
+
+def _map(kept: Objects) -> None:
+    kept["mapping"] = kept["import"].map()
+
+
+def _import_and_map(kept: Objects) -> None:
+    _import(kept)
+    _map(kept)
+
+
+def _prepare_copy(kept: Objects) -> None:
+    _allocate(kept)
+    _attach(kept)
+
+
+class _Memory:
+    """Memory that is not crossmem's."""
+
+    def __init__(self) -> None:
+        runtime = _runtime()
+        current = runtime.getDevice()
+        runtime.setDevice(0)
+        self.pointer = runtime.malloc(CAPACITY)
+        runtime.setDevice(current)
+
+    def free(self) -> None:
+        _runtime().free(self.pointer)
+
+
+def _prepare_adoption(kept: Objects) -> None:
+    kept["foreign"] = _Memory()
+
+
+def _adopt(kept: Objects) -> None:
+    foreign = kept["foreign"]
+    kept["allocation"] = actions.device().adopt(foreign.pointer, CAPACITY, owner=foreign)
+
+
+def _prepare_adopted(kept: Objects) -> None:
+    _prepare_adoption(kept)
+    _adopt(kept)
+
+
+def _end(name: str, method: str) -> Callable[[Objects], None]:
+    return lambda kept: getattr(kept[name], method)()
+
+
+OPERATIONS = {
+    "allocate": Operation(_allocate),
+    "export": Operation(_export, _allocate),
+    "write": Operation(lambda kept: kept["allocation"].write(b"data"), _allocate),
+    "read": Operation(lambda kept: kept["mapping"].read(4), _attach),
+    "copy": Operation(lambda kept: kept["allocation"].copy_from(kept["mapping"]), _prepare_copy),
+    "synchronize": Operation(lambda _: actions.device().synchronize()),
+    "free": Operation(_end("allocation", "free"), _allocate),
+    "free an export": Operation(_end("allocation", "free"), _allocate_and_export),
+    "attach": Operation(_attach),
+    "attach for another device": Operation(_attach_elsewhere),
+    "map": Operation(_map, _import),
+    "unmap what was attached": Operation(_end("mapping", "unmap"), _attach),
+    "unmap": Operation(_end("mapping", "unmap"), _import_and_map),
+    "adopt": Operation(_adopt, _prepare_adoption),
+    "export what was adopted": Operation(_export, _prepare_adopted),
+}
+
+
+def _clean(kept: Objects) -> None:
+    for name, method in (
+        ("mapping", "unmap"),
+        ("import", "close"),
+        ("allocation", "free"),
+        ("foreign", "free"),
+    ):
+        if name in kept:
+            getattr(kept[name], method)()
+    kept.clear()
+    crossmem.collect()
+
+
+def held() -> dict[str, Any]:
+    """Return what the emulated vendor has of this process, and the thread's device."""
+    runtime = _runtime()
+    process = runtime._process
+    return {
+        "imports": len(process.imports),
+        "pieces": len(process.space.pieces),
+        "regions": len(process.space.regions),
+        "used": [process.store.used_nbytes(index) for index in process.setup.visible],
+        "device": runtime.getDevice(),
+        "violations": len(runtime.violations),
+    }
+
+
+class _Noting:
+    """The runtime, with its calls noted."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        # CuPy does not pass that question on to AMD's runtime.
+        is_passed_on = name != "streamIsCapturing" or not self._inner.is_hip
+        if name not in CODES or not is_passed_on:
+            return found
+
+        def function(*arguments: Any) -> Any:
+            self.calls.append(name)
+            return found(*arguments)
+
+        return function
+
+
+def _calls_of(operation: Operation, blob: bytes) -> list[str]:
+    """Return the vendor's functions that an operation calls, in order."""
+    vendor = _driver()._vendor
+    kept: Objects = {"blob": blob}
+    operation.prepare(kept)
+    noting = _Noting(vendor.rt)
+    vendor.rt = noting
+    try:
+        operation.act(kept)
+    finally:
+        vendor.rt = noting._inner
+    kept.pop("blob")
+    _clean(kept)
+    return noting.calls
+
+
+def fail_everywhere(name: str, blob: bytes) -> tuple[int, list[str]]:
+    """Let each call of an operation fail with each code; return how often, and what went wrong."""
+    operation = OPERATIONS[name]
+    # Where another device is current, it has to be changed and put back, which can fail too.
+    _runtime().setDevice(1)
+    # Once before, so that what is opened only once is open.
+    _calls_of(operation, blob)
+    calls = _calls_of(operation, blob)
+    count = 0
+    wrong: list[str] = []
+    for index, call in enumerate(calls):
+        for code in CODES[call]:
+            count += 1
+            wrong.extend(
+                f"{name}, call {index} {call} with {code}: {text}"
+                for text in _fail_once(operation, blob, call, code, calls[:index].count(call))
+            )
+    return count, wrong
+
+
+def _fail_once(operation: Operation, blob: bytes, call: str, code: int, skip: int) -> list[str]:
+    wrong: list[str] = []
+    before = held()
+    kept: Objects = {"blob": blob}
+    operation.prepare(kept)
+    # Where there is no room, allocating looks once more after it freed what waits.
+    count = 2 if code == OUT_OF_MEMORY else 1
+    _runtime().faults.add(call, code, skip=skip, count=count, pid=os.getpid())
+    try:
+        operation.act(kept)
+        wrong.append("no error")
+    except crossmem.BusyError as error:
+        # Code 906 is an answer to the question whether a stream is being captured.
+        if not 900 <= code <= 908 or not error.hint:
+            wrong.append(f"the error does not say what failed: {error!r}")
+    except crossmem.UnsupportedError as error:
+        # "Not known" is an answer to what memory this is.
+        if code not in {1, 500, 801} or not error.hint:
+            wrong.append(f"the error does not say what failed: {error!r}")
+    except crossmem.CrossmemError as error:
+        told = f"{error} {error.__cause__}"
+        function = f"{call[0].upper()}{call[1:]}"
+        if function not in told or f"({code})" not in told or "Hint: " not in told:
+            wrong.append(f"the error does not say what failed: {error!r}")
+    except BaseException as error:  # noqa: BLE001 - reported
+        wrong.append(f"{type(error).__name__}: {error}")
+    _runtime().faults.clear()
+    # The next calls work; the first one puts a device back that the failing one could not.
+    actions.device().synchronize()
+    _clean({key: one for key, one in kept.items() if key != "blob"})
+    if (after := held()) != before:
+        different = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+        wrong.append(f"left behind: {different}")
+    again: Objects = {"blob": blob}
+    try:
+        operation.prepare(again)
+        operation.act(again)
+        again.pop("blob")
+        _clean(again)
+    except crossmem.CrossmemError as error:
+        wrong.append(f"the next call fails: {error}")
+    return wrong

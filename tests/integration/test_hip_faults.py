@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each failure that HIP and CUDA document, once at each call of each operation, in two processes.
+
+Each ends in a typed error that names the call and the code; nothing of it is left, and the next
+call works.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from crossmem.conformance import actions
+from crossmem.conformance.peers import Peer
+
+if TYPE_CHECKING:
+    from tests.integration import hip_fault_actions
+else:
+    import hip_fault_actions
+
+StartGpuPeer = Callable[[], Peer]
+
+
+@pytest.fixture(params=["hip", "cuda"])
+def start_gpu_peer(
+    run_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[StartGpuPeer]:
+    """Return a function that starts a process that uses emulated GPUs."""
+    started: list[Peer] = []
+
+    def start() -> Peer:
+        peer = Peer(
+            f"{request.param}:0",
+            runtime="emulated",
+            environment={
+                "CROSSMEM_RUN_DIR": str(run_dir),
+                "CROSSMEM_EMULATED_STATE": str(tmp_path),
+                "CROSSMEM_EMULATED_CAPACITY": "64MiB",
+            },
+            tracing=False,
+        )
+        started.append(peer)
+        return peer
+
+    yield start
+    for peer in started:
+        peer.destroy()
+
+
+@pytest.mark.parametrize("name", sorted(hip_fault_actions.OPERATIONS))
+def test_each_failure_of_each_call(start_gpu_peer: StartGpuPeer, name: str) -> None:
+    partner, subject = start_gpu_peer(), start_gpu_peer()
+    blob = partner.call(actions.offer, "memory", hip_fault_actions.NBYTES, b"data")
+
+    count, wrong = subject.call(hip_fault_actions.fail_everywhere, name, blob, within=60)
+
+    assert not wrong, "\n".join(wrong)
+    assert count

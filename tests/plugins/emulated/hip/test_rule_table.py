@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of HIP's rules, the tests and the emulation agree."""
+
+import ast
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import crossmem_emulated.hip
+from crossmem_emulated.hip import PROFILES, Quirk
+from crossmem_emulated.options import Options
+
+HERE = Path(__file__).parent
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "hip-rules.md"
+SOURCE = Path(crossmem_emulated.hip.__file__).parent
+RULES = [f"HIP-E{number}" for number in range(1, 25)] + [f"HIP-X{number}" for number in range(1, 7)]
+CASES = [f"T{number}" for number in range(1, 17)]
+RECORDED = re.compile(r'"(HIP-[EX]\d+)"')
+
+
+def sources_by_name() -> dict[str, str]:
+    """Return the source of each test of this folder that a rule or case gives its name."""
+    found: dict[str, str] = {}
+    for path in sorted(HERE.glob("test_*.py")):
+        text = path.read_text("utf-8")
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef) and re.match(r"test_[ext]\d", node.name):
+                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                found[node.name] = "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+    return found
+
+
+def rule_of(test: str) -> str:
+    identifier = test.split("_")[1].upper()
+    return identifier if identifier.startswith("T") else f"HIP-{identifier}"
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """Return the cells of each row in a table of the page, by the first of them."""
+    section = PAGE.read_text("utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (HIP-\w+|T\d+|`[\w-]+`) \| (.+) \|$", section, re.MULTILINE)
+    return {name.strip("`"): cells.split(" | ") for name, cells in rows}
+
+
+def test_the_page_has_every_rule_and_case_in_order() -> None:
+    assert list(table("The rules")) == list(table("The tests")) == RULES
+    assert list(table("AMD's own cases")) == CASES
+
+
+def test_every_rule_and_case_has_tests_and_the_page_names_them() -> None:
+    tests = list(sources_by_name())
+    tables = {**table("The tests"), **table("AMD's own cases")}
+    named = {rule: re.findall(r"`(\w+)`", cells[-1]) for rule, cells in tables.items()}
+
+    assert named == {rule: [one for one in tests if rule_of(one) == rule] for rule in RULES + CASES}
+    assert [rule for rule, names in named.items() if not names] == []
+
+
+def test_recorded_rules_are_those_that_the_emulation_names() -> None:
+    sources = "".join(path.read_text("utf-8") for path in SOURCE.glob("*.py"))
+    # How a rule is written is shown in a docstring, too.
+    recorded = {rule for rule, cells in table("The rules").items() if cells[-1] == "yes"}
+
+    assert recorded == set(RECORDED.findall(sources))
+
+
+def test_the_page_names_every_profile_and_quirk() -> None:
+    text = PAGE.read_text("utf-8")
+    (kind, *_) = get_args(Options.model_fields["hip_quirks"].annotation)
+    quirks = {value for name, value in vars(Quirk).items() if name.isupper()}
+
+    assert set(table("What releases get wrong")) == quirks == set(get_args(kind))
+    assert [name for name in PROFILES if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_answers_of_the_page_are_tested(rule: str) -> None:
+    """Every code of a row that is not 0 or 1 is in a test of the rule."""
+    cells = " ".join(table("The rules")[rule][1:-1])
+    codes = set(re.findall(r"(?<![\w.-])\d{2,3}\b", re.sub(r"ROCm \d+", "", cells)))
+    sources = [source for name, source in sources_by_name().items() if rule_of(name) == rule]
+
+    assert codes <= set(re.findall(r"\b\d{2,3}\b", "".join(sources)))

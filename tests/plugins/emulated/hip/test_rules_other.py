@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HIP-X1 to X6: work that waits, directions, what does not exist, and captures."""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugins.emulated.hip.conftest import Start
+    from tests.plugins.emulated.hip.hip_actor import (
+        BLOCK,
+        BY_ADDRESS,
+        ON_DEVICE,
+        REAL,
+        TO_DEVICE,
+        Actor,
+        differs,
+        emulation_only,
+        on,
+        status,
+    )
+else:
+    from hip_actor import (
+        BLOCK,
+        BY_ADDRESS,
+        ON_DEVICE,
+        REAL,
+        TO_DEVICE,
+        Actor,
+        differs,
+        emulation_only,
+        on,
+        status,
+    )
+
+    Start = Any
+
+
+@emulation_only
+@on("cuda")
+def test_x1_memory_is_taken_from_running_work(start: Start) -> None:
+    actor = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    pointer = actor.rt.mallocAsync(BLOCK, 0)
+    stream, other = (actor.rt.streamCreateWithFlags(1) for _ in range(2))
+    actor.rt.memsetAsync(pointer, 1, 4, stream)
+
+    actor.rt.freeAsync(pointer, other)
+    actor.check_broken("HIP-X1")
+
+
+@emulation_only
+def test_x1_another_devices_work(start: Start) -> None:
+    actor = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    pointer = actor.rt.malloc(BLOCK)
+    actor.rt.setDevice(1)
+    actor.rt.memsetAsync(pointer, 1, 4, actor.rt.streamCreate())
+
+    actor.rt.free(pointer)
+    actor.check_broken("HIP-X1")
+
+
+@emulation_only
+@differs({"documented cuda": 1, "clr24 clr26 rocm5": 0})
+def test_x2_directions(exporter: Actor, code: int) -> None:
+    pointer, pinned = exporter.rt.malloc(BLOCK), exporter.rt.hostAlloc(BLOCK, 0)
+
+    assert status(exporter.rt.memcpy, pointer, pinned, 4, 0) == code
+    exporter.check_broken("HIP-X2")
+    assert status(exporter.rt.memcpy, pointer, pinned, 4, ON_DEVICE) == 1
+    assert status(exporter.rt.memcpy, pointer, pinned, 4, 5) == 21
+    exporter.rt.memcpy(pointer, pinned, 4, BY_ADDRESS)
+
+
+@emulation_only
+def test_x2_managed_memory_is_on_both_sides(exporter: Actor) -> None:
+    pointer, managed = exporter.rt.malloc(BLOCK), exporter.rt.mallocManaged(BLOCK)
+    exporter.call("poke", managed, b"data")
+
+    for kind in (TO_DEVICE, ON_DEVICE, BY_ADDRESS):
+        exporter.rt.memcpy(pointer, managed, 4, kind)
+    exporter.rt.deviceSynchronize()
+    assert exporter.read(pointer, 4) == b"data"
+    exporter.rt.free(managed)
+    exporter.check_broken()
+
+
+def test_x3_streams_and_events_exist(exporter: Actor) -> None:
+    stream, event = exporter.rt.streamCreate(), exporter.rt.eventCreate()
+    exporter.rt.eventRecord(event, stream)
+    exporter.rt.streamWaitEvent(0, event)
+    exporter.rt.streamSynchronize(stream)
+    exporter.rt.eventDestroy(event)
+    exporter.rt.streamDestroy(stream)
+    if not REAL:
+        # A real device may end the process for it.
+        assert status(exporter.rt.streamSynchronize, stream) == 400
+        assert status(exporter.rt.eventSynchronize, event) == 400
+    exporter.check_broken(*["HIP-X3"] * 2)
+
+
+def test_x4_addresses_were_allocated(exporter: Actor) -> None:
+    pointer = exporter.rt.malloc(BLOCK)
+    exporter.rt.free(pointer)
+    exporter.rt.free(0)
+
+    assert status(exporter.rt.free, pointer) == 1
+    assert exporter.rt.malloc(0) == 0
+    exporter.check_broken("HIP-X4")
+
+
+@emulation_only
+def test_x4_copies_end_with_the_allocation(exporter: Actor) -> None:
+    pointer = exporter.rt.malloc(BLOCK + 100)
+
+    assert status(exporter.rt.memset, pointer + 100, 0, BLOCK) == 0
+    assert status(exporter.rt.memset, pointer + 101, 0, BLOCK) == 1
+    assert status(exporter.rt.memset, 0, 0, 1) == 1
+    exporter.check_broken("HIP-X4", "HIP-X4")
+
+
+def test_x4_a_device_without_room(exporter: Actor) -> None:
+    assert status(exporter.rt.malloc, 1 << 60) == 2
+    exporter.check_broken()
+
+
+@emulation_only
+def test_x4_capacity_is_shared(exporter: Actor, importer: Actor) -> None:
+    free, total = exporter.rt.memGetInfo()
+    pointer = exporter.rt.malloc(free)
+
+    assert status(importer.rt.malloc, BLOCK) == 2
+    exporter.rt.free(pointer)
+    importer.rt.malloc(BLOCK)
+    assert importer.rt.memGetInfo() == (total - BLOCK, total)
+
+
+@emulation_only
+def test_x4_fresh_memory_is_poisoned(exporter: Actor) -> None:
+    assert exporter.read(exporter.rt.malloc(BLOCK), 4) == b"\xa5" * 4
+
+
+@emulation_only
+@on("documented")
+@pytest.mark.parametrize("access", [("peek",), ("poke", b"!")])
+def test_x5_the_host_stays_out(exporter: Actor, access: tuple[Any, ...]) -> None:
+    name, *rest = access
+    with pytest.raises(EOFError):
+        exporter.call(name, exporter.rt.malloc(BLOCK), *rest)
+    assert exporter.wait() == -11
+
+
+@emulation_only
+@on("documented")
+def test_x5_a_lax_emulation_lets_it_in(start: Start) -> None:
+    exporter, importer = (start(CROSSMEM_EMULATED_STRICT=0) for _ in range(2))
+    pointer, handle = exporter.export(b"data")
+
+    assert exporter.call("peek", pointer, 4) == b"data"
+    assert importer.call("peek", importer.open(handle), 4) == b"data"
+
+
+@emulation_only
+def test_streams_that_wait(start: Start) -> None:
+    """What is not waited for is not there; the legacy stream waits for blocking ones."""
+    actor = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    pointer, other = actor.rt.malloc(BLOCK), actor.rt.malloc(BLOCK)
+    actor.write(pointer, b"....")
+    blocking, free = actor.rt.streamCreate(), actor.rt.streamCreateWithFlags(1)
+    actor.rt.memsetAsync(pointer, ord("f"), 2, free)
+    assert actor.rt.streamQuery(free) == 600
+    assert actor.read(pointer, 4) == b"...."
+    actor.rt.streamSynchronize(free)
+    assert actor.read(pointer, 4) == b"ff.."
+    actor.rt.memsetAsync(pointer, ord("b"), 1, blocking)
+    assert actor.read(pointer, 4) == b"bf.."
+    event = actor.rt.eventCreate()
+    actor.rt.memsetAsync(pointer, ord("e"), 1, free)
+    actor.rt.eventRecord(event, free)
+    actor.rt.memsetAsync(pointer, ord("x"), 4, free)
+    assert actor.rt.eventQuery(event) == 600
+    actor.rt.eventSynchronize(event)
+    assert (actor.rt.eventQuery(event), actor.rt.streamQuery(free)) == (0, 600)
+    assert actor.read(pointer, 4) == b"ef.."
+    actor.rt.memcpyAsync(other, pointer, 4, ON_DEVICE, blocking)
+    actor.rt.streamDestroy(free)
+    actor.rt.deviceSynchronize()
+    assert actor.read(other, 4) == b"xxxx"
+    actor.check_broken()
+
+
+@emulation_only
+def test_copies_on_the_device_are_not_waited_for(start: Start) -> None:
+    actor = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    pointer, other = actor.rt.malloc(BLOCK), actor.rt.malloc(BLOCK)
+    actor.write(pointer, b"data")
+    actor.rt.memcpy(other, pointer, 4, ON_DEVICE)
+    actor.rt.memset(pointer, 0, 4)
+    assert actor.rt.streamQuery(0) == 600
+    actor.rt.deviceSynchronize()
+
+    assert actor.read(other, 4) == b"data"
+
+
+@on("cuda")
+def test_x6_captures_break(exporter: Actor) -> None:
+    stream = exporter.rt.streamCreate()
+    exporter.rt.streamBeginCapture(stream, 0)
+    assert exporter.rt.streamIsCapturing(stream) is True
+    # Asking for the legacy stream breaks nothing.
+    assert status(exporter.rt.streamIsCapturing, 0) == 906
+    assert status(exporter.rt.deviceSynchronize) == 900
+    with pytest.raises(RuntimeError, match="invalidated"):
+        exporter.rt.streamIsCapturing(stream)
+    assert status(exporter.rt.streamEndCapture, stream) == 901
+    assert exporter.rt.streamIsCapturing(0) is False
+    exporter.check_broken("HIP-X6")
+
+
+@on("cuda")
+def test_x6_captured_work_is_not_done(exporter: Actor) -> None:
+    pointer = exporter.rt.malloc(BLOCK)
+    exporter.write(pointer, b"....")
+    stream = exporter.rt.streamCreateWithFlags(1)
+    exporter.rt.streamBeginCapture(stream)
+    exporter.rt.memsetAsync(pointer, 0, 4, stream)
+    graph = exporter.rt.streamEndCapture(stream)
+
+    assert exporter.read(pointer, 4) == b"...."
+    exporter.rt.graphDestroy(graph)
+    exporter.check_broken()
+
+
+@emulation_only
+@on("cuda")
+@pytest.mark.parametrize(
+    ("mode", "call", "code"),
+    [
+        (0, ("malloc", BLOCK), 900),
+        (1, ("malloc", BLOCK), 900),
+        (2, ("malloc", BLOCK), 0),
+        (0, ("ipcCloseMemHandle", 0), 900),
+        (2, ("memset", 0, 0, 0), 0),
+        (2, ("streamSynchronize", 0), 906),
+    ],
+)
+def test_x6_modes(exporter: Actor, mode: int, call: tuple[Any, ...], code: int) -> None:
+    exporter.rt.streamBeginCapture(exporter.rt.streamCreate(), mode)
+    name, *arguments = call
+
+    assert status(getattr(exporter.rt, name), *arguments) == code

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A thread that records a graph is told so, and its graph is not broken."""
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import crossmem
+from crossmem.driver import CopyKind
+from crossmem_hip.cupy import current_streams
+from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.family import Family
+
+BREAKING = ("allocate", "map", "unmap", "free")
+CAPTURE_IMPLICIT = 906
+
+
+def synchronize(driver: LegacyDriver) -> None:
+    driver.synchronize(0)
+
+
+def copy(driver: LegacyDriver) -> None:
+    driver.copy(0, 1, 2, 3, CopyKind.HOST_TO_DEVICE)
+
+
+@pytest.mark.parametrize("work", [synchronize, copy])
+def test_work_is_refused(work: Callable[[LegacyDriver], None], driver: Any, rt: Any) -> None:
+    rt.capturing = {0}
+    with pytest.raises(crossmem.BusyError, match="captured into a graph") as raised:
+        work(driver)
+
+    assert rt.named() == []
+    assert raised.value.hint
+    assert raised.value.device == "pci:0000:03:00.0"
+
+
+@pytest.mark.parametrize("operation", BREAKING)
+def test_so_is_what_the_vendor_would_refuse(operation: str, rt: Any, story: Any) -> None:
+    story.until(operation)
+    rt.calls.clear()
+    rt.capturing = {0}
+    with pytest.raises(crossmem.BusyError):
+        getattr(story, operation)()
+    assert rt.named() == []
+    rt.capturing = set()
+
+    getattr(story, operation)()
+
+    assert rt.named()
+
+
+@pytest.mark.parametrize("operation", ["export", "import_", "close"])
+def test_what_breaks_nothing_goes_on(operation: str, rt: Any, story: Any) -> None:
+    story.until(operation)
+    rt.capturing = {0}
+    getattr(story, operation)()
+
+
+def test_a_stream_that_the_default_one_would_wait_for(driver: LegacyDriver, rt: Any) -> None:
+    rt.fail("streamIsCapturing", CAPTURE_IMPLICIT)
+    with pytest.raises(crossmem.BusyError):
+        driver.synchronize(0)
+
+    assert rt.named() == []
+
+
+def test_the_streams_of_libraries_are_asked_about(family: Family, rt: Any) -> None:
+    driver = LegacyDriver(family, rt, lambda: (7, 8))
+    rt.capturing = {8}
+    with pytest.raises(crossmem.BusyError):
+        driver.synchronize(0)
+    rt.capturing = set()
+    rt.calls.clear()
+    driver.synchronize(0)
+
+    assert [call[1] for call in rt.calls if call[0] == "streamIsCapturing"] == [0, 7, 8]
+
+
+def test_a_runtime_that_cannot_tell(
+    driver: LegacyDriver, rt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> bool:
+        raise RuntimeError("HIP does not support streamIsCapturing")
+
+    monkeypatch.setattr(rt, "streamIsCapturing", refuse)
+    driver.synchronize(0)
+    monkeypatch.undo()
+    monkeypatch.delattr(type(rt), "streamIsCapturing")
+    driver.synchronize(0)
+
+    assert rt.named() == ["deviceSynchronize"] * 2
+
+
+def test_the_question_can_fail(driver: LegacyDriver, rt: Any) -> None:
+    rt.fail("streamIsCapturing", 700)
+    with pytest.raises(crossmem.DriverError, match="StreamIsCapturing"):
+        driver.synchronize(0)
+
+
+def test_streams_are_those_of_libraries_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cupy_backends.cuda.stream", "torch"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert current_streams() == ()
+
+    cupy = SimpleNamespace(get_current_stream_ptr=lambda: 5)
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(
+            is_initialized=lambda: True, current_stream=lambda: SimpleNamespace(cuda_stream=6)
+        )
+    )
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.stream", cupy)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert current_streams() == (5, 6)
+
+    torch.cuda.is_initialized = lambda: False
+    cupy.get_current_stream_ptr = lambda: 0
+    assert current_streams() == ()

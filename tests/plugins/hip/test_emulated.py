@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drivers on the emulated machine: every edition of the rules, several processes, no violation.
+
+The conformance kit runs there too (`tox -e conformance-hip`); here is what it cannot ask for.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import crossmem
+from crossmem.driver import CopyKind
+from crossmem.driver.buffers import address_of
+from crossmem_emulated.hip import PROFILES, Runtime
+from crossmem_emulated.options import Options
+from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.errors import names_of
+from crossmem_hip.family import CUDA, HIP
+
+MIB = 1 << 20
+DEADLINE_S = 60
+AMD = sorted(name for name, profile in PROFILES.items() if profile.is_hip)
+EDITIONS = [*(("hip", name) for name in AMD), ("cuda", "cuda")]
+MASK = {"hip": "HIP_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
+
+EXPORTER = """
+import os, subprocess, sys, crossmem
+backend, ordinal, kind, script, *mask = sys.argv[1:]
+device = crossmem.device(f"{backend}:{ordinal}", runtime="emulated")
+with device.allocate(5000) as allocation:
+    allocation.write(b"hello")
+    handle = allocation.export(lease=kind == "leased")
+    run = subprocess.run(
+        [sys.executable, "-c", script, backend, handle.to_bytes().hex()],
+        env={**os.environ, **dict([one.split("=") for one in mask])}, stdout=subprocess.PIPE,
+        text=True, check=True)
+    print(run.stdout.strip())
+    print(bytes(allocation.read(5)).decode())
+print(device.driver.violations())
+"""
+IMPORTER = """
+import sys, crossmem
+crossmem.device(f"{sys.argv[1]}:0", runtime="emulated")
+try:
+    with crossmem.attach(bytes.fromhex(sys.argv[2])) as mapping:
+        assert mapping.read(5) == b"hello", mapping.read(5)
+        mapping.write(b"HELLO")
+        print("read on", mapping.device.name)
+except crossmem.CrossmemError as error:
+    print(type(error).__name__)
+"""
+Share = Callable[..., list[str]]
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Share:
+    """Share in two fresh processes, and return what they said."""
+
+    def do(
+        backend: str,
+        profile: str,
+        *mask: str,
+        ordinal: int = 0,
+        kind: str = "leased",
+        **environment: str,
+    ) -> list[str]:
+        command = [sys.executable, "-c", EXPORTER, backend, str(ordinal), kind, IMPORTER, *mask]
+        run = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            env={
+                **os.environ,
+                "CROSSMEM_RUN_DIR": str(tmp_path / "run"),
+                "CROSSMEM_EMULATED_STATE": str(tmp_path / "host"),
+                "CROSSMEM_EMULATED_HIP_PROFILE": profile,
+                **environment,
+            },
+        )
+        assert run.returncode == 0, run.stderr
+        return run.stdout.splitlines()
+
+    return do
+
+
+@pytest.fixture(params=["hip", "cuda"])
+def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    profile = "documented" if request.param == "hip" else "cuda"
+    return Runtime(profile, options=Options(state=tmp_path / "host", capacity_nbytes=64 * MIB))
+
+
+@pytest.fixture
+def driver(runtime: Any) -> LegacyDriver:
+    return LegacyDriver(HIP if runtime.is_hip else CUDA, cast("Any", runtime))
+
+
+@pytest.mark.parametrize(("backend", "profile"), EDITIONS)
+def test_memory_is_shared_under_every_edition(backend: str, profile: str, share: Share) -> None:
+    assert share(backend, profile) == [f"read on {backend}:0", "HELLO", "[]"]
+
+
+@pytest.mark.parametrize(("backend", "profile"), [("hip", "documented"), ("cuda", "cuda")])
+def test_raw_handles_carry_what_the_vendor_needs(backend: str, profile: str, share: Share) -> None:
+    said = share(backend, profile, kind="raw")
+
+    assert said == [f"read on {backend}:0", "HELLO", "[]"]
+
+
+@pytest.mark.parametrize("quirk", ["fresh-handles", "leak-on-close", "new-addresses", "slow-open"])
+def test_memory_is_shared_whatever_a_release_gets_wrong(quirk: str, share: Share) -> None:
+    said = share("hip", "documented", CROSSMEM_EMULATED_HIP_QUIRKS=quirk)
+
+    assert said == ["read on hip:0", "HELLO", "[]"]
+
+
+@pytest.mark.parametrize(("backend", "profile"), [("hip", "documented"), ("cuda", "cuda")])
+def test_work_that_nobody_waits_for_is_never_missed(
+    backend: str, profile: str, share: Share
+) -> None:
+    said = share(backend, profile, CROSSMEM_EMULATED_SLOW_STREAMS="1")
+
+    assert said == [f"read on {backend}:0", "HELLO", "[]"]
+
+
+@pytest.mark.parametrize("mask", ["1", "1,0"])
+@pytest.mark.parametrize(
+    ("backend", "profile"), [("hip", "documented"), ("hip", "clr26"), ("cuda", "cuda")]
+)
+def test_masks_select_the_same_device_or_none(
+    backend: str, profile: str, mask: str, share: Share
+) -> None:
+    said = share(backend, profile, f"{MASK[backend]}={mask}", ordinal=1)
+    # AMD's driver of that time knows the device by its number in the exporter, and refuses.
+    if (profile, mask) == ("clr26", "1"):
+        assert said == ["DriverError", "hello", "[]"]
+    else:
+        assert said == [f"read on {backend}:{mask.split(',').index('1')}", "HELLO", "[]"]
+
+
+@pytest.mark.parametrize("backend", ["hip", "cuda"])
+def test_a_device_that_a_mask_hides_is_missing(backend: str, share: Share) -> None:
+    profile = "cuda" if backend == "cuda" else "documented"
+    said = share(backend, profile, f"{MASK[backend]}=0", ordinal=1)
+
+    assert said == ["DeviceNotFoundError", "hello", "[]"]
+
+
+def allocate_and_export(driver: LegacyDriver) -> None:
+    block = driver.allocate(0, 1, "legacy")
+    try:
+        driver.export(block, "legacy", "rw", raw=False)
+    finally:
+        driver.free(block)
+
+
+@pytest.mark.parametrize("call", ["malloc", "ipcGetMemHandle"])
+def test_what_fails_costs_nothing(call: str, runtime: Any, driver: LegacyDriver) -> None:
+    driver.free(driver.allocate(0, 1, "legacy"))
+    before = runtime.memGetInfo()
+    runtime.faults.add(call, 999)
+    with pytest.raises(crossmem.DriverError, match="999"):
+        allocate_and_export(driver)
+
+    assert runtime.memGetInfo() == before
+    assert driver.violations() == []
+
+
+def test_a_full_device_says_so(driver: LegacyDriver) -> None:
+    with pytest.raises(crossmem.OutOfMemoryError, match="Malloc"):
+        driver.allocate(0, 128 * MIB, "legacy")
+    driver.free(driver.allocate(0, 32 * MIB, "legacy"))
+
+    assert driver.violations() == []
+
+
+def test_no_neighbour_is_reached(runtime: Any, driver: LegacyDriver) -> None:
+    runtime.malloc(512)
+    blocks = [driver.allocate(0, 1, "legacy") for _ in range(3)]
+    for block in blocks:
+        found = driver.inspect(0, block.pointer, "legacy")
+
+        assert found.obstacle is None
+        assert (found.exposed_base, found.exposed_nbytes) == (block.pointer, block.capacity)
+
+
+def test_own_memory_is_not_opened_by_the_vendor(driver: LegacyDriver) -> None:
+    block = driver.allocate(0, 1, "legacy")
+    exported = driver.export(block, "legacy", "rw", raw=True)
+    imported = driver.import_(
+        0,
+        exported,
+        home=0,
+        mechanism="legacy",
+        nbytes=1,
+        capacity=block.capacity,
+        access="rw",
+    )
+    with pytest.raises(crossmem.WrongHostError, match="201"):
+        driver.map(imported, remappable=True)
+
+
+def test_a_capture_of_nvidia_goes_on(tmp_path: Path) -> None:
+    runtime: Any = Runtime("cuda", options=Options(state=tmp_path, capacity_nbytes=64 * MIB))
+    driver = LegacyDriver(CUDA, runtime)
+    block = driver.allocate(0, 1, "legacy")
+    data = bytearray(b"data")
+    stream = runtime.streamCreate()
+    runtime.streamBeginCapture(stream, runtime.streamCaptureModeGlobal)
+    with address_of(data) as (address, nbytes):
+        for work in (
+            lambda: driver.synchronize(0),
+            lambda: driver.allocate(0, 1, "legacy"),
+            lambda: driver.free(block),
+            lambda: driver.copy(0, block.pointer, address, nbytes, CopyKind.HOST_TO_DEVICE),
+        ):
+            with pytest.raises(crossmem.BusyError, match="captured"):
+                work()
+    runtime.streamEndCapture(stream)
+    driver.synchronize(0)
+    driver.free(block)
+
+    assert driver.violations() == []
+
+
+def test_others_memory_that_cannot_be_shared(runtime: Any, driver: LegacyDriver) -> None:
+    managed, pinned = runtime.mallocManaged(MIB), runtime.hostAlloc(MIB, 0)
+    for pointer in (managed, pinned, 12345, 1 << 62):
+        assert driver.inspect(0, pointer, "legacy").obstacle, hex(pointer)
+    if not runtime.is_hip:
+        pooled = runtime.mallocAsync(MIB, runtime.streamCreate())
+        assert driver.inspect(0, pooled, "legacy").obstacle
+    runtime.setDevice(1)
+    elsewhere = runtime.malloc(MIB)
+    runtime.setDevice(0)
+
+    assert "device 1" in (driver.inspect(0, elsewhere, "legacy").obstacle or "")
+    assert driver.inspect(1, elsewhere, "legacy").obstacle is None
+    assert driver.violations() == []
+
+
+@pytest.mark.parametrize("family", [HIP, CUDA], ids=["hip", "cuda"])
+def test_the_table_has_every_code_that_the_emulation_answers(family: Any) -> None:
+    from crossmem_emulated.hip.codes import Status
+
+    known = set(names_of(HIP)) | set(names_of(CUDA))
+
+    assert {int(code) for code in Status} - {0} <= known

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every code that the headers name becomes a typed error that says what failed and what to do."""
+
+import pickle
+from typing import Any
+
+import pytest
+
+import crossmem
+from crossmem_hip.errors import error_for, names_of
+from crossmem_hip.family import CUDA, FAMILIES, HIP, Family
+
+# Section 2 of the vendors' facts: number, hipError_t, cudaError_t; None where one has no such code.
+DOCUMENTED: list[tuple[int, str | None, str | None]] = [
+    (1, "InvalidValue", "InvalidValue"),
+    (2, "OutOfMemory", "MemoryAllocation"),
+    (3, "NotInitialized", "InitializationError"),
+    (17, "InvalidDevicePointer", "InvalidDevicePointer"),
+    (35, "InsufficientDriver", "InsufficientDriver"),
+    (46, None, "DevicesUnavailable"),
+    (100, "NoDevice", "NoDevice"),
+    (101, "InvalidDevice", "InvalidDevice"),
+    (201, "InvalidContext", "DeviceUninitialized"),
+    (205, "MapFailed", "MapBufferObjectFailed"),
+    (206, "UnmapFailed", "UnmapBufferObjectFailed"),
+    (208, "AlreadyMapped", "AlreadyMapped"),
+    (217, "PeerAccessUnsupported", "PeerAccessUnsupported"),
+    (304, "OperatingSystem", "OperatingSystem"),
+    (400, "InvalidHandle", "InvalidResourceHandle"),
+    (401, "IllegalState", "IllegalState"),
+    (500, "NotFound", "SymbolNotFound"),
+    (600, "NotReady", "NotReady"),
+    (700, "IllegalAddress", "IllegalAddress"),
+    (704, "PeerAccessAlreadyEnabled", "PeerAccessAlreadyEnabled"),
+    (705, "PeerAccessNotEnabled", "PeerAccessNotEnabled"),
+    (709, "ContextIsDestroyed", "ContextIsDestroyed"),
+    (711, None, "TooManyPeers"),
+    (712, "HostMemoryAlreadyRegistered", "HostMemoryAlreadyRegistered"),
+    (713, "HostMemoryNotRegistered", "HostMemoryNotRegistered"),
+    (719, "LaunchFailure", "LaunchFailure"),
+    (800, None, "NotPermitted"),
+    (801, "NotSupported", "NotSupported"),
+    (900, "StreamCaptureUnsupported", "StreamCaptureUnsupported"),
+    (901, "StreamCaptureInvalidated", "StreamCaptureInvalidated"),
+    (902, "StreamCaptureMerge", "StreamCaptureMerge"),
+    (903, "StreamCaptureUnmatched", "StreamCaptureUnmatched"),
+    (904, "StreamCaptureUnjoined", "StreamCaptureUnjoined"),
+    (905, "StreamCaptureIsolation", "StreamCaptureIsolation"),
+    (906, "StreamCaptureImplicit", "StreamCaptureImplicit"),
+    (907, "CapturedEvent", "CapturedEvent"),
+    (908, "StreamCaptureWrongThread", "StreamCaptureWrongThread"),
+    (999, "Unknown", "Unknown"),
+    (1052, "RuntimeMemory", None),
+    (1053, "RuntimeOther", None),
+]
+KINDS: dict[int, type[crossmem.CrossmemError]] = {
+    2: crossmem.OutOfMemoryError,
+    801: crossmem.UnsupportedError,
+    **dict.fromkeys(range(900, 909), crossmem.BusyError),
+}
+ALL = [(family, code) for family in FAMILIES for code in names_of(family)]
+
+
+@pytest.mark.parametrize(("code", "hip", "cuda"), DOCUMENTED)
+def test_documented_codes_have_their_names(code: int, hip: str | None, cuda: str | None) -> None:
+    assert names_of(HIP).get(code) == (hip and f"hipError{hip}")
+    assert names_of(CUDA).get(code) == (cuda and f"cudaError{cuda}")
+
+
+def test_the_names_are_those_of_the_installed_cupy() -> None:
+    runtime = pytest.importorskip(
+        "cupy_backends.cuda.api.runtime", reason="CuPy is not installed", exc_type=ImportError
+    )
+    if runtime.is_hip:
+        pytest.skip("the installed CuPy is for AMD, whose enumeration it does not know")
+    unknown = str(runtime.CUDARuntimeError(1 << 20)).partition(":")[0]
+    told = {code: str(runtime.CUDARuntimeError(code)).partition(":")[0] for code in range(1, 1100)}
+
+    assert {
+        code: name for code, name in told.items() if name != unknown or code == 999
+    } == names_of(CUDA)
+
+
+@pytest.mark.parametrize(("family", "code"), ALL)
+def test_every_code_says_what_failed_and_what_to_do(family: Family, code: int) -> None:
+    error = error_for(family, "memcpy", code)
+    name = names_of(family)[code]
+
+    assert type(error) is KINDS.get(code, crossmem.DriverError)
+    assert error.backend == family.backend
+    assert error.hint
+    assert "{" not in error.hint
+    assert f"{family.backend}Memcpy failed with {name} ({code})" in str(error)
+    if isinstance(error, crossmem.DriverError):
+        assert (error.call, error.code, error.name) == (f"{family.backend}Memcpy", code, name)
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "kind", "says"),
+    [
+        ("ipcOpenMemHandle", 17, crossmem.StaleHandleError, "freed"),
+        ("ipcOpenMemHandle", 201, crossmem.WrongHostError, "own export.*pid namespace"),
+        ("ipcOpenMemHandle", 1, crossmem.DriverError, "HSA_ENABLE_IPC_MODE_LEGACY"),
+        ("ipcOpenMemHandle", 400, crossmem.DriverError, "WSL"),
+        ("ipcGetMemHandle", 1, crossmem.DriverError, "HSA_ENABLE_IPC_MODE_LEGACY"),
+        ("ipcCloseMemHandle", 1, crossmem.DriverError, "not open"),
+        ("free", 1, crossmem.DriverError, "no such memory"),
+        ("free", 17, crossmem.DriverError, "no such memory"),
+        ("memcpy", 17, crossmem.DriverError, "report it"),
+        ("memcpy", 201, crossmem.DriverError, "forked child"),
+    ],
+)
+def test_a_code_means_something_else_after_some_calls(
+    family: Family, function: str, code: int, kind: type[Exception], says: str
+) -> None:
+    with pytest.raises(kind, match=says) as raised:
+        raise error_for(family, function, code)
+
+    assert type(raised.value) is kind
+
+
+def test_a_code_that_nobody_knows_keeps_its_number(family: Family) -> None:
+    error = error_for(family, "malloc", 4711)
+
+    assert isinstance(error, crossmem.DriverError)
+    assert (error.code, error.name) == (4711, "unknown to crossmem")
+    assert "headers" in str(error)
+
+
+def test_functions_have_the_vendors_names() -> None:
+    names = ("ipcOpenMemHandle", "malloc", "memGetAddressRange")
+
+    assert list(map(HIP.function, names)) == [
+        "hipIpcOpenMemHandle",
+        "hipMalloc",
+        "hipMemGetAddressRange",
+    ]
+    assert list(map(CUDA.function, names)) == [
+        "cudaIpcOpenMemHandle",
+        "cudaMalloc",
+        "cuMemGetAddressRange",
+    ]
+
+
+@pytest.mark.parametrize(("family", "code"), ALL)
+def test_errors_survive_pickling(family: Family, code: int) -> None:
+    error: Any = error_for(family, "ipcOpenMemHandle", code)
+
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301

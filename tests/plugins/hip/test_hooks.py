@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plugin registers, and how CuPy is found."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import crossmem
+from crossmem.plugin import API_VERSION, Backend
+from crossmem_hip import hooks
+from crossmem_hip.cupy import RUNTIME
+from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.family import Family
+from crossmem_hip.runtime import NEEDED
+
+
+def find_nothing(api: str, name: str) -> object:
+    raise crossmem.BackendUnavailableError(f"nobody has {name} for {api}")
+
+
+@pytest.fixture
+def backend(family: Family) -> Backend:
+    found = {one.name: one for one in hooks.crossmem_backends(find_nothing)}
+    return found[family.backend]
+
+
+@pytest.fixture
+def cupy(rt: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Install the stand-in as CuPy's module."""
+    monkeypatch.setattr(hooks, "find_spec", lambda _: object())
+    monkeypatch.setitem(sys.modules, RUNTIME, rt)
+    return rt
+
+
+def test_what_is_offered() -> None:
+    found = hooks.crossmem_backends(find_nothing)
+
+    assert [one.name for one in found] == ["hip", "cuda"]
+    for one in found:
+        assert (one.api_version, one.priority) == (API_VERSION, 30)
+        assert one.runtimes == ("cupy", "emulated")
+        assert one.install_hint
+
+
+def test_the_entry_point_leads_here() -> None:
+    (entry,) = entry_points(group="crossmem", name="hip")
+
+    assert entry.load() is hooks
+
+
+@pytest.mark.parametrize("runtime", [None, "cupy"])
+def test_cupy_is_used(runtime: str | None, backend: Backend, cupy: Any) -> None:
+    driver = backend.load(runtime)
+
+    assert isinstance(driver, LegacyDriver)
+    assert driver.backend == backend.name
+    assert len(driver.devices()) == 2
+
+
+def test_a_cupy_for_the_other_vendor(backend: Backend, cupy: Any) -> None:
+    cupy.is_hip = not cupy.is_hip
+    with pytest.raises(crossmem.BackendUnavailableError, match=r"is for (AMD|NVIDIA)") as raised:
+        backend.load(None)
+
+    assert "pip install cupy-" in str(raised.value)
+    assert backend.probe().state == "unusable"
+    assert "is for" in backend.probe().reason
+
+
+def test_a_cupy_whose_libraries_are_missing(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "find_spec", lambda _: object())
+    monkeypatch.setitem(sys.modules, RUNTIME, None)
+    with pytest.raises(crossmem.BackendUnavailableError, match="cannot be imported"):
+        backend.load(None)
+
+    assert backend.probe().state == "unusable"
+    assert "cannot be imported" in backend.probe().reason
+
+
+def test_another_module_may_have_the_name(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, RUNTIME, ModuleType("something"))
+    with pytest.raises(crossmem.BackendUnavailableError, match="no runtime of CuPy"):
+        backend.load("cupy")
+
+
+def test_an_emulation_comes_from_another_plugin(family: Family, rt: Any) -> None:
+    asked = []
+
+    def find(api: str, name: str) -> object:
+        asked.append((api, name))
+        return rt
+
+    backend = next(one for one in hooks.crossmem_backends(find) if one.name == family.backend)
+
+    assert isinstance(backend.load("emulated"), LegacyDriver)
+    assert asked == [(family.backend, "emulated")]
+
+
+def test_the_probe_looks_for_cupy_and_the_devices(
+    backend: Backend, family: Family, cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "_DEV", tmp_path)
+    no_device = backend.probe()
+    (tmp_path / family.device_files.replace("[0-9]*", "0")).touch()
+    usable = backend.probe()
+    monkeypatch.setattr(hooks, "find_spec", lambda _: None)
+    absent = backend.probe()
+
+    assert (absent.state, no_device.state) == ("not_installed", "unusable")
+    assert f"there is no device of {family.vendor}" in no_device.reason
+    assert usable.available
+    assert cupy.calls == []
+
+
+def test_the_installed_cupy_has_all_that_is_needed() -> None:
+    runtime = pytest.importorskip(RUNTIME, reason="CuPy is not installed", exc_type=ImportError)
+    missing = [name for name in (*NEEDED, "streamIsCapturing") if not hasattr(runtime, name)]
+
+    assert missing == []
+
+
+def test_the_installed_cupy_says_in_one_line_what_is_missing(tmp_path: Path) -> None:
+    runtime = pytest.importorskip(RUNTIME, reason="CuPy is not installed", exc_type=ImportError)
+    own = "hip" if runtime.is_hip else "cuda"
+    found = {one.name: one for one in hooks.crossmem_backends(find_nothing)}
+    other = next(one for name, one in found.items() if name != own).probe()
+
+    assert "the CuPy that is installed is for" in other.reason
+    if found[own].probe().available:
+        pytest.skip("this machine has a device")
+    assert len(found[own].probe().reason.splitlines()) == 1
+    with pytest.raises(crossmem.BackendUnavailableError, match=r"finds no d(river|evice)"):
+        found[own].load("cupy")
+
+
+def test_discovery_imports_nothing_of_the_vendors() -> None:
+    script = (
+        "import sys\n"
+        "for name in ('cupy', 'cupy_backends', 'torch'): sys.modules[name] = None\n"
+        "import crossmem_hip.hooks as hooks\n"
+        "hooks.crossmem_backends(None)\n"
+        "sys.exit('crossmem_hip.driver' in sys.modules or 'crossmem_hip.cupy' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
