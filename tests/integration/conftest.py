@@ -21,6 +21,12 @@ class StartPeer(Protocol):
     def __call__(self, *, tracing: bool = True, **environment: str | None) -> Peer: ...
 
 
+class StartNpuPeer(Protocol):
+    """Starts a process that uses the test's emulated NPUs by one mechanism."""
+
+    def __call__(self, mechanism: str, **environment: str) -> Peer: ...
+
+
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
     """Return a run directory for this test alone; its path is short, as a socket's must be."""
@@ -36,6 +42,32 @@ def start_peer(run_dir: Path) -> Iterator[StartPeer]:
     def start(*, tracing: bool = True, **environment: str | None) -> Peer:
         base = {"CROSSMEM_RUN_DIR": str(run_dir), "CROSSMEM_EMULATED_GRANULARITY": "page"}
         peer = Peer("emulated:0", environment={**base, **environment}, tracing=tracing)
+        started.append(peer)
+        return peer
+
+    yield start
+    for peer in started:
+        peer.destroy()
+
+
+@pytest.fixture
+def start_npu_peer(run_dir: Path, tmp_path: Path) -> Iterator[StartNpuPeer]:
+    """Return a function that starts peers on emulated NPUs; none survives the test."""
+    started: list[Peer] = []
+
+    def start(mechanism: str, **environment: str) -> Peer:
+        base = {
+            "CROSSMEM_RUN_DIR": str(run_dir),
+            "CROSSMEM_EMULATED_STATE": str(tmp_path),
+            "CROSSMEM_EMULATED_CAPACITY": "64MiB",
+        }
+        peer = Peer(
+            "ascend:0",
+            runtime="emulated",
+            mechanism=mechanism,
+            environment={**base, **environment},
+            tracing=False,
+        )
         started.append(peer)
         return peer
 

@@ -5,53 +5,27 @@ Each ends in a typed error that names the call and the code; nothing of it is le
 call works.
 """
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import crossmem
 from crossmem.conformance import actions
-from crossmem.conformance.peers import Peer
 
 if TYPE_CHECKING:
     from tests.integration import ascend_fault_actions
+    from tests.integration.conftest import StartNpuPeer
 else:
     import ascend_fault_actions
 
 MECHANISMS = ("shareable", "key")
-StartNpuPeer = Callable[[str], Peer]
-
-
-@pytest.fixture
-def start_npu_peer(run_dir: Path, tmp_path: Path) -> Iterator[StartNpuPeer]:
-    """Return a function that starts a process that uses emulated NPUs by one mechanism."""
-    started: list[Peer] = []
-
-    def start(mechanism: str) -> Peer:
-        peer = Peer(
-            "ascend:0",
-            runtime="emulated",
-            mechanism=mechanism,
-            environment={
-                "CROSSMEM_RUN_DIR": str(run_dir),
-                "CROSSMEM_EMULATED_STATE": str(tmp_path),
-                "CROSSMEM_EMULATED_CAPACITY": "64MiB",
-            },
-            tracing=False,
-        )
-        started.append(peer)
-        return peer
-
-    yield start
-    for peer in started:
-        peer.destroy()
 
 
 @pytest.mark.parametrize("name", sorted(ascend_fault_actions.OPERATIONS))
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_each_failure_of_each_call(start_npu_peer: StartNpuPeer, mechanism: str, name: str) -> None:
+def test_each_failure_of_each_call(
+    start_npu_peer: "StartNpuPeer", mechanism: str, name: str
+) -> None:
     if mechanism == "key" and name in ascend_fault_actions.RANGES:
         pytest.skip("memory shared by key is not mapped in address ranges")
     partner, subject = start_npu_peer(mechanism), start_npu_peer(mechanism)
@@ -65,7 +39,7 @@ def test_each_failure_of_each_call(start_npu_peer: StartNpuPeer, mechanism: str,
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_each_failure_of_granting(start_npu_peer: StartNpuPeer, mechanism: str) -> None:
+def test_each_failure_of_granting(start_npu_peer: "StartNpuPeer", mechanism: str) -> None:
     call = {
         "shareable": "rt.mem_set_pid_to_shareable_handle",
         "key": "rt.ipc_mem_set_import_pid",
@@ -96,7 +70,7 @@ def test_each_failure_of_granting(start_npu_peer: StartNpuPeer, mechanism: str) 
 
 
 @pytest.mark.parametrize("code", [107001, 507033, 507899])
-def test_a_device_that_cannot_be_opened(start_npu_peer: StartNpuPeer, code: int) -> None:
+def test_a_device_that_cannot_be_opened(start_npu_peer: "StartNpuPeer", code: int) -> None:
     peer = start_npu_peer("shareable")
     peer.call(ascend_fault_actions.fail, "rt.set_device", code)
     with pytest.raises(crossmem.DriverError, match=str(code)):

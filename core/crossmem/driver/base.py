@@ -202,8 +202,9 @@ class Driver(ABC):
     def grant(self, block: Block, exported: Exported, peers: Sequence[Peer]) -> None:  # noqa: B027
         """Put processes on the vendor's whitelist, for vendors that have one.
 
-        Called on the lease server's thread before a peer's first lease on this export is
-        answered: it must not synchronise, block or call back into crossmem. What a peer reported
+        Called before a peer's first lease on this export is answered, on the lease server's
+        thread or on one of the application's that reads requests while it frees: it must not
+        synchronise, block or call back into crossmem. What a peer reported
         is its own claim: check it against its pid as far as the vendor lets both be compared,
         and raise where they contradict each other.
         """

@@ -122,20 +122,22 @@ class Process:
                 # A fault of the driver's, and no business of whoever called now.
                 _log.exception("a release that was refused before failed")
         put_back: list[Callable[[], bool | None]] = []
-        while self.pending:
-            try:
-                job = self.pending.popleft()
-            except IndexError:
-                break
-            try:
-                if job() is False:
-                    put_back.append(job)
-            except CrossmemError:
-                # The job belonged to an object that nobody has any more: nobody to raise to.
-                _log.exception("a deferred release failed")
-            # The job may hold the last reference to an object whose finaliser leaves a job too.
-            del job
-        self.pending.extend(put_back)
+        try:
+            while self.pending:
+                try:
+                    job = self.pending.popleft()
+                except IndexError:
+                    break
+                try:
+                    if job() is False:
+                        put_back.append(job)
+                except Exception:  # noqa: BLE001 - logged with its traceback
+                    # The job belonged to an object that nobody has any more: nobody to raise to.
+                    _log.exception("a deferred release failed")
+                # The job may hold the last reference to an object whose finaliser leaves a job too.
+                del job
+        finally:
+            self.pending.extend(put_back)
 
     def start_reaper(self) -> None:
         """Free memory as soon as its last lease has ended, where the settings ask for it."""

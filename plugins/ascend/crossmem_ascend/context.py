@@ -7,17 +7,34 @@ reset: torch_npu or the application may be using it.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from crossmem.errors import CrossmemError, DriverError
 from crossmem_ascend.cleanup import in_any_case
-from crossmem_ascend.errors import BACKEND, CONTEXT_NULL
+from crossmem_ascend.errors import BACKEND, CONTEXT_NULL, PARAM_INVALID
 from crossmem_ascend.runtime import Vendor
 
 __all__ = ["Contexts"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Debt:
+    """What a thread has to be given back.
+
+    Parameters
+    ----------
+    current
+        The context that it was given.
+    previous
+        The one that it had, None where it had none.
+    """
+
+    current: int
+    previous: int | None
 
 
 class Contexts:
@@ -44,46 +61,71 @@ class Contexts:
     @contextmanager
     def on(self, ordinal: int) -> Iterator[None]:
         """Make a device current for this thread, and put back what was current before."""
-        put_back = self._enter(ordinal)
-        if put_back is None:
+        debt = self._enter(ordinal)
+        if debt is None:
             yield
         else:
-            with in_any_case(partial(self._put_back, put_back)):
+            with in_any_case(partial(self._leave, debt)):
                 yield
 
-    def _put_back(self, step: Callable[[], None]) -> None:
-        """Put a thread's context back; where that is refused, the thread is owed it."""
-        try:
-            step()
-        except CrossmemError:
-            self._thread.owed = self._current(), step
-            raise
+    @property
+    def _debts(self) -> list[_Debt]:
+        """What this thread is owed, in the order in which to pay it: the innermost first."""
+        debts: list[_Debt] | None = getattr(self._thread, "debts", None)
+        if debts is None:
+            debts = self._thread.debts = []
+        return debts
+
+    def _leave(self, debt: _Debt) -> None:
+        """Put a thread's context back; where that is refused, the next call does.
+
+        Else the next call would take what is current for the application's choice.
+        """
+        debts = self._debts
+        debts.append(debt)
+        while debts:
+            self._pay(debts[0])
+            del debts[0]
+
+    def _pay(self, debt: _Debt) -> None:
+        vendor, rt = self._vendor, self._vendor.rt
+        if debt.previous is None:
+            # No call takes a context away from a thread, but destroying the current one does.
+            vendor.check("rt.destroy_context", rt.destroy_context(debt.current))
+        else:
+            vendor.check("rt.set_context", rt.set_context(debt.previous))
 
     def _settle(self) -> None:
-        """Put back what this thread is owed, unless the application has chosen another context."""
-        owed: tuple[int | None, Callable[[], None]] | None = getattr(self._thread, "owed", None)
-        if owed is None:
-            return
-        ours, step = owed
-        with suppress(CrossmemError):
-            if self._current() == ours:
-                step()
-            self._thread.owed = None
+        """Pay what earlier calls could not, unless the application has chosen a context since."""
+        debts = self._debts
+        while debts:
+            debt = debts[0]
+            if self._current() == debt.current:
+                try:
+                    self._pay(debt)
+                except DriverError as error:
+                    # What the application destroyed meanwhile, it does not want back.
+                    if error.code != PARAM_INVALID:
+                        raise
+            elif debt.previous is None:
+                # It may be gone already, with a device that was reset.
+                with suppress(CrossmemError):
+                    self._pay(debt)
+            del debts[0]
 
-    def _enter(self, ordinal: int) -> Callable[[], None] | None:
-        """Make a device current; return how to undo that, None where it was current already."""
+    def _enter(self, ordinal: int) -> _Debt | None:
+        """Make a device current; return what that owes, None where it was current already."""
         vendor, rt = self._vendor, self._vendor.rt
         self._settle()
         opened = self._open(ordinal)
         previous = self._current()
         if previous is None:
-            # No call takes a context away from a thread, but destroying the current one does.
             own = vendor.value("rt.create_context", rt.create_context(ordinal))
-            return partial(self._destroy, own)
+            return _Debt(own, None)
         if vendor.value("rt.get_device", rt.get_device()) == ordinal:
             return None
         vendor.check("rt.set_context", rt.set_context(opened))
-        return partial(self._set, previous)
+        return _Debt(opened, previous)
 
     def _current(self) -> int | None:
         context, code = self._vendor.rt.get_context()
@@ -91,12 +133,6 @@ class Contexts:
             return None
         self._vendor.check("rt.get_context", code)
         return context or None
-
-    def _set(self, context: int) -> None:
-        self._vendor.check("rt.set_context", self._vendor.rt.set_context(context))
-
-    def _destroy(self, context: int) -> None:
-        self._vendor.check("rt.destroy_context", self._vendor.rt.destroy_context(context))
 
     def _open(self, ordinal: int) -> int:
         """Return the default context of a device, opening it at the first call."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver: device, context and peers around the calls of a mechanism."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,6 +30,8 @@ from crossmem_ascend.runtime import PEER_ACCESS, Acl, Vendor
 from crossmem_ascend.shareable import Shareable
 
 __all__ = ["AscendDriver"]
+
+_log = logging.getLogger(__name__)
 
 _MAX_ALLOCATION_NBYTES: Final = 1 << 40
 """More than any device has; a device that is not open does not tell what it has."""
@@ -83,8 +86,6 @@ class AscendDriver(Driver):
         self._devices = find_devices(self._vendor, os.environ)
         self._capabilities: dict[tuple[int, str | None], Capabilities] = {}
         self._tgid: int | None = None
-        self._ranges: set[int] = set()
-        """Where addresses are reserved."""
         if self._shareable.name in self._mechanisms:
             self.reserve, self.release = self._reserve, self._release
             self.map_at, self.unmap_at = self._map_at, self._unmap_at
@@ -302,16 +303,21 @@ class AscendDriver(Driver):
     def _reserve(self, ordinal: int, nbytes: int) -> int:
         with ExitStack() as undo, self._on(ordinal, "reserve"):
             pointer = self._shareable.reserve(nbytes)
-            self._ranges.add(pointer)
             undo.enter_context(on_failure(partial(self._release, ordinal, pointer, nbytes)))
         return pointer
 
     def _release(self, ordinal: int, pointer: int, nbytes: int) -> None:  # noqa: ARG002
-        with self._on(ordinal, "release"):
-            # Asked once more, because only the context was not put back, it has nothing to do.
-            if pointer in self._ranges:
+        is_released = False
+        try:
+            with self._on(ordinal, "release"):
                 self._shareable.release(pointer)
-                self._ranges.remove(pointer)
+                is_released = True
+        except CrossmemError:
+            if not is_released:
+                raise
+            # Only the context was not put back, which this thread's next call does. Who was told
+            # that this failed would ask again, and the addresses may be another thread's by then.
+            _log.warning("this thread gets its context back with its next call", exc_info=True)
 
     def _map_at(self, memory: Block | Imported, pointer: int) -> None:
         with ExitStack() as undo, self._on(memory.ordinal, "map"):

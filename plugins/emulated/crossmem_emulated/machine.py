@@ -111,18 +111,18 @@ class Machine:
         self._connection: sqlite3.Connection | None = None
         self._is_inside = False
         """Whether the thread that has the lock is in a transaction."""
-        self._is_lost = False
         self._opens = 0
         self._me: tuple[int, int] | None = None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            owner = folder.stat().st_uid
+            status = folder.stat()
         except OSError as error:
             msg = f"the emulated host's folder {folder} cannot be used: {error.strerror}"
             raise ConfigurationError(msg, hint="set CROSSMEM_EMULATED_STATE") from None
-        if owner != os.geteuid():
-            msg = f"the emulated host's folder {folder} belongs to user {owner}"
+        if status.st_uid != os.geteuid():
+            msg = f"the emulated host's folder {folder} belongs to user {status.st_uid}"
             raise ConfigurationError(msg, hint="set CROSSMEM_EMULATED_STATE")
+        self._host = (status.st_dev, status.st_ino)
         _machines.add(self)
 
     @property
@@ -133,7 +133,7 @@ class Machine:
 
     def _opened(self) -> sqlite3.Connection:
         """Return the connection. The lock is held."""
-        if self._is_lost:
+        if self._host in _lost:
             raise HostLostError(
                 "this process was forked while another thread used the emulated host: start "
                 "processes with spawn"
@@ -187,7 +187,8 @@ class Machine:
     def version(self) -> tuple[int, int]:
         """A value that changes when another process has changed something."""
         with self._lock:
-            (number,) = self._opened().execute("PRAGMA data_version").fetchone()
+            tables = self._opened()
+            (number,) = _in_time(tables.execute, "PRAGMA data_version").fetchone()
             return self._opens, number
 
     def me(self, tables: sqlite3.Connection) -> int:
@@ -256,12 +257,15 @@ class Machine:
         self._is_inside = False
         self._me = None
         if self._connection is not None:
-            self._is_lost = True
+            # Another connection would believe what SQLite remembers of this one's locks.
+            _lost.add(self._host)
             # Closing it would take the lock of another thread, which does not exist here.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
 
 
 _machines: "weakref.WeakSet[Machine]" = weakref.WeakSet()
+_lost: set[tuple[int, int]] = set()
+"""Hosts that this process, or an ancestor that was forked, may not use any more."""
 
 
 def _before_fork() -> None:

@@ -59,6 +59,22 @@ with device.allocate(5000) as allocation:
     print(bytes(allocation.read(5)).decode())
 print(device.driver.violations())
 """
+# Python 3.12 and later start no thread at exit: there, the error says what to do.
+AT_EXIT = """
+import atexit, concurrent.futures.thread, sys, crossmem
+first, second = (crossmem.device(f"ascend:{one}", runtime="emulated") for one in range(2))
+first.allocate(1).free()
+
+def late():
+    try:
+        second.allocate(1).free()
+        print("opened")
+    except crossmem.DriverError as error:
+        assert sys.version_info >= (3, 12), error
+        print("opened" if "before the program exits" in error.hint else error)
+
+atexit.register(late)
+"""
 Share = Callable[..., list[str]]
 
 
@@ -102,6 +118,23 @@ def test_memory_is_shared_under_every_edition(profile: str, mechanism: str, shar
 @pytest.mark.parametrize("mechanism", BOTH)
 def test_raw_handles_need_no_whitelist(mechanism: str, share: Share) -> None:
     assert share("documented", mechanism, "raw") == ["read", "HELLO", "[]"]
+
+
+def test_a_device_that_is_first_used_at_exit(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", AT_EXIT],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={
+            **os.environ,
+            "CROSSMEM_RUN_DIR": str(tmp_path / "run"),
+            "CROSSMEM_EMULATED_STATE": str(tmp_path / "host"),
+        },
+    )
+
+    assert (run.stdout.strip(), run.returncode) == ("opened", 0), run.stderr
 
 
 def test_an_old_driver_falls_back_to_the_whitelist_only_when_told_to(share: Share) -> None:

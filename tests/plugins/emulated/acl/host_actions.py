@@ -3,9 +3,10 @@
 
 import os
 import resource
-import signal
+import sys
 import threading
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -42,24 +43,28 @@ def hurry(acl: Any, seconds: float) -> None:
     acl.machine.close()
 
 
-class _Interrupt(BaseException):
+class _InterruptError(BaseException):
     """What a handler of a signal may raise, as that of Ctrl-C does."""
 
 
-def call_interrupted(acl: Any, after_s: float) -> bool:
-    """Allocate; return whether a signal interrupted it."""
+def interrupt_call(acl: Any, number: int) -> bool:
+    """Allocate, interrupted right after that statement of SQL; return whether there was one."""
+    left = number
 
-    def interrupt(*_: Any) -> None:
-        raise _Interrupt
+    def profile(_frame: FrameType, event: str, function: Any) -> None:
+        nonlocal left
+        if event == "c_return" and function.__name__ == "execute":
+            if not left:
+                raise _InterruptError
+            left -= 1
 
-    signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, after_s)
+    sys.setprofile(profile)
     try:
-        acl.rt.malloc(64, 0)
-    except _Interrupt:
+        acl.rt.malloc(2 << 20, 0)
+    except _InterruptError:
         return True
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.setprofile(None)
     return False
 
 

@@ -97,6 +97,12 @@ def test_importers_keep_memory_but_not_keys(exporter: Actor, importer: Actor) ->
 
     assert importer.read(there, 4) == b"kept"
     assert importer.call("read", opened, 1)[1] == 507053
+    # As where it frees the memory of a key that others have open, and they use it.
+    broken = [(one.pid, one.call, one.rule) for one in exporter.call("acl.violations")]
+    assert broken == [
+        (exporter.pid, "rt.reset_device", "ACL-E26"),
+        (importer.pid, "rt.memcpy", "ACL-E26"),
+    ]
 
 
 def test_an_importer_that_resets_has_closed(exporter: Actor, importer: Actor) -> None:

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One emulated host is opened whoever else opens it, and never stands in the way of a fork."""
+
+import sqlite3
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crossmem_emulated.machine import Machine
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+# Hooks for forks run in the order opposite to that of their registration: crossmem's last, and
+# the one of this script between it and the emulation's.
+GRANT_DURING_FORK = """
+import faulthandler, threading
+from pathlib import Path
+from crossmem.sharing.process import current
+faulthandler.dump_traceback_later(20, exit=True)
+is_forking, has_lock = threading.Event(), threading.Event()
+os.register_at_fork(before=lambda: (is_forking.set(), has_lock.wait(10)))
+from crossmem_emulated.machine import Machine
+
+machine = Machine(Path(sys.argv[1]), "")
+with machine.transaction():
+    pass
+server = current().start_server()
+
+def grant():
+    # As the lease server does: its own lock first, the emulated host's inside.
+    with server.lock:
+        has_lock.set()
+        is_forking.wait(10)
+        with machine.transaction() as tables:
+            machine.me(tables)
+
+thread = threading.Thread(target=grant)
+thread.start()
+child = os.fork()
+if not child:
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+thread.join(10)
+assert not thread.is_alive()
+with machine.transaction() as tables:
+    machine.me(tables)
+"""
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> tuple[Machine, sqlite3.Connection]:
+    """Return a host that nobody opened yet, and a connection that keeps others out of it."""
+    machine = Machine(tmp_path, "")
+    other = sqlite3.connect(machine.boot, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    return machine, other
+
+
+def test_who_is_turned_away_while_opening_tries_again(
+    locked: tuple[Machine, sqlite3.Connection],
+) -> None:
+    machine, other = locked
+    timer = threading.Timer(0.1, other.execute, ("COMMIT",))
+    timer.start()
+    with machine.transaction() as tables:
+        assert machine.me(tables) > 0
+    timer.join()
+    other.close()
+    machine.close()
+
+
+def test_opening_ends_in_time(
+    locked: tuple[Machine, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, other = locked
+    monkeypatch.setattr("crossmem_emulated.machine._BUSY_TIMEOUT_S", 0.05)
+    with pytest.raises(sqlite3.OperationalError, match="locked"), machine.transaction():
+        pass
+    other.close()
+    with machine.transaction():
+        pass
+    machine.close()
+
+
+def test_a_thread_that_grants_finds_the_host_while_another_forks(run: Run, tmp_path: Path) -> None:
+    ended = run(GRANT_DURING_FORK, tmp_path)
+
+    assert ended.returncode == 0, ended.stderr
