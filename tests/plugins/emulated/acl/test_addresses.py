@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossmem_emulated.acl.addresses import Origin, Piece, Region, Space
+from crossmem_emulated.acl.addresses import Origin
+from crossmem_emulated.addresses import Piece, Region, Space
 from crossmem_emulated.pages import HOST, Pages
 
 if TYPE_CHECKING:
