@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from crossmem.driver.cleanup import in_any_case
 from crossmem.errors import CrossmemError, DriverError
-from crossmem_ascend.cleanup import in_any_case
 from crossmem_ascend.errors import BACKEND, CONTEXT_NULL, PARAM_INVALID
 from crossmem_ascend.runtime import Vendor
 

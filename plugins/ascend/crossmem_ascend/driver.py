@@ -11,6 +11,7 @@ from typing import Final
 from typing_extensions import override
 
 from crossmem.driver import Block, CopyKind, Driver, Exported, Imported, Peer
+from crossmem.driver.cleanup import in_any_case, on_failure
 from crossmem.errors import (
     AccessDeniedError,
     BackendUnavailableError,
@@ -19,7 +20,6 @@ from crossmem.errors import (
     UnsupportedError,
 )
 from crossmem.models import Access, Capabilities, DeviceInfo
-from crossmem_ascend.cleanup import in_any_case, on_failure
 from crossmem_ascend.context import Contexts
 from crossmem_ascend.devices import find_devices
 from crossmem_ascend.errors import BACKEND

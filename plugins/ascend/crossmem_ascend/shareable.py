@@ -14,9 +14,9 @@ from typing import Any, Final
 from typing_extensions import override
 
 from crossmem.driver import Block, Imported
+from crossmem.driver.cleanup import on_failure
 from crossmem.errors import DriverError, InvalidHandleError, UnsupportedError
 from crossmem.models import Access
-from crossmem_ascend.cleanup import on_failure
 from crossmem_ascend.errors import BACKEND, FEATURE_NOT_SUPPORT, PARAM_INVALID
 from crossmem_ascend.mechanism import Mechanism, Reference
 from crossmem_ascend.runtime import SHAREABLE, Vendor

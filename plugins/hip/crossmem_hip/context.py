@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
+from crossmem.driver.cleanup import in_any_case, on_failure
 from crossmem.errors import CrossmemError
-from crossmem_hip.cleanup import in_any_case, on_failure
 from crossmem_hip.runtime import Vendor
 
 __all__ = ["Current"]

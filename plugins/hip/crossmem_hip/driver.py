@@ -15,10 +15,10 @@ from typing import Final, cast
 from typing_extensions import override
 
 from crossmem.driver import Block, CopyKind, Driver, Exported, Foreign, Imported
+from crossmem.driver.cleanup import on_failure
 from crossmem.errors import CrossmemError, InvalidHandleError
 from crossmem.models import Access, Capabilities, DeviceInfo
 from crossmem_hip.capture import refuse_capture
-from crossmem_hip.cleanup import on_failure
 from crossmem_hip.context import Current
 from crossmem_hip.devices import find_devices
 from crossmem_hip.family import Family
