@@ -93,16 +93,11 @@ def test_every_law_holds_on_the_emulated_backend(start_kit: StartKit) -> None:
 
 
 @pytest.mark.timeout(500)
-def test_every_law_holds_on_ascend(start_kit: StartKit) -> None:
-    # Each on a host of its own, so both at once.
+def test_every_law_holds_on_ascend_and_hip(start_kit: StartKit) -> None:
+    # Each on a host of its own, so all at once.
     runs = [start_kit(*ASCEND, "--crossmem-mechanism", mechanism) for mechanism in MECHANISMS]
-    for run in runs:
+    for run in (*runs, start_kit(*HIP)):
         run.check(timeout_s=480)
-
-
-@pytest.mark.timeout(500)
-def test_every_law_holds_on_hip(start_kit: StartKit) -> None:
-    start_kit(*HIP).check(timeout_s=480)
 
 
 @pytest.mark.long
