@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from crossmem.cli.reports import ConformanceReport, ErrorReport
+from crossmem.cli.reports import ConformanceMatrixReport, ConformanceReport, ErrorReport
 
 _DEADLINE_S = 100
 
 
 def run(
-    *arguments: str, code: str | None = None, cwd: Path | None = None
+    *arguments: str, code: str | None = None, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     start = ["-c", code] if code is not None else ["-m", "crossmem"]
     return subprocess.run(
@@ -22,7 +22,7 @@ def run(
         timeout=_DEADLINE_S,
         check=False,
         cwd=cwd,
-        env={**os.environ, "COLUMNS": "100"},
+        env={**os.environ, "COLUMNS": "100", **environment},
     )
 
 
@@ -77,6 +77,60 @@ def test_a_device_that_does_not_exist_is_no_success() -> None:
 
     assert done.returncode not in {0, 5}
     assert not ConformanceReport.model_validate_json(done.stdout).ok
+
+
+def test_all_runs_what_works_and_says_what_does_not(tmp_path: Path) -> None:
+    done = run("--all", "--json", "-k", "c01_odd", CROSSMEM_EMULATED_STATE=str(tmp_path / "host"))
+
+    assert done.returncode == 0, done.stderr
+    report = ConformanceMatrixReport.model_validate_json(done.stdout)
+    assert report.ok
+    found = {(one.device, one.runtime, one.mechanism) for one in report.runs}
+    assert {
+        ("emulated:0", None, "memfd"),
+        ("ascend:0", "emulated", "shareable"),
+        ("ascend:0", "emulated", "key"),
+        ("hip:0", "emulated", "legacy"),
+        ("cuda:0", "emulated", "legacy"),
+    } <= found
+    assert all(sum(law.passed for law in one.laws) == 1 for one in report.runs)
+    # Whatever this machine has: each runtime was run, or it is said why not.
+    missing = {(one.backend, one.runtime): one.reason for one in report.left_out}
+    for backend, runtime in (("ascend", "pyacl"), ("hip", "cupy"), ("cuda", "cupy")):
+        assert missing.get((backend, runtime)) or (f"{backend}:0", runtime) in {
+            (device, name) for device, name, _ in found
+        }
+
+
+def test_all_shows_a_table_and_exits_as_the_first_run_that_failed(tmp_path: Path) -> None:
+    only = "ascend,hip"
+
+    done = run("--all", "-k", "c01_odd", CROSSMEM_DISABLE_PLUGINS=only)
+
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 run passed" in done.stdout
+    assert "run 1 of 1: emulated:0 memfd" in done.stderr
+
+    # One unit of memory is too little for these.
+    small = "2MiB"
+    done = run(
+        "--all", "-k", "c01", CROSSMEM_DISABLE_PLUGINS=only, CROSSMEM_EMULATED_CAPACITY=small
+    )
+
+    assert done.returncode not in {0, 5}
+    assert "0 of 1 run passed" in done.stdout
+
+    done = run("--all", "-k", "no_test_has_this_name", CROSSMEM_DISABLE_PLUGINS=only)
+
+    assert done.returncode == 5
+
+
+def test_all_chooses_devices_itself() -> None:
+    done = run("--all", "--json", "--device", "emulated:1")
+
+    assert done.returncode == 2
+    error = ErrorReport.model_validate_json(done.stdout)
+    assert error.message == "--all and --device exclude each other"
 
 
 def test_without_hypothesis_a_line_says_what_to_install() -> None:

@@ -294,6 +294,31 @@ def test_ctrl_c_leaves_no_process(running: subprocess.Popen[str]) -> None:
     assert not session_of(running.pid)
 
 
+def test_ctrl_c_while_a_consumer_starts_is_not_lost() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from crossmem.cli.children import Children\n"
+        "class Slow:\n"
+        "    def __reduce__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        return (str, ())\n"
+        "with Children() as children:\n"
+        "    children.start('consumer', print, Slow())\n"
+        "    time.sleep(1)\n"
+        "print('it goes on')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=False,
+    )
+
+    assert "KeyboardInterrupt" in done.stderr
+    assert "it goes on" not in done.stdout
+
+
 def test_a_killed_consumer_is_reported(running: subprocess.Popen[str]) -> None:
     victim = wait_for_consumers(running)[0]
     os.kill(victim, signal.SIGKILL)

@@ -213,8 +213,10 @@ def devices(*, as_json: Json = False) -> None:
     ("crossmem conformance", "the whole kit, about two minutes"),
     ("crossmem conformance -k 'c06 or c11'", "only the tests of these laws"),
     ("crossmem conformance --device emulated:1 --json", "for scripts"),
+    ("crossmem conformance --all", "every backend, runtime and mechanism that works here"),
 )
 def conformance(
+    context: typer.Context,
     *,
     device: Annotated[
         str, typer.Option(envvar="CROSSMEM_DEVICE", help="Device to test.")
@@ -235,6 +237,12 @@ def conformance(
             "-k", metavar="EXPRESSION", help="Run the tests whose names match, as pytest."
         ),
     ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Test device 0 of each backend, with each runtime and each mechanism."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     r"""Run the conformance kit on a device, and show what became of each law.
@@ -243,12 +251,33 @@ def conformance(
     handles, and checks that the contract holds. What a device cannot do is skipped, with the
     reason. It needs [cyan]pip install 'crossmem\[conformance]'[/cyan].
 
+    [cyan]--all[/cyan] takes some minutes for each run, emulations of vendors included, and ends
+    with what this machine cannot run, and why.
+
     Exits as pytest does: 0 passed, 1 failed, 5 nothing selected.
     """
     with _reporting("conformance", as_json=as_json):
         from crossmem.cli.kit import run_kit
-        from crossmem.cli.views import show_conformance
+        from crossmem.cli.matrix import run_matrix
+        from crossmem.cli.views import show_conformance, show_conformance_matrix
 
+        if everything:
+            for name in ("device", "runtime", "mechanism"):
+                source = context.get_parameter_source(name)
+                if source is not None and source.name == "COMMANDLINE":
+                    hint = f"leave out --{name}"
+                    raise UsageProblem(f"--all and --{name} exclude each other", hint=hint)
+            matrix = run_matrix(
+                select=select,
+                quiet=as_json,
+                say=show_step,
+                show=(lambda _: None) if as_json else show_conformance,
+            )
+            if as_json:
+                print_json(matrix)
+            else:
+                show_conformance_matrix(matrix)
+            raise typer.Exit(matrix.exit_code)
         report = run_kit(device, runtime=runtime, mechanism=mechanism, select=select, quiet=as_json)
         if as_json:
             print_json(report)

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any, Final, Self
@@ -185,10 +186,13 @@ def gather(
 def _without_sigint() -> Iterator[None]:
     """Start a child deaf to Ctrl-C, which reaches the whole process group.
 
-    Between its first instruction and its own handler it would print a traceback.
+    It would print a traceback. Blocked and not ignored: a child keeps what is blocked, and here
+    Ctrl-C is only put off.
     """
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # It would be started on the way, and unblocks the signal when it is.
+    resource_tracker.ensure_running()
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)

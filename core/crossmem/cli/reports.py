@@ -12,6 +12,7 @@ from crossmem.models.base import FrozenModel
 
 __all__ = [
     "BackendReport",
+    "ConformanceMatrixReport",
     "ConformanceReport",
     "ConsumerReport",
     "CopyReport",
@@ -22,6 +23,7 @@ __all__ = [
     "FileReport",
     "LawReport",
     "LeaseReport",
+    "LeftOutReport",
     "PluginReport",
     "TensorReport",
 ]
@@ -221,6 +223,29 @@ class ConformanceReport(FrozenModel):
     exit_code: int
     seconds: float
     laws: tuple[LawReport, ...]
+
+
+class LeftOutReport(FrozenModel):
+    """A vendor binding that cannot be tested here."""
+
+    backend: str
+    runtime: str | None
+    """None where the backend has no choice."""
+
+    reason: str
+    hint: str | None
+
+
+class ConformanceMatrixReport(FrozenModel):
+    """What ``crossmem conformance --all`` found."""
+
+    command: Literal["conformance"] = "conformance"
+    version: str
+    ok: bool
+    exit_code: int
+    seconds: float
+    runs: tuple[ConformanceReport, ...]
+    left_out: tuple[LeftOutReport, ...]
 
 
 class ErrorReport(FrozenModel):

@@ -7,6 +7,7 @@ from typing import Final
 
 from crossmem.cli.render import facts, grid, nbytes_text, output, plain, seconds_text
 from crossmem.cli.reports import (
+    ConformanceMatrixReport,
     ConformanceReport,
     DemoReport,
     DevicesReport,
@@ -15,7 +16,7 @@ from crossmem.cli.reports import (
 )
 from crossmem.models import Capabilities
 
-__all__ = ["show_demo", "show_devices"]
+__all__ = ["show_conformance", "show_conformance_matrix", "show_demo", "show_devices"]
 
 _SHOWN_TENSORS: Final = 6
 _MUCH: Final = 2
@@ -229,6 +230,40 @@ def show_conformance(report: ConformanceReport) -> None:
     else:
         code = f"pytest exited with {report.exit_code}"
         console.print(f"[bold red]NOT OK[/bold red]  {code}, {where} {took}.")
+
+
+def show_conformance_matrix(report: ConformanceMatrixReport) -> None:
+    """Print what became of each run, and what could not be run."""
+    console = output()
+    rows = [
+        [
+            one.device,
+            plain(one.runtime or "-"),
+            plain(one.mechanism or "-"),
+            "[green]passed[/green]" if one.ok else "[bold red]NOT OK[/bold red]",
+            seconds_text(one.seconds),
+        ]
+        for one in report.runs
+    ]
+    console.print()
+    if rows:
+        console.print(grid(["Device", "Runtime", "Mechanism", "", ">Took"], rows))
+    if report.left_out:
+        console.print("[bold]What this machine cannot run[/bold]")
+        console.print(
+            facts(
+                [
+                    (
+                        "  " + " ".join(filter(None, (one.backend, one.runtime))),
+                        one.reason + (f"; {one.hint}" if one.hint else ""),
+                    )
+                    for one in report.left_out
+                ]
+            )
+        )
+    passed = f"{sum(one.ok for one in report.runs)} of {_count(len(report.runs), 'run')} passed"
+    verdict = "[bold green]OK[/bold green]" if report.ok else "[bold red]NOT OK[/bold red]"
+    console.print(f"{verdict}  {passed} in {seconds_text(report.seconds)}.")
 
 
 def _counts(*numbers: int) -> list[str]:

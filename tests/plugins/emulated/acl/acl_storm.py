@@ -1,38 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process of test_killed.py does until it is killed."""
 
-import os
 import random
-import signal
-import sys
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import crossmem_emulated
+if TYPE_CHECKING:
+    from tests.plugins.emulated.host_processes import die_after
+else:
+    from host_processes import die_after
 
 UNIT = 2 << 20
 MOST = 6
-LIBRARY = str(Path(crossmem_emulated.__file__).parent)
 # Others die while this process uses what is theirs.
 LOST = {0, 107017, 507899, 507053}
-
-
-def die_after(lines: int) -> None:
-    """Kill this process before the emulation has run a number of lines."""
-    left = lines
-
-    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.startswith(LIBRARY):
-            return None
-        if event == "line":
-            left -= 1
-            if not left:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-
-    sys.settrace(trace)
 
 
 class Storm:
@@ -46,9 +27,7 @@ class Storm:
         self.imported: list[tuple[int, int]] = []
         self.keys: list[str] = []
 
-    def run(self, lines: int) -> None:
-        if lines:
-            die_after(lines)
+    def run(self) -> None:
         actions = [self.share, self.share_by_key, self.import_, self.free, self.close, self.copy]
         while True:
             self.random.choice(actions)()
@@ -124,4 +103,6 @@ class Storm:
 
 def churn(acl: Any, board: str, seed: int, lines: int) -> None:
     """Allocate, share and import at random until something kills this process."""
-    Storm(acl, Path(board), seed).run(lines)
+    if lines:
+        die_after(lines)
+    Storm(acl, Path(board), seed).run()

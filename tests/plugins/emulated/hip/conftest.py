@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# The processes that tests start get this process's sys.path, and find hip_actor there.
-sys.path.insert(0, str(Path(__file__).parent))
+# The processes that tests start get this process's sys.path, and find hip_actor there. Both
+# folders' are forked from one process, which the first test of either starts.
+FOLDERS = [str(Path(__file__).parents[1] / name) for name in ("", "acl", "hip")]
+sys.path[:0] = FOLDERS
 
 if TYPE_CHECKING:
     from tests.plugins.emulated.hip.hip_actor import REAL, Actor
@@ -29,7 +31,7 @@ OURS = ("CROSSMEM_", "HIP_", "ROCR_", "CUDA_VISIBLE")
 def _server() -> None:
     """Start the process from which the others are forked, where it finds hip_actor."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", os.pathsep.join(FOLDERS), prepend=os.pathsep)
         for name in list(os.environ):
             if name.startswith(MEASURING):
                 patch.delenv(name)

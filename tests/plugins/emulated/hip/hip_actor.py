@@ -6,18 +6,20 @@ answer as the profile ``cuda`` does, or ``clr26`` where it is a ROCm build.
 """
 
 import ctypes
-import multiprocessing
 import os
-import resource
-import signal
 import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from tests.plugins.emulated.host_processes import Functions, HostProcess, HostProgram, preload
+else:
+    from host_processes import Functions, HostProcess, HostProgram, preload
 
 BLOCK = 2 << 20
 TO_DEVICE, TO_HOST, ON_DEVICE, BY_ADDRESS = 1, 2, 3, 4
@@ -49,15 +51,10 @@ def differs(codes: Mapping[str, Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("profile", "code"), cases, indirect=["profile"])
 
 
-# A clean process that forks the others. Vendors' libraries may not survive that, so there
-# everybody starts anew.
-_CONTEXT: Any = multiprocessing.get_context("spawn" if REAL else "forkserver")
-_CONTEXT.set_forkserver_preload(["acl_actor", Path(__file__).stem])
 if not REAL:
-    # What takes long, for that process to have done: imports, and what pydantic puts off.
+    # Imported early, for the process that forks the others.
     import_module("crossmem_emulated.hip")
-    import_module("crossmem_emulated.options").Options.from_environ({})
-_DEADLINE_S = 30.0
+    preload(Path(__file__).stem)
 
 
 def status(function: Callable[..., Any], *arguments: Any) -> int:
@@ -69,7 +66,7 @@ def status(function: Callable[..., Any], *arguments: Any) -> int:
     return 0
 
 
-class Program:
+class Program(HostProgram):
     """What a child can be told to do, beside calling the runtime's functions."""
 
     def __init__(self) -> None:
@@ -81,6 +78,7 @@ class Program:
             emulation = import_module("crossmem_emulated.hip").Runtime
             self.rt = emulation(options.hip_profile, options.strict, options=options)
             self.lazy_flag = int(options.hip_profile != "rocm5")
+        self.library = self.rt
 
     def write(self, pointer: int, data: bytes) -> None:
         source = ctypes.create_string_buffer(data, len(data))
@@ -99,13 +97,6 @@ class Program:
     def attributes(self, pointer: int) -> tuple[int, int, int, int]:
         found = self.rt.pointerGetAttributes(pointer)
         return found.type, found.device, found.devicePointer, found.hostPointer
-
-    def peek(self, pointer: int, nbytes: int = 1) -> bytes:
-        """Read as the host does, without asking the runtime."""
-        return ctypes.string_at(pointer, nbytes)
-
-    def poke(self, pointer: int, data: bytes) -> None:
-        ctypes.memmove(pointer, data, len(data))
 
     def raw(self, name: str, *arguments: Any) -> int:
         """Return the code of a call as C sees it; the failure is remembered."""
@@ -128,108 +119,28 @@ class Program:
             thread.join()
         return results
 
-    def in_fork(self, *calls: tuple[Any, ...]) -> list[Any]:
-        """Return the codes of calls in a forked child."""
-        ours, theirs = multiprocessing.Pipe(duplex=False)
-        child = os.fork()
-        if not child:
-            try:
-                theirs.send([status(self.ask, *call) for call in calls])
-            finally:
-                os._exit(0)
-        theirs.close()
-        try:
-            results: list[Any] = ours.recv() if ours.poll(_DEADLINE_S) else ["it hangs"]
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        return results
+    def in_thread_codes(self, *calls: tuple[Any, ...]) -> list[int]:
+        """Return the codes of calls in another thread."""
+        codes: list[int] = []
+        thread = threading.Thread(
+            target=lambda: codes.extend(status(self.ask, *one) for one in calls)
+        )
+        thread.start()
+        thread.join()
+        return codes
 
-    def memory_held(self) -> int:
-        """Return how many descriptors and mappings of emulated memory this process has."""
-        links = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
-        maps = Path("/proc/self/maps").read_text("utf-8").splitlines()
-        return sum("/memfd:crossmem" in one for one in (*links, *maps))
-
-    def rows(self) -> dict[str, int]:
-        """Return how much the emulated host knows, after it looked who is alive."""
-        machine = self.rt.machine
-        with machine.transaction() as tables:
-            machine.reap(tables)
-            names = ["process", "pages", "holding", "hip_share", "hip_import", "hip_event"]
-            return {
-                name: tables.execute(f"SELECT count(*) FROM {name}").fetchone()[0]  # noqa: S608
-                for name in names
-            }
-
-    def fail(self, name: str, code: int, counts: dict[str, int]) -> None:
-        """Let calls of the emulation fail."""
-        self.rt.faults.add(name, code, **counts)
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """Call one of these functions or of the runtime's, or return an attribute."""
-        found: Any = self
-        for part in name.split("."):
-            found = getattr(found, part)
-        return found(*arguments) if callable(found) else found
+    @override
+    def answer(self, name: str, *arguments: Any) -> Any:
+        """Return the code of a call."""
+        return status(self.ask, name, *arguments)
 
 
-def _serve(connection: Connection, environment: Mapping[str, str]) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.environ.clear()
-    os.environ.update(environment)
-    program = Program()
-    while True:
-        try:
-            name, arguments = connection.recv()
-        except EOFError:
-            os._exit(0)
-        try:
-            answer = (True, program.ask(name, *arguments))
-        except Exception as error:  # noqa: BLE001 - the test decides whether it is wanted
-            answer = (False, error)
-        connection.send(answer)
-
-
-class _Functions:
-    """The runtime's functions in another process."""
-
-    def __init__(self, actor: "Actor") -> None:
-        self._actor = actor
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: self._actor.call(f"rt.{name}", *arguments)
-
-
-class Actor:
+class Actor(HostProcess):
     """A process that calls the runtime where it is told to."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._connection, theirs = multiprocessing.Pipe()
-        self._process = _CONTEXT.Process(target=_serve, args=(theirs, dict(environment)))
-        self._process.start()
-        theirs.close()
-        self.pid: int = self._process.pid
-        self.rt: Any = _Functions(self)
-
-    def begin(self, name: str, *arguments: Any) -> None:
-        self._connection.send((name, arguments))
-
-    def result(self) -> Any:
-        if not self._connection.poll(_DEADLINE_S):
-            raise TimeoutError(f"process {self.pid} does not answer")
-        try:
-            is_fine, value = self._connection.recv()
-        except ConnectionResetError:
-            # It died before it read what it was told.
-            raise EOFError from None
-        if not is_fine:
-            raise value
-        return value
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        self.begin(name, *arguments)
-        return self.result()
+        super().__init__(Program, environment, is_real=REAL is not None)
+        self.rt: Any = Functions(self.call, "rt")
 
     def write(self, pointer: int, data: bytes) -> None:
         self.call("write", pointer, data)
@@ -255,24 +166,3 @@ class Actor:
         """Check what the emulation recorded on the whole host; a device records nothing."""
         if not REAL:
             assert [one.rule for one in self.call("rt.violations")] == list(rules)
-
-    def kill(self) -> None:
-        """Let it die as it stands."""
-        self._process.kill()
-        assert self.wait() == -signal.SIGKILL
-
-    def wait(self) -> int | None:
-        """Return how it ended."""
-        self._process.join(_DEADLINE_S)
-        return cast("int | None", self._process.exitcode)
-
-    def leave(self) -> None:
-        """Let it exit, without releasing anything."""
-        self._connection.close()
-        assert self.wait() == 0
-
-    def destroy(self) -> None:
-        """End it, however it is."""
-        self._connection.close()
-        self._process.kill()
-        self._process.join(_DEADLINE_S)

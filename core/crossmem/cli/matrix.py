@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance kit for everything that this machine can run."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import crossmem
+from crossmem.cli.kit import run_kit
+from crossmem.cli.reports import ConformanceMatrixReport, ConformanceReport, LeftOutReport
+from crossmem.errors import CrossmemError
+from crossmem.sharing.process import current
+
+__all__ = ["run_matrix"]
+
+_PASSED: Final = 0
+_NOTHING_SELECTED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One run of the kit."""
+
+    device: str
+    runtime: str | None
+    mechanism: str
+
+
+def run_matrix(
+    *,
+    select: str | None,
+    quiet: bool,
+    say: Callable[[str], None],
+    show: Callable[[ConformanceReport], None],
+) -> ConformanceMatrixReport:
+    """Run the kit on device 0 of each backend, with each runtime and each mechanism that it has.
+
+    One after the other: they would count each other's memory.
+
+    Parameters
+    ----------
+    select, quiet
+        As for :func:`~crossmem.cli.kit.run_kit`.
+    say
+        Is told what runs now.
+    show
+        Is given the report of each run when it is there.
+
+    Returns
+    -------
+    ConformanceMatrixReport
+        ``exit_code`` is that of the first run that failed; 5 where nothing was selected anywhere.
+
+    Raises
+    ------
+    UsageProblem
+        Where what the kit needs is not installed.
+    """
+    start = time.perf_counter()
+    cells, left_out = _find_cells()
+    runs = []
+    for number, cell in enumerate(cells, start=1):
+        names = " ".join(filter(None, (cell.device, cell.runtime, cell.mechanism)))
+        say(f"run {number} of {len(cells)}: {names}")
+        report = run_kit(
+            cell.device,
+            runtime=cell.runtime,
+            mechanism=cell.mechanism,
+            select=select,
+            quiet=quiet,
+        )
+        show(report)
+        runs.append(report)
+    exit_code = _exit_code([one.exit_code for one in runs])
+    return ConformanceMatrixReport(
+        version=crossmem.__version__,
+        ok=exit_code == _PASSED,
+        exit_code=exit_code,
+        seconds=time.perf_counter() - start,
+        runs=tuple(runs),
+        left_out=tuple(left_out),
+    )
+
+
+def _find_cells() -> tuple[list[_Cell], list[LeftOutReport]]:
+    """Return what can be run, and what cannot, with the reason."""
+    registry = current().registry
+    cells: list[_Cell] = []
+    left_out: list[LeftOutReport] = []
+    for name in registry.names():
+        try:
+            runtimes: tuple[str | None, ...] = registry.backend(name).runtimes or (None,)
+        except CrossmemError as error:
+            left_out.append(_left_out(name, None, error))
+            continue
+        for runtime in runtimes:
+            try:
+                device = crossmem.device(f"{name}:0", runtime=runtime)
+            except CrossmemError as error:
+                left_out.append(_left_out(name, runtime, error))
+            else:
+                mechanisms = device.capabilities.mechanisms
+                cells.extend(_Cell(device.name, runtime, one) for one in mechanisms)
+    return cells, left_out
+
+
+def _left_out(backend: str, runtime: str | None, error: CrossmemError) -> LeftOutReport:
+    return LeftOutReport(backend=backend, runtime=runtime, reason=error.message, hint=error.hint)
+
+
+def _exit_code(codes: list[int]) -> int:
+    failed = [code for code in codes if code not in {_PASSED, _NOTHING_SELECTED}]
+    if failed:
+        return failed[0]
+    return _PASSED if _PASSED in codes else _NOTHING_SELECTED
