@@ -35,6 +35,8 @@ class ForeignDriver(EmulatedDriver):
         """What is the matter with memory that begins at an address; for tests."""
         self.slab_nbytes = 1
         """Of what the memory that an export opens is a multiple."""
+        self.generation: int | None = None
+        """What tells allocations at one address apart."""
         self.tail_nbytes = 0
         """How much at the end of a block is no part of the allocation that is found."""
 
@@ -98,6 +100,7 @@ class ForeignDriver(EmulatedDriver):
             first,
             last - first,
             self.obstacles.get(block.pointer),
+            self.generation,
         )
 
     def adopt(self, ordinal: int, foreign: Foreign, mechanism: str) -> Block:

@@ -160,6 +160,46 @@ def test_an_owner_that_does_not_keep_the_memory_is_found_out(world: World) -> No
     world.device.adopt(block.pointer, block.capacity - 96, owner=block).free()
 
 
+def test_other_memory_at_the_same_address_is_not_taken_for_what_was_adopted(world: World) -> None:
+    block = world.allocate()
+    adopted = world.device.adopt(block.pointer, block.capacity, owner=object())
+    world.driver.generation = 2
+
+    with pytest.raises(crossmem.BusyError, match="somebody freed the memory"):
+        world.device.adopt(block.pointer, block.capacity, owner=block)
+
+    adopted.free()
+    with world.device.adopt(block.pointer, block.capacity, owner=block):
+        world.device.adopt(block.pointer, block.capacity, owner=block).free()
+
+
+EXITING = """
+import crossmem
+device = crossmem.device("foreign:0")
+block = device.driver.allocate(0, 1, "memfd")
+
+class Owner:
+    def __del__(self):
+        print("let go")
+
+adopted = device.adopt(block.pointer, block.capacity, owner=Owner())
+handle = adopted.export()
+"""
+
+
+def test_an_owner_is_let_go_at_exit() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXITING],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "CROSSMEM_PLUGINS": "crossmem_foreign", "PYTHONPATH": str(HERE)},
+    )
+
+    assert done.stdout == "let go\n"
+
+
 def test_odd_sizes_are_kept_and_fit_in_no_range(world: World) -> None:
     block = world.allocate()
     world.driver.tail_nbytes = 96

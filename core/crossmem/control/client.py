@@ -98,11 +98,15 @@ class OwnerConnection:
     @property
     def is_owner_alive(self) -> bool:
         """Whether the exporting process still runs; false where it was never reached."""
+        return not self.is_owner_dead(within_s=0.0)
+
+    def is_owner_dead(self, *, within_s: float) -> bool:
+        """Whether the exporting process is dead, or is within a time, in seconds."""
         if self._pidfd is not None:
-            return not is_dead(self._pidfd)
+            return is_dead(self._pidfd, within_s)
         # Without a pidfd, the end of the connection is the only sign of its death.
         link = self._link
-        return link is not None and link.is_open
+        return link is None or not link.is_open
 
     def request(
         self, handles: Sequence[ShareableHandle], *, reported: int, deadline: Deadline

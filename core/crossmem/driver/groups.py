@@ -83,6 +83,9 @@ class Foreign:
     obstacle
         Why the mechanism cannot carry this memory, None where it can: the end of a sentence that
         begins with the memory, such as ``"is managed memory, which legacy IPC cannot carry"``.
+    generation
+        What differs where the memory was freed and something else was allocated at the address,
+        None where the vendor knows nothing of that kind.
     """
 
     base: int = 0
@@ -90,6 +93,7 @@ class Foreign:
     exposed_base: int = 0
     exposed_nbytes: int = 0
     obstacle: str | None = None
+    generation: int | None = None
 
 
 class ForeignMemory(Protocol):

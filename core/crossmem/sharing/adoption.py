@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adoptions: exporting memory that someone else allocated, as long as that one keeps it."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -46,7 +47,7 @@ class Adopted(Owned):
         super().__init__(process, device, number, ground.block)
         # The vendor's allocation is exported once for all that is adopted of it.
         self.exported = ground.exported
-        self.block_lock = process.grounds.lock
+        self.block_lock = ground.lock
         self._ground = ground
         self._owner: object = owner
         self._offset = offset
@@ -80,8 +81,9 @@ class Adopted(Owned):
             self.process.pending.append(partial(_let_go, owner))
 
     @override
-    def _settle(self) -> None:
-        """Do nothing: nothing is freed, and work on the memory is the owner's business."""
+    def _after_work(self) -> AbstractContextManager[None]:
+        """Wait for nothing: nothing is freed, and work on the memory is the owner's business."""
+        return nullcontext()
 
     @override
     def _give_back(self) -> None:

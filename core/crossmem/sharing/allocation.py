@@ -5,6 +5,7 @@ import os
 import threading
 import time
 import warnings
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -26,6 +27,7 @@ from crossmem.models import Access, Event, EventKind, ShareableHandle
 from crossmem.sharing.loan import Loan
 from crossmem.sharing.memory import Memory, Uses
 from crossmem.sharing.process import Process, drain, is_current, is_mine, refuse_foreign
+from crossmem.sharing.work import after_work
 
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
@@ -111,23 +113,21 @@ class Owned:
         """Give the memory back: every lease has ended and nothing here uses it.
 
         The device's running work is waited for first: no vendor promises that freeing does.
-        Where the vendor refuses a step, later calls go on with it.
+        Where the vendor refuses a step, or that waiting, later calls go on with it.
         """
         with self.block_lock:
             if self.number not in self.process.owned:
                 return
             try:
-                try:
-                    self._settle()
-                finally:
+                with self._after_work():
                     self._release()
             except BaseException:
                 if self.number in self.process.owned:
                     self.process.unfinished.append(self.free_now)
                 raise
 
-    def _settle(self) -> None:
-        self.device.driver.synchronize(self.device.ordinal)
+    def _after_work(self) -> AbstractContextManager[None]:
+        return after_work(self.device)
 
     def _release(self) -> None:
         self._give_back()
@@ -336,7 +336,9 @@ class Allocation(Memory):
         BusyError
             Where a view of the memory is alive, another thread reads or writes it, a piece of an
             address range shows it, or leases remain and ``busy`` is not ``"defer"``. Nothing
-            has changed then.
+            has changed then. Also where the device's work cannot be waited for because it is
+            being captured: the memory then stays until a later call of crossmem can free it, as
+            if that had been deferred.
         """
         owned = self._owned
         if owned is None or self._process.is_closed:

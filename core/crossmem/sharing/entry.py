@@ -3,7 +3,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -20,12 +20,15 @@ from crossmem.errors import (
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.memory import Uses
 from crossmem.sharing.opening import Opening, OpeningTable
+from crossmem.sharing.work import after_work
 
 if TYPE_CHECKING:
     from crossmem.sharing.allocation import Owned
     from crossmem.sharing.device import Device
 
 __all__ = ["Entry", "LocalEntry", "RemoteEntry"]
+
+_DYING_S: Final = 0.1
 
 
 class Entry:
@@ -125,10 +128,9 @@ class Entry:
         self._close()
 
     def _unmap_now(self) -> None:
-        self.leaving, self.pointer = self.pointer, 0
-        try:
-            self.device.driver.synchronize(self.device.ordinal)
-        finally:
+        # Where the work that uses the memory cannot be waited for, the address stays as it is.
+        with after_work(self.device):
+            self.leaving, self.pointer = self.pointer, 0
             self._finish_unmap()
 
     def _finish_unmap(self) -> None:
@@ -234,12 +236,16 @@ class RemoteEntry(Entry):
         try:
             return opening.map(imported, remappable=remappable)
         except (DriverError, StaleHandleError) as error:
-            if self.device.capabilities.survives_owner or self.is_owner_alive:
+            if self.device.capabilities.survives_owner or not self._has_lost_its_owner():
                 raise
             msg = "the process that exported the memory is dead, and its memory with it"
             raise OwnerGoneError(
                 msg, operation="map", backend=self.device.backend, device=self.device.identity
             ) from error
+
+    def _has_lost_its_owner(self) -> bool:
+        """Whether the exporter is dead, or dying: its memory goes before its death is seen."""
+        return self.connection is not None and self.connection.is_owner_dead(within_s=_DYING_S)
 
     @override
     def _unmap(self, pointer: int) -> None:

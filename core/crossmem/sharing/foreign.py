@@ -111,18 +111,29 @@ class Ground:
         How it is shared.
     block
         What the driver works on.
+    generation
+        What the vendor tells apart allocations at one address by, None where it does not.
     exported
         What was exported of it, by access and whether it is raw: each once for all adoptions.
     users
         Numbers of the adoptions.
+    lock
+        Held while the driver works on the block.
     """
 
     driver: Driver
     foreign: ForeignMemory
     mechanism: str
     block: Block
+    generation: int | None
     exported: dict[tuple[Access, bool], Exported] = field(default_factory=dict)
     users: set[int] = field(default_factory=set)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def is_still(self, foreign: Foreign) -> bool:
+        """Whether the vendor has the same allocation there as when it was adopted."""
+        now = (foreign.base, foreign.nbytes, foreign.generation)
+        return (self.block.pointer, self.block.nbytes, self.generation) == now
 
     def overlaps(self, driver: Driver, ordinal: int, mechanism: str, foreign: Foreign) -> bool:
         """Whether memory of that place is part of this."""
@@ -139,7 +150,7 @@ class GroundTable:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        """Held while a driver works on memory that is adopted: adopts, exports, disowns."""
+        """Held while a driver adopts memory or gives it up."""
         self._grounds: list[Ground] = []
 
     def enter(self, device: "Device", foreign: Foreign, number: int) -> Ground:
@@ -157,17 +168,17 @@ class GroundTable:
             for ground in list(self._grounds):
                 if not ground.overlaps(driver, device.ordinal, mechanism, foreign):
                     continue
-                block = ground.block
                 if not ground.users:
                     self._end(ground)
-                elif (block.pointer, block.nbytes) == (foreign.base, foreign.nbytes):
+                elif ground.is_still(foreign):
                     ground.users.add(number)
                     return ground
                 else:
+                    block = ground.block
                     msg = (
                         f"{block.nbytes} bytes at {block.pointer:#x} are adopted, and the vendor "
-                        f"now has {foreign.nbytes} bytes at {foreign.base:#x}: somebody freed the "
-                        "memory although its owner lives"
+                        f"now has other memory there, {foreign.nbytes} bytes at "
+                        f"{foreign.base:#x}: somebody freed the memory although its owner lives"
                     )
                     raise BusyError(
                         msg,
@@ -178,7 +189,7 @@ class GroundTable:
             group = foreign_memory_of(driver)
             assert group is not None  # noqa: S101 - look_at has asked it
             block = group.adopt(device.ordinal, foreign, mechanism)
-            ground = Ground(driver, group, mechanism, block)
+            ground = Ground(driver, group, mechanism, block, foreign.generation)
             ground.users.add(number)
             self._grounds.append(ground)
             return ground

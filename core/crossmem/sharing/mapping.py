@@ -249,7 +249,9 @@ class Mapping(Memory):
         Raises
         ------
         BusyError
-            Where a view of the memory is alive.
+            Where a view of the memory is alive. Also where the device's work cannot be waited
+            for because it is being captured: this object is then closed, and the memory stays
+            mapped until a later call of crossmem can unmap it.
         """
         if self._entry is None or self._process.is_closed:
             return

@@ -159,7 +159,9 @@ class Process:
             self.is_exiting = True
         self._exiting.set()
         with ExitStack() as steps:
-            # Whatever interrupts a step, an impatient user too, those after it are taken.
+            # Whatever interrupts a step, an impatient user too, those after it are taken. The
+            # last one lets owners go whose adoptions end here.
+            steps.callback(self.drain)
             for owned in list(self.owned.values()):
                 steps.callback(owned.free_at_exit)
             if self._server is not None:

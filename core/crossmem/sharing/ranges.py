@@ -220,7 +220,9 @@ class Piece(Memory):
         Raises
         ------
         BusyError
-            Where a view of the piece is alive, or another thread reads or writes it.
+            Where a view of the piece is alive, or another thread reads or writes it. Also where
+            the device's work cannot be waited for because it is being captured: this object is
+            then closed, and a later call of crossmem unmaps the piece.
         """
         if self._placed is None or self._process.is_closed:
             return

@@ -15,6 +15,7 @@ from crossmem.sharing.allocation import Allocation
 from crossmem.sharing.loan import Loan
 from crossmem.sharing.mapping import Import
 from crossmem.sharing.process import Process, is_mine, refuse_foreign
+from crossmem.sharing.work import after_work
 
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
@@ -157,18 +158,14 @@ class Reservation:
         if not placed.is_mapped:
             return
         try:
-            self.device.driver.synchronize(self.device.ordinal)
-        finally:
-            self._unmap_now(placed)
-
-    def _unmap_now(self, placed: Placed) -> None:
-        try:
-            self._driver.unmap_at(placed.loan.memory, self.pointer + placed.offset)
+            with after_work(self.device):
+                self._driver.unmap_at(placed.loan.memory, self.pointer + placed.offset)
+                placed.is_mapped = False
+                self._forget(placed)
         except BaseException:
-            self.process.unfinished.append(partial(self._unmap_again, placed))
+            if placed.is_mapped:
+                self.process.unfinished.append(partial(self._unmap_again, placed))
             raise
-        placed.is_mapped = False
-        self._forget(placed)
 
     def _unmap_again(self, placed: Placed) -> None:
         if not self.unmap(placed):
