@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from crossmem.driver import Block, Exported, Imported
-from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import CUDA, FAMILIES, HIP, Family
 
 DEVICE_CALLS = frozenset({"getDevice", "setDevice", "streamIsCapturing"})
@@ -166,8 +166,8 @@ def rt(family: Family) -> FakeRuntime:
 
 
 @pytest.fixture
-def driver(family: Family, rt: FakeRuntime) -> LegacyDriver:
-    driver = LegacyDriver(family, cast("Any", rt))
+def driver(family: Family, rt: FakeRuntime) -> GpuDriver:
+    driver = GpuDriver(family, cast("Any", rt))
     rt.calls.clear()
     return driver
 
@@ -178,8 +178,8 @@ def hip_rt() -> FakeRuntime:
 
 
 @pytest.fixture
-def hip(hip_rt: FakeRuntime) -> LegacyDriver:
-    driver = LegacyDriver(HIP, cast("Any", hip_rt))
+def hip(hip_rt: FakeRuntime) -> GpuDriver:
+    driver = GpuDriver(HIP, cast("Any", hip_rt))
     hip_rt.calls.clear()
     return driver
 
@@ -190,8 +190,8 @@ def cuda_rt() -> FakeRuntime:
 
 
 @pytest.fixture
-def cuda(cuda_rt: FakeRuntime) -> LegacyDriver:
-    driver = LegacyDriver(CUDA, cast("Any", cuda_rt))
+def cuda(cuda_rt: FakeRuntime) -> GpuDriver:
+    driver = GpuDriver(CUDA, cast("Any", cuda_rt))
     cuda_rt.calls.clear()
     return driver
 
@@ -201,7 +201,7 @@ class Story:
 
     HANDLE = bytes(range(64))
 
-    def __init__(self, driver: LegacyDriver, ordinal: int = 0) -> None:
+    def __init__(self, driver: GpuDriver, ordinal: int = 0) -> None:
         self.driver = driver
         self.ordinal = ordinal
         self.block: Block | None = None
@@ -252,10 +252,10 @@ class Story:
 
 
 @pytest.fixture
-def story(driver: LegacyDriver) -> Story:
+def story(driver: GpuDriver) -> Story:
     return Story(driver)
 
 
 @pytest.fixture
-def story_on(driver: LegacyDriver) -> Callable[[int], Story]:
+def story_on(driver: GpuDriver) -> Callable[[int], Story]:
     return lambda ordinal: Story(driver, ordinal)
