@@ -174,13 +174,23 @@ class GpuDriver(Driver):
         capacity: int,
         access: Access,
     ) -> Imported:
+        way = self._mechanisms[mechanism]
+        sizes, count = tuple(map(len, exported.payloads)), len(exported.descriptors)
+        if (sizes, count) != (way.payload_sizes, way.descriptors):
+            raise InvalidHandleError(
+                f"an export of {self.backend} memory for mechanism {mechanism!r} has payloads of "
+                f"{way.payload_sizes} bytes and {way.descriptors} descriptors, not {sizes} and "
+                f"{count}",
+                operation="import",
+                backend=self.backend,
+            )
+        if not 0 < nbytes <= capacity:
+            raise InvalidHandleError(
+                f"the exporter offers {nbytes} bytes in a capacity of {capacity}",
+                operation="import",
+                backend=self.backend,
+            )
         with ExitStack() as undo, self._on(ordinal, "import"):
-            if not 0 < nbytes <= capacity:
-                raise InvalidHandleError(
-                    f"the exporter offers {nbytes} bytes in a capacity of {capacity}",
-                    backend=self.backend,
-                )
-            way = self._mechanisms[mechanism]
             imported = way.import_(ordinal, exported, capacity, access, home=home)
             undo.enter_context(on_failure(partial(self.close, imported)))
         # Only now, because core closes them where this raises.

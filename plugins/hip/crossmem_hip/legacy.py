@@ -61,6 +61,8 @@ class Legacy(Mechanism):
     """
 
     name = "legacy"
+    payload_sizes = (_HANDLE_NBYTES,)
+    descriptors = 0
     raw_handles = True
     survives_owner = False
     address_ranges = False
@@ -111,17 +113,8 @@ class Legacy(Mechanism):
     def import_(
         self, ordinal: int, exported: Exported, capacity: int, access: Access, *, home: int
     ) -> Imported:
-        payloads = exported.payloads
-        if len(payloads) != 1 or len(payloads[0]) != _HANDLE_NBYTES or exported.descriptors:
-            raise InvalidHandleError(
-                f"an export of {self._vendor.family.backend} memory is one payload of "
-                f"{_HANDLE_NBYTES} bytes, not {len(payloads)} of "
-                f"{', '.join(str(len(one)) for one in payloads) or 'nothing'}, and "
-                f"{len(exported.descriptors)} descriptors",
-                backend=self._vendor.family.backend,
-            )
         # The vendors open memory and map it in one step, which is left to `map`.
-        return Imported(ordinal, capacity, access, _Opened(self, bytes(payloads[0]), home))
+        return Imported(ordinal, capacity, access, _Opened(self, exported.payloads[0], home))
 
     @override
     def close(self, imported: Imported) -> None:

@@ -17,6 +17,8 @@ class Mechanism(Protocol):
     ----------
     name
         As users ask for it.
+    payload_sizes, descriptors
+        What an export is made of: the size of each payload in bytes, and how many descriptors.
     raw_handles
         Whether programs without crossmem can use what it exports.
     survives_owner
@@ -28,6 +30,8 @@ class Mechanism(Protocol):
     """
 
     name: str
+    payload_sizes: tuple[int, ...]
+    descriptors: int
     raw_handles: bool
     survives_owner: bool
     address_ranges: bool
@@ -56,7 +60,10 @@ class Mechanism(Protocol):
     def import_(
         self, ordinal: int, exported: Exported, capacity: int, access: Access, *, home: int
     ) -> Imported:
-        """Open another process's memory; descriptors are closed by the caller."""
+        """Open another process's memory; the caller has checked sizes and numbers of what came.
+
+        Descriptors are closed by the caller.
+        """
         ...
 
     def close(self, imported: Imported) -> None:

@@ -66,6 +66,8 @@ class Virtual(Mechanism):
     """
 
     name = "vmm"
+    payload_sizes = ()
+    descriptors = 1
     raw_handles = False
     survives_owner = True
     address_ranges = True
@@ -160,13 +162,6 @@ class Virtual(Mechanism):
     def import_(
         self, ordinal: int, exported: Exported, capacity: int, access: Access, *, home: int
     ) -> Imported:
-        if len(exported.descriptors) != 1 or exported.payloads:
-            raise InvalidHandleError(
-                f"an export of {self._vendor.family.backend} memory for mechanism {self.name!r} is "
-                f"one descriptor and no payload, not {len(exported.descriptors)} and "
-                f"{len(exported.payloads)}",
-                backend=self._vendor.family.backend,
-            )
         (descriptor,) = exported.descriptors
         with self._vendor.calling("memImportFromShareableHandle"):
             handle = self._rt.memImportFromShareableHandle(descriptor, _DESCRIPTOR)
@@ -185,7 +180,8 @@ class Virtual(Mechanism):
         try:
             return self._map_anywhere(imported.reference, imported.capacity, imported.ordinal)
         except DriverError as error:
-            if (error.call, error.code) != (self._vendor.family.function("memMap"), INVALID_VALUE):
+            calls = map(self._vendor.family.function, ("memAddressReserve", "memMap"))
+            if error.call not in calls or error.code != INVALID_VALUE:
                 raise
             raise InvalidHandleError(
                 f"the memory does not have the {imported.capacity} bytes that its exporter claims",
