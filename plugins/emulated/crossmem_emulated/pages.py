@@ -226,9 +226,14 @@ class PageStore:
                     (pages.number,),
                 )
         memory.unmap(pages.address, pages.nbytes)
-        if pages.descriptor is not None:
+        self.close_descriptor(pages)
+
+    def close_descriptor(self, pages: Pages) -> None:
+        """Close this process's own descriptor of memory; what it has mapped stays."""
+        descriptor, pages.descriptor = pages.descriptor, None
+        if descriptor is not None:
             with suppress(OSError):
-                close(pages.descriptor)
+                close(descriptor)
 
 
 def _file_of(descriptor: int) -> tuple[int, int]:

@@ -206,7 +206,7 @@ class GpuDriver(Driver):
     @override
     def map(self, imported: Imported, *, remappable: bool) -> int:
         with ExitStack() as undo, self._on(imported.ordinal, "map"):
-            pointer: int = imported.reference.mechanism.map(imported)
+            pointer: int = imported.reference.mechanism.map(imported, remappable=remappable)
             undo.enter_context(on_failure(partial(self.unmap, imported, pointer)))
         return pointer
 

@@ -122,7 +122,7 @@ class Legacy(Mechanism):
         self.unmap(imported)
 
     @override
-    def map(self, imported: Imported) -> int:
+    def map(self, imported: Imported, *, remappable: bool) -> int:
         opened: _Opened = imported.reference
         if opened.base:
             return opened.base

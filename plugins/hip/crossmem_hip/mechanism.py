@@ -70,8 +70,8 @@ class Mechanism(Protocol):
         """Give an import back."""
         ...
 
-    def map(self, imported: Imported) -> int:
-        """Give an import an address and return it."""
+    def map(self, imported: Imported, *, remappable: bool) -> int:
+        """Give an import an address and return it; another one may be wanted if remappable."""
         ...
 
     def unmap(self, imported: Imported) -> None:

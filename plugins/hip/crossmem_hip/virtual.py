@@ -9,8 +9,8 @@ of it, in whatever process.
 
 import logging
 import os
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -124,16 +124,21 @@ class Virtual(Mechanism):
 
     @override
     def export(self, block: Block) -> Exported:
-        owned: _Physical = block.reference
+        with ExitStack() as undo, self._handle_of(block.reference, block.pointer) as handle:
+            exported = Exported((), (self._export(handle),))
+            undo.enter_context(on_failure(partial(self.release_export, exported)))
+        return exported
+
+    @contextmanager
+    def _handle_of(self, owned: _Physical, pointer: int) -> Iterator[int]:
+        """Yield the handle of what is mapped at an address, for a moment where it was released."""
         if owned.handle:
-            return Exported((), (self._export(owned.handle),))
-        # Adopted: the handle is somebody else's, who may have released it after mapping.
+            yield owned.handle
+            return
         with self._vendor.calling("memRetainAllocationHandle"):
-            owned.handle = self._rt.memRetainAllocationHandle(block.pointer)
-        with ExitStack() as undo, in_any_case(partial(self._release_handle, owned)):
-            descriptor = self._export(owned.handle)
-            undo.enter_context(on_failure(partial(self._close, descriptor)))
-        return Exported((), (descriptor,))
+            owned.handle = self._rt.memRetainAllocationHandle(pointer)
+        with in_any_case(partial(self._release_handle, owned)):
+            yield owned.handle
 
     def _export(self, handle: int) -> int:
         with self._vendor.calling("memExportToShareableHandle"):
@@ -175,8 +180,17 @@ class Virtual(Mechanism):
         self._release_handle(owned)
 
     @override
-    def map(self, imported: Imported) -> int:
+    def map(self, imported: Imported, *, remappable: bool) -> int:
+        owned: _Physical = imported.reference
         refuse_capture(self._vendor)
+        pointer = self._map_import(imported)
+        if not remappable:
+            # The mapping keeps the memory: ten thousand of them need no handle.
+            with on_failure(partial(self.unmap, imported)):
+                self._release_handle(owned)
+        return pointer
+
+    def _map_import(self, imported: Imported) -> int:
         try:
             return self._map_anywhere(imported.reference, imported.capacity, imported.ordinal)
         except DriverError as error:
@@ -211,9 +225,10 @@ class Virtual(Mechanism):
         """Map memory at reserved addresses."""
         owned: _Physical = memory.reference
         refuse_capture(self._vendor)
-        self._map_at(pointer, owned.handle, memory.capacity)
-        owned.pieces.add(pointer)
-        with on_failure(partial(self.unmap_at, memory, pointer)):
+        with ExitStack() as undo, self._handle_of(owned, owned.addresses) as handle:
+            self._map_at(pointer, handle, memory.capacity)
+            owned.pieces.add(pointer)
+            undo.enter_context(on_failure(partial(self.unmap_at, memory, pointer)))
             self._set_access(pointer, memory.capacity, memory.ordinal)
 
     def unmap_at(self, memory: Block | Imported, pointer: int) -> None:

@@ -42,6 +42,8 @@ class Physical:
         The memory.
     handle_type
         As what it may be exported.
+    is_imported
+        Whether another process made it, or this one imported its own.
     references
         How often it was made, imported or retained, less what was released.
     mappings
@@ -51,6 +53,7 @@ class Physical:
     handle: int
     pages: Pages
     handle_type: int
+    is_imported: bool
     references: int = 1
     mappings: int = 0
 
@@ -76,13 +79,18 @@ def find_physical(process: HipProcess, handle: int) -> Physical:
 
 def drop(process: HipProcess, physical: Physical) -> None:
     """Give memory up where neither its handle nor a mapping keeps it here any more."""
-    if not physical.references and not physical.mappings:
+    if physical.references:
+        return
+    if physical.is_imported:
+        # The descriptor is the handle's; a mapping alone needs none.
+        process.store.close_descriptor(physical.pages)
+    if not physical.mappings:
         del process.physical[physical.handle]
         process.store.release(physical.pages)
 
 
-def _enter(process: HipProcess, pages: Pages, handle_type: int) -> int:
-    made = Physical(next(process.handles), pages, handle_type)
+def _enter(process: HipProcess, pages: Pages, handle_type: int, *, is_imported: bool) -> int:
+    made = Physical(next(process.handles), pages, handle_type, is_imported)
     process.physical[made.handle] = made
     return made.handle
 
@@ -138,7 +146,8 @@ def _mem_create(  # noqa: PLR0917
         raise Refused(Status.INVALID_VALUE, text, "HIP-V1")
     if size > LARGEST_NBYTES:
         raise Refused(Status.OUT_OF_MEMORY, f"the device has no room for {size} bytes")
-    return _enter(process, process.store.allocate(index, size, is_labelled=True), handle_type)
+    pages = process.store.allocate(index, size, is_labelled=True)
+    return _enter(process, pages, handle_type, is_imported=False)
 
 
 @entry("memRelease(unsigned long long handle)")
@@ -187,7 +196,9 @@ def _mem_export_to_shareable_handle(
     if flags or handle_type == _NO_HANDLE or handle_type != physical.handle_type:
         text = f"type {handle_type} with flags {flags}; it was made for {physical.handle_type}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
-    assert physical.pages.descriptor is not None  # noqa: S101 - labelled memory has one
+    if physical.pages.descriptor is None:
+        # Imported, mapped, released and retained again: there the emulation has nothing to give.
+        raise Refused(Status.NOT_SUPPORTED, f"{handle:#x} was imported, and released since")
     return os.dup(physical.pages.descriptor)
 
 
@@ -206,4 +217,4 @@ def _mem_import_from_shareable_handle(
     if process.ordinal_of(pages.device) is None:
         process.store.release(pages)
         raise Refused(Status.NOT_SUPPORTED, "its device is not visible here")
-    return _enter(process, pages, _DESCRIPTOR)
+    return _enter(process, pages, _DESCRIPTOR, is_imported=True)
