@@ -206,8 +206,15 @@ class GpuDriver(Driver):
     @override
     def map(self, imported: Imported, *, remappable: bool) -> int:
         with ExitStack() as undo, self._on(imported.ordinal, "map"):
-            pointer: int = imported.reference.mechanism.map(imported, remappable=remappable)
+            pointer: int = imported.reference.mechanism.map(imported)
             undo.enter_context(on_failure(partial(self.unmap, imported, pointer)))
+        if not remappable:
+            # At the very end, because it is what cannot be undone.
+            with (
+                on_failure(partial(self.unmap, imported, pointer)),
+                self._about(imported.ordinal, "map"),
+            ):
+                imported.reference.mechanism.keep_mapped(imported)
         return pointer
 
     @override
@@ -284,10 +291,15 @@ class GpuDriver(Driver):
 
     @contextmanager
     def _on(self, ordinal: int, operation: str) -> Iterator[None]:
-        """Make a device current for this thread while the block runs; say on errors what failed."""
+        """Make a device current for this thread while the block runs."""
+        with self._about(ordinal, operation), self._current.on(ordinal):
+            yield
+
+    @contextmanager
+    def _about(self, ordinal: int, operation: str) -> Iterator[None]:
+        """Say on errors what failed, and where."""
         try:
-            with self._current.on(ordinal):
-                yield
+            yield
         except CrossmemError as error:
             error.operation = error.operation or operation
             error.device = error.device or self._devices[ordinal].identity

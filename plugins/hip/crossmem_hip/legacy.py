@@ -122,7 +122,7 @@ class Legacy(Mechanism):
         self.unmap(imported)
 
     @override
-    def map(self, imported: Imported, *, remappable: bool) -> int:
+    def map(self, imported: Imported) -> int:
         opened: _Opened = imported.reference
         if opened.base:
             return opened.base
@@ -135,6 +135,10 @@ class Legacy(Mechanism):
         with on_failure(partial(self.unmap, imported)):
             self._check_size(opened.base, imported.capacity)
         return opened.base
+
+    @override
+    def keep_mapped(self, imported: Imported) -> None:
+        """Do nothing: a mapping is all that there is."""
 
     @override
     def unmap(self, imported: Imported) -> None:

@@ -70,8 +70,12 @@ class Mechanism(Protocol):
         """Give an import back."""
         ...
 
-    def map(self, imported: Imported, *, remappable: bool) -> int:
-        """Give an import an address and return it; another one may be wanted if remappable."""
+    def map(self, imported: Imported) -> int:
+        """Give an import an address and return it."""
+        ...
+
+    def keep_mapped(self, imported: Imported) -> None:
+        """Give up what only a further mapping would need. No device is current for this."""
         ...
 
     def unmap(self, imported: Imported) -> None:

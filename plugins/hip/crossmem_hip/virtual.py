@@ -9,6 +9,7 @@ of it, in whatever process.
 
 import logging
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ _DESCRIPTOR: Final = 1
 _ON_DEVICE: Final = 1
 _RECOMMENDED: Final = 1
 _READ_WRITE: Final = 3
+_TOKEN_NBYTES: Final = 16
+"""Tells importers which exports are the same memory: a descriptor does not show it."""
 
 
 @dataclass(slots=True)
@@ -66,7 +69,7 @@ class Virtual(Mechanism):
     """
 
     name = "vmm"
-    payload_sizes = ()
+    payload_sizes = (_TOKEN_NBYTES,)
     descriptors = 1
     raw_handles = False
     survives_owner = True
@@ -125,7 +128,8 @@ class Virtual(Mechanism):
     @override
     def export(self, block: Block) -> Exported:
         with ExitStack() as undo, self._handle_of(block.reference, block.pointer) as handle:
-            exported = Exported((), (self._export(handle),))
+            token = secrets.token_bytes(_TOKEN_NBYTES)
+            exported = Exported((token,), (self._export(handle),))
             undo.enter_context(on_failure(partial(self.release_export, exported)))
         return exported
 
@@ -180,17 +184,8 @@ class Virtual(Mechanism):
         self._release_handle(owned)
 
     @override
-    def map(self, imported: Imported, *, remappable: bool) -> int:
-        owned: _Physical = imported.reference
+    def map(self, imported: Imported) -> int:
         refuse_capture(self._vendor)
-        pointer = self._map_import(imported)
-        if not remappable:
-            # The mapping keeps the memory: ten thousand of them need no handle.
-            with on_failure(partial(self.unmap, imported)):
-                self._release_handle(owned)
-        return pointer
-
-    def _map_import(self, imported: Imported) -> int:
         try:
             return self._map_anywhere(imported.reference, imported.capacity, imported.ordinal)
         except DriverError as error:
@@ -201,6 +196,11 @@ class Virtual(Mechanism):
                 f"the memory does not have the {imported.capacity} bytes that its exporter claims",
                 backend=self._vendor.family.backend,
             ) from error
+
+    @override
+    def keep_mapped(self, imported: Imported) -> None:
+        # The mapping keeps the memory: ten thousand of them need no handle.
+        self._release_handle(imported.reference)
 
     @override
     def unmap(self, imported: Imported) -> None:

@@ -6,8 +6,9 @@ those are the emulation's, on which the conformance kit runs.
 """
 
 import itertools
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -149,6 +150,75 @@ class FakeRuntime:
         return pointer, self.size_of(pointer)
 
 
+class VirtualRuntime(FakeRuntime):
+    """Has virtual memory too. Descriptors are of a file, and real."""
+
+    def __init__(self, devices: int = 2, *, is_hip: bool = True) -> None:
+        super().__init__(devices, is_hip=is_hip)
+        self.granularity = 2 * MIB
+
+    def memGetAllocationGranularity(
+        self, kind: int, handle_type: int, location_type: int, device: int, option: int
+    ) -> int:
+        self._note("memGetAllocationGranularity", kind, handle_type, location_type, device, option)
+        return self.granularity
+
+    def memCreate(
+        self,
+        size: int,
+        kind: int,
+        handle_type: int,
+        location_type: int,
+        device: int,
+        flags: int,
+    ) -> int:
+        self._note("memCreate", size, kind, handle_type, location_type, device, flags)
+        return self._acquire("handle")
+
+    def memRelease(self, handle: int) -> None:
+        self._note("memRelease", handle)
+        self.held.remove(("handle", handle))
+
+    def memRetainAllocationHandle(self, pointer: int) -> int:
+        self._note("memRetainAllocationHandle", pointer)
+        return self._acquire("handle")
+
+    def memGetAllocationPropertiesFromHandle(self, handle: int) -> tuple[int, int, int, int]:
+        raise AssertionError("crossmem asks nobody for this")
+
+    def memAddressReserve(self, size: int, alignment: int, address: int, flags: int) -> int:
+        self._note("memAddressReserve", size, alignment, address, flags)
+        return self._acquire("addresses")
+
+    def memAddressFree(self, pointer: int, size: int) -> None:
+        self._note("memAddressFree", pointer, size)
+        assert ("mapping", pointer) not in self.held
+        self.held.remove(("addresses", pointer))
+
+    def memMap(self, pointer: int, size: int, offset: int, handle: int, flags: int) -> None:
+        self._note("memMap", pointer, size, offset, handle, flags)
+        self.held.add(("mapping", pointer))
+
+    def memUnmap(self, pointer: int, size: int) -> None:
+        self._note("memUnmap", pointer, size)
+        self.held.remove(("mapping", pointer))
+
+    def memSetAccess(self, pointer: int, size: int, access: Sequence[tuple[int, int, int]]) -> None:
+        self._note("memSetAccess", pointer, size, access)
+
+    def memGetAccess(self, location_type: int, device: int, pointer: int) -> int:
+        raise AssertionError("crossmem asks nobody for this")
+
+    def memExportToShareableHandle(self, handle: int, handle_type: int, flags: int) -> int:
+        self._note("memExportToShareableHandle", handle, handle_type, flags)
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def memImportFromShareableHandle(self, descriptor: int, handle_type: int) -> int:
+        os.fstat(descriptor)
+        self._note("memImportFromShareableHandle", descriptor, handle_type)
+        return self._acquire("handle")
+
+
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.backend)
 def family(request: pytest.FixtureRequest) -> Family:
     found: Family = request.param
@@ -158,6 +228,11 @@ def family(request: pytest.FixtureRequest) -> Family:
 @pytest.fixture
 def fake() -> type[FakeRuntime]:
     return FakeRuntime
+
+
+@pytest.fixture
+def fake_virtual() -> type[VirtualRuntime]:
+    return VirtualRuntime
 
 
 @pytest.fixture
