@@ -26,6 +26,8 @@ class HostProgram:
 
     library: Any
     """The vendor's, or the emulation of it."""
+    connection: Connection
+    """The pipe to the test."""
 
     def peek(self, pointer: int, nbytes: int = 1) -> bytes:
         """Read as the host does, without asking the library."""
@@ -98,6 +100,7 @@ def _serve(
     os.environ.clear()
     os.environ.update(environment)
     program = program_class()
+    program.connection = connection
     while True:
         try:
             name, arguments = connection.recv()

@@ -6,14 +6,15 @@ those are the emulation's, on which the conformance kit runs.
 """
 
 import itertools
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
 
 from crossmem.driver import Block, Exported, Imported
-from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import CUDA, FAMILIES, HIP, Family
 
 DEVICE_CALLS = frozenset({"getDevice", "setDevice", "streamIsCapturing"})
@@ -149,6 +150,75 @@ class FakeRuntime:
         return pointer, self.size_of(pointer)
 
 
+class VirtualRuntime(FakeRuntime):
+    """Has virtual memory too. Descriptors are of a file, and real."""
+
+    def __init__(self, devices: int = 2, *, is_hip: bool = True) -> None:
+        super().__init__(devices, is_hip=is_hip)
+        self.granularity = 2 * MIB
+
+    def memGetAllocationGranularity(
+        self, kind: int, handle_type: int, location_type: int, device: int, option: int
+    ) -> int:
+        self._note("memGetAllocationGranularity", kind, handle_type, location_type, device, option)
+        return self.granularity
+
+    def memCreate(
+        self,
+        size: int,
+        kind: int,
+        handle_type: int,
+        location_type: int,
+        device: int,
+        flags: int,
+    ) -> int:
+        self._note("memCreate", size, kind, handle_type, location_type, device, flags)
+        return self._acquire("handle")
+
+    def memRelease(self, handle: int) -> None:
+        self._note("memRelease", handle)
+        self.held.remove(("handle", handle))
+
+    def memRetainAllocationHandle(self, pointer: int) -> int:
+        self._note("memRetainAllocationHandle", pointer)
+        return self._acquire("handle")
+
+    def memGetAllocationPropertiesFromHandle(self, handle: int) -> tuple[int, int, int, int]:
+        raise AssertionError("crossmem asks nobody for this")
+
+    def memAddressReserve(self, size: int, alignment: int, address: int, flags: int) -> int:
+        self._note("memAddressReserve", size, alignment, address, flags)
+        return self._acquire("addresses")
+
+    def memAddressFree(self, pointer: int, size: int) -> None:
+        self._note("memAddressFree", pointer, size)
+        assert ("mapping", pointer) not in self.held
+        self.held.remove(("addresses", pointer))
+
+    def memMap(self, pointer: int, size: int, offset: int, handle: int, flags: int) -> None:
+        self._note("memMap", pointer, size, offset, handle, flags)
+        self.held.add(("mapping", pointer))
+
+    def memUnmap(self, pointer: int, size: int) -> None:
+        self._note("memUnmap", pointer, size)
+        self.held.remove(("mapping", pointer))
+
+    def memSetAccess(self, pointer: int, size: int, access: Sequence[tuple[int, int, int]]) -> None:
+        self._note("memSetAccess", pointer, size, access)
+
+    def memGetAccess(self, location_type: int, device: int, pointer: int) -> int:
+        raise AssertionError("crossmem asks nobody for this")
+
+    def memExportToShareableHandle(self, handle: int, handle_type: int, flags: int) -> int:
+        self._note("memExportToShareableHandle", handle, handle_type, flags)
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def memImportFromShareableHandle(self, descriptor: int, handle_type: int) -> int:
+        os.fstat(descriptor)
+        self._note("memImportFromShareableHandle", descriptor, handle_type)
+        return self._acquire("handle")
+
+
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.backend)
 def family(request: pytest.FixtureRequest) -> Family:
     found: Family = request.param
@@ -161,13 +231,18 @@ def fake() -> type[FakeRuntime]:
 
 
 @pytest.fixture
+def fake_virtual() -> type[VirtualRuntime]:
+    return VirtualRuntime
+
+
+@pytest.fixture
 def rt(family: Family) -> FakeRuntime:
     return FakeRuntime(is_hip=family.is_hip)
 
 
 @pytest.fixture
-def driver(family: Family, rt: FakeRuntime) -> LegacyDriver:
-    driver = LegacyDriver(family, cast("Any", rt))
+def driver(family: Family, rt: FakeRuntime) -> GpuDriver:
+    driver = GpuDriver(family, cast("Any", rt))
     rt.calls.clear()
     return driver
 
@@ -178,8 +253,8 @@ def hip_rt() -> FakeRuntime:
 
 
 @pytest.fixture
-def hip(hip_rt: FakeRuntime) -> LegacyDriver:
-    driver = LegacyDriver(HIP, cast("Any", hip_rt))
+def hip(hip_rt: FakeRuntime) -> GpuDriver:
+    driver = GpuDriver(HIP, cast("Any", hip_rt))
     hip_rt.calls.clear()
     return driver
 
@@ -190,8 +265,8 @@ def cuda_rt() -> FakeRuntime:
 
 
 @pytest.fixture
-def cuda(cuda_rt: FakeRuntime) -> LegacyDriver:
-    driver = LegacyDriver(CUDA, cast("Any", cuda_rt))
+def cuda(cuda_rt: FakeRuntime) -> GpuDriver:
+    driver = GpuDriver(CUDA, cast("Any", cuda_rt))
     cuda_rt.calls.clear()
     return driver
 
@@ -201,7 +276,7 @@ class Story:
 
     HANDLE = bytes(range(64))
 
-    def __init__(self, driver: LegacyDriver, ordinal: int = 0) -> None:
+    def __init__(self, driver: GpuDriver, ordinal: int = 0) -> None:
         self.driver = driver
         self.ordinal = ordinal
         self.block: Block | None = None
@@ -252,10 +327,123 @@ class Story:
 
 
 @pytest.fixture
-def story(driver: LegacyDriver) -> Story:
+def story(driver: GpuDriver) -> Story:
     return Story(driver)
 
 
 @pytest.fixture
-def story_on(driver: LegacyDriver) -> Callable[[int], Story]:
+def story_on(driver: GpuDriver) -> Callable[[int], Story]:
     return lambda ordinal: Story(driver, ordinal)
+
+
+# Virtual memory -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def virtual_rt(family: Family) -> VirtualRuntime:
+    return VirtualRuntime(is_hip=family.is_hip)
+
+
+@pytest.fixture
+def virtual(family: Family, virtual_rt: VirtualRuntime) -> GpuDriver:
+    driver = GpuDriver(family, cast("Any", virtual_rt))
+    # What is asked once is asked before.
+    driver.capabilities(0, "vmm")
+    virtual_rt.calls.clear()
+    return driver
+
+
+class VirtualStory:
+    """One allocation's life on both sides, one operation at a time."""
+
+    TOKEN = bytes(range(16))
+    OPERATIONS = (
+        *("allocate", "export", "import_", "map", "reserve", "map_at", "map_import_at"),
+        *("unmap_import_at", "unmap_at", "release", "unmap", "close", "release_export", "free"),
+    )
+
+    def __init__(self, driver: Any, ordinal: int = 0, *, remappable: bool = True) -> None:
+        self.driver = driver
+        self.ordinal = ordinal
+        self.remappable = remappable
+        self.block = Block(0, 0, 0, 0)
+        self.imported = Imported(0, 0, "rw")
+        self.exported = Exported()
+        self.pointer = 0
+        self.range = 0
+
+    def allocate(self) -> None:
+        self.block = self.driver.allocate(self.ordinal, 3 * MIB, "vmm")
+
+    def export(self) -> None:
+        self.exported = self.driver.export(self.block, "vmm", "rw", raw=False)
+
+    def import_(self) -> None:
+        descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.imported = self.driver.import_(
+                self.ordinal,
+                Exported((self.TOKEN,), (descriptor,)),
+                home=self.ordinal,
+                mechanism="vmm",
+                nbytes=3 * MIB,
+                capacity=4 * MIB,
+                access="rw",
+            )
+        except BaseException:
+            # As core does it.
+            os.close(descriptor)
+            raise
+
+    def map(self) -> None:
+        self.pointer = self.driver.map(self.imported, remappable=self.remappable)
+
+    def reserve(self) -> None:
+        self.range = self.driver.reserve(self.ordinal, 8 * MIB)
+
+    def map_at(self) -> None:
+        self.driver.map_at(self.block, self.range)
+
+    def map_import_at(self) -> None:
+        self.driver.map_at(self.imported, self.range + 4 * MIB)
+
+    def unmap_import_at(self) -> None:
+        self.driver.unmap_at(self.imported, self.range + 4 * MIB)
+
+    def unmap_at(self) -> None:
+        self.driver.unmap_at(self.block, self.range)
+
+    def release(self) -> None:
+        self.driver.release(self.ordinal, self.range, 8 * MIB)
+
+    def unmap(self) -> None:
+        self.driver.unmap(self.imported, self.pointer)
+
+    def close(self) -> None:
+        self.driver.close(self.imported)
+
+    def release_export(self) -> None:
+        self.driver.release_export(self.block, self.exported)
+
+    def free(self) -> None:
+        self.driver.free(self.block)
+
+    def until(self, operation: str) -> None:
+        """Do everything that comes before an operation."""
+        for name in self.OPERATIONS[: self.OPERATIONS.index(operation)]:
+            getattr(self, name)()
+
+    def since(self, operation: str) -> None:
+        """Do an operation and everything that comes after it."""
+        for name in self.OPERATIONS[self.OPERATIONS.index(operation) :]:
+            getattr(self, name)()
+
+
+@pytest.fixture
+def virtual_story(virtual: GpuDriver) -> VirtualStory:
+    return VirtualStory(virtual)
+
+
+@pytest.fixture
+def new_virtual_story(virtual: GpuDriver) -> Callable[..., VirtualStory]:
+    return lambda **options: VirtualStory(virtual, **options)
