@@ -113,6 +113,10 @@ class FakeRuntime:
         return self.version
 
     # Memory.
+    def memGetInfo(self) -> tuple[int, int]:
+        self._note("memGetInfo")
+        return 32 * MIB, 64 * MIB
+
     def malloc(self, size: int) -> int:
         self._note("malloc", size)
         return self._acquire("memory")
