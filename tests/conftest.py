@@ -18,7 +18,7 @@ def compile_library() -> Compile:
     if compiler is None:
         pytest.skip("there is no C compiler: neither cc nor gcc")
 
-    def compile_library(source: Path, target: Path, **macros: int) -> Path:
+    def compile_library(source: Path, target: Path, **macros: object) -> Path:
         defined = [f"-D{name}={value}" for name, value in macros.items()]
         strict = ("-std=gnu11", "-Wall", "-Wextra", "-Werror")
         subprocess.run(
