@@ -8,6 +8,7 @@ those are the emulation's, on which the conformance kit runs.
 import itertools
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -151,6 +152,24 @@ class FakeRuntime:
     def memGetAddressRange(self, pointer: int) -> tuple[int, int]:
         self._note("memGetAddressRange", pointer)
         return pointer, self.size_of(pointer)
+
+
+@pytest.fixture(scope="session")
+def build(
+    compile_library: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """Return what builds a stand-in for a vendor's library; see vendor.c for the macros."""
+    folder = tmp_path_factory.mktemp("vendor")
+
+    def build(**macros: int) -> Path:
+        name = "-".join(f"{name}{value}" for name, value in macros.items())
+        # Not the vendors' names: other tests look for libraries of this process by them.
+        path = folder / f"{name}.so"
+        if path.exists():
+            return path
+        return compile_library(Path(__file__).with_name("vendor.c"), path, **macros)
+
+    return build
 
 
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.backend)
