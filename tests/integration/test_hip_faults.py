@@ -22,9 +22,15 @@ else:
 StartGpuPeer = Callable[[], Peer]
 
 
+@pytest.fixture(params=["legacy", "vmm"])
+def mechanism(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(params=["hip", "cuda"])
 def start_gpu_peer(
-    run_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
+    run_dir: Path, tmp_path: Path, mechanism: str, request: pytest.FixtureRequest
 ) -> Iterator[StartGpuPeer]:
     """Return a function that starts a process that uses emulated GPUs."""
     started: list[Peer] = []
@@ -33,6 +39,7 @@ def start_gpu_peer(
         peer = Peer(
             f"{request.param}:0",
             runtime="emulated",
+            mechanism=mechanism,
             environment={
                 "CROSSMEM_RUN_DIR": str(run_dir),
                 "CROSSMEM_EMULATED_STATE": str(tmp_path),
@@ -49,8 +56,14 @@ def start_gpu_peer(
 
 
 @pytest.mark.parametrize("name", sorted(hip_fault_actions.OPERATIONS))
-def test_each_failure_of_each_call(start_gpu_peer: StartGpuPeer, name: str) -> None:
+def test_each_failure_of_each_call(start_gpu_peer: StartGpuPeer, mechanism: str, name: str) -> None:
     partner, subject = start_gpu_peer(), start_gpu_peer()
+    for names, capability in (
+        (hip_fault_actions.RANGES, "address_ranges"),
+        (hip_fault_actions.ADOPTIONS, "foreign_memory"),
+    ):
+        if name in names and not subject.call(hip_fault_actions.offers, capability):
+            pytest.skip(f"{mechanism!r} has no {capability} here")
     blob = partner.call(actions.offer, "memory", hip_fault_actions.NBYTES, b"data")
 
     count, wrong = subject.call(hip_fault_actions.fail_everywhere, name, blob, within=60)

@@ -60,7 +60,7 @@ def _fault_of_cupy(family: Family) -> str:
 
 def _load(family: Family, find_runtime: FindRuntime, runtime: str | None) -> "Driver":
     from crossmem_hip.cupy import current_streams, import_cupy  # noqa: PLC0415
-    from crossmem_hip.driver import LegacyDriver  # noqa: PLC0415
+    from crossmem_hip.driver import GpuDriver  # noqa: PLC0415
     from crossmem_hip.library import extend, open_runtime  # noqa: PLC0415
 
     if runtime is None:
@@ -68,10 +68,10 @@ def _load(family: Family, find_runtime: FindRuntime, runtime: str | None) -> "Dr
             raise BackendUnavailableError(fault, hint=family.install_hint, backend=family.backend)
         runtime = _CTYPES if _fault_of_cupy(family) else _CUPY
     if runtime == _CUPY:
-        return LegacyDriver(family, extend(family, import_cupy(family)), current_streams)
+        return GpuDriver(family, extend(family, import_cupy(family)), current_streams)
     if runtime == _CTYPES:
-        return LegacyDriver(family, open_runtime(family), current_streams)
-    return LegacyDriver(family, cast("Runtime", find_runtime(family.backend, runtime)))
+        return GpuDriver(family, open_runtime(family), current_streams)
+    return GpuDriver(family, cast("Runtime", find_runtime(family.backend, runtime)))
 
 
 @hookimpl

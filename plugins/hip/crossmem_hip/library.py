@@ -13,9 +13,9 @@ from typing_extensions import override
 from crossmem.driver.native import Functions
 from crossmem.errors import BackendUnavailableError
 from crossmem_hip.errors import error_for, names_of
-from crossmem_hip.family import Family
+from crossmem_hip.family import VIRTUAL, Family
 from crossmem_hip.prototypes import CUDA_DRIVER, CUDA_RUNTIME, HIP, hip_prototypes
-from crossmem_hip.runtime import VIRTUAL, Runtime
+from crossmem_hip.runtime import Runtime
 from crossmem_hip.search import cuda_driver, loaded_hip, runtime_library
 
 __all__ = ["CupyRuntime", "LibraryError", "LibraryRuntime", "extend", "open_runtime"]

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from crossmem.errors import BackendUnavailableError, CrossmemError
 from crossmem_hip.errors import error_for
-from crossmem_hip.family import Family
+from crossmem_hip.family import VIRTUAL, Family
 
 __all__ = ["NEEDED", "VIRTUAL", "Runtime", "Vendor", "VirtualMemory"]
 
@@ -38,23 +38,6 @@ NEEDED: Final = (
     "streamSynchronize",
 )
 """What a runtime must have."""
-
-VIRTUAL: Final = (
-    "memAddressFree",
-    "memAddressReserve",
-    "memCreate",
-    "memExportToShareableHandle",
-    "memGetAccess",
-    "memGetAllocationGranularity",
-    "memGetAllocationPropertiesFromHandle",
-    "memImportFromShareableHandle",
-    "memMap",
-    "memRelease",
-    "memRetainAllocationHandle",
-    "memSetAccess",
-    "memUnmap",
-)
-"""What it must have besides, where memory is to be virtual."""
 
 
 class VirtualMemory(Protocol):

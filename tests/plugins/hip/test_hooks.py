@@ -14,7 +14,7 @@ import crossmem
 from crossmem.plugin import API_VERSION, Backend
 from crossmem_hip import hooks, library, search
 from crossmem_hip.cupy import RUNTIME
-from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import Family
 from crossmem_hip.runtime import NEEDED
 
@@ -83,7 +83,7 @@ def test_the_entry_point_leads_here() -> None:
 def test_cupy_is_used(runtime: str | None, backend: Backend, cupy: Any) -> None:
     driver = backend.load(runtime)
 
-    assert isinstance(driver, LegacyDriver)
+    assert isinstance(driver, GpuDriver)
     assert driver.backend == backend.name
     assert len(driver.devices()) == 2
 
@@ -125,7 +125,7 @@ def test_without_cupy_the_library_is_used(
 ) -> None:
     driver = backend.load(runtime)
 
-    assert isinstance(driver, LegacyDriver)
+    assert isinstance(driver, GpuDriver)
     assert "getDeviceCount" in opened.named()
 
 
@@ -134,7 +134,7 @@ def test_the_library_is_used_where_cupy_is_the_other_vendors(
 ) -> None:
     monkeypatch.setitem(sys.modules, RUNTIME, fake(is_hip=not cupy.is_hip))
 
-    assert isinstance(backend.load(None), LegacyDriver)
+    assert isinstance(backend.load(None), GpuDriver)
     assert "getDeviceCount" in opened.named()
 
 
@@ -155,7 +155,7 @@ def test_the_library_needs_no_cupy(
     monkeypatch.setattr(hooks, "find_spec", None)
     monkeypatch.setitem(sys.modules, RUNTIME, None)
 
-    assert isinstance(backend.load("ctypes"), LegacyDriver)
+    assert isinstance(backend.load("ctypes"), GpuDriver)
 
 
 @pytest.mark.parametrize("runtime", [None, "ctypes"])
@@ -182,7 +182,7 @@ def test_an_emulation_comes_from_another_plugin(family: Family, rt: Any) -> None
 
     backend = next(one for one in hooks.crossmem_backends(find) if one.name == family.backend)
 
-    assert isinstance(backend.load("emulated"), LegacyDriver)
+    assert isinstance(backend.load("emulated"), GpuDriver)
     assert asked == [(family.backend, "emulated")]
 
 

@@ -12,11 +12,11 @@ import pytest
 
 import crossmem
 from crossmem_hip import library as libraries
-from crossmem_hip.driver import LegacyDriver
-from crossmem_hip.family import CUDA, HIP, Family
+from crossmem_hip.driver import GpuDriver
+from crossmem_hip.family import CUDA, HIP, VIRTUAL, Family
 from crossmem_hip.library import CupyRuntime, LibraryError, extend, open_runtime
 from crossmem_hip.prototypes import CUDA_DRIVER, CUDA_RUNTIME, hip_prototypes
-from crossmem_hip.runtime import VIRTUAL, Runtime
+from crossmem_hip.runtime import Runtime
 
 MIB = 1 << 20
 POINTER = 0x00FF_8123_4567_8000
@@ -360,12 +360,12 @@ def test_no_library(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def driver(vendor: Vendor, runtime: Any) -> LegacyDriver:
+def driver(vendor: Vendor, runtime: Any) -> GpuDriver:
     """What `story` is about."""
-    return LegacyDriver(vendor.family, runtime)
+    return GpuDriver(vendor.family, runtime)
 
 
-def test_the_driver_runs_on_it(vendor: Vendor, driver: LegacyDriver, story: Any) -> None:
+def test_the_driver_runs_on_it(vendor: Vendor, driver: GpuDriver, story: Any) -> None:
     identities = [one.identity for one in driver.devices()]
     story.until("map")
 

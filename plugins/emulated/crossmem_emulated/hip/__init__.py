@@ -19,8 +19,10 @@ from crossmem_emulated.hip import (
     devices,
     events,
     exports,
+    physical,
     shares,
     streams,
+    virtual,
 )
 from crossmem_emulated.hip.attributes import PointerAttributes
 from crossmem_emulated.hip.calls import ENTRIES, Entry, parse
@@ -43,7 +45,18 @@ __all__ = [
 ]
 
 # Importing them registers their functions.
-_FAMILIES = (attributes, blocks, copies, devices, events, exports, shares, streams)
+_FAMILIES = (
+    attributes,
+    blocks,
+    copies,
+    devices,
+    events,
+    exports,
+    physical,
+    shares,
+    streams,
+    virtual,
+)
 
 
 class Runtime:
@@ -54,8 +67,10 @@ class Runtime:
     handles.
 
     Beside CuPy's there are some of the vendors' own: ``memGetAddressRange(ptr)``, which returns
-    base and size, ``pointerGetAttribute(attribute, ptr)``, and the drivers' ``ctxCreate``,
-    ``ctxGetCurrent``, ``ctxSetCurrent`` and ``ctxDestroy``.
+    base and size, ``pointerGetAttribute(attribute, ptr)``, the drivers' ``ctxCreate``,
+    ``ctxGetCurrent``, ``ctxSetCurrent`` and ``ctxDestroy``, and virtual memory: ``memCreate``,
+    ``memAddressReserve``, ``memMap`` and what belongs to them. Each entry's signature says what
+    it takes: every field of the vendors' structs is an argument of its own.
 
     Parameters
     ----------
