@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
+from crossmem.errors import BackendUnavailableError
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.hookspecs import FindRuntime
 from crossmem.plugin.markers import hookimpl
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["crossmem_backends"]
 
 _PYACL: Final = "pyacl"
+_CTYPES: Final = "ctypes"
 _DEVICE_FILES: Final = "davinci[0-9]*"
 _DEV: Final = Path("/dev")
 
 
 def _probe() -> Availability:
-    if "acl" not in sys.modules and find_spec("acl") is None:
-        return Availability("not_installed", "there is no pyACL (the module acl)")
+    if fault := _fault_of_both():
+        return Availability("not_installed", fault)
     if not any(_DEV.glob(_DEVICE_FILES)):
         return Availability(
             "unusable", f"there is no device: no file matches {_DEV / _DEVICE_FILES}"
@@ -32,14 +34,49 @@ def _probe() -> Availability:
     return Availability("available")
 
 
-def _load(find_runtime: FindRuntime, runtime: str | None) -> "Driver":
+def _fault_of_both() -> str:
+    """Return why there is neither pyACL nor CANN's library; empty where one is."""
+    if "acl" in sys.modules or find_spec("acl") is not None:
+        return ""
     # Imported here because discovery, which every process does, must stay cheap.
+    from crossmem_ascend.library import acl_library  # noqa: PLC0415
+
+    try:
+        acl_library()
+    except OSError as error:
+        return f"there is no pyACL (the module acl), and {error}"
+    return ""
+
+
+def _load(find_runtime: FindRuntime, runtime: str | None) -> "Driver":
     from crossmem_ascend.driver import AscendDriver  # noqa: PLC0415
+    from crossmem_ascend.library import open_acl  # noqa: PLC0415
     from crossmem_ascend.pyacl import import_pyacl  # noqa: PLC0415
 
-    if runtime is None or runtime == _PYACL:
+    if runtime is None:
+        return AscendDriver(_find_acl())
+    if runtime == _PYACL:
         return AscendDriver(import_pyacl())
+    if runtime == _CTYPES:
+        return AscendDriver(open_acl())
     return AscendDriver(cast("Acl", find_runtime("ascend", runtime)))
+
+
+def _find_acl() -> "Acl":
+    """Return pyACL, else the library itself; raise with the faults of both where both fail."""
+    from crossmem_ascend.library import open_acl  # noqa: PLC0415
+    from crossmem_ascend.pyacl import import_pyacl  # noqa: PLC0415
+
+    try:
+        return import_pyacl()
+    except BackendUnavailableError as first:
+        try:
+            return open_acl()
+        except BackendUnavailableError as error:
+            message = f"{first.message}, and {error.message}"
+            raise BackendUnavailableError(
+                message, hint=first.hint, backend=first.backend
+            ) from first
 
 
 @hookimpl
@@ -54,7 +91,7 @@ def crossmem_backends(find_runtime: FindRuntime) -> tuple[Backend, ...]:
             load=partial(_load, find_runtime),
             priority=20,
             install_hint="install CANN and its driver, and run `source set_env.sh` of its "
-            "toolkit, so that Python can `import acl`",
-            runtimes=(_PYACL, "emulated"),
+            "toolkit, so that Python can `import acl` and its libraries are found",
+            runtimes=(_PYACL, _CTYPES, "emulated"),
         ),
     )

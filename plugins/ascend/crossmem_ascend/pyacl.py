@@ -12,7 +12,7 @@ __all__ = ["INSTALL_HINT", "import_pyacl"]
 
 INSTALL_HINT = (
     "install CANN and its driver, and run `source set_env.sh` of its toolkit, so that Python can "
-    "`import acl`"
+    "`import acl` and its libraries are found"
 )
 
 

@@ -3,7 +3,8 @@
 
 Arguments are positional; a function with a result returns it beside the code, which is 0 where
 the call succeeded. Pointers, handles, contexts and streams are integers. The vendor's module and
-the emulation both fit, and no adapter stands between.
+the emulation fit, and no adapter stands between; :mod:`crossmem_ascend.library` gives the vendor's
+library this shape.
 """
 
 from collections.abc import Mapping
@@ -165,7 +166,7 @@ class Vendor:
         self.rt = acl.rt
         if missing := self.missing(COMMON):
             raise BackendUnavailableError(
-                f"this pyACL lacks acl.rt.{', acl.rt.'.join(missing)}",
+                f"this runtime lacks acl.rt.{', acl.rt.'.join(missing)}",
                 hint="crossmem needs CANN 8.0 or later",
                 backend=BACKEND,
             )

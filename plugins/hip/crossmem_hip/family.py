@@ -41,6 +41,8 @@ class Family:
         What ``is_hip`` of CuPy's runtime says.
     vendor
         Whose devices these are, in words.
+    library
+        What the vendor calls its runtime library.
     masks
         The variables that say which devices a process sees.
     device_files
@@ -48,12 +50,13 @@ class Family:
     tool
         Command that shows the devices.
     install_hint
-        What to do where CuPy or the vendor's driver is missing.
+        What to do where the vendor's driver, or both CuPy and the library, are missing.
     """
 
     backend: str
     is_hip: bool
     vendor: str
+    library: str
     masks: tuple[str, ...]
     device_files: str
     tool: str
@@ -78,22 +81,26 @@ HIP: Final = Family(
     backend="hip",
     is_hip=True,
     vendor="AMD",
+    library="libamdhip64",
     masks=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     device_files="kfd",
     tool="rocminfo",
-    install_hint="install ROCm and a CuPy for its version, such as `pip install cupy-rocm-7-0`; a "
-    "container needs --device /dev/kfd --device /dev/dri",
+    install_hint="install ROCm, and name its folder in ROCM_PATH where it is not /opt/rocm; or a "
+    "CuPy for its version too, such as `pip install cupy-rocm-7-0`; a container needs --device "
+    "/dev/kfd --device /dev/dri",
 )
 
 CUDA: Final = Family(
     backend="cuda",
     is_hip=False,
     vendor="NVIDIA",
+    library="libcudart",
     masks=("CUDA_VISIBLE_DEVICES",),
     device_files="nvidia[0-9]*",
     tool="nvidia-smi",
     install_hint="install NVIDIA's driver and a CuPy for its version, such as `pip install "
-    "cupy-cuda13x`; a container needs the NVIDIA Container Toolkit",
+    "cupy-cuda13x`, or only CUDA's runtime, such as `pip install nvidia-cuda-runtime`; a container "
+    "needs the NVIDIA Container Toolkit",
 )
 
 FAMILIES: Final = (HIP, CUDA)

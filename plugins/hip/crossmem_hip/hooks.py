@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
+from crossmem.errors import BackendUnavailableError
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.hookspecs import FindRuntime
 from crossmem.plugin.markers import hookimpl
@@ -18,18 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["crossmem_backends"]
 
 _CUPY: Final = "cupy"
+_CTYPES: Final = "ctypes"
 _PACKAGE: Final = "cupy_backends"
 _DEV: Final = Path("/dev")
 
 
 def _probe(family: Family) -> Availability:
-    if find_spec(_PACKAGE) is None:
-        return Availability("not_installed", "there is no CuPy")
-    # Imported here because discovery, which every process does, must stay cheap.
-    from crossmem_hip.cupy import fault_of  # noqa: PLC0415
-
-    if fault := fault_of(family):
-        return Availability("unusable", fault)
+    if fault := _fault_of_both(family):
+        is_absent = find_spec(_PACKAGE) is None
+        return Availability("not_installed" if is_absent else "unusable", fault)
     if not any(_DEV.glob(family.device_files)):
         return Availability(
             "unusable",
@@ -38,13 +36,41 @@ def _probe(family: Family) -> Availability:
     return Availability("available")
 
 
+def _fault_of_both(family: Family) -> str:
+    """Return why neither CuPy nor the vendor's library can be used; empty where one can."""
+    if not (fault := _fault_of_cupy(family)):
+        return ""
+    from crossmem_hip.search import runtime_library  # noqa: PLC0415
+
+    try:
+        runtime_library(family)
+    except OSError as error:
+        return f"{fault}, and {error}"
+    return ""
+
+
+def _fault_of_cupy(family: Family) -> str:
+    if find_spec(_PACKAGE) is None:
+        return "there is no CuPy"
+    # Imported here because discovery, which every process does, must stay cheap.
+    from crossmem_hip.cupy import fault_of  # noqa: PLC0415
+
+    return fault_of(family)
+
+
 def _load(family: Family, find_runtime: FindRuntime, runtime: str | None) -> "Driver":
     from crossmem_hip.cupy import current_streams, import_cupy  # noqa: PLC0415
     from crossmem_hip.driver import GpuDriver  # noqa: PLC0415
-    from crossmem_hip.library import extend  # noqa: PLC0415
+    from crossmem_hip.library import extend, open_runtime  # noqa: PLC0415
 
-    if runtime is None or runtime == _CUPY:
+    if runtime is None:
+        if fault := _fault_of_both(family):
+            raise BackendUnavailableError(fault, hint=family.install_hint, backend=family.backend)
+        runtime = _CTYPES if _fault_of_cupy(family) else _CUPY
+    if runtime == _CUPY:
         return GpuDriver(family, extend(family, import_cupy(family)), current_streams)
+    if runtime == _CTYPES:
+        return GpuDriver(family, open_runtime(family), current_streams)
     return GpuDriver(family, cast("Runtime", find_runtime(family.backend, runtime)))
 
 
@@ -54,13 +80,13 @@ def crossmem_backends(find_runtime: FindRuntime) -> tuple[Backend, ...]:
     return tuple(
         Backend(
             name=family.backend,
-            summary=f"Memory of {family.vendor} GPUs, through CuPy",
+            summary=f"Memory of {family.vendor} GPUs, through CuPy or {family.library}",
             api_version=1,
             probe=partial(_probe, family),
             load=partial(_load, family, find_runtime),
             priority=30,
             install_hint=family.install_hint,
-            runtimes=(_CUPY, "emulated"),
+            runtimes=(_CUPY, _CTYPES, "emulated"),
         )
         for family in FAMILIES
     )

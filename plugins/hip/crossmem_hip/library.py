@@ -1,26 +1,141 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What CuPy does not offer, from the vendor's library that it has loaded.
+"""The vendor's library called through ctypes: instead of CuPy, or for what CuPy does not offer.
 
-Nothing is looked for: it has to be the very copy that CuPy calls, because another one does not know
-its allocations.
+Both have the shape of ``cupy.cuda.runtime`` and call through the same prototypes.
 """
 
-import ctypes
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, cast
 
-from crossmem_hip.family import Family
-from crossmem_hip.runtime import Runtime
+from typing_extensions import override
 
-__all__ = ["CupyRuntime", "extend", "loaded_library"]
+from crossmem.driver.native import Functions
+from crossmem.errors import BackendUnavailableError
+from crossmem_hip.errors import error_for, names_of
+from crossmem_hip.family import VIRTUAL, Family
+from crossmem_hip.prototypes import CUDA_DRIVER, CUDA_RUNTIME, HIP, hip_prototypes
+from crossmem_hip.runtime import Runtime
+from crossmem_hip.search import cuda_driver, loaded_hip, runtime_library
+
+__all__ = ["CupyRuntime", "LibraryError", "LibraryRuntime", "extend", "open_runtime"]
 
 _SUCCESS: Final = 0
 _NO_CONTEXT: Final = 201
-_MAPS: Final = Path("/proc/self/maps")
-_HIP_LIBRARY: Final = "libamdhip64.so"
-_CUDA_LIBRARY: Final = "libcuda.so.1"
-_ADDRESS_RANGE: Final = {True: "hipMemGetAddressRange", False: "cuMemGetAddressRange_v2"}
-_POINTER_ATTRIBUTE: Final = {True: "hipPointerGetAttribute", False: "cuPointerGetAttribute"}
+_ADDED: Final = ("memGetAddressRange", "pointerGetAttribute", *VIRTUAL)
+"""What CuPy lacks."""
+
+_EVENTS: Final = ("ipcGetEventHandle", "ipcOpenEventHandle")
+"""What CuPy has and cannot do on HIP: there, it answers 999."""
+
+
+class LibraryError(RuntimeError):
+    """What the vendor refused, in the shape of CuPy's ``CUDARuntimeError``.
+
+    Parameters
+    ----------
+    status
+        The vendor's code.
+    name
+        The vendor's name of it.
+    """
+
+    def __init__(self, status: int, name: str) -> None:
+        super().__init__(status, name)
+        self.status = status
+
+    @override
+    def __str__(self) -> str:
+        status, name = self.args
+        return f"{name} ({status})"
+
+
+class _Calls:
+    """Functions of a runtime library, which raise what they refuse.
+
+    Parameters
+    ----------
+    functions
+        The functions.
+    error
+        Makes the error for a code.
+    """
+
+    def __init__(self, functions: Functions, error: Callable[[int], Exception]) -> None:
+        self._functions = functions
+        self._error = error
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._functions
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function; return its result, several as a tuple."""
+        *results, code = self._attempt(name, *arguments)
+        if code != _SUCCESS:
+            raise self._error(code)
+        return results[0] if len(results) == 1 else tuple(results) or None
+
+    def _attempt(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        answer = self._functions.call(name, *arguments)
+        if answer[-1] != _SUCCESS:
+            # Else the application would get it where it asks for the last error of its own calls.
+            self._functions.call("getLastError")
+        return answer
+
+
+class _DriverCalls(_Calls):
+    """Functions of CUDA's driver library, which want a context in the thread that calls.
+
+    Parameters
+    ----------
+    functions
+        The functions.
+    error
+        Makes the error for a code.
+    make_context
+        Asks the runtime library for something that makes it give the thread one.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        error: Callable[[int], Exception],
+        make_context: Callable[[], object],
+    ) -> None:
+        super().__init__(functions, error)
+        self._make_context = make_context
+
+    @override
+    def _attempt(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        answer = self._functions.call(name, *arguments)
+        if answer[-1] == _NO_CONTEXT:
+            self._make_context()
+            answer = self._functions.call(name, *arguments)
+        return answer
+
+
+class LibraryRuntime:
+    """The vendor's libraries in the shape of CuPy's runtime.
+
+    It has the functions that the libraries export, and no others.
+
+    Parameters
+    ----------
+    calls
+        The libraries.
+    """
+
+    CUDARuntimeError = LibraryError
+
+    def __init__(self, *calls: _Calls) -> None:
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        for one in self._calls:
+            if name in one:
+                return partial(one.call, name)
+        msg = f"the vendor's library has no {name}"
+        raise AttributeError(msg)
 
 
 class CupyRuntime:
@@ -30,63 +145,85 @@ class CupyRuntime:
     ----------
     module
         CuPy's runtime.
-    library
-        The vendor's library, as ctypes opens it.
-    is_hip
-        Whether it is AMD's.
+    calls
+        The very copy of the library that CuPy calls: another one does not know its allocations.
+    added
+        Names of the functions to be taken from there.
     """
 
-    def __init__(self, module: Any, library: Any, *, is_hip: bool) -> None:
+    def __init__(self, module: Any, calls: _Calls, added: tuple[str, ...]) -> None:
         self._module = module
-        self._address_range = getattr(library, _ADDRESS_RANGE[is_hip])
-        self._address_range.restype = ctypes.c_int
-        self._address_range.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-        self._attribute = getattr(library, _POINTER_ATTRIBUTE[is_hip])
-        self._attribute.restype = ctypes.c_int
-        self._attribute.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+        self._calls = calls
+        self._added = frozenset(added)
 
     def __getattr__(self, name: str) -> Any:
+        if name in self._added and name in self._calls:
+            return partial(self._calls.call, name)
         return getattr(self._module, name)
 
-    def memGetAddressRange(self, pointer: int) -> tuple[int, int]:
-        """Return where the allocation around an address begins, and its size in bytes."""
-        base, nbytes = ctypes.c_void_p(), ctypes.c_size_t()
-        self._check(self._address_range, ctypes.byref(base), ctypes.byref(nbytes), pointer)
-        return base.value or 0, nbytes.value
 
-    def pointerGetAttribute(self, attribute: int, pointer: int) -> int:
-        """Return one thing that the vendor knows of an address."""
-        # The vendors write one, four or eight bytes.
-        value = ctypes.c_uint64(0)
-        self._check(self._attribute, ctypes.byref(value), attribute, pointer)
-        return value.value
+def open_runtime(family: Family) -> Runtime:
+    """Return the vendor's library in the shape of CuPy's runtime.
 
-    def _check(self, function: Any, *arguments: Any) -> None:
-        code = function(*arguments)
-        if code == _NO_CONTEXT:
-            # The driver wants a context in this thread; asking the runtime for something makes it.
-            self._module.memGetInfo()
-            code = function(*arguments)
-        if code != _SUCCESS:
-            raise self._module.CUDARuntimeError(code)
-
-
-def extend(family: Family, module: Runtime) -> Runtime:
-    """Return CuPy's runtime with what it lacks, or as it is where the library is not loaded."""
-    name = loaded_library(_MAPS.read_text("utf-8")) if family.is_hip else _CUDA_LIBRARY
+    Raises
+    ------
+    BackendUnavailableError
+        Where it cannot be loaded.
+    DriverError
+        Where it does not tell its version.
+    """
     try:
-        library = ctypes.CDLL(name) if name else None
-        if library is None:
-            return module
-        return cast("Runtime", CupyRuntime(module, library, is_hip=family.is_hip))
-    except (OSError, AttributeError):
-        return module
+        library = runtime_library(family)
+    except OSError as error:
+        raise BackendUnavailableError(
+            str(error), hint=family.install_hint, backend=family.backend
+        ) from error
+    names = names_of(family)
+
+    def refuse(status: int) -> LibraryError:
+        return LibraryError(status, names.get(status, "unknown to crossmem"))
+
+    if family.is_hip:
+        try:
+            version = _Calls(Functions(library, HIP), refuse).call("runtimeGetVersion")
+        except LibraryError as error:
+            raise error_for(family, "runtimeGetVersion", error.status) from error
+        calls = _Calls(Functions(library, hip_prototypes(family, version)), refuse)
+        return cast("Runtime", LibraryRuntime(calls))
+    calls = _Calls(Functions(library, CUDA_RUNTIME), refuse)
+    driver = cuda_driver()
+    if driver is None:
+        return cast("Runtime", LibraryRuntime(calls))
+    make_context = partial(calls.call, "memGetInfo")
+    more = _DriverCalls(Functions(driver, CUDA_DRIVER), refuse, make_context)
+    return cast("Runtime", LibraryRuntime(calls, more))
 
 
-def loaded_library(maps: str) -> str | None:
-    """Return the path of AMD's library in a process's memory map, None where it has none."""
-    for line in maps.splitlines():
-        path = line.partition("/")[2]
-        if _HIP_LIBRARY in Path(path).name:
-            return f"/{path}"
-    return None
+def extend(family: Family, module: Any) -> Runtime:
+    """Return CuPy's runtime with what it lacks, or as it is where the library is not loaded."""
+    calls = _calls_beside_hip(family, module) if family.is_hip else _calls_beside_cuda(module)
+    if calls is None:
+        return cast("Runtime", module)
+    added = (*_ADDED, *_EVENTS) if family.is_hip else _ADDED
+    return cast("Runtime", CupyRuntime(module, calls, added))
+
+
+def _calls_beside_hip(family: Family, module: Any) -> _Calls | None:
+    library = loaded_hip()
+    if library is None:
+        return None
+    error: type[Exception] = module.CUDARuntimeError
+    try:
+        version = module.runtimeGetVersion()
+    except error:
+        # The driver asks once more, and reports this.
+        return None
+    return _Calls(Functions(library, hip_prototypes(family, version)), error)
+
+
+def _calls_beside_cuda(module: Any) -> _Calls | None:
+    library = cuda_driver()
+    if library is None:
+        return None
+    functions = Functions(library, CUDA_DRIVER)
+    return _DriverCalls(functions, module.CUDARuntimeError, module.memGetInfo)

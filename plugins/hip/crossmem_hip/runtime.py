@@ -2,9 +2,10 @@
 """The port: what the driver uses of ``cupy.cuda.runtime``, in that module's own shape.
 
 Pointers and streams are integers, handles are 64 ``bytes``. A function that fails raises
-``CUDARuntimeError``, with the vendor's code as its ``status``; on HIP too. CuPy's module and the
-emulation both fit. CuPy has none of the vendors' calls for virtual memory: their shape here follows
-the rest, with every argument that the vendors' structs hold as an argument of its own.
+``CUDARuntimeError``, with the vendor's code as its ``status``; on HIP too. CuPy's module, the
+vendors' libraries as :mod:`crossmem_hip.library` shows them, and the emulation fit. CuPy has none
+of the vendors' calls for virtual memory: their shape here follows the rest, with every argument
+that the vendors' structs hold as an argument of its own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -134,8 +135,7 @@ class Runtime(VirtualMemory, Protocol):
     def ipcOpenMemHandle(self, handle: bytes, flags: int, /) -> int: ...
     def ipcCloseMemHandle(self, pointer: int, /) -> None: ...
 
-    # Memory that others allocated. CuPy lacks the last two, which :mod:`crossmem_hip.library` adds
-    # where the vendor's library is found.
+    # Memory that others allocated. CuPy lacks the last two, which :mod:`crossmem_hip.library` adds.
     def pointerGetAttributes(self, pointer: int, /) -> Any: ...
     def memGetAddressRange(self, pointer: int, /) -> tuple[int, int]: ...
     def pointerGetAttribute(self, attribute: int, pointer: int, /) -> int: ...
@@ -168,7 +168,7 @@ class Vendor:
         missing = [name for name in NEEDED if not self.has(name)]
         if missing:
             raise BackendUnavailableError(
-                f"this CuPy lacks cupy.cuda.runtime.{', '.join(missing)}",
+                f"this runtime lacks cupy.cuda.runtime.{', '.join(missing)}",
                 hint=family.install_hint,
                 backend=family.backend,
             )

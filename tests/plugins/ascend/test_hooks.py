@@ -11,7 +11,7 @@ import pytest
 
 import crossmem
 from crossmem.plugin import API_VERSION, Backend
-from crossmem_ascend import hooks
+from crossmem_ascend import hooks, library
 from crossmem_ascend.driver import AscendDriver
 
 
@@ -25,10 +25,35 @@ def backend() -> Backend:
     return backend
 
 
+@pytest.fixture(autouse=True)
+def _no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the library that this machine may have."""
+
+    def refuse() -> Any:
+        msg = "none of libascendcl.so can be loaded, where the loader looks"
+        raise OSError(msg)
+
+    monkeypatch.setattr(library, "acl_library", refuse)
+
+
+@pytest.fixture
+def opened(acl: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Install the stand-in as what the library is made to look like."""
+    monkeypatch.setattr(library, "acl_library", object)
+    monkeypatch.setattr(library, "open_acl", lambda: acl)
+    return acl
+
+
+@pytest.fixture
+def no_pyacl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "acl", raising=False)
+    monkeypatch.setattr(sys, "path", [])
+
+
 def test_what_is_offered(backend: Backend) -> None:
     assert (backend.name, backend.priority) == ("ascend", 20)
     assert backend.api_version == API_VERSION
-    assert backend.runtimes == ("pyacl", "emulated")
+    assert backend.runtimes == ("pyacl", "ctypes", "emulated")
     assert backend.install_hint
 
 
@@ -84,6 +109,47 @@ def test_another_module_may_have_the_name(
     monkeypatch.setitem(sys.modules, "acl", sys)
     with pytest.raises(crossmem.BackendUnavailableError, match="is not pyACL"):
         backend.load("pyacl")
+
+
+@pytest.mark.parametrize("runtime", [None, "ctypes"])
+@pytest.mark.usefixtures("no_pyacl")
+def test_without_pyacl_the_library_is_used(
+    runtime: str | None, backend: Backend, opened: Any
+) -> None:
+    assert isinstance(backend.load(runtime), AscendDriver)
+    assert opened.inits == [()]
+
+
+def test_the_library_is_used_where_pyacl_is_broken(
+    backend: Backend, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "acl", None)
+
+    assert isinstance(backend.load(None), AscendDriver)
+    assert opened.inits == [()]
+
+
+def test_pyacl_comes_first(
+    backend: Backend, acl: Any, fake_acl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = fake_acl()
+    monkeypatch.setattr(library, "open_acl", lambda: other)
+    monkeypatch.setitem(sys.modules, "acl", acl)
+    backend.load(None)
+
+    assert (acl.inits, other.inits) == ([()], [])
+
+
+@pytest.mark.usefixtures("no_pyacl")
+def test_neither_pyacl_nor_the_library(backend: Backend) -> None:
+    with pytest.raises(crossmem.BackendUnavailableError, match="none of libascendcl") as raised:
+        backend.load(None)
+
+    assert raised.value.message.startswith("pyACL cannot be imported: ")
+    assert "set_env.sh" in str(raised.value)
+    probed = backend.probe()
+    assert (probed.state, len(probed.reason.splitlines())) == ("not_installed", 1)
+    assert probed.reason.startswith("there is no pyACL (the module acl), and none of libascendcl")
 
 
 def test_an_emulation_comes_from_another_plugin(acl: Any) -> None:

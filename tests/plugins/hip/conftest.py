@@ -9,6 +9,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -114,6 +115,10 @@ class FakeRuntime:
         return self.version
 
     # Memory.
+    def memGetInfo(self) -> tuple[int, int]:
+        self._note("memGetInfo")
+        return 32 * MIB, 64 * MIB
+
     def malloc(self, size: int) -> int:
         self._note("malloc", size)
         return self._acquire("memory")
@@ -217,6 +222,24 @@ class VirtualRuntime(FakeRuntime):
         os.fstat(descriptor)
         self._note("memImportFromShareableHandle", descriptor, handle_type)
         return self._acquire("handle")
+
+
+@pytest.fixture(scope="session")
+def build(
+    compile_library: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """Return what builds a stand-in for a vendor's library; see vendor.c for the macros."""
+    folder = tmp_path_factory.mktemp("vendor")
+
+    def build(**macros: int) -> Path:
+        name = "-".join(f"{name}{value}" for name, value in macros.items())
+        # Not the vendors' names: other tests look for libraries of this process by them.
+        path = folder / f"{name}.so"
+        if path.exists():
+            return path
+        return compile_library(Path(__file__).with_name("vendor.c"), path, **macros)
+
+    return build
 
 
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.backend)

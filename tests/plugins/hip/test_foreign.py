@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that others allocated: its bounds, and why some of it cannot be shared."""
 
-import ctypes
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,7 +10,6 @@ import crossmem
 from crossmem.driver import Foreign, check_groups, foreign_memory_of
 from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import CUDA, HIP, Family
-from crossmem_hip.library import CupyRuntime, extend, loaded_library
 
 MIB = 1 << 20
 BASE = 64 * MIB
@@ -228,77 +225,3 @@ def test_adopted_memory_is_exported_and_never_freed(driver: GpuDriver, rt: Any) 
     assert (block.pointer, block.nbytes, block.capacity) == (BASE, 4 * MIB, 4 * MIB)
     assert exported.payloads == (BASE.to_bytes(64, "little"),)
     assert "free" not in rt.named()
-
-
-# The vendor's library -------------------------------------------------------------------------
-
-
-class Function:
-    """A function of a library, as ctypes shows it."""
-
-    def __init__(self, *codes: int) -> None:
-        self.codes = list(codes)
-
-    def __call__(self, first: Any, second: Any, third: int) -> int:
-        code = self.codes.pop(0)
-        if not code and isinstance(second, int):
-            ctypes.cast(first, ctypes.POINTER(ctypes.c_uint32))[0] = second + 1
-        elif not code:
-            first._obj.value, second._obj.value = third - third % MIB, 2 * MIB
-        return code
-
-
-def library(family: Family, *codes: int) -> Any:
-    one, other = Function(*codes), Function(*codes)
-    if family.is_hip:
-        return SimpleNamespace(hipMemGetAddressRange=one, hipPointerGetAttribute=other)
-    return SimpleNamespace(cuMemGetAddressRange_v2=one, cuPointerGetAttribute=other)
-
-
-def test_the_library_adds_what_cupy_lacks(family: Family, rt: Any) -> None:
-    runtime: Any = CupyRuntime(rt, library(family, 0), is_hip=family.is_hip)
-
-    assert runtime.memGetAddressRange(BASE + 5) == (BASE, 2 * MIB)
-    assert runtime.pointerGetAttribute(10, BASE) == 11
-    assert runtime.getDeviceCount() == 2
-
-
-def test_what_the_library_refuses(family: Family, rt: Any) -> None:
-    runtime: Any = CupyRuntime(rt, library(family, 500), is_hip=family.is_hip)
-    with pytest.raises(rt.CUDARuntimeError) as raised:
-        runtime.memGetAddressRange(BASE)
-
-    assert raised.value.status == 500
-
-
-def test_a_thread_without_a_context_gets_one(
-    family: Family, rt: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(rt, "memGetInfo", lambda: asked.append(1), raising=False)
-    runtime: Any = CupyRuntime(rt, library(family, 201, 0), is_hip=family.is_hip)
-
-    assert runtime.memGetAddressRange(BASE) == (BASE, 2 * MIB)
-    assert asked == [1]
-
-
-def test_without_a_library_cupy_stays_as_it_is(
-    family: Family, rt: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(name: str) -> Any:
-        raise OSError(name)
-
-    monkeypatch.setattr(ctypes, "CDLL", refuse)
-
-    assert extend(family, rt) is rt
-
-
-def test_amds_library_is_the_one_that_is_loaded() -> None:
-    maps = (
-        "7f00-7f01 r-xp 00000000 08:01 1  /usr/lib/libc.so.6\n"
-        "7f02-7f03 r--p 00000000 08:01 2  /opt/rocm 7/lib/libamdhip64.so.7.2.0\n"
-        "7f04-7f05 rw-p 00000000 00:00 0  [heap]\n"
-    )
-
-    assert loaded_library(maps) == "/opt/rocm 7/lib/libamdhip64.so.7.2.0"
-    assert loaded_library("7f00-7f01 r-xp 00000000 08:01 1  /usr/lib/libc.so.6\n") is None

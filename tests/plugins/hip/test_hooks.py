@@ -12,7 +12,7 @@ import pytest
 
 import crossmem
 from crossmem.plugin import API_VERSION, Backend
-from crossmem_hip import hooks
+from crossmem_hip import hooks, library, search
 from crossmem_hip.cupy import RUNTIME
 from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import Family
@@ -29,6 +29,32 @@ def backend(family: Family) -> Backend:
     return found[family.backend]
 
 
+@pytest.fixture(autouse=True)
+def _no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the libraries that this machine may have."""
+
+    def refuse(_: Family) -> Any:
+        msg = "none of libvendor.so can be loaded, where the loader looks"
+        raise OSError(msg)
+
+    for module in (search, library):
+        monkeypatch.setattr(module, "runtime_library", refuse)
+
+
+@pytest.fixture
+def opened(rt: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Install the stand-in as what the vendor's library is made to look like."""
+    for module in (search, library):
+        monkeypatch.setattr(module, "runtime_library", lambda _: object())
+    monkeypatch.setattr(library, "open_runtime", lambda _: rt)
+    return rt
+
+
+@pytest.fixture
+def no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "find_spec", lambda _: None)
+
+
 @pytest.fixture
 def cupy(rt: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Install the stand-in as CuPy's module."""
@@ -43,7 +69,7 @@ def test_what_is_offered() -> None:
     assert [one.name for one in found] == ["hip", "cuda"]
     for one in found:
         assert (one.api_version, one.priority) == (API_VERSION, 30)
-        assert one.runtimes == ("cupy", "emulated")
+        assert one.runtimes == ("cupy", "ctypes", "emulated")
         assert one.install_hint
 
 
@@ -90,6 +116,61 @@ def test_another_module_may_have_the_name(
     monkeypatch.setitem(sys.modules, RUNTIME, ModuleType("something"))
     with pytest.raises(crossmem.BackendUnavailableError, match="no runtime of CuPy"):
         backend.load("cupy")
+
+
+@pytest.mark.parametrize("runtime", [None, "ctypes"])
+@pytest.mark.usefixtures("no_cupy")
+def test_without_cupy_the_library_is_used(
+    runtime: str | None, backend: Backend, opened: Any
+) -> None:
+    driver = backend.load(runtime)
+
+    assert isinstance(driver, GpuDriver)
+    assert "getDeviceCount" in opened.named()
+
+
+def test_the_library_is_used_where_cupy_is_the_other_vendors(
+    backend: Backend, cupy: Any, opened: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, RUNTIME, fake(is_hip=not cupy.is_hip))
+
+    assert isinstance(backend.load(None), GpuDriver)
+    assert "getDeviceCount" in opened.named()
+
+
+def test_cupy_comes_first(
+    backend: Backend, cupy: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = fake()
+    monkeypatch.setattr(library, "open_runtime", lambda _: other)
+    backend.load(None)
+
+    assert "getDeviceCount" in cupy.named()
+    assert other.calls == []
+
+
+def test_the_library_needs_no_cupy(
+    backend: Backend, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "find_spec", None)
+    monkeypatch.setitem(sys.modules, RUNTIME, None)
+
+    assert isinstance(backend.load("ctypes"), GpuDriver)
+
+
+@pytest.mark.parametrize("runtime", [None, "ctypes"])
+@pytest.mark.usefixtures("no_cupy")
+def test_neither_cupy_nor_the_library(
+    runtime: str | None, backend: Backend, family: Family
+) -> None:
+    with pytest.raises(crossmem.BackendUnavailableError, match="none of libvendor") as raised:
+        backend.load(runtime)
+
+    assert raised.value.message.startswith("there is no CuPy, and ") == (runtime is None)
+    assert raised.value.hint == family.install_hint
+    probed = backend.probe()
+    assert (probed.state, len(probed.reason.splitlines())) == ("not_installed", 1)
+    assert probed.reason.startswith("there is no CuPy, and none of libvendor.so")
 
 
 def test_an_emulation_comes_from_another_plugin(family: Family, rt: Any) -> None:

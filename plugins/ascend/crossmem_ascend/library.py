@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``libascendcl`` called through ctypes, in the shape of pyACL.
+
+It needs no pyACL, lets other threads run during calls, and has functions that pyACL lacks: access
+to mappings, handles of what is mapped, and the second edition of shareable handles.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, cast
+
+from crossmem.driver.native import Functions, open_library
+from crossmem.errors import BackendUnavailableError
+from crossmem_ascend.errors import BACKEND, FEATURE_NOT_SUPPORT
+from crossmem_ascend.prototypes import ACL, RT
+from crossmem_ascend.pyacl import INSTALL_HINT
+from crossmem_ascend.runtime import Acl
+
+__all__ = ["LibraryAcl", "acl_library", "folders", "open_acl"]
+
+_STEM: Final = "libascendcl.so"
+_NAMES: Final = (_STEM, f"{_STEM}.1")
+_ROOTS: Final = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/nnae/latest")
+_FABRIC: Final = 2
+"""The kind of shareable handles that are bytes. All others are numbers."""
+
+_NUMBER_NBYTES: Final = 8
+
+
+class _Rt:
+    """``acl.rt``, as far as the library exports what it needs."""
+
+    def __init__(self, functions: Functions) -> None:
+        self._functions = functions
+        self._others: dict[str, Callable[..., Any]] = {
+            "ipc_mem_get_export_key": self._get_export_key,
+            "mem_export_to_shareable_handle_v2": self._export_v2,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._functions:
+            msg = f"{_STEM} has no function for acl.rt.{name}"
+            raise AttributeError(msg)
+        return self._others.get(name) or partial(self._call, name)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        answer = self._functions.call(name, *arguments)
+        return answer if len(answer) > 1 else answer[0]
+
+    def _get_export_key(self, pointer: int, size: int, length: int, flags: int) -> tuple[str, int]:
+        key = ctypes.create_string_buffer(length)
+        (code,) = self._functions.call("ipc_mem_get_export_key", pointer, size, key, length, flags)
+        try:
+            return key.value.decode("ascii"), code
+        except UnicodeDecodeError:
+            # Ascend 950 is said to have keys that are no text, which pyACL cannot show either.
+            self._functions.call("ipc_mem_close", key.value)
+            return "", FEATURE_NOT_SUPPORT
+
+    def _export_v2(self, handle: int, flags: int, kind: int) -> tuple[int | bytes, int]:
+        share, code = self._functions.call("mem_export_to_shareable_handle_v2", handle, flags, kind)
+        if kind == _FABRIC:
+            return share, code
+        return int.from_bytes(share[:_NUMBER_NBYTES], "little"), code
+
+
+class LibraryAcl:
+    """The module ``acl``.
+
+    Parameters
+    ----------
+    library
+        Huawei's library.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._functions = Functions(library, ACL)
+        self.rt = _Rt(Functions(library, RT))
+
+    def init(self) -> int:
+        """Initialise ACL; return the code."""
+        code: int = self._functions.call("init")[-1]
+        return code
+
+    def get_soc_name(self) -> str | None:
+        """Return what the device is called, None where the library does not know."""
+        return self._text("get_soc_name") or None
+
+    def get_recent_err_msg(self) -> str:
+        """Return what the library says of this thread's last failure."""
+        return self._text("get_recent_err_msg")
+
+    def _text(self, name: str) -> str:
+        if name not in self._functions:
+            return ""
+        text: bytes | None = self._functions.call(name)[-1]
+        return (text or b"").decode(errors="replace")
+
+
+def acl_library() -> ctypes.CDLL:
+    """Load Huawei's library.
+
+    Raises
+    ------
+    OSError
+        Where none can be loaded, with all that was tried.
+    """
+    return open_library(_NAMES, folders(os.environ), _STEM)
+
+
+def folders(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the folders in which CANN may be installed."""
+    variables = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
+    roots = [environ[name] for name in variables if environ.get(name)]
+    return tuple(f"{root}/lib64" for root in (*roots, *_ROOTS))
+
+
+def open_acl() -> Acl:
+    """Return Huawei's library in the shape of pyACL.
+
+    Raises
+    ------
+    BackendUnavailableError
+        Where it cannot be loaded.
+    """
+    try:
+        library = acl_library()
+    except OSError as error:
+        raise BackendUnavailableError(str(error), hint=INSTALL_HINT, backend=BACKEND) from error
+    return cast("Acl", LibraryAcl(library))

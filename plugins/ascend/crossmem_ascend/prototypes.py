@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ACL's C functions, by the names that pyACL has or would have for them.
+
+Taken from ``acl/acl_rt.h`` and ``acl/acl.h`` of ACL 1.17.0 (CANN of 2026).
+"""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from typing_extensions import override
+
+from crossmem.driver.native import Array, Fixed, In, Out, Parameter, Prototype
+
+__all__ = ["ACL", "RT"]
+
+_FABRIC_NBYTES: Final = 128
+_UUID_NBYTES: Final = 16
+
+
+# Structures -------------------------------------------------------------------------------
+
+
+class _PhysicalMemProp(ctypes.Structure):
+    """``aclrtPhysicalMemProp``."""
+
+    _fields_ = (
+        ("handleType", ctypes.c_int),
+        ("allocationType", ctypes.c_int),
+        ("memAttr", ctypes.c_int),
+        ("location_id", ctypes.c_uint32),
+        ("location_type", ctypes.c_int),
+        ("reserve", ctypes.c_uint64),
+    )
+
+
+class _MemAccessDesc(ctypes.Structure):
+    """``aclrtMemAccessDesc``."""
+
+    _fields_ = (
+        ("flags", ctypes.c_int),
+        ("location_id", ctypes.c_uint32),
+        ("location_type", ctypes.c_int),
+        ("rsv", ctypes.c_uint8 * 12),
+    )
+
+
+class _Properties(Parameter):
+    """The address of a ``aclrtPhysicalMemProp``, given as pyACL's dictionary."""
+
+    kinds = (ctypes.POINTER(_PhysicalMemProp),)
+
+    @override
+    def passed(self, given: Iterator[Any]) -> Sequence[Any]:
+        fields = dict(next(given))
+        location = fields.pop("location", {})
+        nested = {f"location_{name}": value for name, value in location.items()}
+        return (ctypes.byref(_PhysicalMemProp(**fields, **nested)),)
+
+
+class _Text(Parameter):
+    """A text that ends with a zero byte; its bytes can be given too."""
+
+    kinds = (ctypes.c_char_p,)
+
+    @override
+    def passed(self, given: Iterator[Any]) -> Sequence[Any]:
+        text = next(given)
+        return (text.encode() if isinstance(text, str) else text,)
+
+
+class _Share(Parameter):
+    """The address of a shareable handle, given as a number, or as bytes where it is a fabric's."""
+
+    kinds = (ctypes.c_void_p,)
+
+    @override
+    def passed(self, given: Iterator[Any]) -> Sequence[Any]:
+        share = next(given)
+        if isinstance(share, int):
+            return (ctypes.byref(ctypes.c_uint64(share)),)
+        return ((ctypes.c_uint8 * _FABRIC_NBYTES).from_buffer_copy(share),)
+
+
+# Functions --------------------------------------------------------------------------------
+
+_INT: Final = In(ctypes.c_int32)
+_UINT: Final = In(ctypes.c_uint32)
+_SIZE: Final = In(ctypes.c_size_t)
+_U64: Final = In(ctypes.c_uint64)
+_POINTER: Final = In(ctypes.c_void_p)
+"""An address, or a handle of the vendor's, which is one."""
+
+_INT_OUT: Final = Out(ctypes.c_int32)
+_POINTER_OUT: Final = Out(ctypes.c_void_p)
+_TEXT: Final = _Text()
+_PIDS: Final = Array(ctypes.c_int32)
+_PROPERTIES: Final = _Properties()
+_SHARE: Final = _Share()
+
+ACL: Final = {
+    "get_recent_err_msg": Prototype("aclGetRecentErrMsg", restype=ctypes.c_char_p),
+    "get_soc_name": Prototype("aclrtGetSocName", restype=ctypes.c_char_p),
+    "init": Prototype("aclInit", Fixed(ctypes.c_char_p, None)),
+}
+"""Functions of the module ``acl``."""
+
+RT: Final = {
+    # Devices and contexts.
+    "create_context": Prototype("aclrtCreateContext", _POINTER_OUT, _INT),
+    "destroy_context": Prototype("aclrtDestroyContext", _POINTER),
+    "device_can_access_peer": Prototype("aclrtDeviceCanAccessPeer", _INT_OUT, _INT, _INT),
+    "device_enable_peer_access": Prototype("aclrtDeviceEnablePeerAccess", _INT, _UINT),
+    "device_get_bare_tgid": Prototype("aclrtDeviceGetBareTgid", _INT_OUT),
+    "device_get_uuid": Prototype(
+        "aclrtDeviceGetUuid", _INT, Out(ctypes.c_uint8 * _UUID_NBYTES, lambda u: {"bytes": [*u]})
+    ),
+    "device_peer_access_status": Prototype("aclrtDevicePeerAccessStatus", _INT, _INT, _INT_OUT),
+    "get_context": Prototype("aclrtGetCurrentContext", _POINTER_OUT),
+    "get_device": Prototype("aclrtGetDevice", _INT_OUT),
+    "get_device_count": Prototype("aclrtGetDeviceCount", Out(ctypes.c_uint32)),
+    "set_context": Prototype("aclrtSetCurrentContext", _POINTER),
+    "set_device": Prototype("aclrtSetDevice", _INT),
+    "synchronize_device": Prototype("aclrtSynchronizeDevice"),
+    # Copies.
+    "create_stream": Prototype("aclrtCreateStream", _POINTER_OUT),
+    "destroy_stream": Prototype("aclrtDestroyStream", _POINTER),
+    "memcpy": Prototype("aclrtMemcpy", _POINTER, _SIZE, _POINTER, _SIZE, _INT),
+    "memcpy_async": Prototype("aclrtMemcpyAsync", _POINTER, _SIZE, _POINTER, _SIZE, _INT, _POINTER),
+    "synchronize_stream": Prototype("aclrtSynchronizeStream", _POINTER),
+    # Shareable handles.
+    "free_physical": Prototype("aclrtFreePhysical", _POINTER),
+    "malloc_physical": Prototype("aclrtMallocPhysical", _POINTER_OUT, _SIZE, _PROPERTIES, _U64),
+    "map_mem": Prototype("aclrtMapMem", _POINTER, _SIZE, _SIZE, _POINTER, _U64),
+    "mem_export_to_shareable_handle": Prototype(
+        "aclrtMemExportToShareableHandle", _POINTER, _INT, _U64, Out(ctypes.c_uint64)
+    ),
+    "mem_get_allocation_granularity": Prototype(
+        "aclrtMemGetAllocationGranularity", _PROPERTIES, _INT, Out(ctypes.c_size_t)
+    ),
+    "mem_import_from_shareable_handle": Prototype(
+        "aclrtMemImportFromShareableHandle", _U64, _INT, _POINTER_OUT
+    ),
+    "mem_set_pid_to_shareable_handle": Prototype("aclrtMemSetPidToShareableHandle", _U64, _PIDS),
+    "release_mem_address": Prototype("aclrtReleaseMemAddress", _POINTER),
+    "reserve_mem_address": Prototype(
+        "aclrtReserveMemAddress", _POINTER_OUT, _SIZE, _SIZE, _POINTER, _U64
+    ),
+    "unmap_mem": Prototype("aclrtUnmapMem", _POINTER),
+    # Keys.
+    "free": Prototype("aclrtFree", _POINTER),
+    "ipc_mem_close": Prototype("aclrtIpcMemClose", _TEXT),
+    "ipc_mem_get_export_key": Prototype(
+        "aclrtIpcMemGetExportKey", _POINTER, _SIZE, In(ctypes.c_char_p), _SIZE, _U64
+    ),
+    "ipc_mem_import_by_key": Prototype("aclrtIpcMemImportByKey", _POINTER_OUT, _TEXT, _U64),
+    "ipc_mem_set_import_pid": Prototype("aclrtIpcMemSetImportPid", _TEXT, _PIDS),
+    "malloc": Prototype("aclrtMalloc", _POINTER_OUT, _SIZE, _INT),
+    # What pyACL lacks. The access of a device is (access, number, type), and the number is the
+    # driver's own, whatever ASCEND_RT_VISIBLE_DEVICES says.
+    "mem_export_to_shareable_handle_v2": Prototype(
+        "aclrtMemExportToShareableHandleV2",
+        _POINTER,
+        _U64,
+        _INT,
+        Out(ctypes.c_uint8 * _FABRIC_NBYTES, bytes),
+    ),
+    "mem_import_from_shareable_handle_v2": Prototype(
+        "aclrtMemImportFromShareableHandleV2", _SHARE, _INT, _U64, _POINTER_OUT
+    ),
+    "mem_retain_allocation_handle": Prototype(
+        "aclrtMemRetainAllocationHandle", _POINTER, _POINTER_OUT
+    ),
+    "mem_set_access": Prototype("aclrtMemSetAccess", _POINTER, _SIZE, Array(_MemAccessDesc)),
+    "mem_set_pid_to_shareable_handle_v2": Prototype(
+        "aclrtMemSetPidToShareableHandleV2", _SHARE, _INT, _PIDS
+    ),
+}
+"""Functions of the module ``acl.rt``."""

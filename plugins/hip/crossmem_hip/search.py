@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the vendors' libraries are looked for."""
+
+import ctypes
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from crossmem.driver.native import open_library
+from crossmem_hip.family import Family
+
+__all__ = ["cuda_driver", "cuda_folders", "hip_folders", "loaded_hip", "runtime_library"]
+
+_HIP: Final = "libamdhip64.so"
+_HIP_NAMES: Final = (f"{_HIP}.7", f"{_HIP}.6", f"{_HIP}.5", _HIP)
+_CUDA: Final = "libcudart.so"
+_CUDA_NAMES: Final = (f"{_CUDA}.13", f"{_CUDA}.12", f"{_CUDA}.11.0", _CUDA)
+_CUDA_DRIVER: Final = "libcuda.so"
+
+_WHEELS: Final = "nvidia"
+_IN_WHEELS: Final = ("cu13/lib", "cuda_runtime/lib")
+"""Where `pip install nvidia-cuda-runtime` puts the library: since CUDA 13, and before."""
+
+
+def runtime_library(family: Family) -> ctypes.CDLL:
+    """Load the library that offers what ``cupy.cuda.runtime`` does.
+
+    Raises
+    ------
+    OSError
+        Where none can be loaded, with all that was tried.
+    """
+    if family.is_hip:
+        return open_library(_HIP_NAMES, hip_folders(os.environ), _HIP)
+    return open_library(_CUDA_NAMES, cuda_folders(os.environ), _CUDA)
+
+
+def cuda_driver() -> ctypes.CDLL | None:
+    """Load the library of NVIDIA's driver, which there is only one of; None where it is missing."""
+    try:
+        return open_library((f"{_CUDA_DRIVER}.1",), (), _CUDA_DRIVER)
+    except OSError:
+        return None
+
+
+def loaded_hip() -> ctypes.CDLL | None:
+    """Return the copy of AMD's library that this process has loaded, None where it has none."""
+    try:
+        return open_library((), (), _HIP)
+    except OSError:
+        return None
+
+
+def hip_folders(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the folders in which ROCm may be installed."""
+    roots = [environ[name] for name in ("ROCM_PATH", "ROCM_HOME") if environ.get(name)]
+    return tuple(f"{root}/lib" for root in (*roots, "/opt/rocm"))
+
+
+def cuda_folders(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the folders in which CUDA may be installed, as a toolkit or as a wheel."""
+    roots = [environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
+    wheels = find_spec(_WHEELS)
+    found = (wheels and wheels.submodule_search_locations) or ()
+    return (
+        *(f"{root}/{lib}" for root in roots for lib in ("lib64", "lib")),
+        *(str(Path(folder, lib)) for folder in found for lib in _IN_WHEELS),
+        "/usr/local/cuda/lib64",
+    )

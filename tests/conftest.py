@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests in several folders use."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Compile = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def compile_library() -> Compile:
+    """Return what compiles C to a shared library: source, target, and macros by name."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler: neither cc nor gcc")
+
+    def compile_library(source: Path, target: Path, **macros: object) -> Path:
+        defined = [f"-D{name}={value}" for name, value in macros.items()]
+        strict = ("-std=gnu11", "-Wall", "-Wextra", "-Werror")
+        subprocess.run(
+            [compiler, "-shared", "-fPIC", *strict, *defined, "-o", target, source],
+            check=True,
+            timeout=60,
+        )
+        return target
+
+    return compile_library
