@@ -22,24 +22,32 @@ else:
 StartGpuPeer = Callable[[], Peer]
 
 
-@pytest.fixture(params=["legacy", "vmm"])
-def mechanism(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+# Each backend and each mechanism for every run, and all of both in the long one.
+@pytest.fixture(
+    params=[
+        ("hip", "legacy"),
+        ("cuda", "vmm"),
+        pytest.param(("cuda", "legacy"), marks=pytest.mark.long),
+        pytest.param(("hip", "vmm"), marks=pytest.mark.long),
+    ],
+    ids="-".join,
+)
+def way(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Return backend and mechanism."""
+    found: tuple[str, str] = request.param
+    return found
 
 
-@pytest.fixture(params=["hip", "cuda"])
-def start_gpu_peer(
-    run_dir: Path, tmp_path: Path, mechanism: str, request: pytest.FixtureRequest
-) -> Iterator[StartGpuPeer]:
+@pytest.fixture
+def start_gpu_peer(run_dir: Path, tmp_path: Path, way: tuple[str, str]) -> Iterator[StartGpuPeer]:
     """Return a function that starts a process that uses emulated GPUs."""
     started: list[Peer] = []
 
     def start() -> Peer:
         peer = Peer(
-            f"{request.param}:0",
+            f"{way[0]}:0",
             runtime="emulated",
-            mechanism=mechanism,
+            mechanism=way[1],
             environment={
                 "CROSSMEM_RUN_DIR": str(run_dir),
                 "CROSSMEM_EMULATED_STATE": str(tmp_path),
@@ -56,14 +64,17 @@ def start_gpu_peer(
 
 
 @pytest.mark.parametrize("name", sorted(hip_fault_actions.OPERATIONS))
-def test_each_failure_of_each_call(start_gpu_peer: StartGpuPeer, mechanism: str, name: str) -> None:
+def test_each_failure_of_each_call(
+    start_gpu_peer: StartGpuPeer, way: tuple[str, str], name: str
+) -> None:
     partner, subject = start_gpu_peer(), start_gpu_peer()
     for names, capability in (
         (hip_fault_actions.RANGES, "address_ranges"),
         (hip_fault_actions.ADOPTIONS, "foreign_memory"),
+        (hip_fault_actions.RAW, "raw_handles"),
     ):
         if name in names and not subject.call(hip_fault_actions.offers, capability):
-            pytest.skip(f"{mechanism!r} has no {capability} here")
+            pytest.skip(f"{' '.join(way)} has no {capability} here")
     blob = partner.call(actions.offer, "memory", hip_fault_actions.NBYTES, b"data")
 
     count, wrong = subject.call(hip_fault_actions.fail_everywhere, name, blob, within=60)

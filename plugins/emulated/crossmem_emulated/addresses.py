@@ -6,6 +6,7 @@ server are: an access ends the process where it happens. The emulation itself re
 elsewhere. An emulation that is not strict maps the memory at the device's addresses too.
 """
 
+import itertools
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -63,6 +64,8 @@ class Piece:
         Whether it is one of several in memory that is mapped as a whole.
     keys
         Keys by which it is exported.
+    number
+        No other memory of this process has it, or had it.
     """
 
     start: int
@@ -75,6 +78,7 @@ class Piece:
     is_small: bool = False
     is_part: bool = False
     keys: set[str] = field(default_factory=set)
+    number: int = field(default_factory=itertools.count(1).__next__)
 
     @property
     def end(self) -> int:

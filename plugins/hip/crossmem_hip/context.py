@@ -13,6 +13,7 @@ from functools import partial
 
 from crossmem.driver.cleanup import in_any_case, on_failure
 from crossmem.errors import CrossmemError
+from crossmem_hip.capture import refuse_capture
 from crossmem_hip.runtime import Vendor
 
 __all__ = ["Current"]
@@ -40,6 +41,8 @@ class Current:
         if previous == ordinal:
             yield
             return
+        # A graph that this thread captures on its own device would break on the other one, too.
+        refuse_capture(self._vendor)
         put_back = partial(self._put_back, ordinal, previous)
         # A device that cannot be opened may be current all the same.
         with on_failure(put_back):

@@ -24,11 +24,14 @@ _UNIT_NBYTES: Final = 2 << 20
 
 _NOT_FOUND: Final = 500
 _UNKNOWN: Final = frozenset({INVALID_VALUE, 17, _NOT_FOUND})
+_NOT_SUPPORTED: Final = 801
+_UNKNOWN_ATTRIBUTE: Final = frozenset({INVALID_VALUE, _NOT_SUPPORTED})
 
 _HOST: Final = 1
 _DEVICE: Final = 2
 _MANAGED: Final = 3
 _MEMORY_TYPE: Final = 2
+_BUFFER_ID: Final = 7
 _IS_MANAGED: Final = 8
 _IS_LEGACY_IPC_CAPABLE: Final = 10
 _ALLOWED_HANDLE_TYPES: Final = 14
@@ -71,7 +74,8 @@ def inspect(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
     obstacle = obstacle or _why_not_exported(vendor, base)
     first = base // _UNIT_NBYTES * _UNIT_NBYTES
     end = -(-(base + nbytes) // _UNIT_NBYTES) * _UNIT_NBYTES
-    return Foreign(base, nbytes, first, end - first, obstacle)
+    generation = _attribute(vendor, _BUFFER_ID, base) if obstacle is None else None
+    return Foreign(base, nbytes, first, end - first, obstacle, generation)
 
 
 def _why_of_no_device(
@@ -94,7 +98,7 @@ def _is_hosts(vendor: Vendor, pointer: int) -> bool:
 
     CuPy translates the numbers of ROCm 5, and later ones need no translation.
     """
-    if not vendor.family.is_hip or vendor.family.is_old(vendor.rt.runtimeGetVersion()):
+    if not vendor.family.is_hip or vendor.family.is_old(vendor.version):
         return False
     return _attribute(vendor, _MEMORY_TYPE, pointer) == _HOST
 
@@ -162,7 +166,7 @@ def inspect_mapping(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
         obstacle = _BOUNDLESS
     if obstacle is not None or base is None or nbytes is None:
         return Foreign(obstacle=obstacle)
-    return Foreign(base, nbytes, base, nbytes)
+    return Foreign(base, nbytes, base, nbytes, generation=_attribute(vendor, _BUFFER_ID, base))
 
 
 def _attribute(vendor: Vendor, attribute: int, pointer: int) -> int | None:
@@ -171,5 +175,7 @@ def _attribute(vendor: Vendor, attribute: int, pointer: int) -> int | None:
         return None
     try:
         return vendor.rt.pointerGetAttribute(attribute, pointer)
-    except vendor.error:
+    except vendor.error as error:
+        if getattr(error, "status", None) not in _UNKNOWN_ATTRIBUTE:
+            raise vendor.refusal("pointerGetAttribute", error) from error
         return None

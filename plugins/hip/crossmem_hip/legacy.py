@@ -47,6 +47,8 @@ class _Opened(Reference):
     home: int
     base: int = 0
     """Where it is open."""
+    is_checked: bool = False
+    """Whether it has the size that its exporter claims."""
 
 
 class Legacy(Mechanism):
@@ -70,8 +72,7 @@ class Legacy(Mechanism):
     def __init__(self, vendor: Vendor, peers: PeerAccess) -> None:
         self._vendor = vendor
         self._peers = peers
-        with vendor.calling("runtimeGetVersion"):
-            self._open_flags = vendor.family.open_flags(vendor.rt.runtimeGetVersion())
+        self._open_flags = vendor.family.open_flags(vendor.version)
         self.foreign_memory = all(map(vendor.has, ADDED))
 
     @override
@@ -124,16 +125,20 @@ class Legacy(Mechanism):
     @override
     def map(self, imported: Imported) -> int:
         opened: _Opened = imported.reference
+        if opened.base and not opened.is_checked:
+            # What came was wrong, and closing it was refused.
+            self.unmap(imported)
         if opened.base:
             return opened.base
         refuse_capture(self._vendor)
         if opened.home != imported.ordinal:
-            self._peers.enable(imported.ordinal, opened.home)
+            self._peers.enable(opened.home)
         # This may take seconds. No lock is held here.
         with self._vendor.calling("ipcOpenMemHandle"):
             opened.base = self._vendor.rt.ipcOpenMemHandle(opened.handle, self._open_flags)
         with on_failure(partial(self.unmap, imported)):
             self._check_size(opened.base, imported.capacity)
+        opened.is_checked = True
         return opened.base
 
     @override

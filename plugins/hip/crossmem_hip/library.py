@@ -28,6 +28,9 @@ _ADDED: Final = ("memGetAddressRange", "pointerGetAttribute", *VIRTUAL)
 _EVENTS: Final = ("ipcGetEventHandle", "ipcOpenEventHandle")
 """What CuPy has and cannot do on HIP: there, it answers 999."""
 
+_SLOW: Final = ("ipcOpenMemHandle", "ipcCloseMemHandle")
+"""What CuPy does without letting other threads run; on AMD, opening can take ten seconds."""
+
 
 class LibraryError(RuntimeError):
     """What the vendor refused, in the shape of CuPy's ``CUDARuntimeError``.
@@ -204,7 +207,7 @@ def extend(family: Family, module: Any) -> Runtime:
     calls = _calls_beside_hip(family, module) if family.is_hip else _calls_beside_cuda(module)
     if calls is None:
         return cast("Runtime", module)
-    added = (*_ADDED, *_EVENTS) if family.is_hip else _ADDED
+    added = (*_ADDED, *_EVENTS, *_SLOW) if family.is_hip else _ADDED
     return cast("Runtime", CupyRuntime(module, calls, added))
 
 

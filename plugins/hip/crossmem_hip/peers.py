@@ -10,7 +10,7 @@ __all__ = ["PeerAccess"]
 
 
 class PeerAccess:
-    """What the machine offers, and what this process has enabled.
+    """What the machine offers, and how this process asks for it.
 
     Parameters
     ----------
@@ -20,7 +20,6 @@ class PeerAccess:
 
     def __init__(self, vendor: Vendor) -> None:
         self._vendor = vendor
-        self._enabled: set[tuple[int, int]] = set()
 
     def reach_each_other(self, ordinal: int, others: Sequence[int]) -> bool:
         """Whether a device and all others can use each other's memory; false where it is alone."""
@@ -28,20 +27,20 @@ class PeerAccess:
             self._can(ordinal, one) and self._can(one, ordinal) for one in others
         )
 
-    def enable(self, ordinal: int, peer: int) -> None:
-        """Let the current device, ``ordinal``, use the memory of another one.
+    def enable(self, peer: int) -> None:
+        """Let the current device use the memory of another one.
 
-        Opening memory is documented to do this, and on AMD did not do so for years. Enabled once
-        for the process, and never disabled, because others in it may rely on it.
+        Opening memory is documented to do this, and on AMD did not do so for years. It is asked for
+        each time, because others in the process may have disabled it, and never disabled, because
+        others may rely on it.
         """
-        if not self._vendor.family.is_hip or (ordinal, peer) in self._enabled:
+        if not self._vendor.family.is_hip:
             return
         try:
             self._vendor.rt.deviceEnablePeerAccess(peer)
         except self._vendor.error as error:
             if getattr(error, "status", None) != PEER_ACCESS_ALREADY_ENABLED:
                 raise self._vendor.refusal("deviceEnablePeerAccess", error) from error
-        self._enabled.add((ordinal, peer))
 
     def _can(self, ordinal: int, peer: int) -> bool:
         with self._vendor.calling("deviceCanAccessPeer"):

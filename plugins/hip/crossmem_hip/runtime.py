@@ -156,7 +156,14 @@ class Vendor:
     Raises
     ------
     BackendUnavailableError
-        Where it lacks a function.
+        Where it lacks a function, or finds no driver.
+
+    Attributes
+    ----------
+    error
+        What its functions raise.
+    version
+        Its version, as the vendor numbers it.
     """
 
     def __init__(
@@ -173,6 +180,8 @@ class Vendor:
                 backend=family.backend,
             )
         self.error: type[Exception] = rt.CUDARuntimeError
+        with self.calling("runtimeGetVersion"):
+            self.version = rt.runtimeGetVersion()
 
     def has(self, function: str) -> bool:
         """Whether the runtime has a function."""

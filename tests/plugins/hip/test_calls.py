@@ -111,7 +111,8 @@ def test_amd_is_told_to_let_another_device_in(hip: GpuDriver, hip_rt: Any) -> No
     import_for_another(hip)
 
     assert hip_rt.peers == {(1, 0)}
-    assert hip_rt.named().count("deviceEnablePeerAccess") == 1
+    # Each time, because somebody may have taken it away.
+    assert hip_rt.named().count("deviceEnablePeerAccess") == 2
 
 
 def test_access_that_others_enabled_is_left_alone(hip: GpuDriver, hip_rt: Any) -> None:

@@ -103,7 +103,7 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
     return {
         # CUDA knows no other kind here.
         Attribute.MEMORY_TYPE: min(kind, MemoryType.DEVICE),
-        Attribute.BUFFER_ID: start,
+        Attribute.BUFFER_ID: owner.number if isinstance(owner, Piece) else start,
         Attribute.IS_MANAGED: int(kind is MemoryType.MANAGED),
         Attribute.DEVICE_ORDINAL: _device_of(process, owner),
         Attribute.IS_LEGACY_IPC_CAPABLE: int(origin is Origin.MALLOC),

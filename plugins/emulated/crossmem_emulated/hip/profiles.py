@@ -95,6 +95,7 @@ PROFILES: Final[dict[str, Profile]] = {
             is_documented=True,
             unknown_is_unregistered=False,
             ends_contexts=True,
+            knows_exportable=False,
         ),
         Profile("clr24", version=6_03_42131, knows_exportable=False),
         Profile(
