@@ -13,16 +13,16 @@ Compile = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def compile_library() -> Compile:
-    """Return what compiles C to a shared library: source, target, and macros by name."""
+    """Return what compiles C to a shared library: source, target, libraries, macros by name."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler: neither cc nor gcc")
 
-    def compile_library(source: Path, target: Path, **macros: object) -> Path:
+    def compile_library(source: Path, target: Path, *linked: Path, **macros: object) -> Path:
         defined = [f"-D{name}={value}" for name, value in macros.items()]
         strict = ("-std=gnu11", "-Wall", "-Wextra", "-Werror")
         subprocess.run(
-            [compiler, "-shared", "-fPIC", *strict, *defined, "-o", target, source],
+            [compiler, "-shared", "-fPIC", *strict, *defined, "-o", target, source, *linked],
             check=True,
             timeout=60,
         )

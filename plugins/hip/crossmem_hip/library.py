@@ -16,7 +16,7 @@ from crossmem_hip.errors import error_for, names_of
 from crossmem_hip.family import VIRTUAL, Family
 from crossmem_hip.prototypes import CUDA_DRIVER, CUDA_RUNTIME, HIP, hip_prototypes
 from crossmem_hip.runtime import Runtime
-from crossmem_hip.search import cuda_driver, loaded_hip, runtime_library
+from crossmem_hip.search import cuda_driver, library_of, runtime_library
 
 __all__ = ["CupyRuntime", "LibraryError", "LibraryRuntime", "extend", "open_runtime"]
 
@@ -149,7 +149,7 @@ class CupyRuntime:
     module
         CuPy's runtime.
     calls
-        The very copy of the library that CuPy calls: another one does not know its allocations.
+        Functions of the vendor's library.
     added
         Names of the functions to be taken from there.
     """
@@ -203,7 +203,7 @@ def open_runtime(family: Family) -> Runtime:
 
 
 def extend(family: Family, module: Any) -> Runtime:
-    """Return CuPy's runtime with what it lacks, or as it is where the library is not loaded."""
+    """Return CuPy's runtime with what it lacks, or as it is where the library is not at hand."""
     calls = _calls_beside_hip(family, module) if family.is_hip else _calls_beside_cuda(module)
     if calls is None:
         return cast("Runtime", module)
@@ -212,7 +212,7 @@ def extend(family: Family, module: Any) -> Runtime:
 
 
 def _calls_beside_hip(family: Family, module: Any) -> _Calls | None:
-    library = loaded_hip()
+    library = library_of(module)
     if library is None:
         return None
     error: type[Exception] = module.CUDARuntimeError

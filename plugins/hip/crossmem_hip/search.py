@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from crossmem.driver.native import open_library
 from crossmem_hip.family import Family
 
-__all__ = ["cuda_driver", "cuda_folders", "hip_folders", "loaded_hip", "runtime_library"]
+__all__ = ["cuda_driver", "cuda_folders", "hip_folders", "library_of", "runtime_library"]
 
 _HIP: Final = "libamdhip64.so"
 _HIP_NAMES: Final = (f"{_HIP}.7", f"{_HIP}.6", f"{_HIP}.5", _HIP)
@@ -45,12 +45,14 @@ def cuda_driver() -> ctypes.CDLL | None:
         return None
 
 
-def loaded_hip() -> ctypes.CDLL | None:
-    """Return the copy of AMD's library that this process has loaded, None where it has none."""
-    try:
-        return open_library((), (), _HIP)
-    except OSError:
-        return None
+def library_of(module: Any) -> ctypes.CDLL | None:
+    """Return what gives the functions of the very copy of a library that a module calls.
+
+    The loader looks for them in what the module was linked with. Another copy, which the process
+    may have loaded too, would not know the module's allocations.
+    """
+    path = getattr(module, "__file__", None)
+    return ctypes.CDLL(path) if path else None
 
 
 def hip_folders(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -229,7 +229,8 @@ def test_discovery_imports_nothing_of_the_vendors() -> None:
         "for name in ('cupy', 'cupy_backends', 'torch'): sys.modules[name] = None\n"
         "import crossmem_hip.hooks as hooks\n"
         "hooks.crossmem_backends(None)\n"
-        "sys.exit('crossmem_hip.driver' in sys.modules or 'crossmem_hip.cupy' in sys.modules)"
+        "ours = {f'crossmem_hip.{name}' for name in ('cupy', 'driver', 'library', 'search')}\n"
+        "sys.exit(bool(ours & {*sys.modules}))"
     )
 
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0

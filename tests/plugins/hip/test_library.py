@@ -62,7 +62,7 @@ def install(build: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Call
         macros = {"HIP" if family.is_hip else "CUDA": version}
         runtime = ctypes.CDLL(str(build(**macros)))
         monkeypatch.setattr(libraries, "runtime_library", lambda _: runtime)
-        monkeypatch.setattr(libraries, "loaded_hip", lambda: runtime if driver else None)
+        monkeypatch.setattr(libraries, "library_of", lambda _: runtime if driver else None)
         if family.is_hip:
             return Vendor(family, runtime)
         more = ctypes.CDLL(str(build(CUDA_DRIVER=1))) if driver else None

@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from crossmem_hip.family import CUDA, HIP
-from crossmem_hip.search import cuda_folders, hip_folders
+from crossmem_hip.search import cuda_folders, hip_folders, library_of
 
 
 def test_folders_of_rocm() -> None:
@@ -64,6 +65,25 @@ def installed(build: Callable[..., Path], tmp_path: Path) -> dict[str, Path]:
         shutil.copy(build(HIP=version), path)
         found[way] = path
     return found
+
+
+def test_the_copy_that_a_module_calls(
+    build: Callable[..., Path], compile_library: Callable[..., Path], tmp_path: Path
+) -> None:
+    linked = shutil.copy(build(HIP=70_126_015), tmp_path / "first.so")
+    source = tmp_path / "module.c"
+    source.write_text("int hipGetDevice(int *); int get(int *out) { return hipGetDevice(out); }")
+    module = SimpleNamespace(__file__=compile_library(source, tmp_path / "module.so", linked))
+    other = ctypes.CDLL(str(shutil.copy(build(HIP=60_443_484), tmp_path / "second.so")))
+    found = library_of(module)
+    version = ctypes.c_int()
+
+    assert found is not None
+    assert found.hipRuntimeGetVersion(ctypes.byref(version)) == 0
+    assert version.value == 70_126_015
+    assert other.hipRuntimeGetVersion(ctypes.byref(version)) == 0
+    assert version.value == 60_443_484
+    assert library_of(SimpleNamespace()) is None
 
 
 def find(installed: dict[str, Path], *loaded: Path, loader: bool) -> str:
