@@ -34,13 +34,41 @@ typedef struct {
 typedef struct { char bytes[1472]; } hipDeviceProp_t;
 typedef void *hipStream_t, *hipEvent_t, *hipCtx_t, *hipDeviceptr_t, *hipModule_t;
 typedef void (*hipStreamCallback_t)(hipStream_t, hipError_t, void *);
-typedef int hipMemcpyKind, hipDeviceAttribute_t;
+typedef int hipMemcpyKind, hipDeviceAttribute_t, hipMemAllocationHandleType;
 enum { hipMemcpyHostToHost, hipMemcpyHostToDevice, hipMemcpyDeviceToHost,
        hipMemcpyDeviceToDevice, hipMemcpyDefault };
 enum { hipDeviceAttributeMaxThreadsPerBlock = 56, hipDeviceAttributePciBusId = 67,
        hipDeviceAttributeWarpSize = 87 };
 enum { hipEventDisableTiming = 2, hipEventInterprocess = 4 };
+typedef struct { int type, id; } hipMemLocation;
+typedef struct { hipMemLocation location; int flags; } hipMemAccessDesc;
+typedef struct {
+    int type, requestedHandleType;
+    hipMemLocation location;
+    void *win32HandleMetaData;
+    unsigned char compressionType, gpuDirectRDMACapable;
+    unsigned short usage;
+} hipMemAllocationProp;
+typedef void *hipMemGenericAllocationHandle_t;
+enum { hipMemAllocationTypePinned = 1, hipMemHandleTypePosixFileDescriptor = 1,
+       hipMemLocationTypeDevice = 1, hipMemAccessFlagsProtReadWrite = 3,
+       hipMemAllocationGranularityMinimum = 0 };
 hipError_t hipInit(unsigned int);
+hipError_t hipMemAddressReserve(void **, size_t, size_t, void *, unsigned long long);
+hipError_t hipMemAddressFree(void *, size_t);
+hipError_t hipMemGetAllocationGranularity(size_t *, const hipMemAllocationProp *, int);
+hipError_t hipMemCreate(hipMemGenericAllocationHandle_t *, size_t, const hipMemAllocationProp *,
+                        unsigned long long);
+hipError_t hipMemRelease(hipMemGenericAllocationHandle_t);
+hipError_t hipMemMap(void *, size_t, size_t, hipMemGenericAllocationHandle_t, unsigned long long);
+hipError_t hipMemUnmap(void *, size_t);
+hipError_t hipMemSetAccess(void *, size_t, const hipMemAccessDesc *, size_t);
+hipError_t hipMemGetAccess(unsigned long long *, const hipMemLocation *, void *);
+hipError_t hipMemExportToShareableHandle(void *, hipMemGenericAllocationHandle_t, int,
+                                         unsigned long long);
+hipError_t hipMemImportFromShareableHandle(hipMemGenericAllocationHandle_t *, void *, int);
+hipError_t hipMemGetAllocationPropertiesFromHandle(hipMemAllocationProp *,
+                                                   hipMemGenericAllocationHandle_t);
 hipError_t hipGetDeviceCount(int *);
 hipError_t hipSetDevice(int);
 hipError_t hipGetDevice(int *);
