@@ -24,7 +24,10 @@ def declarations(library: Library) -> str:
 def _forwarder(one: Prototype, unknown: int) -> str:
     arguments = ", ".join(one.names)
     is_void = one.result == "void"
-    failure = "" if is_void else " NULL" if one.result.endswith("*") else f" {unknown}"
+    failure = "" if is_void else f" {unknown}"
+    if one.result.endswith("*"):
+        # Who asks for a text prints it.
+        failure = ' "unknown error"' if one.result == "const char *" else " NULL"
     call = f"cm_table.{one.name}({arguments});"
     return (
         f"EXPORTED {one.result} {one.name}({one.parameters})\n{{\n"
@@ -96,4 +99,4 @@ def version_script(library: Library) -> str:
     text = "\n".join(
         f"{node} {{ global: {' '.join(sorted(names))} }};" for node, names in sorted(nodes.items())
     )
-    return f"{text.removesuffix('};')} local: *; }};\n"
+    return f"{text.removesuffix('};')}local: *; }};\n"
