@@ -15,10 +15,13 @@ from typing_extensions import override
 from crossmem_emulated.hip import (
     attributes,
     blocks,
+    callbacks,
+    contexts,
     copies,
     devices,
     events,
     exports,
+    host,
     physical,
     shares,
     streams,
@@ -48,10 +51,13 @@ __all__ = [
 _FAMILIES = (
     attributes,
     blocks,
+    callbacks,
+    contexts,
     copies,
     devices,
     events,
     exports,
+    host,
     physical,
     shares,
     streams,
@@ -67,10 +73,11 @@ class Runtime:
     handles.
 
     Beside CuPy's there are some of the vendors' own: ``memGetAddressRange(ptr)``, which returns
-    base and size, ``pointerGetAttribute(attribute, ptr)``, the drivers' ``ctxCreate``,
-    ``ctxGetCurrent``, ``ctxSetCurrent`` and ``ctxDestroy``, and virtual memory: ``memCreate``,
-    ``memAddressReserve``, ``memMap`` and what belongs to them. Each entry's signature says what
-    it takes: every field of the vendors' structs is an argument of its own.
+    base and size, ``pointerGetAttribute(attribute, ptr)``, ``hostGetDevicePointer(ptr, flags)``,
+    ``deviceReset()``, the drivers' ``ctxCreate`` and what belongs to it, virtual memory, with
+    ``memCreate``, ``memAddressReserve``, ``memMap`` and so on, and more that C programs call. Each
+    entry's signature says what it takes: every field of the vendors' structs is an argument of
+    its own.
 
     Parameters
     ----------
@@ -137,6 +144,8 @@ class Runtime:
             values = parse(called, arguments, named)
             if called.hip_lacks and self.is_hip:
                 raise RuntimeError(called.hip_lacks)
+            if called.hip_answers and self.is_hip:
+                self.check_status(self.refuse(called.name, called.hip_answers))
             status, value = self._process.call(called, values)
             if not called.is_checked:
                 return status
@@ -166,6 +175,11 @@ class Runtime:
         """The device addresses of this process, for tests of the emulation itself."""
         return self._process.space
 
+    @property
+    def tells_names(self) -> bool:
+        """Whether the text of an error is its name, as in ROCm 5."""
+        return self._process.profile.is_before_6
+
     def check_status(self, status: int) -> None:
         """Raise where a call failed, and forget the failure as CuPy does."""
         if status:
@@ -176,6 +190,10 @@ class Runtime:
         """Call a function as C does: return code and result; a failure is remembered."""
         called = ENTRIES[name]
         return self._process.call(called, parse(called, arguments, named))
+
+    def refuse(self, name: str, status: int) -> int:
+        """Answer a call from C with a code, after what every call checks first."""
+        return self._process.refuse(name, status)
 
     def getLastError(self) -> int:  # noqa: N802 - the vendor's name
         """Return the code of this thread's last failure, and forget it."""

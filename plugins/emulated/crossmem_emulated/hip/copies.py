@@ -185,33 +185,70 @@ def _memcpy_peer(
         _do_now(process, work, is_on_devices=True)
 
 
-def _fill(side: Side, value: int) -> None:
+@entry(
+    "memcpyPeerAsync(intptr_t dst, int dstDevice, intptr_t src, int srcDevice, size_t size, "
+    "intptr_t stream)"
+)
+def _memcpy_peer_async(  # noqa: PLR0917 - as CuPy passes them
+    process: HipProcess, target: int, to: int, source: int, start: int, nbytes: int, stream: int
+) -> None:
+    process.check_device(to)
+    process.check_device(start)
+    where = find_stream(process, stream)
+    if nbytes:
+        ends = (target, to), (source, start)
+        work, _ = _prepared(process, "memcpyPeerAsync", *ends, nbytes, Kind.DEVICE_TO_DEVICE)
+        submit(process, where, work)
+
+
+def _fill(side: Side, pattern: bytes) -> None:
+    done = 0
     for place, size in side.parts:
-        ctypes.memset(place, value, size)
+        if len(pattern) == 1:
+            ctypes.memset(place, pattern[0], size)
+        else:
+            # A part can begin inside of the pattern.
+            first = done % len(pattern)
+            data = pattern[first:] + pattern * (size // len(pattern) + 1)
+            ctypes.memmove(place, data, size)
+        done += size
 
 
 def _prepared_fill(
-    process: HipProcess, call: str, pointer: int, value: int, nbytes: int, stream: Stream
+    process: HipProcess, call: str, pointer: int, pattern: bytes, count: int, stream: Stream
 ) -> Work:
     if not pointer:
         raise Refused(Status.INVALID_VALUE, "the address is null", "HIP-X4")
+    nbytes = len(pattern) * count
     side = _side(process, pointer, nbytes, stream.device, READ_WRITE)
     if side.is_device is False:
         text = f"{pointer:#x} is no address of a device"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
-    return Work(call, ((pointer, nbytes),), lambda: _fill(side, value & 0xFF))
+    return Work(call, ((pointer, nbytes),), lambda: _fill(side, pattern))
 
 
-@entry("memset(intptr_t ptr, int value, size_t size)")
-def _memset(process: HipProcess, pointer: int, value: int, nbytes: int) -> None:
-    if nbytes:
+def _add_fill(name: str, nbytes: int, size: str) -> None:
+    """Register a function that fills memory, and the one that does it in a stream."""
+    mask = (1 << 8 * nbytes) - 1
+
+    def fill(
+        process: HipProcess, call: str, pointer: int, value: int, count: int, stream: Stream
+    ) -> None:
+        if count:
+            pattern = (value & mask).to_bytes(nbytes, "little")
+            submit(process, stream, _prepared_fill(process, call, pointer, pattern, count, stream))
+
+    @entry(f"{name}(intptr_t ptr, int value, size_t {size})")
+    def _now(process: HipProcess, pointer: int, value: int, count: int) -> None:
         stream = legacy_of(process, process.current().device)
-        submit(process, stream, _prepared_fill(process, "memset", pointer, value, nbytes, stream))
+        fill(process, name, pointer, value, count, stream)
+
+    @entry(f"{name}Async(intptr_t ptr, int value, size_t {size}, intptr_t stream)")
+    def _in_stream(process: HipProcess, pointer: int, value: int, count: int, stream: int) -> None:
+        where = find_stream(process, stream)
+        fill(process, f"{name}Async", pointer, value, count, where)
 
 
-@entry("memsetAsync(intptr_t ptr, int value, size_t size, intptr_t stream)")
-def _memset_async(process: HipProcess, pointer: int, value: int, nbytes: int, stream: int) -> None:
-    where = find_stream(process, stream)
-    if nbytes:
-        work = _prepared_fill(process, "memsetAsync", pointer, value, nbytes, where)
-        submit(process, where, work)
+_add_fill("memset", 1, "size")
+_add_fill("memsetD16", 2, "count")
+_add_fill("memsetD32", 4, "count")

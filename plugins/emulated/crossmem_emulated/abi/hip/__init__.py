@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AMD's ``libamdhip64``: its types, functions and symbol versions, and the emulation behind it.
+
+The facts are in files beside this one: ``types.h`` and ``functions.h`` declare what is emulated,
+``registration.c`` defines what needs no emulation, and ``symbols.txt`` names everything that
+AMD's library exports, with the version of each symbol. What is named there only is refused.
+"""
+
+from importlib import resources
+from typing import Final
+
+from crossmem_emulated.abi.hip.binding import HipBinding
+from crossmem_emulated.abi.library import Library
+from crossmem_emulated.hip.calls import ENTRIES
+from crossmem_emulated.hip.profiles import PROFILES
+
+__all__ = ["LIBRARY"]
+
+_NODE: Final = "hip_4.2"
+
+
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+def _symbols() -> dict[str, str]:
+    """Return the version of each symbol, by its name."""
+    found: dict[str, str] = {}
+    node = ""
+    for line in _text("symbols.txt").splitlines():
+        if line.startswith("  "):
+            found.update((name, node) for name in line.split())
+        elif not line.startswith("#"):
+            node = line
+    return found
+
+
+_ENTRIES: Final = {
+    "CtxGetDevice": "getDevice",
+    "CtxSynchronize": "deviceSynchronize",
+    "ExtMallocWithFlags": "malloc",
+    "FreeHost": "freeHost",
+    "HostFree": "freeHost",
+    "HostMalloc": "hostAlloc",
+    "Malloc3D": "malloc",
+    "MallocHost": "hostAlloc",
+    "MallocPitch": "malloc",
+    "MemAllocHost": "hostAlloc",
+    "MemAllocPitch": "malloc",
+    "Memcpy2D": "memcpy",
+    "Memcpy2DAsync": "memcpyAsync",
+    "MemcpyDtoD": "memcpy",
+    "MemcpyDtoDAsync": "memcpyAsync",
+    "MemcpyDtoH": "memcpy",
+    "MemcpyDtoHAsync": "memcpyAsync",
+    "MemcpyHtoD": "memcpy",
+    "MemcpyHtoDAsync": "memcpyAsync",
+    "MemcpyWithStream": "memcpyAsync",
+    "Memset2D": "memset",
+    "Memset2DAsync": "memsetAsync",
+    "MemsetD8": "memset",
+    "MemsetD8Async": "memsetAsync",
+}
+"""What functions call that have no entry of their own, without HIP's beginning."""
+
+
+def _entry_of(name: str) -> str | None:
+    """Return CuPy's name of a function, None where the emulation has none of its own for it."""
+    # Naming it is what registers the entries.
+    rest = name.removeprefix("hip")
+    entry = _ENTRIES.get(rest, rest[:1].lower() + rest[1:])
+    return entry if entry in ENTRIES else None
+
+
+def _library() -> Library:
+    nodes = _symbols()
+    library = Library(
+        name="hip",
+        sonames=("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"),
+        links=("libamdhip64.so",),
+        types=_text("types.h"),
+        prototypes=_text("functions.h"),
+        code=_text("registration.c"),
+        node=_NODE,
+        nodes=nodes,
+        unknown=999,
+        profiles=tuple(name for name, profile in PROFILES.items() if profile.is_hip),
+        profile_field="hip_profile",
+        entry_of=_entry_of,
+        bind=HipBinding,
+    )
+    rest = sorted(nodes.keys() - set(library.exports()))
+    refused = "".join(f"hipError_t {name}(void);\n" for name in rest)
+    return library.with_prototypes(refused)
+
+
+LIBRARY: Final = _library()
