@@ -12,7 +12,20 @@ from typing import Any
 
 from typing_extensions import override
 
-from crossmem_emulated.acl import copies, device, keys, plain, shares, vmm
+from crossmem_emulated.acl import (
+    access,
+    copies,
+    device,
+    events,
+    extents,
+    fabric,
+    host,
+    keys,
+    plain,
+    shares,
+    streams,
+    vmm,
+)
 from crossmem_emulated.acl.calls import ENTRIES
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.profiles import PROFILES, profile_named
@@ -24,7 +37,20 @@ from crossmem_emulated.options import Options
 __all__ = ["PROFILES", "Acl", "Violation"]
 
 # Importing them registers their functions.
-_FAMILIES = (copies, device, keys, plain, shares, vmm)
+_FAMILIES = (
+    access,
+    copies,
+    device,
+    events,
+    extents,
+    fabric,
+    host,
+    keys,
+    plain,
+    shares,
+    streams,
+    vmm,
+)
 
 
 class Acl:
@@ -48,6 +74,8 @@ class Acl:
     ----------
     rt, util
         The modules of these names.
+    c
+        Functions that pyACL lacks and only C programs have, in the same shape.
     faults
         Calls that are to fail: ``faults.add("rt.map_mem", 507899)``.
     machine
@@ -64,6 +92,7 @@ class Acl:
     finalize_reference: Callable[..., tuple[int, int]]
     get_version: Callable[..., tuple[int, int, int, int]]
     rt: Any
+    c: Any
 
     def __init__(
         self,
@@ -81,12 +110,13 @@ class Acl:
             capacity_nbytes=options.capacity_nbytes,
             slow_streams=options.slow_streams,
         )
-        modules: dict[str, dict[str, Any]] = {"": {}, "rt": {}}
+        modules: dict[str, dict[str, Any]] = {"": {}, "rt": {}, "c": {}}
         for name, called in ENTRIES.items():
             module, _, function = name.rpartition(".")
             modules[module][function] = process.bind(called)
         vars(self).update(modules[""])
         self.rt = SimpleNamespace(**modules["rt"])
+        self.c = SimpleNamespace(**modules["c"])
         self.util = Util(process)
         # Programs look for these without using them.
         self.mdl = self.media = self.op = self.blas = self.prof = SimpleNamespace()

@@ -20,7 +20,7 @@ from crossmem_emulated.journal import Faults, Journal
 from crossmem_emulated.machine import HostLostError, Machine
 from crossmem_emulated.pages import NoRoomError, PageStore
 
-__all__ = ["AclProcess", "Context", "DeviceState", "Stream", "Work"]
+__all__ = ["AclProcess", "Context", "DeviceState", "Event", "Stream", "Work"]
 
 _FIRST_HANDLE: Final = 0x5AFE_0000_0000
 _HANDLE_STEP: Final = 64
@@ -43,7 +43,34 @@ class Stream:
     handle: int
     device: int
     context: int
+    priority: int = 0
+    flags: int = 0
     queue: list[Work] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """A point in a stream's work."""
+
+    handle: int
+    flags: int
+    is_reusable: bool
+    """Whether it can be recorded again without being reset."""
+    stream: Stream | None = None
+    """Where it was recorded, None before."""
+    record: Work | None = None
+    """The piece of work with which it is done."""
+    time_ns: int | None = None
+    """When it was done."""
+    waits: list[tuple[Stream, Work]] = field(default_factory=list)
+    """What waits for it."""
+    token: bytes | None = None
+    """What other processes know it by."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all the work is done that it was recorded behind."""
+        return self.stream is None or self.record not in self.stream.queue
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +150,12 @@ class AclProcess:
         """What this process imported by key."""
         self.slabs: list[Any] = []
         """Memory from which small requests are served."""
+        self.accesses: dict[int, set[int]] = {}
+        """Devices that may use the memory mapped at an address, by host-wide index."""
+        self.events: dict[int, Event] = {}
         self.host_blocks: dict[int, Any] = {}
+        self.registered: dict[int, int] = {}
+        """Size of each range of the program's own host memory that devices may use."""
         self.initialized = False
         self.init_references = 0
 
@@ -239,6 +271,11 @@ class AclProcess:
         for stream in streams:
             while stream.queue:
                 stream.queue.pop(0).run()
+
+    def finish_until(self, stream: Stream, last: Work) -> None:
+        """Do a stream's work up to one piece, which may be done already."""
+        while last in stream.queue:
+            stream.queue.pop(0).run()
 
     def check_idle(self, call: str, start: int, nbytes: int) -> None:
         """Note where memory is taken away from work that waits; the work is lost then."""
