@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Building a library with the machine's C compiler, once for each user and interpreter."""
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from crossmem import __version__
+from crossmem.errors import ConfigurationError
+from crossmem_emulated.abi.library import TYPES, Library
+from crossmem_emulated.abi.sources import declarations, source, version_script
+
+__all__ = ["build", "cache_folder", "compiler", "link"]
+
+_COMPILERS: Final = ("cc", "gcc", "clang")
+_OPTIONS: Final = ("-shared", "-fPIC", "-O2", "-std=gnu11", "-w", "-pthread")
+# Code that Python still calls back into must stay, even where a program closes the library.
+_LINK_OPTIONS: Final = ("-Wl,-z,nodelete", "-Wl,-z,now", "-ldl")
+_TIMEOUT_S: Final = 120
+_SHOWN_LINES: Final = 8
+
+_START: Final = """
+import sys
+try:
+    try:
+        from crossmem_emulated.abi.engine import start
+    except ImportError:
+        sys.path.extend(path for path in {paths!r} if path not in sys.path)
+        from crossmem_emulated.abi.engine import start
+    start({name!r}, {folder!r}, TABLE, READY)
+except BaseException as error:
+    import traceback
+    traceback.print_exc()
+    sys.stderr.write("crossmem: the emulated {soname} cannot work in this process\\n")
+"""
+_END: Final = """
+import atexit, sys
+atexit._run_exitfuncs()
+for stream in (sys.stdout, sys.stderr):
+    stream and stream.flush()
+"""
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of this user in which libraries are kept; it may not exist yet.
+
+    Raises
+    ------
+    ConfigurationError
+        Where this user has no home.
+    """
+    given = environ.get("XDG_CACHE_HOME", "")
+    if Path(given).is_absolute():
+        return Path(given) / "crossmem"
+    try:
+        return Path.home() / ".cache" / "crossmem"
+    except RuntimeError:
+        msg = "this user has no home folder to keep built libraries in"
+        raise ConfigurationError(msg, hint="set XDG_CACHE_HOME to a folder") from None
+
+
+def compiler(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the command of the C compiler: what ``CC`` says, or the first that there is.
+
+    Raises
+    ------
+    ConfigurationError
+        Where there is none.
+    """
+    given = shlex.split(environ.get("CC", ""))
+    for command in [given] if given else [[name] for name in _COMPILERS]:
+        if shutil.which(command[0], path=environ.get("PATH")):
+            return command
+    tried = given[0] if given else ", ".join(_COMPILERS)
+    raise ConfigurationError(
+        f"the emulated libraries are built with a C compiler, and there is none ({tried})",
+        hint="install one, such as the package gcc with libc6-dev, or name one in CC",
+    )
+
+
+def _python_libraries() -> list[str]:
+    """Return where this interpreter's shared library may be, in the order to try."""
+    version = "{}.{}".format(*sys.version_info[:2])
+    name = f"libpython{version}{sys.abiflags}.so.1.0"
+    folder, system = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("MULTIARCH")
+    places = [Path(sys.base_prefix) / "lib", Path(folder or "/usr/lib")]
+    places.append(places[-1] / (system or ""))
+    found = [str(path) for place in places if (path := place / name).exists()]
+    return [*dict.fromkeys(found), name]
+
+
+def _search_path() -> list[str]:
+    """Return where this interpreter finds crossmem and what that needs."""
+    return [path for path in sys.path if os.path.isabs(path)]  # noqa: PTH117 - a text is kept
+
+
+def _run(command: Sequence[str], what: str) -> None:
+    try:
+        done = subprocess.run(  # noqa: S603 - the user's own compiler
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        msg = f"{what} could not be built: {error}"
+        raise ConfigurationError(msg, hint="is the compiler in CC right?") from None
+    if done.returncode:
+        text = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_SHOWN_LINES])
+        raise ConfigurationError(
+            f"{what} could not be built; {command[0]} says:\n{text}",
+            hint="the compiler needs the headers of the C library, such as the package libc6-dev",
+        )
+
+
+def link(
+    command: Sequence[str], folder: Path, soname: str, text: str, script: str, *more: str
+) -> None:
+    """Compile C text into a shared library of that name in a folder.
+
+    Raises
+    ------
+    ConfigurationError
+        Where the compiler cannot do it.
+    """
+    place, versions = folder / f"{soname}.c", folder / f"{soname}.map"
+    place.write_text(text, "utf-8")
+    versions.write_text(script, "utf-8")
+    wanted = [f"-Wl,-soname,{soname}", f"-Wl,--version-script={versions}", str(place)]
+    _run([*command, *_OPTIONS, *wanted, "-o", str(folder / soname), *more], soname)
+
+
+def _write_types(library: Library, folder: Path) -> None:
+    try:
+        import cffi  # noqa: PLC0415 - an extra, and only builders need all of it
+    except ImportError:
+        raise ConfigurationError(
+            "the emulated libraries need the package cffi, which is not installed",
+            hint="pip install 'crossmem[emulate]'",
+        ) from None
+    ffi = cffi.FFI()
+    ffi.cdef(declarations(library))
+    ffi.set_source(TYPES, None)
+    ffi.compile(str(folder))
+
+
+def _cffi_version() -> str:
+    try:
+        return metadata.version("cffi")
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder with a library, building it where that was not done yet.
+
+    Builders do not disturb each other: each works in a folder of its own, and the first that is
+    done gives it its name.
+
+    Parameters
+    ----------
+    library
+        What to build.
+    environ
+        Variables that name the cache (``XDG_CACHE_HOME``) and the compiler (``CC``).
+
+    Returns
+    -------
+    Path
+        A folder that has the library under all its names, and nothing else that a program
+        looks for. It stays.
+
+    Raises
+    ------
+    ConfigurationError
+        Where something is missing that building needs; it says what to install.
+    """
+    root = cache_folder(environ) / "abi"
+
+    def text(folder: Path) -> str:
+        start = _START.format(
+            paths=_search_path(), name=library.name, folder=str(folder), soname=library.soname
+        )
+        return source(
+            library,
+            executable=sys.executable,
+            python_libraries=_python_libraries(),
+            start=f"(lambda table, ready: exec({start!r}, {{'TABLE': table, 'READY': ready}}))",
+            end=f"exec({_END!r}, {{}})",
+        )
+
+    script = version_script(library)
+    parts = (sys.version, __version__, _cffi_version(), text(root), script, *library.aliases)
+    key = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
+    folder = root / f"{library.name}-{__version__}-{sys.implementation.cache_tag}-{key}"
+    if folder.is_dir():
+        return folder
+    command = compiler(environ)
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix="build-", dir=root))
+    except OSError as error:
+        msg = f"built libraries cannot be kept in {root}: {error.strerror}"
+        raise ConfigurationError(msg, hint="set XDG_CACHE_HOME to a folder of yours") from None
+    try:
+        _write_types(library, work)
+        link(command, work, library.soname, text(folder), script, *_LINK_OPTIONS)
+        for alias in library.aliases:
+            (work / alias).symlink_to(library.soname)
+        _publish(work, folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+def _publish(work: Path, folder: Path) -> None:
+    try:
+        work.rename(folder)
+    except OSError:
+        # Another builder was first; what it made is the same.
+        if not folder.is_dir():
+            raise

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which functions of a library each process called, for a report."""
+
+import atexit
+import functools
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["VARIABLE", "Calls"]
+
+VARIABLE: Final = "CROSSMEM_EMULATED_CALLS"
+"""Folder to which processes write what they called when they end; nothing is counted without."""
+
+
+class Calls:
+    """Counts calls where somebody asked for it.
+
+    Parameters
+    ----------
+    library
+        Name of the emulation.
+    """
+
+    def __init__(self, library: str) -> None:
+        self._library = library
+        self._folder = os.environ.get(VARIABLE, "")
+        self._counts: Counter[str] = Counter()
+        if self._folder:
+            atexit.register(self._write)
+            os.register_at_fork(after_in_child=self._counts.clear)
+
+    def counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose calls are counted, or the function itself."""
+        if not self._folder:
+            return function
+
+        @functools.wraps(function)
+        def counting(*arguments: Any) -> Any:
+            self._counts[name] += 1
+            return function(*arguments)
+
+        return counting
+
+    def _write(self) -> None:
+        if not self._counts:
+            return
+        path = Path(self._folder, f"{self._library}-{os.getpid()}.json")
+        try:
+            path.write_text(json.dumps(self._counts), "utf-8")
+        except OSError:
+            # The folder is gone with the command that asked for it.
+            return

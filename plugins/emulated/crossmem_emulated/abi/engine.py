@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs in the process that uses an emulated library: callbacks behind its C functions."""
+
+import ctypes
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from crossmem_emulated.abi.calls import Calls
+from crossmem_emulated.abi.library import TYPES, Library, library_named
+
+__all__ = ["start"]
+
+_log = logging.getLogger(__name__)
+_lock = threading.RLock()
+_kept: Final[dict[int, object]] = {}
+"""What a table refers to, by its address."""
+
+
+def _declared(folder: str) -> Any:
+    """Return the FFI object with a library's declarations."""
+    path = Path(folder, f"{TYPES}.py")
+    loader = SourceFileLoader(f"{TYPES}_{path.parent.name}", str(path))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None  # noqa: S101 - it was given
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module.ffi
+
+
+def start(name: str, folder: str, table: int, ready: int) -> None:
+    """Fill a library's table; called by its first function that a program calls.
+
+    Parameters
+    ----------
+    name
+        Name of the emulation.
+    folder
+        Where the library was built.
+    table, ready
+        Addresses of the table, and of the number that says it can be used.
+    """
+    with _lock:
+        if table in _kept:
+            return
+        library = library_named(name)
+        ffi = _declared(folder)
+        _kept[table] = _fill(library, ffi, ffi.cast("struct cm_table *", table))
+        ctypes.c_int.from_address(ready).value = 1
+
+
+def _fill(library: Library, ffi: Any, table: Any) -> list[object]:
+    binding = library.bind(ffi)
+    known = dict(binding.functions())
+    calls = Calls(library.name)
+    kept: list[object] = [binding, ffi]
+    for field, shape in ffi.typeof("struct cm_table").fields:
+        function = known.pop(field, None)
+        if function is None:
+            function = _refusing(library, field, binding.refuse)
+        result = shape.type.result.kind
+        callback = ffi.callback(
+            shape.type,
+            calls.counted(field, function),
+            error=library.unknown if result in {"primitive", "enum"} else None,
+            onerror=_logging(library, field),
+        )
+        setattr(table, field, callback)
+        kept.append(callback)
+    assert not known, f"{library.name}: not declared: {sorted(known)}"  # noqa: S101
+    return kept
+
+
+def _refusing(library: Library, name: str, refuse: Callable[[str], Any]) -> Callable[..., Any]:
+    """Return a function that is not emulated."""
+    told = False
+
+    def function(*_arguments: Any) -> Any:
+        nonlocal told
+        if not told:
+            told = True
+            _log.warning("%s: %s is not emulated; it answers so", library.soname, name)
+        return refuse(name)
+
+    return function
+
+
+_Exception = type[BaseException]
+
+
+def _logging(
+    library: Library, name: str
+) -> Callable[[_Exception, BaseException, TracebackType], None]:
+    """Return what is done where a callback raises: nothing may unwind into C."""
+
+    def on_error(kind: _Exception, error: BaseException, trace: TracebackType) -> None:
+        try:
+            _log.error(
+                "%s: the emulation failed in %s; it answers %d",
+                library.soname,
+                name,
+                library.unknown,
+                exc_info=(kind, error, trace),
+            )
+        except BaseException:  # noqa: BLE001 - a handler of the program's own failed
+            sys.stderr.write(f"{library.soname}: the emulation failed in {name}: {error!r}\n")
+
+    return on_error

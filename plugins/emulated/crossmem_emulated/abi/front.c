@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The part that all emulated libraries share: it finds Python, or starts it, at the first call.
+ *
+ * Nothing of Python is linked, and none of its headers is needed: the functions below are looked
+ * up in the process. Where it is a Python, they are there already, whichever way that Python was
+ * built. Where it is a C program, the shared library of the interpreter that built this file is
+ * loaded.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <locale.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <wchar.h>
+
+#define EXPORTED __attribute__((visibility("default"), used))
+
+static const char cm_file[] = CM_FILE;
+static const char cm_executable[] = CM_EXECUTABLE;
+static const char cm_start_code[] = CM_START_CODE;
+static const char cm_exit_code[] = CM_EXIT_CODE;
+static const char *const cm_python_libraries[] = {CM_PYTHON_LIBRARIES};
+
+/* What is used of Python; all of it is in its stable interface, but for Py_SetProgramName. */
+static struct {
+    int (*Py_IsInitialized)(void);
+    void (*Py_InitializeEx)(int);
+    int (*PyGILState_Ensure)(void);
+    void (*PyGILState_Release)(int);
+    int (*PyGILState_Check)(void);
+    void *(*PyEval_SaveThread)(void);
+    int (*PyRun_SimpleString)(const char *);
+    void (*PyOS_BeforeFork)(void);
+    void (*PyOS_AfterFork_Parent)(void);
+    void (*PyOS_AfterFork_Child)(void);
+} cm_python;
+
+static pthread_mutex_t cm_mutex = PTHREAD_MUTEX_INITIALIZER;
+/* Whether Python is there, 1, or cannot be had, -1. Changed while the mutex is held. */
+static atomic_int cm_loaded;
+/* Set by Python when the table is filled, 1, or cannot be, -1. */
+static atomic_int cm_ready;
+
+static void cm_complain(const char *what, const char *why)
+{
+    fprintf(stderr, "crossmem: the emulated %s cannot work: %s%s\n", cm_file, what, why);
+}
+
+static int cm_look_up(void *handle)
+{
+    const struct {
+        const char *name;
+        void *place;
+    } wanted[] = {
+        {"Py_IsInitialized", &cm_python.Py_IsInitialized},
+        {"Py_InitializeEx", &cm_python.Py_InitializeEx},
+        {"PyGILState_Ensure", &cm_python.PyGILState_Ensure},
+        {"PyGILState_Release", &cm_python.PyGILState_Release},
+        {"PyGILState_Check", &cm_python.PyGILState_Check},
+        {"PyEval_SaveThread", &cm_python.PyEval_SaveThread},
+        {"PyRun_SimpleString", &cm_python.PyRun_SimpleString},
+        {"PyOS_BeforeFork", &cm_python.PyOS_BeforeFork},
+        {"PyOS_AfterFork_Parent", &cm_python.PyOS_AfterFork_Parent},
+        {"PyOS_AfterFork_Child", &cm_python.PyOS_AfterFork_Child},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        void *found = dlsym(handle, wanted[i].name);
+        if (!found) {
+            cm_complain("this Python lacks ", wanted[i].name);
+            return 0;
+        }
+        memcpy(wanted[i].place, &found, sizeof found);
+    }
+    return 1;
+}
+
+static void *cm_open_python(void)
+{
+    char reasons[2048] = "";
+    for (size_t i = 0; cm_python_libraries[i]; i++) {
+        void *handle = dlopen(cm_python_libraries[i], RTLD_NOW | RTLD_GLOBAL);
+        if (handle)
+            return handle;
+        size_t used = strlen(reasons);
+        snprintf(reasons + used, sizeof reasons - used, "\n  %s", dlerror());
+    }
+    cm_complain("a program that is not Python needs the shared library of the Python that "
+                "crossmem is installed in. Install it (Debian: libpython3.x), or use a Python "
+                "that was configured with --enable-shared. Tried:", reasons);
+    return NULL;
+}
+
+/* Runs what the program registered with Python's atexit, such as the flushing of logs. Python
+ * itself stays: destructors of the program may still call the library. */
+static void cm_at_exit(void)
+{
+    if (cm_python.Py_IsInitialized()) {
+        int state = cm_python.PyGILState_Ensure();
+        cm_python.PyRun_SimpleString(cm_exit_code);
+        cm_python.PyGILState_Release(state);
+    }
+}
+
+static int cm_start_python(void *handle)
+{
+    wchar_t *(*decode)(const char *, size_t *);
+    void (*set_program_name)(const wchar_t *);
+    *(void **)&decode = dlsym(handle, "Py_DecodeLocale");
+    *(void **)&set_program_name = dlsym(handle, "Py_SetProgramName");
+    if (!decode || !set_program_name) {
+        cm_complain("this Python cannot be embedded: Py_SetProgramName", " is missing");
+        return 0;
+    }
+    /* PYTHONHOME and the like are meant for other Pythons than this one. */
+    int *ignore_environment = dlsym(handle, "Py_IgnoreEnvironmentFlag");
+    if (ignore_environment)
+        *ignore_environment = 1;
+    /* Python sets the locale, which is the program's business. */
+    const char *current = setlocale(LC_ALL, NULL);
+    char *locale = current ? strdup(current) : NULL;
+    wchar_t *program = decode(cm_executable, NULL);
+    if (program)
+        set_program_name(program);
+    cm_python.Py_InitializeEx(0); /* 0: signals stay the program's */
+    if (locale) {
+        setlocale(LC_ALL, locale);
+        free(locale);
+    }
+    cm_python.PyEval_SaveThread();
+    atexit(cm_at_exit);
+    return 1;
+}
+
+/* Makes sure that there is a running Python. No thread waits for the mutex with the GIL held
+ * while another that holds the mutex waits for the GIL: there is no GIL yet in that case. */
+static int cm_load(void)
+{
+    pthread_mutex_lock(&cm_mutex);
+    if (!atomic_load(&cm_loaded)) {
+        void *handle = RTLD_DEFAULT;
+        int loaded = 1;
+        if (!dlsym(RTLD_DEFAULT, "Py_IsInitialized")) {
+            handle = cm_open_python();
+            loaded = handle != NULL;
+        }
+        loaded = loaded && cm_look_up(handle);
+        if (loaded && !cm_python.Py_IsInitialized())
+            loaded = cm_start_python(handle);
+        atomic_store(&cm_loaded, loaded ? 1 : -1);
+    }
+    pthread_mutex_unlock(&cm_mutex);
+    return atomic_load(&cm_loaded) == 1;
+}
+
+static int cm_start(void)
+{
+    if (atomic_load(&cm_ready) < 0 || !cm_load() || !cm_python.Py_IsInitialized())
+        return 0;
+    char code[sizeof cm_start_code + 128];
+    snprintf(code, sizeof code, "%s(%llu, %llu)", cm_start_code,
+             (unsigned long long)(uintptr_t)&cm_table, (unsigned long long)(uintptr_t)&cm_ready);
+    int state = cm_python.PyGILState_Ensure();
+    /* Another thread may do the same meanwhile; Python sees to it that one of them waits. */
+    if (cm_python.PyRun_SimpleString(code) || !atomic_load(&cm_ready))
+        atomic_store(&cm_ready, -1);
+    cm_python.PyGILState_Release(state);
+    return atomic_load(&cm_ready) > 0;
+}
+
+/* Whether the table can be used. It cannot where Python has ended, or could not begin. */
+static inline int cm_enter(void)
+{
+    if (atomic_load_explicit(&cm_ready, memory_order_acquire) <= 0)
+        return cm_start();
+    return cm_python.Py_IsInitialized();
+}
+
+/* Python has to know of a fork that it does not do itself. Its own has the GIL. */
+static int cm_fork_state = -1;
+
+static void cm_before_fork(void)
+{
+    pthread_mutex_lock(&cm_mutex);
+    cm_fork_state = -1;
+    if (atomic_load(&cm_ready) > 0 && cm_python.Py_IsInitialized() &&
+        !cm_python.PyGILState_Check()) {
+        cm_fork_state = cm_python.PyGILState_Ensure();
+        cm_python.PyOS_BeforeFork();
+    }
+}
+
+static void cm_after_fork_in_parent(void)
+{
+    if (cm_fork_state >= 0) {
+        cm_python.PyOS_AfterFork_Parent();
+        cm_python.PyGILState_Release(cm_fork_state);
+    }
+    pthread_mutex_unlock(&cm_mutex);
+}
+
+static void cm_after_fork_in_child(void)
+{
+    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    memcpy(&cm_mutex, &fresh, sizeof fresh);
+    if (cm_fork_state >= 0) {
+        cm_python.PyOS_AfterFork_Child();
+        cm_python.PyGILState_Release(cm_fork_state);
+    }
+}
+
+__attribute__((constructor)) static void cm_on_load(void)
+{
+    pthread_atfork(cm_before_fork, cm_after_fork_in_parent, cm_after_fork_in_child);
+}

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a vendor's package says of its library: files, C declarations, and where Python begins."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Final, Protocol
+
+from crossmem.errors import ConfigurationError
+
+__all__ = ["LIBRARIES", "TYPES", "Binding", "Library", "Prototype", "library_named"]
+
+TYPES: Final = "crossmem_types"
+"""Module, in the folder of a built library, that has its declarations for cffi."""
+
+_COMMENT: Final = re.compile(r"/\*.*?\*/", re.DOTALL)
+_PROTOTYPE: Final = re.compile(r"(?P<result>[\w ]+?[ *]+)(?P<name>\w+)\((?P<parameters>[^()]*)\)")
+_PARAMETER_NAME: Final = re.compile(r"(\w+)\s*(?:\[\w*\])?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Prototype:
+    """One C function.
+
+    Parameters
+    ----------
+    result
+        C type of the result.
+    name
+        Its name.
+    parameters
+        C text between the brackets.
+    """
+
+    result: str
+    name: str
+    parameters: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters."""
+        if self.parameters == "void":
+            return ()
+        found = []
+        for text in self.parameters.split(","):
+            match = _PARAMETER_NAME.search(text.strip())
+            assert match is not None, self  # noqa: S101 - our own declarations
+            found.append(match.group(1))
+        return tuple(found)
+
+
+class Binding(Protocol):
+    """The Python side of a library in one process."""
+
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        """Return what is called for each C function, by its name; what is missing is refused.
+
+        A function is given what cffi makes of the C arguments, and returns what cffi can turn
+        into the C result. What it raises becomes the vendor's unknown error, with a log.
+        """
+        ...
+
+    def refuse(self, name: str) -> Any:
+        """Return what a function answers that is not emulated; the caller logs it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """One shared library of a vendor.
+
+    Parameters
+    ----------
+    name
+        Name of the emulation, such as ``"hip"``.
+    soname
+        Name inside of the file, and of the file itself.
+    aliases
+        Further names under which programs look for it.
+    types
+        C declarations of types: typedefs, structures and enumerations.
+    prototypes
+        C declarations of functions, each ``result name(type name, ...);``. A parameter that is a
+        pointer to a function needs a typedef.
+    code
+        C definitions of functions that need no emulation. They are exported as the others are.
+    node
+        Version of the symbols, empty where they have none.
+    nodes
+        Version of single symbols that have another one, by the function's name.
+    unknown
+        What a function answers where the emulation itself fails: the vendor's "unknown error".
+    bind
+        Makes the Python side. It is given the ``FFI`` object with all declarations.
+    """
+
+    name: str
+    soname: str
+    aliases: tuple[str, ...] = ()
+    types: str
+    prototypes: str
+    code: str = ""
+    node: str = ""
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    unknown: int
+    bind: Callable[[Any], Binding]
+
+    def functions(self) -> list[Prototype]:
+        """Return what is declared, in that order."""
+        return _parse(self.prototypes)
+
+    def exports(self) -> list[str]:
+        """Return the names of all functions that the library has."""
+        defined = re.findall(r"^EXPORTED [\w ]+?[ *]+(\w+)\(", self.code, re.MULTILINE)
+        return [one.name for one in self.functions()] + defined
+
+
+def _parse(text: str) -> list[Prototype]:
+    statements = (" ".join(one.split()) for one in _COMMENT.sub("", text).split(";"))
+    found = []
+    for statement in filter(None, statements):
+        match = _PROTOTYPE.fullmatch(statement)
+        assert match is not None, statement  # noqa: S101 - our own declarations
+        found.append(Prototype(match["result"].strip(), match["name"], match["parameters"].strip()))
+    return found
+
+
+LIBRARIES: Final[Mapping[str, str]] = {
+    "ascend": "crossmem_emulated.abi.ascend",
+    "hip": "crossmem_emulated.abi.hip",
+}
+"""Module whose ``LIBRARY`` describes the library, by the emulation's name."""
+
+
+def library_named(name: str) -> Library:
+    """Return a library.
+
+    Raises
+    ------
+    ConfigurationError
+        Where there is none of that name.
+    """
+    if name not in LIBRARIES:
+        known = ", ".join(LIBRARIES)
+        raise ConfigurationError(f"there is no emulated library {name!r}; there are: {known}")
+    library: Library = import_module(LIBRARIES[name]).LIBRARY
+    return library

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compiled: C source and version script of a library, written from its declarations."""
+
+import json
+from collections.abc import Iterable
+from importlib import resources
+from typing import Final
+
+from crossmem_emulated.abi.library import Library, Prototype
+
+__all__ = ["declarations", "source", "version_script"]
+
+_TABLE: Final = "struct cm_table"
+
+
+def declarations(library: Library) -> str:
+    """Return the C declarations that both sides know: types, and the table of functions."""
+    fields = "\n".join(
+        f"    {one.result} (*{one.name})({one.parameters});" for one in library.functions()
+    )
+    return f"{library.types}\n{_TABLE} {{\n{fields}\n}};\n"
+
+
+def _forwarder(one: Prototype, unknown: int) -> str:
+    arguments = ", ".join(one.names)
+    is_void = one.result == "void"
+    failure = "" if is_void else " NULL" if one.result.endswith("*") else f" {unknown}"
+    call = f"cm_table.{one.name}({arguments});"
+    return (
+        f"EXPORTED {one.result} {one.name}({one.parameters})\n{{\n"
+        f"    if (!cm_enter())\n        return{failure};\n"
+        f"    {'' if is_void else 'return '}{call}\n}}\n"
+    )
+
+
+def _text(value: str) -> str:
+    """Return a C string literal."""
+    # JSON's escapes are C's, but for those of characters beyond ASCII, which stay as they are.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def source(
+    library: Library, *, executable: str, python_libraries: Iterable[str], start: str, end: str
+) -> str:
+    """Return the C source of a library.
+
+    Parameters
+    ----------
+    library
+        The library.
+    executable
+        Path of the interpreter whose packages an embedded Python uses.
+    python_libraries
+        Names of that interpreter's shared library, in the order in which they are tried.
+    start
+        Python code that gives a function; it is called with the addresses of the table and of
+        the number that says whether it is filled.
+    end
+        Python code that is run when a program ends for which Python was started.
+    """
+    macros = {
+        "CM_FILE": _text(library.soname),
+        "CM_EXECUTABLE": _text(executable),
+        "CM_START_CODE": _text(start),
+        "CM_EXIT_CODE": _text(end),
+        "CM_PYTHON_LIBRARIES": ", ".join([*map(_text, python_libraries), "NULL"]),
+    }
+    front = resources.files(__package__).joinpath("front.c").read_text("utf-8")
+    return "\n".join(
+        [
+            *(f"#define {name} {value}" for name, value in macros.items()),
+            "#include <stddef.h>",
+            "#include <stdint.h>",
+            declarations(library),
+            f"static {_TABLE} cm_table;",
+            front,
+            *(_forwarder(one, library.unknown) for one in library.functions()),
+            library.code,
+        ]
+    )
+
+
+def version_script(library: Library) -> str:
+    """Return the linker's version script: which functions are seen, and under which versions."""
+    nodes: dict[str, list[str]] = {}
+    for name in library.exports():
+        nodes.setdefault(library.nodes.get(name, library.node), []).append(f"{name};")
+    text = "\n".join(
+        f"{node} {{ global: {' '.join(sorted(names))} }};" for node, names in sorted(nodes.items())
+    )
+    return f"{text.removesuffix('};')} local: *; }};\n"
