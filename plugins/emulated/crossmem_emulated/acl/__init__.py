@@ -138,6 +138,22 @@ class Acl:
         """The device addresses of this process, for tests of the emulation itself."""
         return self._process.space
 
+    def answer(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]:
+        """Call a function by name, as the C interface does.
+
+        Returns
+        -------
+        tuple
+            The outputs, None where none are to be written, and the code.
+        """
+        return self._process.answer(ENTRIES[name], list(values))
+
+    def rename_error(self, name: str, text: str | None) -> None:
+        """Let the last error be one of a C function: the emulation's own, or another text."""
+        process = self._process
+        why = process.recent_error.partition(": ")[2] if text is None else text
+        process.recent_error = f"{name}: {why}"
+
     def get_soc_name(self) -> str:
         """Return the product's name; this function returns no error code."""
         return self._process.profile.soc

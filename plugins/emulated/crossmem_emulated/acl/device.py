@@ -16,10 +16,14 @@ __all__: list[str] = []
 _TOTAL_MEMORY: Final = 301
 _PHYSICAL_CHIP: Final = 402
 _IS_VIRTUAL: Final = 501
+_SWITCHED: Final = 1
+"""How devices are connected: by Huawei's own links (HCCS)."""
 
 
 @entry("init", "|s")
-def _init(process: AclProcess, _path: str = "") -> None:
+def _init(process: AclProcess, path: str = "") -> None:
+    if not process.initialized and path and not os.path.isfile(path):  # noqa: PTH113 - any text
+        raise Refused(Code.INVALID_FILE, f"there is no file {path}")
     process.init_references += 1
     if process.initialized:
         raise Refused(Code.REPEAT_INITIALIZE, "acl is initialized already")
@@ -121,6 +125,13 @@ def _get_user_dev_id_by_logic_dev_id(process: AclProcess, index: int) -> int:
     return device
 
 
+@entry("c.get_logic_dev_id_by_phy_dev_id", "i", 0)
+def _get_logic_dev_id_by_phy_dev_id(process: AclProcess, index: int) -> int:
+    # The driver's numbers and those of the chips are the same here.
+    _get_user_dev_id_by_logic_dev_id(process, index)
+    return index
+
+
 @entry("c.get_device_info", "Ii", 0)
 def _get_device_info(process: AclProcess, device: int, attribute: int) -> int:
     index = process.check_device(device)
@@ -132,6 +143,13 @@ def _get_device_info(process: AclProcess, device: int, attribute: int) -> int:
     if attribute not in values:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, f"attribute {attribute} is not emulated")
     return values[attribute]
+
+
+@entry("rt.set_op_wait_timeout", "I")
+@entry("rt.set_op_execute_time_out", "I")
+def _set_time_out(process: AclProcess, _timeout: int) -> None:
+    # Nothing takes time here, so nothing can take too long.
+    process.current()
 
 
 @entry("c.query_device_status", "i", 0)
@@ -170,6 +188,12 @@ def _device_disable_peer_access(process: AclProcess, peer: int) -> None:
     context = process.current()
     _check_pair(process, context.device, peer)
     process.devices[context.device].peers.discard(peer)
+
+
+@entry("c.get_devices_topo", "II", 0)
+def _get_devices_topo(process: AclProcess, device: int, other: int) -> int:
+    _check_pair(process, device, other)
+    return _SWITCHED
 
 
 @entry("rt.device_peer_access_status", "ii", 0)

@@ -162,25 +162,32 @@ class AclProcess:
     # Calls ------------------------------------------------------------------------------------
 
     def bind(self, called: Entry) -> Callable[..., Any]:
-        """Return a function as the program calls it."""
+        """Return a function as a Python program calls it."""
 
         def function(*arguments: Any) -> Any:
-            values = parse(called, arguments)
-            try:
-                with self._turn():
-                    return self._answer(called, self._call(called, values), Code.SUCCESS)
-            except Refused as refused:
-                return self._refuse(called, refused)
-            except (NoRoomError, OSError) as error:
-                text = f"this process has no room: {error}"
-                return self._refuse(called, Refused(Code.RT_RESOURCE_ALLOC_FAIL, text))
-            except (HostLostError, sqlite3.OperationalError) as error:
-                text = f"the emulated host does not answer: {error}"
-                return self._refuse(called, Refused(Code.RT_DRV_INTERNAL_ERROR, text))
+            outputs, code = self.answer(called, parse(called, arguments))
+            outputs = called.blanks if outputs is None else outputs
+            return (*outputs, code) if outputs else code
 
         function.__name__ = function.__qualname__ = called.name.rpartition(".")[2]
         function.__doc__ = called.function.__doc__
         return function
+
+    def answer(self, called: Entry, values: list[Any]) -> tuple[tuple[Any, ...] | None, int]:
+        """Call a function: return its outputs, None where there are none to be had, and a code."""
+        try:
+            with self._turn():
+                outputs = self._call(called, values)
+                one = len(called.blanks) == 1
+                return (outputs,) if one else outputs if called.blanks else (), int(Code.SUCCESS)
+        except Refused as refused:
+            return self._refuse(called, refused)
+        except (NoRoomError, OSError) as error:
+            text = f"this process has no room: {error}"
+            return self._refuse(called, Refused(Code.RT_RESOURCE_ALLOC_FAIL, text))
+        except (HostLostError, sqlite3.OperationalError) as error:
+            text = f"the emulated host does not answer: {error}"
+            return self._refuse(called, Refused(Code.RT_DRV_INTERNAL_ERROR, text))
 
     def _turn(self) -> threading.RLock:
         """Return the lock, renewed in a child that nothing keeps from using the device."""
@@ -202,20 +209,11 @@ class AclProcess:
             raise Refused(code, self.recent_error)  # type: ignore[arg-type]  # any number
         return called.function(self, *values)
 
-    def _refuse(self, called: Entry, refused: Refused) -> Any:
+    def _refuse(self, called: Entry, refused: Refused) -> tuple[tuple[Any, ...] | None, int]:
         self.recent_error = f"acl.{called.name}: {refused.text}"
         if refused.rule is not None:
             self.violate(called.name, refused.rule, refused.text)
-        outputs = called.blanks if refused.outputs is None else refused.outputs
-        return (*outputs, int(refused.code)) if outputs else int(refused.code)
-
-    @staticmethod
-    def _answer(called: Entry, outputs: Any, code: Code) -> Any:
-        if not called.blanks:
-            return int(code)
-        if len(called.blanks) == 1:
-            return outputs, int(code)
-        return (*outputs, int(code))
+        return refused.outputs, int(refused.code)
 
     def violate(self, call: str, rule: str, text: str) -> None:
         """Record a use that the vendor forbids or leaves undefined, where the rules are strict."""
