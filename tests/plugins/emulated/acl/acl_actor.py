@@ -217,6 +217,7 @@ class Actor:
         self.pid: int = self._process.pid
         self.acl: Any = _Functions(self, "acl")
         self.rt: Any = _Functions(self, "acl.rt")
+        self.c: Any = _Functions(self, "acl.c")
         self.util: Any = _Functions(self, "acl.util")
 
     def begin(self, name: str, *arguments: Any) -> None:
