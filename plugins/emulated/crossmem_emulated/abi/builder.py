@@ -36,11 +36,11 @@ try:
     except ImportError:
         sys.path.extend(path for path in {paths!r} if path not in sys.path)
         from crossmem_emulated.abi.engine import start
-    start({name!r}, {folder!r}, TABLE, READY)
+    start({name!r}, {soname!r}, {folder!r}, TABLE, READY)
 except BaseException as error:
     import traceback
     traceback.print_exc()
-    sys.stderr.write("crossmem: the emulated {soname} cannot work in this process\\n")
+    sys.stderr.write("crossmem: the emulated " + {soname!r} + " cannot work in this process\\n")
 """
 _END: Final = """
 import atexit, sys
@@ -183,12 +183,13 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
     """
     root = cache_folder(environ) / "abi"
 
-    def text(folder: Path) -> str:
+    def text(folder: Path, soname: str) -> str:
         start = _START.format(
-            paths=_search_path(), name=library.name, folder=str(folder), soname=library.soname
+            paths=_search_path(), name=library.name, folder=str(folder), soname=soname
         )
         return source(
             library,
+            soname,
             executable=sys.executable,
             python_libraries=_python_libraries(),
             start=f"(lambda table, ready: exec({start!r}, {{'TABLE': table, 'READY': ready}}))",
@@ -196,7 +197,8 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
         )
 
     script = version_script(library)
-    parts = (sys.version, __version__, _cffi_version(), text(root), script, *library.aliases)
+    names = [*library.sonames, *library.links]
+    parts = (sys.version, __version__, _cffi_version(), text(root, ""), script, *names)
     key = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
     folder = root / f"{library.name}-{__version__}-{sys.implementation.cache_tag}-{key}"
     if folder.is_dir():
@@ -210,9 +212,10 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
         raise ConfigurationError(msg, hint="set XDG_CACHE_HOME to a folder of yours") from None
     try:
         _write_types(library, work)
-        link(command, work, library.soname, text(folder), script, *_LINK_OPTIONS)
-        for alias in library.aliases:
-            (work / alias).symlink_to(library.soname)
+        for soname in library.sonames:
+            link(command, work, soname, text(folder, soname), script, *_LINK_OPTIONS)
+        for name in library.links:
+            (work / name).symlink_to(library.sonames[0])
         _publish(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)

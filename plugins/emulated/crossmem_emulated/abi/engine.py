@@ -34,13 +34,15 @@ def _declared(folder: str) -> Any:
     return module.ffi
 
 
-def start(name: str, folder: str, table: int, ready: int) -> None:
+def start(name: str, soname: str, folder: str, table: int, ready: int) -> None:
     """Fill a library's table; called by its first function that a program calls.
 
     Parameters
     ----------
     name
         Name of the emulation.
+    soname
+        Name of the file that the program loaded.
     folder
         Where the library was built.
     table, ready
@@ -51,25 +53,28 @@ def start(name: str, folder: str, table: int, ready: int) -> None:
             return
         library = library_named(name)
         ffi = _declared(folder)
-        _kept[table] = _fill(library, ffi, ffi.cast("struct cm_table *", table))
+        _kept[table] = _fill(library, soname, ffi, ffi.cast("struct cm_table *", table))
         ctypes.c_int.from_address(ready).value = 1
 
 
-def _fill(library: Library, ffi: Any, table: Any) -> list[object]:
-    binding = library.bind(ffi)
+def _fill(library: Library, soname: str, ffi: Any, table: Any) -> list[object]:
+    binding = library.bind(ffi, soname)
     known = dict(binding.functions())
     calls = Calls(library.name)
     kept: list[object] = [binding, ffi]
     for field, shape in ffi.typeof("struct cm_table").fields:
+        kind = shape.type.result.kind
+        is_number = kind in {"primitive", "enum"}
         function = known.pop(field, None)
         if function is None:
-            function = _refusing(library, field, binding.refuse)
-        result = shape.type.result.kind
+            nothing = ffi.NULL if kind == "pointer" else None
+            refuse = binding.refuse if is_number else lambda _name, nothing=nothing: nothing
+            function = _refusing(soname, field, refuse)
         callback = ffi.callback(
             shape.type,
             calls.counted(field, function),
-            error=library.unknown if result in {"primitive", "enum"} else None,
-            onerror=_logging(library, field),
+            error=library.unknown if is_number else None,
+            onerror=_logging(soname, field, library.unknown),
         )
         setattr(table, field, callback)
         kept.append(callback)
@@ -77,7 +82,7 @@ def _fill(library: Library, ffi: Any, table: Any) -> list[object]:
     return kept
 
 
-def _refusing(library: Library, name: str, refuse: Callable[[str], Any]) -> Callable[..., Any]:
+def _refusing(soname: str, name: str, refuse: Callable[[str], Any]) -> Callable[..., Any]:
     """Return a function that is not emulated."""
     told = False
 
@@ -85,7 +90,7 @@ def _refusing(library: Library, name: str, refuse: Callable[[str], Any]) -> Call
         nonlocal told
         if not told:
             told = True
-            _log.warning("%s: %s is not emulated; it answers so", library.soname, name)
+            _log.warning("%s does not emulate %s: it does nothing", soname, name)
         return refuse(name)
 
     return function
@@ -95,7 +100,7 @@ _Exception = type[BaseException]
 
 
 def _logging(
-    library: Library, name: str
+    soname: str, name: str, unknown: int
 ) -> Callable[[_Exception, BaseException, TracebackType], None]:
     """Return what is done where a callback raises: nothing may unwind into C."""
 
@@ -103,12 +108,12 @@ def _logging(
         try:
             _log.error(
                 "%s: the emulation failed in %s; it answers %d",
-                library.soname,
+                soname,
                 name,
-                library.unknown,
+                unknown,
                 exc_info=(kind, error, trace),
             )
         except BaseException:  # noqa: BLE001 - a handler of the program's own failed
-            sys.stderr.write(f"{library.soname}: the emulation failed in {name}: {error!r}\n")
+            sys.stderr.write(f"{soname}: the emulation failed in {name}: {error!r}\n")
 
     return on_error

@@ -74,10 +74,11 @@ class Library:
     ----------
     name
         Name of the emulation, such as ``"hip"``.
-    soname
-        Name inside of the file, and of the file itself.
-    aliases
-        Further names under which programs look for it.
+    sonames
+        Names that programs were linked with, the newest first. Each is a file of its own, because
+        the name tells for which edition a program was made.
+    links
+        Further names under which the newest is found.
     types
         C declarations of types: typedefs, structures and enumerations.
     prototypes
@@ -92,19 +93,20 @@ class Library:
     unknown
         What a function answers where the emulation itself fails: the vendor's "unknown error".
     bind
-        Makes the Python side. It is given the ``FFI`` object with all declarations.
+        Makes the Python side. It is given the ``FFI`` object with all declarations, and the name
+        of the file that the program loaded.
     """
 
     name: str
-    soname: str
-    aliases: tuple[str, ...] = ()
+    sonames: tuple[str, ...]
+    links: tuple[str, ...] = ()
     types: str
     prototypes: str
     code: str = ""
     node: str = ""
     nodes: Mapping[str, str] = field(default_factory=dict)
     unknown: int
-    bind: Callable[[Any], Binding]
+    bind: Callable[[Any, str], Binding]
 
     def functions(self) -> list[Prototype]:
         """Return what is declared, in that order."""

@@ -40,7 +40,13 @@ def _text(value: str) -> str:
 
 
 def source(
-    library: Library, *, executable: str, python_libraries: Iterable[str], start: str, end: str
+    library: Library,
+    soname: str,
+    *,
+    executable: str,
+    python_libraries: Iterable[str],
+    start: str,
+    end: str,
 ) -> str:
     """Return the C source of a library.
 
@@ -48,6 +54,8 @@ def source(
     ----------
     library
         The library.
+    soname
+        Which of its names.
     executable
         Path of the interpreter whose packages an embedded Python uses.
     python_libraries
@@ -59,7 +67,7 @@ def source(
         Python code that is run when a program ends for which Python was started.
     """
     macros = {
-        "CM_FILE": _text(library.soname),
+        "CM_FILE": _text(soname),
         "CM_EXECUTABLE": _text(executable),
         "CM_START_CODE": _text(start),
         "CM_EXIT_CODE": _text(end),

@@ -15,10 +15,13 @@ from typing_extensions import override
 from crossmem_emulated.hip import (
     attributes,
     blocks,
+    callbacks,
+    contexts,
     copies,
     devices,
     events,
     exports,
+    host,
     shares,
     streams,
 )
@@ -43,7 +46,19 @@ __all__ = [
 ]
 
 # Importing them registers their functions.
-_FAMILIES = (attributes, blocks, copies, devices, events, exports, shares, streams)
+_FAMILIES = (
+    attributes,
+    blocks,
+    callbacks,
+    contexts,
+    copies,
+    devices,
+    events,
+    exports,
+    host,
+    shares,
+    streams,
+)
 
 
 class Runtime:
@@ -54,8 +69,9 @@ class Runtime:
     handles.
 
     Beside CuPy's there are some of the vendors' own: ``memGetAddressRange(ptr)``, which returns
-    base and size, ``pointerGetAttribute(attribute, ptr)``, and the drivers' ``ctxCreate``,
-    ``ctxGetCurrent``, ``ctxSetCurrent`` and ``ctxDestroy``.
+    base and size, ``pointerGetAttribute(attribute, ptr)``, ``hostGetDevicePointer(ptr, flags)``,
+    ``deviceReset()``, the drivers' ``ctxCreate`` and what belongs to it, and more that C programs
+    call.
 
     Parameters
     ----------
@@ -122,6 +138,8 @@ class Runtime:
             values = parse(called, arguments, named)
             if called.hip_lacks and self.is_hip:
                 raise RuntimeError(called.hip_lacks)
+            if called.hip_answers and self.is_hip:
+                self.check_status(self.refuse(called.name, called.hip_answers))
             status, value = self._process.call(called, values)
             if not called.is_checked:
                 return status
@@ -161,6 +179,10 @@ class Runtime:
         """Call a function as C does: return code and result; a failure is remembered."""
         called = ENTRIES[name]
         return self._process.call(called, parse(called, arguments, named))
+
+    def refuse(self, name: str, status: int) -> int:
+        """Answer a call from C with a code, after what every call checks first."""
+        return self._process.refuse(name, status)
 
     def getLastError(self) -> int:  # noqa: N802 - the vendor's name
         """Return the code of this thread's last failure, and forget it."""

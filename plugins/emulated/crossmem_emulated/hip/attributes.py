@@ -6,6 +6,7 @@ programs need beside it.
 """
 
 from enum import IntEnum
+from typing import Final
 
 from crossmem_emulated.addresses import Piece
 from crossmem_emulated.hip.blocks import HostBlock, find_host_block
@@ -28,6 +29,15 @@ class Attribute(IntEnum):
     RANGE_START_ADDR = 11
     RANGE_SIZE = 12
     MEMPOOL_HANDLE = 17
+
+
+_BEFORE_6: Final = {
+    MemoryType.UNREGISTERED: -1,
+    MemoryType.HOST: 0,
+    MemoryType.DEVICE: 1,
+    MemoryType.MANAGED: 4,
+}
+"""Numbers of ROCm 5, which has none for what is unknown."""
 
 
 def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
@@ -80,11 +90,9 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
     if attribute == Attribute.IS_LEGACY_IPC_CAPABLE and not process.profile.knows_exportable:
         raise Refused(Status.NOT_SUPPORTED, "this release does not know")
     kind, (start, nbytes) = _type_of(owner), _range_of(owner)
-    is_old = process.profile.is_before_6
     origin = owner.origin if isinstance(owner, Piece) else None
     if attribute == Attribute.MEMORY_TYPE and process.profile.is_hip:
-        # Before ROCm 6 the numbers began with 0.
-        return kind - is_old
+        return _number_of(process, kind)
     return {
         # CUDA knows no other kind here.
         Attribute.MEMORY_TYPE: min(kind, MemoryType.DEVICE),
@@ -99,22 +107,35 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
 
 
 class PointerAttributes:
-    """What an address belongs to, shaped as CuPy's class of this name."""
+    """What an address belongs to, shaped as CuPy's class of this name.
 
-    __slots__ = ("device", "devicePointer", "hostPointer", "type")
+    Beside what CuPy's has, there is the ``number`` that the vendor itself gives the kind of memory.
+    """
+
+    __slots__ = ("device", "devicePointer", "hostPointer", "number", "type")
 
     def __init__(self, device: int, devicePointer: int, hostPointer: int, type: int = -1) -> None:  # noqa: A002, N803 - CuPy's names
         self.type = type
         self.device = device
         self.devicePointer = devicePointer
         self.hostPointer = hostPointer
+        self.number = type
 
 
-def _type_in_cupy(process: HipProcess, kind: MemoryType) -> int:
+def _number_of(process: HipProcess, kind: MemoryType) -> int:
+    """Return the vendor's number of a kind of memory."""
+    return _BEFORE_6[kind] if process.profile.is_before_6 else int(kind)
+
+
+def _described(
+    process: HipProcess, kind: MemoryType, device: int, pointer: int, host: int
+) -> PointerAttributes:
     # CuPy still translates for ROCm as before ROCm 6, whose numbers became CUDA's.
-    if process.profile.is_hip and not process.profile.is_before_6 and kind < MemoryType.DEVICE:
-        return kind + 1
-    return int(kind)
+    is_shifted = process.profile.is_hip and not process.profile.is_before_6
+    shown = kind + (is_shifted and kind < MemoryType.DEVICE)
+    found = PointerAttributes(device, pointer, host, shown)
+    found.number = _number_of(process, kind)
+    return found
 
 
 @entry("pointerGetAttributes(intptr_t ptr) -> PointerAttributes")
@@ -123,7 +144,6 @@ def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttribu
     if owner is None:
         if not process.profile.unknown_is_unregistered:
             raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
-        return PointerAttributes(-2, 0, 0, _type_in_cupy(process, MemoryType.UNREGISTERED))
-    kind = _type_in_cupy(process, _type_of(owner))
-    hosts = pointer if isinstance(owner, HostBlock) else 0
-    return PointerAttributes(_device_of(process, owner), pointer, hosts, kind)
+        return _described(process, MemoryType.UNREGISTERED, -2, 0, 0)
+    host = pointer if isinstance(owner, HostBlock) else 0
+    return _described(process, _type_of(owner), _device_of(process, owner), pointer, host)

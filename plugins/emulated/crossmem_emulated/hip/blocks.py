@@ -15,7 +15,7 @@ from crossmem_emulated.hip.process import HipProcess, Quirk
 from crossmem_emulated.hip.streams import check_idle, check_safe, find_stream, finish_device
 from crossmem_emulated.pages import NoRoomError, Pages
 
-__all__ = ["HostBlock", "Slab", "find_host_block"]
+__all__ = ["HostBlock", "Slab", "find_host_block", "free_piece"]
 
 _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
@@ -40,6 +40,9 @@ class HostBlock:
     nbytes: int
     buffer: Any = None
     pages: Pages | None = None
+    flags: int = 0
+    is_registered: bool = False
+    """Whether the program allocated it, and only had it pinned."""
 
     @property
     def kind(self) -> MemoryType:
@@ -134,10 +137,11 @@ def _free(process: HipProcess, pointer: int) -> None:
     device = process.ordinal_of(piece.pages.device)
     if device is not None:
         finish_device(process, device)
-    _release(process, "free", piece)
+    free_piece(process, "free", piece)
 
 
-def _release(process: HipProcess, call: str, piece: Piece) -> None:
+def free_piece(process: HipProcess, call: str, piece: Piece) -> None:
+    """Give an allocation back."""
     was_exported = withdraw(process, call, piece)
     check_idle(process, call, piece.start, piece.nbytes)
     process.space.detach(piece)
@@ -175,7 +179,7 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     for work in list(where.queue):
         where.queue.remove(work)
         work.run()
-    _release(process, "freeAsync", piece)
+    free_piece(process, "freeAsync", piece)
 
 
 @entry("memGetInfo()")
@@ -197,7 +201,7 @@ def find_host_block(process: HipProcess, pointer: int) -> HostBlock | None:
 
 
 @entry("hostAlloc(size_t size, unsigned int flags) -> intptr_t")
-def _host_alloc(process: HipProcess, size: int, _flags: int) -> int:
+def _host_alloc(process: HipProcess, size: int, flags: int) -> int:
     check_safe(process)
     if not size:
         return 0
@@ -205,7 +209,7 @@ def _host_alloc(process: HipProcess, size: int, _flags: int) -> int:
         raise Refused(Status.OUT_OF_MEMORY, f"the host has no room for {size} bytes")
     buffer = ctypes.create_string_buffer(size)
     pointer = ctypes.addressof(buffer)
-    process.host_blocks[pointer] = HostBlock(pointer, size, buffer)
+    process.host_blocks[pointer] = HostBlock(pointer, size, buffer, flags=flags)
     return pointer
 
 
@@ -215,7 +219,7 @@ def _free_host(process: HipProcess, pointer: int) -> None:
     if not pointer:
         return
     block = process.host_blocks.get(pointer)
-    if block is None or block.pages is not None:
+    if block is None or block.pages is not None or block.is_registered:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
     _release_host(process, block)
 

@@ -94,15 +94,18 @@ class Entry:
         Whether a failure is raised; its code is returned otherwise.
     hip_lacks
         What CuPy says where it is a ROCm build, before it calls anything; empty where it works.
+    hip_answers
+        What CuPy answers in a ROCm build in place of the vendor, which it does not ask.
     """
 
     name: str
     signature: str
     parameters: tuple[Parameter, ...]
     function: Callable[..., Any]
-    needs_device: bool
-    is_checked: bool
-    hip_lacks: str
+    needs_device: bool = True
+    is_checked: bool = True
+    hip_lacks: str = ""
+    hip_answers: int = 0
 
 
 ENTRIES: Final[dict[str, Entry]] = {}
@@ -128,6 +131,7 @@ def entry(
     needs_device: bool = True,
     is_checked: bool = True,
     hip_lacks: str = "",
+    hip_answers: int = 0,
 ) -> Callable[[_Function], _Function]:
     """Register a function of the emulation."""
     match = _SIGNATURE.fullmatch(signature)
@@ -136,7 +140,14 @@ def entry(
 
     def register(function: _Function) -> _Function:
         ENTRIES[name] = Entry(
-            name, signature, _parameters(parameters), function, needs_device, is_checked, hip_lacks
+            name,
+            signature,
+            _parameters(parameters),
+            function,
+            needs_device,
+            is_checked,
+            hip_lacks,
+            hip_answers,
         )
         return function
 

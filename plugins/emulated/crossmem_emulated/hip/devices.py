@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices: how many, which, and whether they can reach each other; contexts."""
+"""Devices: how many, which, and whether they can reach each other."""
 
 import hashlib
 from typing import Any, Final
@@ -54,6 +54,17 @@ def _get_device(process: HipProcess) -> int:
 def _set_device(process: HipProcess, device: int) -> None:
     process.check_device(device)
     process.thread.context = process.primary_of(device).handle
+
+
+@entry("init(unsigned int flags)")
+def _init(_process: HipProcess, flags: int) -> None:
+    if flags:
+        raise Refused(Status.INVALID_VALUE, f"flags are {flags}, not 0")
+
+
+@entry("deviceGetUuid(int device) -> bytes")
+def _device_get_uuid(process: HipProcess, device: int) -> bytes:
+    return _uuid_of(process.check_device(device))
 
 
 @entry("deviceGetPCIBusId(int device) -> str")
@@ -145,34 +156,3 @@ def _device_disable_peer_access(process: HipProcess, peer: int) -> None:
     if peer not in context.peers:
         raise Refused(Status.PEER_ACCESS_NOT_ENABLED, f"it has no access to {peer}")
     context.peers.discard(peer)
-
-
-# Contexts: of the drivers' interfaces, not of CuPy's runtime module -----------------------------
-
-
-@entry("ctxCreate(unsigned int flags, int device) -> intptr_t")
-def _ctx_create(process: HipProcess, _flags: int, device: int) -> int:
-    process.check_device(device)
-    context = process.new_context(device, is_primary=False)
-    process.thread.context = context.handle
-    return context.handle
-
-
-@entry("ctxGetCurrent() -> intptr_t")
-def _ctx_get_current(process: HipProcess) -> int:
-    return process.current().handle
-
-
-@entry("ctxSetCurrent(intptr_t context)")
-def _ctx_set_current(process: HipProcess, handle: int) -> None:
-    if handle not in process.contexts:
-        raise Refused(Status.INVALID_CONTEXT, f"there is no context {handle:#x}", "HIP-X3")
-    process.thread.context = handle
-
-
-@entry("ctxDestroy(intptr_t context)")
-def _ctx_destroy(process: HipProcess, handle: int) -> None:
-    context = process.contexts.get(handle)
-    if context is None or context.is_primary:
-        raise Refused(Status.INVALID_CONTEXT, f"{handle:#x} is no context to destroy", "HIP-X3")
-    del process.contexts[handle]

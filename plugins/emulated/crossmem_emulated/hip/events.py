@@ -116,14 +116,8 @@ def _stream_wait_event(process: HipProcess, handle: int, event_handle: int, _fla
 # Between processes ----------------------------------------------------------------------------
 
 
-def _check_shares(process: HipProcess) -> None:
-    if process.profile.is_hip:
-        raise Refused(Status.UNKNOWN, "CuPy does not call HIP for this")
-
-
-@entry("ipcGetEventHandle(intptr_t event)")
+@entry("ipcGetEventHandle(intptr_t event)", hip_answers=Status.UNKNOWN)
 def _ipc_get_event_handle(process: HipProcess, handle: int) -> bytes:
-    _check_shares(process)
     event = _find(process, handle)
     if not event.flags & _INTERPROCESS:
         raise Refused(Status.INVALID_HANDLE, "the event is not for other processes", "HIP-E24")
@@ -136,14 +130,15 @@ def _ipc_get_event_handle(process: HipProcess, handle: int) -> bytes:
     return event.token
 
 
-@entry("ipcOpenEventHandle(bytes handle)")
+@entry("ipcOpenEventHandle(bytes handle)", hip_answers=Status.UNKNOWN)
 def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
-    _check_shares(process)
     with process.machine.transaction() as tables:
         query = "SELECT owner FROM hip_event WHERE token = ?"
         row = tables.execute(query, (handle,)).fetchone()
         if row is None or not process.machine.lives(tables, row[0]):
-            raise Refused(Status.INVALID_HANDLE, "there is no such event, or none any more")
+            is_hip = process.profile.is_hip
+            status = Status.INVALID_VALUE if is_hip else Status.INVALID_HANDLE
+            raise Refused(status, "there is no such event, or none any more")
         if row[0] == process.machine.me(tables):
             text = "this process made the event itself"
             raise Refused(Status.INVALID_CONTEXT, text, "HIP-E24")

@@ -154,6 +154,14 @@ class HipProcess:
         self.thread.last_error = status
         return status, None
 
+    def refuse(self, name: str, status: int) -> int:
+        """Answer a call with a code, after what every call checks first."""
+
+        def function(_process: "HipProcess") -> None:
+            raise Refused(status, f"{name} always answers {status}")
+
+        return self.call(Entry(name, name, (), function), [])[0]
+
     def _turn(self, called: Entry) -> threading.RLock:
         """Return the lock, renewed in a child that nothing keeps from using the devices."""
         if self._generation != forks.generation():

@@ -15,7 +15,7 @@ from crossmem_emulated.hip.process import Context, HipProcess, Quirk
 from crossmem_emulated.hip.streams import check_idle, check_safe, finish_device
 from crossmem_emulated.pages import Pages
 
-__all__ = ["Import"]
+__all__ = ["Import", "close_import"]
 
 
 @dataclass(slots=True, eq=False)
@@ -192,11 +192,15 @@ def _ipc_close_mem_handle(process: HipProcess, pointer: int) -> None:
     opened = _opened_at(process, pointer)
     finish_device(process, opened.device)
     opened.references -= 1
-    if opened.references:
-        return
+    if not opened.references:
+        close_import(process, "ipcCloseMemHandle", opened)
+
+
+def close_import(process: HipProcess, call: str, opened: Import) -> None:
+    """Take memory away that was opened, however often that was."""
     process.imports.remove(opened)
     piece = opened.piece
-    check_idle(process, "ipcCloseMemHandle", piece.start, piece.nbytes)
+    check_idle(process, call, piece.start, piece.nbytes)
     process.space.detach(piece)
     process.space.release(piece.region)
     with process.machine.transaction() as tables:

@@ -27,6 +27,7 @@ _LEGACY: Final = frozenset({0, 1})
 _PER_THREAD: Final = 2
 _NON_BLOCKING: Final = 1
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = range(3)
+_HIGHEST_PRIORITY: Final = -1
 _LACKS: Final = "{} is not supported in ROCm"
 
 
@@ -61,6 +62,7 @@ class Stream:
     is_legacy: bool = False
     queue: list[Work] = field(default_factory=list)
     capture: Capture | None = None
+    priority: int = 0
 
 
 # Work ---------------------------------------------------------------------------------------
@@ -250,6 +252,19 @@ def _stream_create_with_flags(process: HipProcess, flags: int) -> int:
     stream = Stream(next(process.handles), process.current().device, not flags)
     process.streams[stream.handle] = stream
     return stream.handle
+
+
+@entry("streamCreateWithPriority(unsigned int flags, int priority) -> intptr_t")
+def _stream_create_with_priority(process: HipProcess, flags: int, priority: int) -> int:
+    handle = _stream_create_with_flags(process, flags)
+    # What is out of range is taken for the nearest that is not.
+    process.streams[handle].priority = min(max(priority, _HIGHEST_PRIORITY), 0)
+    return handle
+
+
+@entry("deviceGetStreamPriorityRange()")
+def _device_get_stream_priority_range(_process: HipProcess) -> tuple[int, int]:
+    return 0, _HIGHEST_PRIORITY
 
 
 @entry("streamDestroy(intptr_t stream)")

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of the program that run as work of a stream, and what a stream says of itself."""
+
+from collections.abc import Callable
+
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import Status
+from crossmem_emulated.hip.process import HipProcess
+from crossmem_emulated.hip.streams import Work, find_stream, submit
+
+__all__: list[str] = []
+
+
+@entry("streamAddCallback(intptr_t stream, callback, intptr_t arg, unsigned int flags=0)")
+def _stream_add_callback(
+    process: HipProcess,
+    handle: int,
+    callback: Callable[[int, int, int], None],
+    argument: int,
+    flags: int,
+) -> None:
+    if flags:
+        raise Refused(Status.INVALID_VALUE, f"flags are {flags}, not 0")
+    stream = find_stream(process, handle)
+    work = Work("streamAddCallback", (), lambda: callback(handle, 0, argument))
+    submit(process, stream, work)
+
+
+@entry("launchHostFunc(intptr_t stream, callback, intptr_t arg)")
+def _launch_host_func(
+    process: HipProcess, handle: int, callback: Callable[[int], None], argument: int
+) -> None:
+    stream = find_stream(process, handle)
+    submit(process, stream, Work("launchHostFunc", (), lambda: callback(argument)))
+
+
+@entry("streamGetFlags(intptr_t stream) -> unsigned int")
+def _stream_get_flags(process: HipProcess, handle: int) -> int:
+    return int(not find_stream(process, handle).is_blocking)
+
+
+@entry("streamGetPriority(intptr_t stream) -> int")
+def _stream_get_priority(process: HipProcess, handle: int) -> int:
+    return find_stream(process, handle).priority
+
+
+@entry("streamGetDevice(intptr_t stream) -> int")
+def _stream_get_device(process: HipProcess, handle: int) -> int:
+    return find_stream(process, handle).device

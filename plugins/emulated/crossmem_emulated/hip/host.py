@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of the program's own that it has pinned, and what devices know of the host's memory."""
+
+from crossmem_emulated.hip.blocks import HostBlock, find_host_block
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import MemoryType, Status
+from crossmem_emulated.hip.process import HipProcess
+from crossmem_emulated.hip.streams import check_safe, find_stream, finish_device
+
+__all__: list[str] = []
+
+
+def _found(process: HipProcess, pointer: int) -> HostBlock:
+    block = find_host_block(process, pointer)
+    if block is None:
+        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is no memory that the host shares")
+    return block
+
+
+@entry("hostRegister(intptr_t ptr, size_t size, unsigned int flags)", hip_answers=Status.UNKNOWN)
+def _host_register(process: HipProcess, pointer: int, nbytes: int, flags: int) -> None:
+    check_safe(process)
+    if not pointer or not nbytes or process.space.region_of(pointer) is not None:
+        raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x}", "HIP-X4")
+    for block in process.host_blocks.values():
+        if block.start < pointer + nbytes and pointer < block.start + block.nbytes:
+            text = f"{pointer:#x} is pinned already"
+            raise Refused(Status.HOST_MEMORY_ALREADY_REGISTERED, text)
+    process.host_blocks[pointer] = HostBlock(pointer, nbytes, flags=flags, is_registered=True)
+
+
+@entry("hostUnregister(intptr_t ptr)", hip_answers=Status.UNKNOWN)
+def _host_unregister(process: HipProcess, pointer: int) -> None:
+    check_safe(process)
+    block = process.host_blocks.get(pointer)
+    if block is None or not block.is_registered:
+        text = f"{pointer:#x} was not registered"
+        raise Refused(Status.HOST_MEMORY_NOT_REGISTERED, text, "HIP-X4")
+    for device in range(len(process.setup.visible)):
+        finish_device(process, device)
+    del process.host_blocks[pointer]
+
+
+@entry("hostGetDevicePointer(intptr_t ptr, unsigned int flags) -> intptr_t")
+def _host_get_device_pointer(process: HipProcess, pointer: int, flags: int) -> int:
+    if flags:
+        raise Refused(Status.INVALID_VALUE, f"flags are {flags}, not 0")
+    _found(process, pointer)
+    # Addresses of the host and of devices are one space.
+    return pointer
+
+
+@entry("hostGetFlags(intptr_t ptr) -> unsigned int")
+def _host_get_flags(process: HipProcess, pointer: int) -> int:
+    return _found(process, pointer).flags
+
+
+# Managed memory -----------------------------------------------------------------------------
+
+
+def _check_managed(process: HipProcess, pointer: int, nbytes: int) -> None:
+    block = _found(process, pointer)
+    if block.kind is not MemoryType.MANAGED or pointer + nbytes > block.start + block.nbytes:
+        raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x} are not managed")
+
+
+@entry("memAdvise(intptr_t devPtr, size_t count, int advice, int device)")
+def _mem_advise(process: HipProcess, pointer: int, nbytes: int, _advice: int, device: int) -> None:
+    if device >= 0:
+        process.check_device(device)
+    _check_managed(process, pointer, nbytes)
+
+
+@entry("memPrefetchAsync(intptr_t devPtr, size_t count, int dstDevice, intptr_t stream)")
+def _mem_prefetch_async(
+    process: HipProcess, pointer: int, nbytes: int, device: int, stream: int
+) -> None:
+    if device >= 0:
+        process.check_device(device)
+    find_stream(process, stream)
+    _check_managed(process, pointer, nbytes)
