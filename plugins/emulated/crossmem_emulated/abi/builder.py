@@ -22,7 +22,7 @@ from crossmem_emulated.abi.sources import declarations, source, version_script
 __all__ = ["build", "cache_folder", "compiler", "link"]
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
-_OPTIONS: Final = ("-shared", "-fPIC", "-O2", "-std=gnu11", "-w", "-pthread")
+_OPTIONS: Final = ("-shared", "-fPIC", "-O1", "-std=gnu11", "-w", "-pthread")
 # Code that Python still calls back into must stay, even where a program closes the library.
 _LINK_OPTIONS: Final = ("-Wl,-z,nodelete", "-Wl,-z,now", "-ldl")
 _TIMEOUT_S: Final = 120

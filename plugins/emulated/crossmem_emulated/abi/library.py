@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Final, Protocol
 
@@ -111,6 +111,10 @@ class Library:
     def functions(self) -> list[Prototype]:
         """Return what is declared, in that order."""
         return _parse(self.prototypes)
+
+    def with_prototypes(self, more: str) -> "Library":
+        """Return a library that has more functions."""
+        return replace(self, prototypes=self.prototypes + more)
 
     def exports(self) -> list[str]:
         """Return the names of all functions that the library has."""

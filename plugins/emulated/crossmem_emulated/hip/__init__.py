@@ -169,6 +169,11 @@ class Runtime:
         """The device addresses of this process, for tests of the emulation itself."""
         return self._process.space
 
+    @property
+    def tells_names(self) -> bool:
+        """Whether the text of an error is its name, as in ROCm 5."""
+        return self._process.profile.is_before_6
+
     def check_status(self, status: int) -> None:
         """Raise where a call failed, and forget the failure as CuPy does."""
         if status:

@@ -7,6 +7,8 @@ from typing import ClassVar, Final
 
 from typing_extensions import override
 
+from crossmem_emulated.hip.errors import ERRORS
+
 __all__ = [
     "CONSTANTS",
     "HANDLE_NBYTES",
@@ -129,32 +131,6 @@ _CUDA: Final[Mapping[int, tuple[str, str]]] = {
     999: ("cudaErrorUnknown", "unknown error"),
 }
 
-_HIP_NAMES: Final[Mapping[int, str]] = {
-    0: "hipSuccess",
-    1: "hipErrorInvalidValue",
-    2: "hipErrorOutOfMemory",
-    3: "hipErrorNotInitialized",
-    201: "hipErrorInvalidContext",
-    205: "hipErrorMapFailed",
-    206: "hipErrorUnmapFailed",
-    400: "hipErrorInvalidHandle",
-    500: "hipErrorNotFound",
-}
-"""Those that are not CUDA's with another beginning."""
-_HIP_TEXTS: Final[Mapping[int, str]] = {
-    35: "driver version is insufficient for runtime version",
-    100: "no ROCm-capable device is detected",
-}
-_NOT_IN_HIP: Final = frozenset({46, 711, 800})
-_HIP: Final[Mapping[int, tuple[str, str]]] = {
-    number: (
-        _HIP_NAMES.get(number, name.replace("cuda", "hip", 1)),
-        _HIP_TEXTS.get(number, text),
-    )
-    for number, (name, text) in _CUDA.items()
-    if number not in _NOT_IN_HIP
-}
-
 
 class CUDARuntimeError(RuntimeError):
     """A function of a CUDA build failed; named and shaped as CuPy's.
@@ -180,7 +156,7 @@ class CUDARuntimeError(RuntimeError):
 class HipBuildRuntimeError(CUDARuntimeError):
     """A function of a ROCm build failed. CuPy calls this class too ``CUDARuntimeError``."""
 
-    _texts = _HIP
+    _texts = ERRORS
     _other = ("hipErrorUnknown", "unknown error")
 
 

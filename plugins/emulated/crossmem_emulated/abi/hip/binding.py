@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The emulation behind the functions of ``libamdhip64`` in one process."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from typing_extensions import override
+
+from crossmem.errors import ConfigurationError
+from crossmem_emulated.abi.hip import devices, memory, streams
+from crossmem_emulated.abi.hip.convert import Converter, Function
+from crossmem_emulated.abi.library import Binding
+from crossmem_emulated.hip import Runtime
+from crossmem_emulated.hip.errors import ERRORS
+from crossmem_emulated.options import Options
+
+__all__ = ["HipBinding"]
+
+_NOT_SUPPORTED: Final = 801
+_UNKNOWN: Final = 999
+_OF_ROCM_5: Final = "libamdhip64.so.5"
+
+
+def _runtime(soname: str) -> Runtime:
+    options = Options.from_environ(os.environ)
+    profile = options.hip_profile
+    if soname == _OF_ROCM_5 and "hip_profile" not in options.model_fields_set:
+        # Who linked this name was compiled with numbers of ROCm 5.
+        profile = "rocm5"
+    runtime = Runtime(profile, options.strict, options=options)
+    if not runtime.is_hip:
+        msg = f"{soname} is AMD's, and {profile} is no profile of AMD's"
+        raise ConfigurationError(msg, hint="set CROSSMEM_EMULATED_HIP_PROFILE to another one")
+    return runtime
+
+
+class HipBinding(Binding):
+    """The Python side of the library.
+
+    Parameters
+    ----------
+    ffi
+        cffi's object with the declarations.
+    soname
+        Name of the file that the program loaded.
+    """
+
+    def __init__(self, ffi: Any, soname: str) -> None:
+        self._ffi = ffi
+        self._runtime = _runtime(soname)
+        self._texts: dict[str, Any] = {}
+
+    @override
+    def functions(self) -> Mapping[str, Function]:
+        convert = Converter(self._ffi, self._runtime)
+        return {
+            **self._errors(),
+            **devices.functions(convert),
+            **memory.functions(convert),
+            **streams.functions(convert),
+        }
+
+    @override
+    def refuse(self, name: str) -> int:
+        return self._runtime.refuse(name, _NOT_SUPPORTED)
+
+    def _text(self, text: str) -> Any:
+        """Return a C string that stays."""
+        if text not in self._texts:
+            self._texts[text] = self._ffi.new("char[]", text.encode())
+        return self._texts[text]
+
+    def _name_of(self, code: int) -> Any:
+        return self._text(ERRORS.get(code, ERRORS[_UNKNOWN])[0])
+
+    def _text_of(self, code: int) -> Any:
+        if self._runtime.tells_names:
+            return self._name_of(code)
+        return self._text(ERRORS.get(code, ERRORS[_UNKNOWN])[1])
+
+    def _errors(self) -> dict[str, Function]:
+        last = self._runtime.getLastError
+
+        def put(function: Function) -> Function:
+            def into(code: int, place: Any) -> int:
+                if not place or code not in ERRORS:
+                    return self._runtime.refuse("drvGetErrorName", 1)
+                place[0] = function(code)
+                return 0
+
+            return into
+
+        return {
+            "hipGetLastError": last,
+            "hipExtGetLastError": last,
+            "hipPeekAtLastError": self._runtime.peekAtLastError,
+            "hipGetErrorName": self._name_of,
+            "hipGetErrorString": self._text_of,
+            "hipDrvGetErrorName": put(self._name_of),
+            "hipDrvGetErrorString": put(self._text_of),
+        }

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of the library about itself, devices, peers and contexts."""
+
+from typing import Any
+
+from crossmem_emulated.abi.hip.convert import INVALID_VALUE, Converter, Function
+from crossmem_emulated.abi.hip.facts import ATTRIBUTES, FACTS
+
+__all__ = ["functions"]
+
+_INVALID_DEVICE = 101
+
+
+class _Devices:
+    """Functions whose results need more than a place to go."""
+
+    def __init__(self, convert: Converter) -> None:
+        self._convert = convert
+        self._ffi = convert.ffi
+        self._call = convert.call
+
+    def _describe(self, device: int) -> tuple[int, dict[str, Any]]:
+        """Return a code, and all that a device says of itself."""
+        status, found = self._call("getDeviceProperties", device)
+        if status:
+            return status, {}
+        _, uuid = self._call("deviceGetUuid", device)
+        return 0, {**FACTS, **found, "uuid": {"bytes": uuid}}
+
+    def properties(self, place: Any, device: int) -> int:
+        if not place:
+            return self._convert.null("getDeviceProperties")
+        status, facts = self._describe(device)
+        if status:
+            return status
+        self._ffi.memmove(place, bytes(self._ffi.sizeof(place[0])), self._ffi.sizeof(place[0]))
+        for name, _ in self._ffi.typeof(place[0]).fields:
+            if name in facts:
+                setattr(place[0], name, facts[name])
+        return 0
+
+    def attribute(self, place: Any, number: int, device: int) -> int:
+        field = ATTRIBUTES.get(number)
+        if not place or field is None:
+            return self._convert.null("deviceGetAttribute")
+        status, facts = self._describe(device)
+        if not status:
+            name, _, index = field.partition(".")
+            value = facts.get(name, 0)
+            place[0] = min(value[int(index)] if index else value, 2**31 - 1)
+        return status
+
+    def ordinal(self, place: Any, device: int) -> int:
+        status = self._convert.null("deviceGet") if not place else self._describe(device)[0]
+        if not status:
+            place[0] = device
+        return status
+
+    def name(self, place: Any, room: int, device: int) -> int:
+        if not place or room <= 0:
+            return self._convert.null("deviceGetName")
+        status, facts = self._describe(device)
+        if not status:
+            self._write(place, room, facts["name"])
+        return status
+
+    def bus_id(self, place: Any, room: int, device: int) -> int:
+        if not place or room <= 0:
+            return self._convert.null("deviceGetPCIBusId")
+        status, text = self._call("deviceGetPCIBusId", device)
+        if status:
+            return status
+        self._write(place, room, text.encode())
+        if len(text) < room:
+            return 0
+        return self._convert.runtime.refuse("deviceGetPCIBusId", INVALID_VALUE)
+
+    def _write(self, place: Any, room: int, text: bytes) -> None:
+        """Write what there is room for of a text, and its end."""
+        cut = text[: room - 1] + b"\0"
+        self._ffi.memmove(place, cut, len(cut))
+
+    def by_bus_id(self, place: Any, text: Any) -> int:
+        if not place or not text:
+            return self._convert.null("deviceGetByPCIBusId")
+        given = self._ffi.string(text).decode("utf-8", "replace")
+        return int(self._convert.into("deviceGetByPCIBusId")(place, given))
+
+    def uuid(self, place: Any, device: int) -> int:
+        if not place:
+            return self._convert.null("deviceGetUuid")
+        status, value = self._call("deviceGetUuid", device)
+        if not status:
+            self._ffi.memmove(place, value, len(value))
+        return status
+
+    def total(self, place: Any, device: int) -> int:
+        if not place:
+            return self._convert.null("deviceTotalMem")
+        status, facts = self._describe(device)
+        if not status:
+            place[0] = facts["totalGlobalMem"]
+        return status
+
+    def capability(self, major: Any, minor: Any, device: int) -> int:
+        if not major or not minor:
+            return self._convert.null("deviceComputeCapability")
+        status, facts = self._describe(device)
+        if not status:
+            major[0], minor[0] = facts["major"], facts["minor"]
+        return status
+
+    def peer_attribute(self, place: Any, attribute: int, source: int, target: int) -> int:
+        _rank, access, atomics, arrays = range(4)
+        if not place or attribute not in range(arrays + 1):
+            return self._convert.null("deviceGetP2PAttribute")
+        status, can = self._call("deviceCanAccessPeer", source, target)
+        if not status and source == target:
+            status = self._convert.runtime.refuse("deviceGetP2PAttribute", _INVALID_DEVICE)
+        if not status:
+            place[0] = int(can and attribute in {access, atomics})
+        return status
+
+    def enable_peer(self, peer: int, flags: int) -> int:
+        if flags:
+            return self._convert.runtime.refuse("deviceEnablePeerAccess", INVALID_VALUE)
+        return self._call("deviceEnablePeerAccess", peer)[0]
+
+    def device_flags(self, place: Any) -> int:
+        if not place:
+            return self._convert.null("getDeviceFlags")
+        place[0] = 0
+        return self._call("getDevice")[0]
+
+    def create_context(self, place: Any, flags: int, device: int) -> int:
+        return int(self._convert.into("ctxCreate")(place, flags, device))
+
+    def pop_context(self, place: Any) -> int:
+        """Pop a context; whoever called need not want it."""
+        status, handle = self._call("ctxPopCurrent")
+        if place and not status:
+            place[0] = handle
+        return status
+
+
+def functions(convert: Converter) -> dict[str, Function]:
+    """Return the functions, by their name in C."""
+    devices = _Devices(convert)
+    into, plain, pair = convert.into, convert.plain, convert.pair
+    return {
+        "hipInit": plain("init"),
+        "hipDriverGetVersion": into("driverGetVersion"),
+        "hipRuntimeGetVersion": into("runtimeGetVersion"),
+        "hipGetDeviceCount": into("getDeviceCount"),
+        "hipGetDevice": into("getDevice"),
+        "hipSetDevice": plain("setDevice"),
+        "hipDeviceGet": devices.ordinal,
+        "hipDeviceGetAttribute": devices.attribute,
+        "hipDeviceGetName": devices.name,
+        "hipDeviceGetUuid": devices.uuid,
+        "hipDeviceTotalMem": devices.total,
+        "hipDeviceComputeCapability": devices.capability,
+        "hipDeviceGetPCIBusId": devices.bus_id,
+        "hipDeviceGetByPCIBusId": devices.by_bus_id,
+        "hipDeviceGetP2PAttribute": devices.peer_attribute,
+        "hipDeviceGetStreamPriorityRange": pair("deviceGetStreamPriorityRange"),
+        "hipGetDeviceProperties": devices.properties,
+        "hipGetDevicePropertiesR0000": devices.properties,
+        "hipGetDevicePropertiesR0600": devices.properties,
+        "hipDeviceSynchronize": plain("deviceSynchronize"),
+        "hipDeviceReset": plain("deviceReset"),
+        "hipSetDeviceFlags": lambda _flags: convert.call("getDevice")[0],
+        "hipGetDeviceFlags": devices.device_flags,
+        "hipDeviceCanAccessPeer": into("deviceCanAccessPeer"),
+        "hipDeviceEnablePeerAccess": devices.enable_peer,
+        "hipDeviceDisablePeerAccess": plain("deviceDisablePeerAccess"),
+        "hipCtxCreate": devices.create_context,
+        "hipCtxDestroy": plain("ctxDestroy"),
+        "hipCtxPushCurrent": plain("ctxPushCurrent"),
+        "hipCtxPopCurrent": devices.pop_context,
+        "hipCtxSetCurrent": plain("ctxSetCurrent"),
+        "hipCtxGetCurrent": into("ctxGetCurrent"),
+        "hipCtxGetDevice": into("getDevice"),
+        "hipCtxSynchronize": plain("deviceSynchronize"),
+        "hipDevicePrimaryCtxGetState": lambda device, flags, active: pair(
+            "devicePrimaryCtxGetState"
+        )(flags, active, device),
+        "hipDevicePrimaryCtxRetain": into("devicePrimaryCtxRetain"),
+        "hipDevicePrimaryCtxRelease": plain("devicePrimaryCtxRelease"),
+        "hipDevicePrimaryCtxReset": plain("devicePrimaryCtxRelease"),
+        "hipDevicePrimaryCtxSetFlags": lambda device, _flags: convert.call(
+            "devicePrimaryCtxRelease", device
+        )[0],
+    }

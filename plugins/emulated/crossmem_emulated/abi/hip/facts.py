@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the emulated device says of itself beyond what CuPy asks, and the numbers to ask with."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+__all__ = ["ATTRIBUTES", "FACTS"]
+
+_KIB: Final = 1 << 10
+
+FACTS: Final[Mapping[str, Any]] = {
+    "asyncEngineCount": 2,
+    "clockInstructionRate": 100_000,
+    "clockRate": 2_100_000,
+    "concurrentKernels": 1,
+    "concurrentManagedAccess": 1,
+    "cooperativeLaunch": 1,
+    "cooperativeMultiDeviceLaunch": 1,
+    "deviceOverlap": 1,
+    "gcnArch": 942,
+    "hostRegisterSupported": 1,
+    "ipcEventSupported": 1,
+    "isLargeBar": 1,
+    "l2CacheSize": 4096 * _KIB,
+    "managedMemory": 1,
+    "maxBlocksPerMultiProcessor": 2,
+    "maxGridSize": (2**31 - 1, 65536, 65536),
+    "maxSharedMemoryPerMultiProcessor": 64 * _KIB,
+    "maxThreadsDim": (1024, 1024, 1024),
+    "maxThreadsPerBlock": 1024,
+    "maxThreadsPerMultiProcessor": 2048,
+    "memPitch": 2**31 - 1,
+    "memoryBusWidth": 8192,
+    "memoryClockRate": 1_300_000,
+    "pageableMemoryAccess": 0,
+    "regsPerBlock": 65536,
+    "regsPerMultiprocessor": 65536,
+    "sharedMemPerBlock": 64 * _KIB,
+    "sharedMemPerMultiprocessor": 64 * _KIB,
+    "streamPrioritiesSupported": 1,
+    "textureAlignment": 256,
+    "texturePitchAlignment": 256,
+    "totalConstMem": 2**31 - 1,
+    "unifiedAddressing": 1,
+}
+"""By the names of the fields of ``hipDeviceProp_t``; what is missing is 0."""
+
+_FIRST_OF_AMD: Final = 10_000
+# Numbers count from 0; a dash is one that is not emulated. A digit after a dot is the place in a
+# field that has several.
+_COMMON: Final = """
+ECCEnabled accessPolicyMaxWindowSize asyncEngineCount canMapHostMemory
+canUseHostPointerForRegisteredMem clockRate computeMode computePreemptionSupported
+concurrentKernels concurrentManagedAccess cooperativeLaunch cooperativeMultiDeviceLaunch
+deviceOverlap directManagedMemAccessFromHost globalL1CacheSupported hostNativeAtomicSupported
+integrated isMultiGpuBoard kernelExecTimeoutEnabled l2CacheSize localL1CacheSupported - -
+major managedMemory maxBlocksPerMultiProcessor
+maxThreadsDim.0 maxThreadsDim.1 maxThreadsDim.2 maxGridSize.0 maxGridSize.1 maxGridSize.2
+- - - - - - - - - - - - - - - - - - - - - - -
+- maxThreadsPerBlock maxThreadsPerMultiProcessor memPitch memoryBusWidth memoryClockRate
+minor multiGpuBoardGroupID multiProcessorCount - pageableMemoryAccess
+pageableMemoryAccessUsesHostPageTables pciBusID pciDeviceID pciDomainID persistingL2CacheMaxSize
+regsPerBlock regsPerMultiprocessor reservedSharedMemPerBlock sharedMemPerBlock
+sharedMemPerBlockOptin sharedMemPerMultiprocessor singleToDoublePrecisionPerfRatio
+streamPrioritiesSupported surfaceAlignment tccDriver textureAlignment texturePitchAlignment
+totalConstMem totalGlobalMem unifiedAddressing - warpSize memoryPoolsSupported
+virtualMemoryManagementSupported hostRegisterSupported
+"""
+_OF_AMD: Final = """
+clockInstructionRate - maxSharedMemoryPerMultiProcessor - - - -
+cooperativeMultiDeviceUnmatchedFunc cooperativeMultiDeviceUnmatchedGridDim
+cooperativeMultiDeviceUnmatchedBlockDim cooperativeMultiDeviceUnmatchedSharedMem
+isLargeBar asicRevision - - multiProcessorCount
+"""
+
+ATTRIBUTES: Final[Mapping[int, str]] = {
+    first + place: name
+    for first, names in ((0, _COMMON), (_FIRST_OF_AMD, _OF_AMD))
+    for place, name in enumerate(names.split())
+    if name != "-"
+}
+"""Field that each number of ``hipDeviceAttribute_t`` asks for."""

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions about memory: of devices, of the host, and between processes; and copies."""
+
+from typing import Any, Final
+
+from crossmem_emulated.abi.hip.convert import INVALID_VALUE, Converter, Function
+
+__all__ = ["functions"]
+
+_PITCH: Final = 256
+_INVALID_PITCH: Final = 12
+_DEVICE_POINTER, _HOST_POINTER = 3, 4
+_MANAGED: Final = frozenset({3, 4})
+"""The numbers of managed memory since ROCm 6, and before."""
+# How many bytes the answer to a question about an address has.
+_SIZES: Final = {2: 4, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4, 17: 8}
+
+
+class _Memory:
+    """Functions that convert more than a result."""
+
+    def __init__(self, convert: Converter) -> None:
+        self._convert = convert
+        self._ffi = convert.ffi
+        self._call = convert.call
+        self._refuse = convert.runtime.refuse
+
+    # Allocations ------------------------------------------------------------------------------
+
+    def pitched(self, place: Any, pitch: Any, width: int, height: int) -> int:
+        if not place or not pitch:
+            return self._convert.null("mallocPitch")
+        row = -(-width // _PITCH) * _PITCH
+        status, pointer = self._call("malloc", row * height)
+        if not status:
+            place[0], pitch[0] = pointer, row
+        return status
+
+    def cubic(self, place: Any, extent: Any) -> int:
+        if not place:
+            return self._convert.null("malloc3D")
+        row = -(-extent.width // _PITCH) * _PITCH
+        status, pointer = self._call("malloc", row * extent.height * extent.depth)
+        if not status:
+            place[0] = (pointer, row, extent.width, extent.height)
+        return status
+
+    def host(self, place: Any, size: int, flags: int = 0) -> int:
+        return int(self._convert.into("hostAlloc")(place, size, flags))
+
+    # What an address belongs to ---------------------------------------------------------------
+
+    def range_of(self, base: Any, size: Any, pointer: int) -> int:
+        status, found = self._call("memGetAddressRange", pointer)
+        if not status:
+            for place, value in zip((base, size), found, strict=True):
+                if place:
+                    place[0] = value
+        return status
+
+    def size_of(self, pointer: int, size: Any) -> int:
+        if not size:
+            return self._convert.null("memPtrGetInfo")
+        return self.range_of(None, size, pointer)
+
+    def attributes(self, place: Any, pointer: int) -> int:
+        if not place:
+            return self._convert.null("pointerGetAttributes")
+        status, found = self._call("pointerGetAttributes", pointer)
+        if status:
+            return status
+        place[0] = {
+            "type": found.number,
+            "device": found.device,
+            "devicePointer": found.devicePointer,
+            "hostPointer": found.hostPointer,
+            "isManaged": found.number in _MANAGED,
+            "allocationFlags": 0,
+        }
+        return 0
+
+    def attribute(self, place: Any, attribute: int, pointer: int) -> int:
+        if not place:
+            return self._convert.null("pointerGetAttribute")
+        if attribute in {_DEVICE_POINTER, _HOST_POINTER}:
+            status, found = self._call("pointerGetAttributes", pointer)
+            if not status:
+                is_device = attribute == _DEVICE_POINTER
+                self._put(place, 8, found.devicePointer if is_device else found.hostPointer)
+            return status
+        status, value = self._call("pointerGetAttribute", attribute, pointer)
+        if not status:
+            self._put(place, _SIZES[attribute], value)
+        return status
+
+    def _put(self, place: Any, nbytes: int, value: int) -> None:
+        self._ffi.memmove(place, value.to_bytes(nbytes, "little", signed=value < 0), nbytes)
+
+    def several(self, count: int, attributes: Any, places: Any, pointer: int) -> int:
+        if not count or not attributes or not places:
+            return self._convert.null("drvPointerGetAttributes")
+        for index in range(count):
+            status = self.attribute(places[index], attributes[index], pointer)
+            if status:
+                return status
+        return 0
+
+    # Between processes ------------------------------------------------------------------------
+
+    def get(self, name: str) -> Function:
+        def function(place: Any, thing: int) -> int:
+            if not place:
+                return self._convert.null(name)
+            status, handle = self._call(name, thing)
+            if not status:
+                self._ffi.memmove(place, handle, len(handle))
+            return status
+
+        return function
+
+    def open(self, place: Any, handle: Any, flags: int) -> int:
+        if not place:
+            return self._convert.null("ipcOpenMemHandle")
+        status, pointer = self._call("ipcOpenMemHandle", self._bytes(handle), flags)
+        if not status:
+            place[0] = pointer
+        return status
+
+    def open_event(self, place: Any, handle: Any) -> int:
+        return int(self._convert.into("ipcOpenEventHandle")(place, self._bytes(handle)))
+
+    def _bytes(self, handle: Any) -> bytes:
+        return bytes(self._ffi.buffer(self._ffi.addressof(handle)))
+
+    # Copies -----------------------------------------------------------------------------------
+
+    def plane(  # noqa: PLR0917 - as C passes them
+        self,
+        target: int,
+        target_pitch: int,
+        source: int,
+        source_pitch: int,
+        width: int,
+        height: int,
+        kind: int,
+        *stream: int,
+    ) -> int:
+        name = "memcpyAsync" if stream else "memcpy"
+        if not width or not height:
+            return 0
+        if width > target_pitch or width > source_pitch:
+            return self._refuse(name, _INVALID_PITCH)
+        if width == target_pitch == source_pitch:
+            return self._call(name, target, source, width * height, kind, *stream)[0]
+        for row in range(height):
+            ends = target + row * target_pitch, source + row * source_pitch
+            status, _ = self._call(name, *ends, width, kind, *stream)
+            if status:
+                return status
+        return 0
+
+    def fill_plane(
+        self, pointer: int, pitch: int, value: int, width: int, height: int, *stream: int
+    ) -> int:
+        name = "memsetAsync" if stream else "memset"
+        if not width or not height:
+            return 0
+        if width > pitch:
+            return self._refuse(name, INVALID_VALUE)
+        for row in range(height):
+            status, _ = self._call(name, pointer + row * pitch, value, width, *stream)
+            if status:
+                return status
+        return 0
+
+
+def _copies(convert: Converter) -> dict[str, Function]:
+    memory, call = _Memory(convert), convert.call
+    found: dict[str, Function] = {}
+
+    def add_direction(name: str, kind: int) -> None:
+        found[name] = lambda target, source, nbytes: call("memcpy", target, source, nbytes, kind)[0]
+        found[f"{name}Async"] = lambda target, source, nbytes, stream: call(
+            "memcpyAsync", target, source, nbytes, kind, stream
+        )[0]
+
+    for name, kind in (("hipMemcpyHtoD", 1), ("hipMemcpyDtoH", 2), ("hipMemcpyDtoD", 3)):
+        add_direction(name, kind)
+    return {
+        **found,
+        "hipMemcpy": convert.plain("memcpy"),
+        "hipMemcpyAsync": convert.plain("memcpyAsync"),
+        "hipMemcpyWithStream": convert.plain("memcpyAsync"),
+        "hipMemcpyPeer": convert.plain("memcpyPeer"),
+        "hipMemcpy2D": memory.plane,
+        "hipMemcpy2DAsync": memory.plane,
+        "hipMemset": convert.plain("memset"),
+        "hipMemsetAsync": convert.plain("memsetAsync"),
+        "hipMemsetD8": convert.plain("memset"),
+        "hipMemsetD8Async": convert.plain("memsetAsync"),
+        "hipMemset2D": memory.fill_plane,
+        "hipMemset2DAsync": memory.fill_plane,
+    }
+
+
+def functions(convert: Converter) -> dict[str, Function]:
+    """Return the functions, by their name in C."""
+    memory = _Memory(convert)
+    into, plain = convert.into, convert.plain
+    return {
+        **_copies(convert),
+        "hipMalloc": into("malloc"),
+        "hipExtMallocWithFlags": lambda place, size, _flags: into("malloc")(place, size),
+        "hipMallocPitch": memory.pitched,
+        "hipMemAllocPitch": lambda place, pitch, width, height, _element: memory.pitched(
+            place, pitch, width, height
+        ),
+        "hipMalloc3D": memory.cubic,
+        "hipMallocManaged": into("mallocManaged"),
+        "hipMallocAsync": into("mallocAsync"),
+        "hipFree": plain("free"),
+        "hipFreeAsync": plain("freeAsync"),
+        "hipMemGetInfo": convert.pair("memGetInfo"),
+        "hipMemPtrGetInfo": memory.size_of,
+        "hipMemGetAddressRange": memory.range_of,
+        "hipPointerGetAttributes": memory.attributes,
+        "hipPointerGetAttribute": memory.attribute,
+        "hipDrvPointerGetAttributes": memory.several,
+        "hipMemAdvise": plain("memAdvise"),
+        "hipMemPrefetchAsync": plain("memPrefetchAsync"),
+        "hipHostMalloc": memory.host,
+        "hipHostAlloc": memory.host,
+        "hipMallocHost": memory.host,
+        "hipMemAllocHost": memory.host,
+        "hipHostFree": plain("freeHost"),
+        "hipFreeHost": plain("freeHost"),
+        "hipHostRegister": plain("hostRegister"),
+        "hipHostUnregister": plain("hostUnregister"),
+        "hipHostGetDevicePointer": into("hostGetDevicePointer"),
+        "hipHostGetFlags": into("hostGetFlags"),
+        "hipIpcGetMemHandle": memory.get("ipcGetMemHandle"),
+        "hipIpcOpenMemHandle": memory.open,
+        "hipIpcCloseMemHandle": plain("ipcCloseMemHandle"),
+        "hipIpcGetEventHandle": memory.get("ipcGetEventHandle"),
+        "hipIpcOpenEventHandle": memory.open_event,
+    }
