@@ -39,9 +39,10 @@ def _prototypes() -> str:
 
 LIBRARY = Library(
     name="ascend",
-    soname="libascendcl.so",
-    # What newer editions link, and the name that loaders fall back to.
-    aliases=("libascendcl.so.1", "libacl_rt.so"),
+    sonames=("libascendcl.so",),
+    # The name that loaders fall back to, and what newer editions link. One file, so that a
+    # program with both has one device.
+    links=("libascendcl.so.1", "libacl_rt.so"),
     types=_read("types.h"),
     prototypes=_prototypes(),
     code=_read("plain.c"),

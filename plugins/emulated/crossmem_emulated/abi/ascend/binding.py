@@ -122,9 +122,11 @@ class AclBinding:
     ----------
     ffi
         The declarations.
+    _soname
+        What the program loaded; there is one edition.
     """
 
-    def __init__(self, ffi: Any) -> None:
+    def __init__(self, ffi: Any, _soname: str) -> None:
         options = Options.from_environ(os.environ)
         self.ffi = ffi
         self.acl = Acl(options.acl_profile, options.strict, options=options)
