@@ -312,3 +312,97 @@ def bench(
         missed = mode != "smoke" and any(target.met is False for target in report.targets)
         if missed:
             raise typer.Exit(ExitCode.MISMATCH)
+
+
+@_command(
+    ("crossmem emulate hip -- python train.py", "an unmodified program, on two emulated GPUs"),
+    ("crossmem emulate hip --devices 8 --report -- ./test", "and what it called"),
+    ("crossmem emulate hip --fault hipMalloc=2:3 -- ./test", "its fourth hipMalloc fails with 2"),
+    ('eval "$(crossmem emulate hip --print-env)"', "for all programs of this shell"),
+)
+def emulate(
+    api: Annotated[str, typer.Argument(metavar="API", help="Library to emulate: hip or ascend.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND...", help="Program and its arguments."),
+    ] = None,
+    *,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Edition of the vendor's rules.  [default: documented]"),
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Number of devices.  [default: 2]")
+    ] = None,
+    capacity: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of each device, such as 8GiB.")
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CALL=CODE[:SKIP[:COUNT]]",
+            help="Let calls of a function fail, after SKIP that do not; may be repeated.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool | None,
+        typer.Option(
+            "--strict/--lax",
+            help="Whether forbidden uses are recorded, and device addresses closed to the host.  "
+            "[default: strict]",
+        ),
+    ] = None,
+    slow_streams: Annotated[
+        bool | None,
+        typer.Option(
+            "--slow-streams/--fast-streams",
+            help="Whether streams work only when somebody waits for them.  [default: fast]",
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Emulated host, for commands that share one.  [default: one of its own]",
+        ),
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Say at the end what was called, and how often.")
+    ] = False,
+    print_env: Annotated[
+        bool, typer.Option("--print-env", help="Print the environment for a shell and exit.")
+    ] = False,
+) -> None:
+    """Run a program that was made for a vendor's library on an emulation of it.
+
+    The program is not changed: it finds a library of the vendor's name first, whose functions
+    keep the vendor's rules without the vendor's hardware. The library is built at the first use,
+    with the C compiler of this machine. Kernels cannot run.
+
+    Exits as the program does, with 128 and the number of the signal that ended it. What the
+    program did that the vendor forbids is said on standard error.
+    """
+    with _reporting("emulate", as_json=False):
+        from crossmem.cli import emulate as emulation
+        from crossmem.plugin import EmulationRequest
+
+        request = EmulationRequest(
+            profile=profile,
+            devices=devices,
+            capacity=capacity,
+            faults=tuple(fault or ()),
+            strict=strict,
+            slow_streams=slow_streams,
+            state=state.absolute() if state else None,
+            is_lasting=print_env,
+        )
+        made = emulation.prepare(api, request)
+        try:
+            if print_env:
+                emulation.print_environment(made)
+                return
+            status = emulation.run(made, command or ())
+            emulation.show(made.report(), with_calls=report)
+        finally:
+            made.close()
+        raise typer.Exit(status)

@@ -6,6 +6,7 @@ described in :mod:`crossmem.plugin.hookspecs`.
 """
 
 from crossmem.plugin.backend import Availability, AvailabilityState, Backend
+from crossmem.plugin.emulation import Breach, Emulation, EmulationReport, EmulationRequest
 from crossmem.plugin.hookspecs import FindRuntime
 from crossmem.plugin.markers import API_VERSION, PROJECT_NAME, hookimpl
 from crossmem.plugin.offers import PluginFailure, PluginInfo
@@ -26,9 +27,13 @@ __all__ = [
     "Availability",
     "AvailabilityState",
     "Backend",
+    "Breach",
     "Candidate",
     "Choice",
     "DeviceSpec",
+    "Emulation",
+    "EmulationReport",
+    "EmulationRequest",
     "Explanation",
     "FindRuntime",
     "PluginFailure",

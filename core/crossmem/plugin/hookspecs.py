@@ -21,9 +21,16 @@ from collections.abc import Callable, Iterable
 
 from crossmem.models import Event
 from crossmem.plugin.backend import Backend
+from crossmem.plugin.emulation import Emulation, EmulationRequest
 from crossmem.plugin.markers import hookspec
 
-__all__ = ["FindRuntime", "crossmem_backends", "crossmem_event", "crossmem_runtime"]
+__all__ = [
+    "FindRuntime",
+    "crossmem_backends",
+    "crossmem_emulate",
+    "crossmem_event",
+    "crossmem_runtime",
+]
 
 FindRuntime = Callable[[str, str], object]
 """``find_runtime(api, name)``: asks all plugins for a runtime; see :func:`crossmem_runtime`."""
@@ -99,6 +106,42 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     CrossmemError
         Where this plugin has the runtime but cannot make it work here. Plugins that come later
         are still asked; if none answers, the first error reaches whoever wanted the device.
+
+    Notes
+    -----
+    Since 0.1.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def crossmem_emulate(api: str, request: EmulationRequest) -> Emulation | None:
+    """Prepare an emulation of a vendor's library for a program that knows nothing of crossmem.
+
+    When: the command ``crossmem emulate`` was given.
+    How often: once for each command.
+    Thread: the main thread of that command.
+    Must not: start the program, or change this process's environment.
+
+    Plugins are asked in the order of :func:`crossmem_runtime`, and the first answer that is not
+    None is taken.
+
+    Parameters
+    ----------
+    api
+        The vendor interface, such as ``"hip"`` or ``"ascend"``.
+    request
+        What the emulation is to be like.
+
+    Returns
+    -------
+    Emulation or None
+        What the program has to be run with. None where this plugin does not emulate that.
+
+    Raises
+    ------
+    CrossmemError
+        Where this plugin emulates it but cannot here, for want of a compiler for example.
 
     Notes
     -----

@@ -4,7 +4,7 @@
 import difflib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint
 
 from crossmem.driver import Driver
@@ -18,6 +18,7 @@ from crossmem.errors import (
 from crossmem.models import Event
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.discovery import Catalog, conflict
+from crossmem.plugin.emulation import Emulation, EmulationRequest
 from crossmem.plugin.offers import PLUGIN_FAULTS, Offer, PluginFailure, PluginInfo
 from crossmem.settings import VARIABLES, Settings
 
@@ -249,14 +250,38 @@ class Registry:
         BackendUnavailableError
             If no plugin answers.
         """
+        what = f"the runtime {name!r} for {api!r}"
+        return self._first("crossmem_runtime", what, {"api": api, "name": name})
+
+    def emulation(self, api: str, request: EmulationRequest) -> Emulation:
+        """Return what the first plugin answers to ``crossmem_emulate(api, request)``.
+
+        Raises
+        ------
+        CrossmemError
+            The first error of a plugin that has the emulation and cannot make it work, where no
+            other plugin answers.
+        BackendUnavailableError
+            If no plugin answers.
+        """
+        known = {"api": api, "request": request}
+        answer = self._first("crossmem_emulate", f"an emulation of {api!r}", known)
+        if not isinstance(answer, Emulation):
+            msg = f"a plugin gave {answer!r} for an emulation of {api!r}"
+            raise BackendUnavailableError(msg, backend=api)
+        return answer
+
+    def _first(self, hook: str, what: str, known: Mapping[str, object]) -> object:
+        """Return the first answer of a plugin to a hook, or raise what kept them from answering."""
         catalog = self._discovered()
         faults: list[BaseException] = []
-        for impl in catalog.implementations("crossmem_runtime"):
-            known = {"api": api, "name": name}
+        for impl in catalog.implementations(hook):
             try:
                 answer = impl.function(*(known[argument] for argument in impl.argnames))
             except PLUGIN_FAULTS as error:
-                _log.warning("plugin %s: runtime %s for %s: %s", impl.plugin_name, name, api, error)
+                # What was asked for wrongly is raised below, and nobody has to look for it.
+                level = logging.DEBUG if isinstance(error, ConfigurationError) else logging.WARNING
+                _log.log(level, "plugin %s: %s: %s", impl.plugin_name, what, error)
                 faults.append(error)
                 continue
             if answer is not None:
@@ -265,9 +290,9 @@ class Registry:
             if isinstance(fault, CrossmemError):
                 raise fault
         reasons = "".join(f"; {type(fault).__name__}: {fault}" for fault in faults)
-        msg = f"no plugin gave the runtime {name!r} for {api!r}{reasons}; {self._known()}"
+        msg = f"no plugin gave {what}{reasons}; {self._known()}"
         cause = faults[0] if faults else None
-        raise BackendUnavailableError(msg, backend=api) from cause
+        raise BackendUnavailableError(msg, backend=str(known["api"])) from cause
 
     def _offer(self, name: str) -> Offer:
         catalog = self._discovered()

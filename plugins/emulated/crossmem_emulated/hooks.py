@@ -11,8 +11,9 @@ from crossmem.plugin.markers import hookimpl
 
 if TYPE_CHECKING:
     from crossmem.driver import Driver
+    from crossmem.plugin import Emulation, EmulationRequest
 
-__all__ = ["crossmem_backends", "crossmem_runtime"]
+__all__ = ["crossmem_backends", "crossmem_emulate", "crossmem_runtime"]
 
 
 def _probe() -> Availability:
@@ -54,6 +55,18 @@ def crossmem_runtime(api: str, name: str) -> object | None:
 
     profile = "cuda" if api == "cuda" else options.hip_profile
     return Runtime(profile, options.strict, options=options)
+
+
+@hookimpl
+def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None":
+    """Offer the vendors' libraries to programs that know nothing of crossmem."""
+    from crossmem_emulated.abi.library import LIBRARIES  # noqa: PLC0415
+
+    if api not in LIBRARIES:
+        return None
+    from crossmem_emulated.abi.session import prepare  # noqa: PLC0415
+
+    return prepare(api, request)
 
 
 @hookimpl

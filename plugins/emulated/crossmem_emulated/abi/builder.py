@@ -19,7 +19,7 @@ from crossmem.errors import ConfigurationError
 from crossmem_emulated.abi.library import TYPES, Library
 from crossmem_emulated.abi.sources import declarations, source, version_script
 
-__all__ = ["build", "cache_folder", "compiler", "link"]
+__all__ = ["build", "cache_folder", "compiler", "link", "publish"]
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _OPTIONS: Final = ("-shared", "-fPIC", "-O1", "-std=gnu11", "-w", "-pthread")
@@ -216,16 +216,19 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
             link(command, work, soname, text(folder, soname), script, *_LINK_OPTIONS)
         for name in library.links:
             (work / name).symlink_to(library.sonames[0])
-        _publish(work, folder)
+        # Some programs look in a folder of that name, under the root of the vendor's software.
+        (work / "lib").symlink_to(".")
+        publish(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder
 
 
-def _publish(work: Path, folder: Path) -> None:
+def publish(work: Path, folder: Path) -> None:
+    """Give a folder its name, unless another builder was first."""
     try:
         work.rename(folder)
     except OSError:
-        # Another builder was first; what it made is the same.
+        # What the other one made is the same.
         if not folder.is_dir():
             raise

@@ -92,6 +92,12 @@ class Library:
         Version of single symbols that have another one, by the function's name.
     unknown
         What a function answers where the emulation itself fails: the vendor's "unknown error".
+    profiles
+        Editions of the vendor's rules that there are.
+    profile_field
+        Field of :class:`~crossmem_emulated.options.Options` that chooses one.
+    entry_of
+        Gives the name, by which the emulation knows a function, for the name in C.
     bind
         Makes the Python side. It is given the ``FFI`` object with all declarations, and the name
         of the file that the program loaded.
@@ -106,11 +112,26 @@ class Library:
     node: str = ""
     nodes: Mapping[str, str] = field(default_factory=dict)
     unknown: int
+    profiles: tuple[str, ...]
+    profile_field: str
+    entry_of: Callable[[str], str]
     bind: Callable[[Any, str], Binding]
 
     def functions(self) -> list[Prototype]:
         """Return what is declared, in that order."""
         return _parse(self.prototypes)
+
+    def check_profile(self, name: str) -> None:
+        """Raise where there is no such edition of the rules.
+
+        Raises
+        ------
+        ConfigurationError
+            It names those that there are.
+        """
+        if name not in self.profiles:
+            known = ", ".join(self.profiles)
+            raise ConfigurationError(f"{self.name} has no profile {name!r}; there are: {known}")
 
     def with_prototypes(self, more: str) -> "Library":
         """Return a library that has more functions."""

@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any, Final
 
 from crossmem_emulated.abi.library import Binding, Library
+from crossmem_emulated.hip.profiles import PROFILES
 
 __all__ = ["LIBRARY"]
 
@@ -32,6 +33,14 @@ def _symbols() -> dict[str, str]:
     return found
 
 
+def _entry_of(name: str) -> str:
+    """Return CuPy's name of a function: without HIP's beginning."""
+    rest = name.removeprefix("hip")
+    return {"HostMalloc": "hostAlloc", "HostFree": "freeHost"}.get(
+        rest, rest[:1].lower() + rest[1:]
+    )
+
+
 def _bind(ffi: Any, soname: str) -> Binding:
     # The emulation is loaded where it is used, and not where the library is built.
     from crossmem_emulated.abi.hip.binding import HipBinding  # noqa: PLC0415
@@ -51,6 +60,9 @@ def _library() -> Library:
         node=_NODE,
         nodes=nodes,
         unknown=999,
+        profiles=tuple(name for name, profile in PROFILES.items() if profile.is_hip),
+        profile_field="hip_profile",
+        entry_of=_entry_of,
         bind=_bind,
     )
     rest = sorted(nodes.keys() - set(library.exports()))

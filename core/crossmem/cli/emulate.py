@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program on an emulation of a vendor's library."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from crossmem.cli.problems import UsageProblem
+from crossmem.plugin import Emulation, EmulationReport, EmulationRequest
+from crossmem.sharing.process import current
+
+__all__ = ["prepare", "print_environment", "run", "show"]
+
+_LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
+_NOT_FOUND, _NOT_RUNNABLE, _SIGNALLED = 127, 126, 128
+_FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def prepare(api: str, request: EmulationRequest) -> Emulation:
+    """Return an emulation; whoever asked has to close it.
+
+    Raises
+    ------
+    CrossmemError
+        Where there is no such emulation, or it cannot work here.
+    """
+    return current().registry.emulation(api, request)
+
+
+def _environment(emulation: Emulation, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what changes for a program: variables, and where its libraries are looked for."""
+    folders = [*map(str, emulation.library_path), *filter(None, [environ.get(_LIBRARY_PATH)])]
+    return {**emulation.variables, _LIBRARY_PATH: os.pathsep.join(folders)}
+
+
+def print_environment(emulation: Emulation) -> None:
+    """Print what a shell has to be told so that programs find the emulation."""
+    for name, value in sorted(_environment(emulation, os.environ).items()):
+        print(f"export {name}={shlex.quote(value)}")
+
+
+def run(emulation: Emulation, command: Sequence[str]) -> int:
+    """Run a program and return its exit status, as a shell gives it.
+
+    Raises
+    ------
+    UsageProblem
+        Where there is nothing to run.
+    """
+    if not command:
+        raise UsageProblem("there is no command to run", hint="put it after --")
+    environ = {**os.environ, **_environment(emulation, os.environ)}
+    try:
+        program = subprocess.Popen(command, env=environ)  # noqa: S603 - what the user asked for
+    except FileNotFoundError:
+        print(f"crossmem: {command[0]}: there is no such command", file=sys.stderr)
+        return _NOT_FOUND
+    except OSError as error:
+        print(f"crossmem: {command[0]}: {error.strerror}", file=sys.stderr)
+        return _NOT_RUNNABLE
+    with program, _forwarding(program):
+        status = program.wait()
+    return status if status >= 0 else _SIGNALLED - status
+
+
+@contextmanager
+def _forwarding(program: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Pass signals on to a program, which alone decides what they mean."""
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        program.send_signal(number)
+
+    # Ctrl-C reaches the program too: it is in the terminal's foreground, as this command is.
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def show(report: EmulationReport, *, with_calls: bool) -> None:
+    """Say on standard error what programs did that the vendor forbids, and what they called."""
+    say = sys.stderr.write
+    if report.violations:
+        say(f"crossmem: {len(report.violations)} uses that the vendor forbids or leaves open:\n")
+    elif with_calls:
+        say("crossmem: no use that the vendor forbids or leaves open\n")
+    for one in report.violations:
+        say(f"  {one.rule}  process {one.pid}  {one.call}: {one.text}\n")
+    if with_calls:
+        say(f"crossmem: {sum(report.calls.values())} calls\n")
+        for name, count in report.calls.items():
+            say(f"  {count:8}  {name}\n")

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a shared library needs: other libraries, and symbols of them. Read from its ELF file.
+
+Only what the dynamic loader reads is read, and only 64-bit little-endian files, which is what
+vendors build for Linux.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["Needs", "needs_of"]
+
+_IDENT: Final = b"\x7fELF\x02\x01"
+_HEADER: Final = struct.Struct("<16xHHIQQQIHHHHHH")
+_SECTION: Final = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL: Final = struct.Struct("<IBBHQQ")
+_DYNAMIC: Final = struct.Struct("<qQ")
+_VERNEED: Final = struct.Struct("<HHIII")
+_VERNAUX: Final = struct.Struct("<IHHII")
+
+_DYNAMIC_SECTION, _DYNSYM_SECTION = 6, 11
+_VERNEED_SECTION, _VERSYM_SECTION = 0x6FFFFFFE, 0x6FFFFFFF
+_NEEDED: Final = 1
+_UNDEFINED: Final = 0
+_WEAK: Final = 2
+_HIDDEN: Final = 0x8000
+_UNVERSIONED: Final = 2
+"""Numbers of versions below this mean that there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a shared library needs.
+
+    Parameters
+    ----------
+    libraries
+        Names of the libraries.
+    symbols
+        Names that are not in the library itself, without those that may be missing, each with
+        the library that it is wanted from and its version there; both are empty where the file
+        does not say so.
+    """
+
+    libraries: tuple[str, ...]
+    symbols: tuple[tuple[str, str, str], ...]
+
+
+class _File:
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        fields = _HEADER.unpack_from(data)
+        first, size, count = fields[5], fields[10], fields[11]
+        self.sections = [_SECTION.unpack_from(data, first + size * i) for i in range(count)]
+
+    def section(self, kind: int) -> tuple[int, ...] | None:
+        """Return the header of the first section of a kind."""
+        return next((one for one in self.sections if one[1] == kind), None)
+
+    def text(self, section: tuple[int, ...], offset: int) -> str:
+        """Return a text that a section refers to."""
+        start = self.sections[section[6]][4] + offset
+        return self._data[start : self._data.find(b"\0", start)].decode("utf-8", "replace")
+
+    def records(self, section: tuple[int, ...], shape: struct.Struct) -> Iterator[tuple[int, ...]]:
+        """Yield the entries of a section."""
+        yield from shape.iter_unpack(self._data[section[4] : section[4] + section[5]])
+
+    def libraries(self) -> Iterator[str]:
+        section = self.section(_DYNAMIC_SECTION)
+        for tag, value in self.records(section, _DYNAMIC) if section else ():
+            if tag == _NEEDED:
+                yield self.text(section, value)  # type: ignore[arg-type]
+
+    def versions(self) -> dict[int, tuple[str, str]]:
+        """Return library and version, by the number that symbols have."""
+        found: dict[int, tuple[str, str]] = {}
+        section = self.section(_VERNEED_SECTION)
+        place = section[4] if section else 0
+        for _ in range(section[7] if section else 0):
+            _, count, file, first, following = _VERNEED.unpack_from(self._data, place)
+            library = self.text(section, file)  # type: ignore[arg-type]
+            one = place + first
+            for _ in range(count):
+                _, _, number, name, after = _VERNAUX.unpack_from(self._data, one)
+                found[number] = library, self.text(section, name)  # type: ignore[arg-type]
+                one += after
+            place += following
+        return found
+
+    def symbols(self) -> Iterator[tuple[str, str, str]]:
+        section, numbers = self.section(_DYNSYM_SECTION), self.section(_VERSYM_SECTION)
+        if section is None:
+            return
+        versions = self.versions()
+        of_symbols = self._data[numbers[4] : numbers[4] + numbers[5]] if numbers else b""
+        for index, symbol in enumerate(self.records(section, _SYMBOL)):
+            name, info, _, home, _, _ = symbol
+            if home != _UNDEFINED or not name or info >> 4 == _WEAK:
+                continue
+            number = 0
+            if of_symbols:
+                (number,) = struct.unpack_from("<H", of_symbols, 2 * index)
+            number &= ~_HIDDEN
+            known = versions.get(number) if number >= _UNVERSIONED else None
+            yield (self.text(section, name), *(known or ("", "")))
+
+
+def needs_of(path: Path) -> Needs | None:
+    """Return what a file needs, None where it is no such library."""
+    with path.open("rb") as file:
+        if file.read(len(_IDENT)) != _IDENT:
+            return None
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            elf = _File(data)
+            return Needs(tuple(elf.libraries()), tuple(elf.symbols()))

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins for libraries of ROCm that a package is linked with, so that it can be imported.
+
+CuPy loads the libraries for linear algebra, Fourier transforms and so on when it is imported,
+whatever is used of it then. What it needs of them is read from its own files. Each function
+answers that it is not supported, and says so once.
+"""
+
+import ctypes.util
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from crossmem import __version__
+from crossmem_emulated.abi.builder import cache_folder, compiler, link, publish
+from crossmem_emulated.abi.elf import Needs, needs_of
+
+__all__ = ["build_stand_ins", "installed_users"]
+
+_PACKAGES: Final = ("cupy", "cupy_backends", "cupyx")
+_SONAME: Final = re.compile(r"lib([a-z]+)\w*\.so[.\d]*")
+_OTHER_PREFIXES: Final = {"rccl": "nccl"}
+_LIBRARIES: Final[Mapping[str, int]] = {
+    "hipblas": 7,
+    "hipfft": 16,
+    "hiprand": 1000,
+    "hipsolver": 7,
+    "hipsparse": 10,
+    "rccl": 5,
+    "rocblas": 2,
+    "rocfft": 1,
+    "rocsolver": 2,
+    "roctracer": -1,
+    "roctx": -1,
+}
+"""What each library calls "not supported", or the nearest to it that it has."""
+
+_PRELUDE: Final = """
+#include <stdio.h>
+static void tell(int *told, const char *name)
+{
+    if (!*told) {
+        *told = 1;
+        fprintf(stderr, "crossmem: %s stands in for ROCm, and has no %s\\n", LIBRARY, name);
+    }
+}
+"""
+
+
+def _stem(soname: str) -> str:
+    match = _SONAME.fullmatch(soname)
+    return match.group(1) if match else ""
+
+
+def installed_users() -> list[Path]:
+    """Return the compiled modules of packages, installed beside crossmem, that need such libraries.
+
+    Nothing is imported.
+    """
+    found: list[Path] = []
+    for name in _PACKAGES:
+        spec = find_spec(name)
+        for folder in spec.submodule_search_locations or () if spec else ():
+            found += sorted(Path(folder).rglob("*.so"))
+    return found
+
+
+def _is_installed(soname: str, environ: Mapping[str, str]) -> bool:
+    """Whether there is a real library of that name, which nothing may stand in for."""
+    folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    for variable in ("ROCM_PATH", "ROCM_HOME"):
+        folders += [os.path.join(environ[variable], "lib")] if environ.get(variable) else []  # noqa: PTH118
+    folders += [str(path / "lib") for path in Path("/opt").glob("rocm*")]
+    if any(folder and Path(folder, soname).exists() for folder in folders):
+        return True
+    stem = soname.removeprefix("lib").partition(".so")[0]
+    return ctypes.util.find_library(stem) == soname
+
+
+def _wanted(needs: Iterable[Needs], environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the version of each symbol that is wanted, by library and name."""
+    found: dict[str, dict[str, str]] = {}
+    for one in needs:
+        missing = {
+            library
+            for library in one.libraries
+            if _stem(library) in _LIBRARIES
+            and (library in found or not _is_installed(library, environ))
+        }
+        for library in missing:
+            stem = _stem(library)
+            prefix = _OTHER_PREFIXES.get(stem, stem)
+            symbols = found.setdefault(library, {})
+            for name, home, version in one.symbols:
+                if home == library or (not home and name.startswith(prefix)):
+                    symbols[name] = version
+    return found
+
+
+def _source(soname: str, names: Iterable[str]) -> str:
+    code = _LIBRARIES[_stem(soname)]
+    functions = "".join(
+        f'int {name}(void) {{ static int told; tell(&told, "{name}"); return {code}; }}\n'
+        for name in sorted(names)
+    )
+    return f'#define LIBRARY "{soname}"{_PRELUDE}{functions}'
+
+
+def _script(symbols: Mapping[str, str]) -> str:
+    nodes: dict[str, list[str]] = {}
+    for name, version in sorted(symbols.items()):
+        nodes.setdefault(version, []).append(f"{name};")
+    if "" in nodes and len(nodes) > 1:
+        # Names without a version cannot be beside others; the loader takes any for them.
+        nodes.setdefault(next(filter(None, nodes)), []).extend(nodes.pop(""))
+    if not nodes:
+        return "{ local: *; };\n"
+    return "\n".join(f"{node} {{ global: {' '.join(names)} }};" for node, names in nodes.items())
+
+
+def build_stand_ins(users: Iterable[Path], environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return a folder with stand-ins for what some files need and this machine does not have.
+
+    Parameters
+    ----------
+    users
+        Compiled modules.
+    environ
+        Variables that say where there are real libraries, and where built ones are kept.
+
+    Returns
+    -------
+    Path or None
+        The folder, None where nothing is missing.
+
+    Raises
+    ------
+    ConfigurationError
+        Where there is no C compiler, or it fails.
+    """
+    files = [(path, path.stat()) for path in users]
+    known = "\0".join(f"{path}:{status.st_size}:{status.st_mtime_ns}" for path, status in files)
+    root = cache_folder(environ) / "abi"
+    wanted = _wanted(filter(None, (needs_of(path) for path, _ in files)), environ)
+    if not wanted:
+        return None
+    parts = "\0".join([__version__, known, *sorted(wanted)])
+    key = hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
+    folder = root / f"maths-{__version__}-{key}"
+    if folder.is_dir():
+        return folder
+    command = compiler(environ)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="build-", dir=root))
+    try:
+        for soname, symbols in wanted.items():
+            link(command, work, soname, _source(soname, symbols), _script(symbols))
+        publish(work, folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return folder
