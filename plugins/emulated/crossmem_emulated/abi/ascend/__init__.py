@@ -7,10 +7,11 @@ answers that it is not supported.
 """
 
 from importlib import resources
+from typing import Any, Final
 
-from crossmem_emulated.abi.ascend.binding import AclBinding
-from crossmem_emulated.abi.library import Library
-from crossmem_emulated.acl.codes import Code
+from crossmem_emulated.abi.ascend.names import CALLED
+from crossmem_emulated.abi.library import Binding, Library
+from crossmem_emulated.acl.profiles import PROFILES
 
 __all__ = ["LIBRARY", "unsupported"]
 
@@ -37,7 +38,14 @@ def _prototypes() -> str:
     return f"{_read('functions.h')}\n{more}\n"
 
 
-LIBRARY = Library(
+def _bind(ffi: Any, soname: str) -> Binding:
+    # The emulation is loaded where it is used, and not where the library is built.
+    from crossmem_emulated.abi.ascend.binding import AclBinding  # noqa: PLC0415
+
+    return AclBinding(ffi, soname)
+
+
+LIBRARY: Final = Library(
     name="ascend",
     sonames=("libascendcl.so",),
     # The name that loaders fall back to, and what newer editions link. One file, so that a
@@ -46,6 +54,11 @@ LIBRARY = Library(
     types=_read("types.h"),
     prototypes=_prototypes(),
     code=_read("plain.c"),
-    unknown=Code.INTERNAL_ERROR,
-    bind=AclBinding,
+    # The vendor's "internal error".
+    unknown=500000,
+    profiles=tuple(PROFILES),
+    profile_field="acl_profile",
+    # What is not emulated cannot fail in another way.
+    entry_of=lambda name: CALLED.get(name, name),
+    bind=_bind,
 )

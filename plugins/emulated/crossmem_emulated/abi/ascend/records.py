@@ -9,14 +9,13 @@ from crossmem_emulated.acl.fabric import FABRIC, FABRIC_HANDLE_NBYTES, PLAIN
 
 __all__ = ["FUNCTIONS", "text_of"]
 
-_PRIMARY_STATE: Final = "rt.get_primary_ctx_state"
 _DEVICE_ATTRIBUTE, _MODULE_ATTRIBUTE = 2, 1
 
 
 class _Binding(Protocol):
     ffi: Any
 
-    def call(self, name: str, called: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]: ...
+    def call(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]: ...
     def missing(self, name: str) -> int: ...
     def finish(self, name: str, code: int, text: str | None) -> int: ...
 
@@ -39,11 +38,11 @@ def _address(ffi: Any, pointer: Any) -> int:
 
 def _init(binding: _Binding, name: str, path: Any) -> int:
     text = "" if path == binding.ffi.NULL else text_of(binding.ffi, path)
-    return binding.call(name, "init", text)[1]
+    return binding.call(name, text)[1]
 
 
 def _finalize_reference(binding: _Binding, name: str, count: Any) -> int:
-    outputs, code = binding.call(name, "finalize_reference")
+    outputs, code = binding.call(name)
     if count != binding.ffi.NULL:
         count[0] = outputs[0] if outputs else 0
     return code
@@ -54,7 +53,7 @@ def _get_primary_ctx_state(
 ) -> int:
     if active == binding.ffi.NULL:
         return binding.missing(name)
-    outputs, code = binding.call(name, _PRIMARY_STATE, device)
+    outputs, code = binding.call(name, device)
     if outputs is not None:
         active[0] = outputs[0]
         if flags != binding.ffi.NULL:
@@ -65,7 +64,7 @@ def _get_primary_ctx_state(
 def _device_get_uuid(binding: _Binding, name: str, device: int, uuid: Any) -> int:
     if uuid == binding.ffi.NULL:
         return binding.missing(name)
-    outputs, code = binding.call(name, "rt.device_get_uuid", device)
+    outputs, code = binding.call(name, device)
     if outputs is not None:
         binding.ffi.memmove(uuid.bytes, bytes(outputs[0]["bytes"]), len(uuid.bytes))
     return code
@@ -77,13 +76,13 @@ def _launch_host_func(
     if function == binding.ffi.NULL:
         return binding.missing(name)
     handle = _address(binding.ffi, stream)
-    return binding.call(name, "c.launch_host_func", handle, lambda: function(arguments))[1]
+    return binding.call(name, handle, lambda: function(arguments))[1]
 
 
 def _ipc_get_event_handle(binding: _Binding, name: str, event: Any, handle: Any) -> int:
     if handle == binding.ffi.NULL:
         return binding.missing(name)
-    outputs, code = binding.call(name, "c.ipc_get_event_handle", _address(binding.ffi, event))
+    outputs, code = binding.call(name, _address(binding.ffi, event))
     if outputs is not None:
         binding.ffi.memmove(handle, outputs[0], len(outputs[0]))
     return code
@@ -93,7 +92,7 @@ def _ipc_open_event_handle(binding: _Binding, name: str, handle: Any, event: Any
     if event == binding.ffi.NULL:
         return binding.missing(name)
     token = bytes(binding.ffi.buffer(handle.reserved))
-    outputs, code = binding.call(name, "c.ipc_open_event_handle", token)
+    outputs, code = binding.call(name, token)
     if outputs is not None:
         event[0] = binding.ffi.cast("void *", outputs[0])
     return code
@@ -127,7 +126,7 @@ def _malloc_with_cfg(
     given = _config(binding, config)
     if pointer == binding.ffi.NULL or given is None:
         return binding.missing(name)
-    outputs, code = binding.call(name, "rt.malloc_with_cfg", size, policy, given)
+    outputs, code = binding.call(name, size, policy, given)
     if outputs is not None:
         pointer[0] = binding.ffi.cast("void *", outputs[0])
     return code
@@ -139,7 +138,7 @@ def _malloc_host_with_cfg(
     given = _config(binding, config)
     if pointer == binding.ffi.NULL or given is None:
         return binding.missing(name)
-    outputs, code = binding.call(name, "c.malloc_host_with_cfg", size, given)
+    outputs, code = binding.call(name, size, given)
     if outputs is not None:
         pointer[0] = binding.ffi.cast("void *", outputs[0])
     return code
@@ -148,7 +147,7 @@ def _malloc_host_with_cfg(
 def _pointer_get_attributes(binding: _Binding, name: str, pointer: Any, attributes: Any) -> int:
     if attributes == binding.ffi.NULL:
         return binding.missing(name)
-    outputs, code = binding.call(name, "rt.pointer_get_attributes", _address(binding.ffi, pointer))
+    outputs, code = binding.call(name, _address(binding.ffi, pointer))
     if outputs is not None:
         found = outputs[0]
         attributes.location.id = found["location"]["id"]
@@ -176,7 +175,7 @@ def _malloc_physical(
 ) -> int:
     if binding.ffi.NULL in {handle, prop}:
         return binding.missing(name)
-    outputs, code = binding.call(name, "rt.malloc_physical", size, _properties(prop), flags)
+    outputs, code = binding.call(name, size, _properties(prop), flags)
     if outputs is not None:
         handle[0] = binding.ffi.cast("void *", outputs[0])
     return code
@@ -187,9 +186,7 @@ def _mem_get_allocation_granularity(
 ) -> int:
     if binding.ffi.NULL in {prop, granularity}:
         return binding.missing(name)
-    outputs, code = binding.call(
-        name, "rt.mem_get_allocation_granularity", _properties(prop), option
-    )
+    outputs, code = binding.call(name, _properties(prop), option)
     if outputs is not None:
         granularity[0] = outputs[0]
     return code
@@ -200,8 +197,7 @@ def _mem_get_allocation_properties_from_handle(
 ) -> int:
     if prop == binding.ffi.NULL:
         return binding.missing(name)
-    called = "c.mem_get_allocation_properties_from_handle"
-    outputs, code = binding.call(name, called, _address(binding.ffi, handle))
+    outputs, code = binding.call(name, _address(binding.ffi, handle))
     if outputs is not None:
         prop[0] = outputs[0]
     return code
@@ -213,7 +209,6 @@ def _mem_set_access(
     places = [] if wanted == binding.ffi.NULL else [wanted[number] for number in range(count)]
     return binding.call(
         name,
-        "c.mem_set_access",
         _address(binding.ffi, pointer),
         size,
         [(int(one.flags), int(one.location.id), int(one.location.type)) for one in places],
@@ -224,7 +219,7 @@ def _mem_get_access(binding: _Binding, name: str, pointer: Any, location: Any, f
     if binding.ffi.NULL in {location, flag}:
         return binding.missing(name)
     place = int(location.id), int(location.type)
-    outputs, code = binding.call(name, "c.mem_get_access", _address(binding.ffi, pointer), *place)
+    outputs, code = binding.call(name, _address(binding.ffi, pointer), *place)
     if outputs is not None:
         flag[0] = outputs[0]
     return code
@@ -239,7 +234,7 @@ def _mem_set_pid_to_shareable_handle(
     if pids == binding.ffi.NULL or not count:
         return binding.missing(name)
     listed = _numbers(binding.ffi, pids, count)
-    return binding.call(name, "rt.mem_set_pid_to_shareable_handle", share, listed)[1]
+    return binding.call(name, share, listed)[1]
 
 
 def _share_of(ffi: Any, share: Any, kind: int) -> int | bytes:
@@ -254,8 +249,7 @@ def _mem_export_to_shareable_handle_v2(
 ) -> int:
     if share == binding.ffi.NULL:
         return binding.missing(name)
-    called = "c.mem_export_to_shareable_handle_v2"
-    outputs, code = binding.call(name, called, _address(binding.ffi, handle), flags, int(kind))
+    outputs, code = binding.call(name, _address(binding.ffi, handle), flags, int(kind))
     if outputs is not None:
         (value,) = outputs
         if isinstance(value, bytes):
@@ -271,7 +265,7 @@ def _mem_set_pid_to_shareable_handle_v2(
     if binding.ffi.NULL in {share, pids} or not count:
         return binding.missing(name)
     value, listed = _share_of(binding.ffi, share, kind), _numbers(binding.ffi, pids, count)
-    return binding.call(name, "c.mem_set_pid_to_shareable_handle_v2", value, int(kind), listed)[1]
+    return binding.call(name, value, int(kind), listed)[1]
 
 
 def _mem_import_from_shareable_handle_v2(
@@ -279,8 +273,8 @@ def _mem_import_from_shareable_handle_v2(
 ) -> int:
     if binding.ffi.NULL in {share, handle}:
         return binding.missing(name)
-    value, called = _share_of(binding.ffi, share, kind), "c.mem_import_from_shareable_handle_v2"
-    outputs, code = binding.call(name, called, value, int(kind), flags)
+    value = _share_of(binding.ffi, share, kind)
+    outputs, code = binding.call(name, value, int(kind), flags)
     if outputs is not None:
         handle[0] = binding.ffi.cast("void *", outputs[0])
     return code
@@ -296,8 +290,8 @@ def _ipc_mem_get_export_key(  # noqa: PLR0917 - the vendor's order
         return binding.missing(name)
     # How much more room there is than needed is pyACL's business only.
     room = min(length, KEY_NBYTES)
-    called, address = "rt.ipc_mem_get_export_key", _address(binding.ffi, pointer)
-    outputs, code = binding.call(name, called, address, size, room, flags)
+    address = _address(binding.ffi, pointer)
+    outputs, code = binding.call(name, address, size, room, flags)
     if outputs is not None:
         binding.ffi.memmove(key, outputs[0].encode("ascii") + b"\0", KEY_NBYTES)
     return code
@@ -309,7 +303,7 @@ def _ipc_mem_set_import_pid(binding: _Binding, name: str, key: Any, pids: Any, c
     if not count:
         return binding.finish(name, Code.RT_PARAM_INVALID, "there are no pids")
     listed = _numbers(binding.ffi, pids, count)
-    return binding.call(name, "rt.ipc_mem_set_import_pid", text_of(binding.ffi, key), listed)[1]
+    return binding.call(name, text_of(binding.ffi, key), listed)[1]
 
 
 def _ipc_mem_import_pid_inter_server(
@@ -322,7 +316,7 @@ def _ipc_mem_import_pid_inter_server(
         (int(one.sdid), [] if one.pid == ffi.NULL else _numbers(ffi, one.pid, one.num))
         for one in (servers[number] for number in range(count))
     ]
-    return binding.call(name, "c.ipc_mem_import_pid_inter_server", text_of(ffi, key), listed)[1]
+    return binding.call(name, text_of(ffi, key), listed)[1]
 
 
 FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
