@@ -22,7 +22,7 @@ from crossmem_ascend.driver import AscendDriver
 from crossmem_emulated import options
 from crossmem_emulated.acl import Acl
 from crossmem_emulated.hip import Runtime
-from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import CUDA, HIP, Family
 
 GetPage = Callable[[str], Any]
@@ -142,14 +142,15 @@ def test_the_ascend_backend_has_the_capabilities_of_the_table(
     assert {name: said[name] for name in flags} == flags
 
 
+@pytest.mark.parametrize("mechanism", ["legacy", "vmm"])
 @pytest.mark.parametrize(("family", "profile"), [(HIP, "documented"), (CUDA, "cuda")])
 def test_the_gpu_backends_have_the_capabilities_of_the_table(
-    family: Family, profile: str, page: GetPage, tmp_path: Path
+    family: Family, profile: str, mechanism: str, page: GetPage, tmp_path: Path
 ) -> None:
     runtime: Any = Runtime(profile, options=options.Options(state=tmp_path))
-    actual = LegacyDriver(family, runtime).capabilities(0, None).model_dump()
+    actual = GpuDriver(family, runtime).capabilities(0, mechanism).model_dump()
     flags = {name: value for name, value in actual.items() if type(value) is bool}
-    said = capabilities_said(page, f"`{family.backend}`")
+    said = capabilities_said(page, f"`{family.backend}`, `{mechanism}`")
 
     assert {name: said[name] for name in flags} == flags
 

@@ -228,7 +228,7 @@ def test_c14_a_handle_that_nobody_exported_reaches_no_driver(
     plausible = {
         "backend": mine.backend,
         "device": mine.identity,
-        "mechanism": mine.capabilities.mechanisms[0],
+        "mechanism": mine.mechanism,
     }
     here = _moved(handle.to_bytes(), boot_id=ProcessIdentity.of_this_process().boot_id)
     for forgery in (handle.to_bytes(), here, _forged(here, **plausible)):

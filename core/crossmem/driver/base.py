@@ -60,7 +60,8 @@ class Exported:
     Parameters
     ----------
     payloads
-        The vendor's bytes, in order; one for each vendor object.
+        The vendor's bytes, in order; one for each vendor object. As long as an export lives, no
+        other memory of this process is exported with the same ones, unless there are none.
     descriptors
         File descriptors to pass along. They stay the driver's: core sends copies, and the
         driver closes them in ``release_export`` or ``free``.

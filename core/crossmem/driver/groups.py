@@ -161,8 +161,8 @@ def witness_of(driver: Driver) -> Witness | None:
 def check_groups(driver: Driver) -> list[str]:
     """Return what is wrong with a driver's optional groups, one line for each fault.
 
-    A group is wrong where a driver has some of its methods but not all, and where the group's
-    capability says something else than the driver.
+    A group is wrong where a driver has some of its methods but not all, and where it has them and
+    the group's capability says otherwise for every device and mechanism, or the other way round.
     """
     faults = []
     for group in _GROUPS:
@@ -170,14 +170,15 @@ def check_groups(driver: Driver) -> list[str]:
         missing = [name for name in methods if not callable(getattr(driver, name, None))]
         if missing and len(missing) < len(methods):
             faults.append(f"{group.__name__} is incomplete: {', '.join(missing)} missing")
-    for device in driver.devices():
-        capabilities = driver.capabilities(device.ordinal, None)
-        for says, group in (
-            (capabilities.address_ranges, AddressRanges),
-            (capabilities.foreign_memory, ForeignMemory),
-        ):
-            if says != _offers(driver, group):
-                faults.append(
-                    f"capabilities of device {device.ordinal} contradict {group.__name__}"
-                )
+    said = [
+        driver.capabilities(device.ordinal, mechanism)
+        for device in driver.devices()
+        for mechanism in driver.capabilities(device.ordinal, None).mechanisms
+    ]
+    for says, group in (
+        (any(one.address_ranges for one in said), AddressRanges),
+        (any(one.foreign_memory for one in said), ForeignMemory),
+    ):
+        if says != _offers(driver, group):
+            faults.append(f"the capabilities of the devices contradict {group.__name__}")
     return faults

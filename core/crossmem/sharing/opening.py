@@ -200,10 +200,7 @@ class OpeningTable:
 def _is_telling(handle: ShareableHandle, leased: Leased) -> bool:
     """Whether equal payloads are the same memory, as long as an opening of it lives.
 
-    Descriptors do not show what they lead to. And where no lease keeps the memory, or a lost
+    Descriptors alone do not show what they lead to. And where no lease keeps the memory, or a lost
     connection ends leases, it may be gone and its payload be another memory's.
     """
-    exported = leased.exported
-    return (
-        bool(exported.payloads) and not exported.descriptors and handle.raw is None and has_pidfds()
-    )
+    return bool(leased.exported.payloads) and handle.raw is None and has_pidfds()

@@ -105,15 +105,17 @@ class Space:
         self._piece_starts: list[int] = []
         """Of the pieces, in order; no two of them overlap."""
 
-    def reserve(self, nbytes: int, *, is_reservation: bool, at: int = 0) -> Region:
-        """Reserve addresses, at a multiple of 2 MiB.
+    def reserve(
+        self, nbytes: int, *, is_reservation: bool, at: int = 0, alignment: int = BLOCK_NBYTES
+    ) -> Region:
+        """Reserve addresses, at a multiple of 2 MiB or another power of two.
 
         Raises
         ------
         SystemCallError
             Where the process has none left, or those that are asked for are taken.
         """
-        start = memory.reserve(nbytes, BLOCK_NBYTES, at=at)
+        start = memory.reserve(nbytes, alignment, at=at)
         region = self.regions[start] = Region(start, nbytes, is_reservation)
         insort(self._starts, start)
         return region

@@ -98,6 +98,11 @@ class Machine:
         Further tables, of one vendor, each made only where it does not exist. What belongs to a
         process refers to ``process`` with ``ON DELETE CASCADE``, and is gone when that dies.
 
+    Attributes
+    ----------
+    identity
+        What tells this host from all others, as long as its folder exists.
+
     Raises
     ------
     ConfigurationError
@@ -122,7 +127,7 @@ class Machine:
         if status.st_uid != os.geteuid():
             msg = f"the emulated host's folder {folder} belongs to user {status.st_uid}"
             raise ConfigurationError(msg, hint="set CROSSMEM_EMULATED_STATE")
-        self._host = (status.st_dev, status.st_ino)
+        self.identity = (status.st_dev, status.st_ino)
         _machines.add(self)
 
     @property
@@ -133,7 +138,7 @@ class Machine:
 
     def _opened(self) -> sqlite3.Connection:
         """Return the connection. The lock is held."""
-        if self._host in _lost:
+        if self.identity in _lost:
             raise HostLostError(
                 "this process was forked while another thread used the emulated host: start "
                 "processes with spawn"
@@ -258,7 +263,7 @@ class Machine:
         self._me = None
         if self._connection is not None:
             # Another connection would believe what SQLite remembers of this one's locks.
-            _lost.add(self._host)
+            _lost.add(self.identity)
             # Closing it would take the lock of another thread, which does not exist here.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
 

@@ -124,7 +124,7 @@ def creation_flags() -> int:
     return flags
 
 
-def create(nbytes: int, flags: int) -> tuple[int, int]:
+def create(nbytes: int, flags: int, *, unmapped_nbytes: int = 0) -> tuple[int, int]:
     """Make memory that nobody can resize and map it.
 
     Parameters
@@ -133,6 +133,8 @@ def create(nbytes: int, flags: int) -> tuple[int, int]:
         Size in bytes, a multiple of the page size.
     flags
         What :func:`creation_flags` returned.
+    unmapped_nbytes
+        How much longer the file is than what is mapped of it.
 
     Returns
     -------
@@ -144,7 +146,7 @@ def create(nbytes: int, flags: int) -> tuple[int, int]:
         descriptor = memfd_create(_NAME, flags)
         try:
             call = "ftruncate"
-            ftruncate(descriptor, nbytes)
+            ftruncate(descriptor, nbytes + unmapped_nbytes)
             call = "fcntl(F_ADD_SEALS)"
             fcntl(descriptor, F_ADD_SEALS, _ALL_SEALS)
             return descriptor, map_shared(descriptor, nbytes, READ_WRITE)

@@ -3,8 +3,10 @@
 
 import os
 import sqlite3
+import struct
 from contextlib import suppress
 from dataclasses import dataclass
+from errno import EACCES
 from os import close
 from typing import Final
 
@@ -18,6 +20,9 @@ HOST: Final = -1
 
 _POISON: Final = 0xA5
 _POISONED_NBYTES: Final = 64 << 10
+_LABEL: Final = struct.Struct("<16sQQQQqQ")
+"""Behind memory that is passed by descriptor: magic, host, file, device and size."""
+_MAGIC: Final = b"crossmem pages"
 
 
 class NoRoomError(Exception):
@@ -39,7 +44,7 @@ class Pages:
     address
         Where the emulation itself reaches the memory. The program never learns it.
     descriptor
-        The memfd, in the process that allocated the memory; None in others.
+        A memfd of this process's own; None where the memory was opened by number.
     holding
         Number of the entry by which this process keeps the memory, None where it does not.
     """
@@ -74,8 +79,18 @@ class PageStore:
             self.machine.reap(tables)
             return _used(tables, device)
 
-    def allocate(self, device: int, nbytes: int) -> Pages:
+    def allocate(self, device: int, nbytes: int, *, is_labelled: bool = False) -> Pages:
         """Allocate memory with undefined contents: the first of them are poisoned.
+
+        Parameters
+        ----------
+        device
+            Index of the device on the host, or ``HOST``.
+        nbytes
+            Size in bytes, a multiple of the page size.
+        is_labelled
+            Whether :meth:`receive` knows the memory by its descriptor, which says itself what it
+            is: it may outlive everybody whom the tables know to hold the memory.
 
         Raises
         ------
@@ -88,18 +103,18 @@ class PageStore:
                 if _used(tables, device) + nbytes > self.capacity_nbytes:
                     raise NoRoomError
             try:
-                descriptor, address = memory.create(nbytes, self._flags)
+                spare = memory.PAGE_NBYTES if is_labelled else 0
+                descriptor, address = memory.create(nbytes, self._flags, unmapped_nbytes=spare)
             except memory.SystemCallError as error:
                 raise NoRoomError(str(error)) from None
             try:
                 memory.fill(address, min(nbytes, _POISONED_NBYTES), _POISON)
+                if is_labelled:
+                    label = self._label(_file_of(descriptor), device, nbytes)
+                    os.pwrite(descriptor, label, nbytes)
                 me = self.machine.me(tables)
-                number = _insert(
-                    tables,
-                    "INSERT INTO pages (device, nbytes, owner, descriptor, filesystem, inode) "
-                    "VALUES (?, ?, ?, ?, ?, ?)",
-                    (device, nbytes, me, descriptor, *_file_of(descriptor)),
-                )
+                row = (device, nbytes, me, descriptor, *_file_of(descriptor))
+                number = _enter(tables, row)
                 holding = _hold(tables, number, me)
             except BaseException:
                 memory.unmap(address, nbytes)
@@ -153,6 +168,53 @@ class PageStore:
                     raise
         return Pages(number, device, nbytes, address, None, holding)
 
+    def receive(self, descriptor: int) -> Pages | None:
+        """Return labelled memory of this host by a descriptor, None where it is anything else.
+
+        The descriptor stays the caller's. Nobody who holds the memory has to run any more.
+
+        Raises
+        ------
+        NoRoomError
+            Where this process has no descriptor or no addresses left.
+        """
+        size = memory.sealed_nbytes(descriptor)
+        if size is None or size <= memory.PAGE_NBYTES:
+            return None
+        nbytes, file = size - memory.PAGE_NBYTES, _file_of(descriptor)
+        label = os.pread(descriptor, _LABEL.size, nbytes)
+        device: int = _LABEL.unpack(label)[-2]
+        if label != self._label(file, device, nbytes):
+            return None
+        try:
+            own = os.dup(descriptor)
+            try:
+                address = memory.map_shared(own, nbytes, memory.READ_WRITE)
+            except BaseException:
+                close(own)
+                raise
+        except OSError as error:
+            if error.errno == EACCES:
+                # Opened for reading only, which no descriptor of a device's memory is.
+                return None
+            raise NoRoomError(str(error)) from None
+        try:
+            with self.machine.transaction() as tables:
+                me = self.machine.me(tables)
+                row = tables.execute(
+                    "SELECT number FROM pages WHERE filesystem = ? AND inode = ?", file
+                ).fetchone()
+                number = row[0] if row else _enter(tables, (device, nbytes, me, own, *file))
+                holding = _hold(tables, number, me)
+        except BaseException:
+            memory.unmap(address, nbytes)
+            close(own)
+            raise
+        return Pages(number, device, nbytes, address, own, holding)
+
+    def _label(self, file: tuple[int, int], device: int, nbytes: int) -> bytes:
+        return _LABEL.pack(_MAGIC, *self.machine.identity, *file, device, nbytes)
+
     def release(self, pages: Pages) -> None:
         """Give up what this process has; with its last holder, the memory itself is gone."""
         with self.machine.transaction() as tables:
@@ -164,9 +226,14 @@ class PageStore:
                     (pages.number,),
                 )
         memory.unmap(pages.address, pages.nbytes)
-        if pages.descriptor is not None:
+        self.close_descriptor(pages)
+
+    def close_descriptor(self, pages: Pages) -> None:
+        """Close this process's own descriptor of memory; what it has mapped stays."""
+        descriptor, pages.descriptor = pages.descriptor, None
+        if descriptor is not None:
             with suppress(OSError):
-                close(pages.descriptor)
+                close(descriptor)
 
 
 def _file_of(descriptor: int) -> tuple[int, int]:
@@ -179,6 +246,14 @@ def _used(tables: sqlite3.Connection, device: int) -> int:
     query = "SELECT COALESCE(SUM(nbytes), 0) FROM pages WHERE device = ?"
     used: int = tables.execute(query, (device,)).fetchone()[0]
     return used
+
+
+def _enter(tables: sqlite3.Connection, row: tuple[int, ...]) -> int:
+    statement = (
+        "INSERT INTO pages (device, nbytes, owner, descriptor, filesystem, inode) "
+        "VALUES (?, ?, ?, ?, ?, ?)"
+    )
+    return _insert(tables, statement, row)
 
 
 def _hold(tables: sqlite3.Connection, pages: int, process: int) -> int:

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver: whole blocks, opened once, around the calls that HIP and CUDA have in common.
+"""The driver: devices around the calls of a mechanism that HIP and CUDA have in common."""
 
-The vendors' rules: the exporter's memory outlives every import; an import is closed by the call for
-it, once for each open and on the address that the open gave, which is that of the whole block
-whatever part was exported; nothing of it may be running then.
-"""
-
+import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
 from typing_extensions import override
 
@@ -22,18 +18,16 @@ from crossmem_hip.capture import refuse_capture
 from crossmem_hip.context import Current
 from crossmem_hip.devices import find_devices
 from crossmem_hip.family import Family
-from crossmem_hip.foreign import ADDED, inspect, try_export
+from crossmem_hip.legacy import Legacy
+from crossmem_hip.mechanism import Mechanism
 from crossmem_hip.peers import PeerAccess
 from crossmem_hip.runtime import Runtime, Vendor
+from crossmem_hip.virtual import Virtual
 
-__all__ = ["GRANULARITY_NBYTES", "MECHANISM", "LegacyDriver"]
+__all__ = ["GpuDriver"]
 
-MECHANISM: Final = "legacy"
+_log = logging.getLogger(__name__)
 
-GRANULARITY_NBYTES: Final = 2 << 20
-"""The vendors carve smaller allocations out of blocks of this size, and share whole blocks."""
-
-_HANDLE_NBYTES: Final = 64
 _UNKNOWN_NBYTES: Final = 1 << 40
 """More than any device has."""
 
@@ -45,30 +39,12 @@ _KINDS: Final = {
 _DEFAULT_STREAM: Final = 0
 
 
-@dataclass(slots=True)
-class _Owned:
-    """Own memory; each field says what is still to be given back, or was made already."""
-
-    base: int
-    handle: bytes = b""
-    """What the vendor's one export gave."""
-
-
-@dataclass(slots=True)
-class _Opened:
-    """Another process's memory."""
-
-    handle: bytes
-    home: int
-    base: int = 0
-    """Where it is open."""
-
-
-class LegacyDriver(Driver):
+class GpuDriver(Driver):
     """Memory of AMD's or NVIDIA's GPUs, through CuPy's runtime or what is shaped like it.
 
-    It has the methods of :class:`crossmem.driver.ForeignMemory` where the runtime knows the bounds
-    of allocations, and ``violations`` where it is an emulation that keeps watch.
+    It has the methods of :class:`crossmem.driver.AddressRanges` where a device offers virtual
+    memory, those of :class:`crossmem.driver.ForeignMemory` where the runtime knows the bounds of
+    allocations, and ``violations`` where it is an emulation that keeps watch.
 
     Parameters
     ----------
@@ -87,6 +63,10 @@ class LegacyDriver(Driver):
         Where two devices cannot be told apart.
     """
 
+    reserve: Callable[[int, int], int]
+    release: Callable[[int, int, int], None]
+    map_at: Callable[[Block | Imported, int], None]
+    unmap_at: Callable[[Block | Imported, int], None]
     inspect: Callable[[int, int, str], Foreign]
     adopt: Callable[[int, Foreign, str], Block]
     disown: Callable[[Block], None]
@@ -100,11 +80,17 @@ class LegacyDriver(Driver):
         self._current = Current(self._vendor)
         self._peers = PeerAccess(self._vendor)
         self._devices = find_devices(self._vendor)
-        with self._vendor.calling("runtimeGetVersion"):
-            self._open_flags = family.open_flags(rt.runtimeGetVersion())
-        self._capabilities: dict[int, Capabilities] = {}
-        self._knows_foreign = all(map(self._vendor.has, ADDED))
-        if self._knows_foreign:
+        count = len(self._devices)
+        self._virtual = Virtual(self._vendor, count, self._reached_by)
+        mechanisms: tuple[Mechanism, ...] = (Legacy(self._vendor, self._peers), self._virtual)
+        self._mechanisms = {
+            one.name: one for one in mechanisms if any(map(one.granularity, range(count)))
+        }
+        self._capabilities: dict[tuple[int, str | None], Capabilities] = {}
+        if any(one.address_ranges for one in self._mechanisms.values()):
+            self.reserve, self.release = self._reserve, self._release
+            self.map_at, self.unmap_at = self._map_at, self._unmap_at
+        if any(one.foreign_memory for one in self._mechanisms.values()):
             self.inspect, self.adopt, self.disown = self._inspect, self._adopt, self._disown
         if hasattr(rt, "violations"):
             self.violations = lambda: [str(one) for one in rt.violations]
@@ -115,58 +101,64 @@ class LegacyDriver(Driver):
 
     @override
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
-        found = self._capabilities.get(ordinal)
+        found = self._capabilities.get((ordinal, mechanism))
         if found is None:
             others = [one.ordinal for one in self._devices if one.ordinal != ordinal]
-            found = self._capabilities[ordinal] = Capabilities(
-                mechanisms=(MECHANISM,),
-                granularity_nbytes=GRANULARITY_NBYTES,
-                max_allocation_nbytes=self._devices[ordinal].total_nbytes or _UNKNOWN_NBYTES,
-                host_visible=False,
-                readonly_exports=False,
-                readonly_imports=False,
-                peer_access=self._peers.reach_each_other(ordinal, others),
-                fork_safe=False,
-                survives_owner=False,
-                raw_handles=True,
-                address_ranges=False,
-                foreign_memory=self._knows_foreign,
-            )
+            peer_access = self._peers.reach_each_other(ordinal, others)
+            offered = [one for one in self._mechanisms.values() if one.granularity(ordinal)]
+            for one in offered:
+                self._capabilities[ordinal, one.name] = Capabilities(
+                    mechanisms=tuple(each.name for each in offered),
+                    granularity_nbytes=one.granularity(ordinal),
+                    max_allocation_nbytes=self._devices[ordinal].total_nbytes or _UNKNOWN_NBYTES,
+                    host_visible=False,
+                    readonly_exports=False,
+                    readonly_imports=False,
+                    peer_access=peer_access,
+                    fork_safe=False,
+                    survives_owner=one.survives_owner,
+                    raw_handles=one.raw_handles,
+                    address_ranges=one.address_ranges,
+                    foreign_memory=one.foreign_memory,
+                )
+            self._capabilities[ordinal, None] = self._capabilities[ordinal, offered[0].name]
+            found = self._capabilities[ordinal, mechanism]
         return found
+
+    def _reached_by(self, ordinal: int) -> tuple[int, ...]:
+        """Return the devices that are to use what a device has mapped: itself, and its peers."""
+        if not self.capabilities(ordinal, None).peer_access:
+            return (ordinal,)
+        return (ordinal, *(one.ordinal for one in self._devices if one.ordinal != ordinal))
 
     # Own memory ---------------------------------------------------------------------------
 
     @override
     def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
-        capacity = -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
         with ExitStack() as undo, self._on(ordinal, "allocate"):
-            refuse_capture(self._vendor)
-            with self._vendor.calling("malloc"):
-                pointer = self._vendor.rt.malloc(capacity)
-            block = Block(ordinal, pointer, nbytes, capacity, _Owned(pointer))
+            block = self._mechanisms[mechanism].allocate(ordinal, nbytes)
             undo.enter_context(on_failure(partial(self.free, block)))
         return block
 
     @override
     def free(self, block: Block) -> None:
-        owned = cast("_Owned", block.reference)
         with self._on(block.ordinal, "free"):
-            # Asked once more, because only the device was not put back, it has nothing to do.
-            if owned.base:
-                refuse_capture(self._vendor)
-                with self._vendor.calling("free"):
-                    self._vendor.rt.free(owned.base)
-                owned.base = 0
+            block.reference.mechanism.free(block)
 
     @override
     def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
-        owned = cast("_Owned", block.reference)
-        # Some drivers write the current device into the handle, so it has to be the memory's.
-        with self._on(block.ordinal, "export"):
-            if not owned.handle:
-                with self._vendor.calling("ipcGetMemHandle"):
-                    owned.handle = self._vendor.rt.ipcGetMemHandle(owned.base)
-        return Exported((owned.handle,))
+        with ExitStack() as undo, self._on(block.ordinal, "export"):
+            exported: Exported = block.reference.mechanism.export(block)
+            undo.enter_context(on_failure(partial(self.release_export, block, exported)))
+        return exported
+
+    @override
+    def release_export(self, block: Block, exported: Exported) -> None:
+        block.reference.mechanism.release_export(exported)
+
+    @override
+    def after_fork_in_child(self) -> None:
+        self._virtual.after_fork_in_child()
 
     # Others' memory -----------------------------------------------------------------------
 
@@ -182,12 +174,13 @@ class LegacyDriver(Driver):
         capacity: int,
         access: Access,
     ) -> Imported:
-        payloads = exported.payloads
-        if len(payloads) != 1 or len(payloads[0]) != _HANDLE_NBYTES or exported.descriptors:
+        way = self._mechanisms[mechanism]
+        sizes, count = tuple(map(len, exported.payloads)), len(exported.descriptors)
+        if (sizes, count) != (way.payload_sizes, way.descriptors):
             raise InvalidHandleError(
-                f"an export of {self.backend} memory is one payload of {_HANDLE_NBYTES} bytes, not "
-                f"{len(payloads)} of {', '.join(str(len(one)) for one in payloads) or 'nothing'}, "
-                f"and {len(exported.descriptors)} descriptors",
+                f"an export of {self.backend} memory for mechanism {mechanism!r} has payloads of "
+                f"{way.payload_sizes} bytes and {way.descriptors} descriptors, not {sizes} and "
+                f"{count}",
                 operation="import",
                 backend=self.backend,
             )
@@ -197,56 +190,37 @@ class LegacyDriver(Driver):
                 operation="import",
                 backend=self.backend,
             )
-        # The vendors open memory and map it in one step, which is left to `map`.
-        return Imported(ordinal, capacity, access, _Opened(bytes(payloads[0]), home))
+        with ExitStack() as undo, self._on(ordinal, "import"):
+            imported = way.import_(ordinal, exported, capacity, access, home=home)
+            undo.enter_context(on_failure(partial(self.close, imported)))
+        # Only now, because core closes them where this raises.
+        for descriptor in exported.descriptors:
+            os.close(descriptor)
+        return imported
 
     @override
     def close(self, imported: Imported) -> None:
-        # For a mapping that failed and could not be undone.
-        self._close(imported, "close")
+        with self._on(imported.ordinal, "close"):
+            imported.reference.mechanism.close(imported)
 
     @override
     def map(self, imported: Imported, *, remappable: bool) -> int:
-        opened = cast("_Opened", imported.reference)
-        if opened.base:
-            return opened.base
         with ExitStack() as undo, self._on(imported.ordinal, "map"):
-            refuse_capture(self._vendor)
-            if opened.home != imported.ordinal:
-                self._peers.enable(imported.ordinal, opened.home)
-            # This may take seconds. No lock is held here.
-            with self._vendor.calling("ipcOpenMemHandle"):
-                opened.base = self._vendor.rt.ipcOpenMemHandle(opened.handle, self._open_flags)
-            undo.enter_context(on_failure(partial(self._close, imported, "map")))
-            self._check_size(opened.base, imported.capacity)
-        return opened.base
+            pointer: int = imported.reference.mechanism.map(imported)
+            undo.enter_context(on_failure(partial(self.unmap, imported, pointer)))
+        if not remappable:
+            # At the very end, because it is what cannot be undone.
+            with (
+                on_failure(partial(self.unmap, imported, pointer)),
+                self._about(imported.ordinal, "map"),
+            ):
+                imported.reference.mechanism.keep_mapped(imported)
+        return pointer
 
     @override
     def unmap(self, imported: Imported, pointer: int) -> None:
-        self._close(imported, "unmap")
-
-    def _close(self, imported: Imported, operation: str) -> None:
-        opened = cast("_Opened", imported.reference)
-        if not opened.base and operation == "close":
-            return
-        with self._on(imported.ordinal, operation):
-            if opened.base:
-                refuse_capture(self._vendor)
-                with self._vendor.calling("ipcCloseMemHandle"):
-                    self._vendor.rt.ipcCloseMemHandle(opened.base)
-                opened.base = 0
-
-    def _check_size(self, base: int, capacity: int) -> None:
-        """Compare what the exporter told with what the vendor knows, where it can be asked."""
-        if not self._vendor.has("memGetAddressRange"):
-            return
-        with self._vendor.calling("memGetAddressRange"):
-            start, nbytes = self._vendor.rt.memGetAddressRange(base)
-        if start != base or nbytes < capacity:
-            raise InvalidHandleError(
-                f"the memory has {nbytes} bytes, and not the {capacity} that its exporter claims",
-                backend=self.backend,
-            )
+        with self._on(imported.ordinal, "unmap"):
+            imported.reference.mechanism.unmap(imported)
 
     # Work of the device -------------------------------------------------------------------
 
@@ -269,28 +243,63 @@ class LegacyDriver(Driver):
             with self._vendor.calling("deviceSynchronize"):
                 self._vendor.rt.deviceSynchronize()
 
+    # Address ranges -----------------------------------------------------------------------
+
+    def _reserve(self, ordinal: int, nbytes: int) -> int:
+        with ExitStack() as undo, self._on(ordinal, "reserve"):
+            pointer = self._virtual.reserve(nbytes)
+            undo.enter_context(on_failure(partial(self._release, ordinal, pointer, nbytes)))
+        return pointer
+
+    def _release(self, ordinal: int, pointer: int, nbytes: int) -> None:
+        is_released = False
+        try:
+            with self._on(ordinal, "release"):
+                self._virtual.release(pointer, nbytes)
+                is_released = True
+        except CrossmemError:
+            if not is_released:
+                raise
+            # Only the device was not put back, which this thread's next call does. Who was told
+            # that this failed would ask again, and the addresses may be another thread's by then.
+            _log.warning("this thread gets its device back with its next call", exc_info=True)
+
+    def _map_at(self, memory: Block | Imported, pointer: int) -> None:
+        with ExitStack() as undo, self._on(memory.ordinal, "map"):
+            self._virtual.map_at(memory, pointer)
+            undo.enter_context(on_failure(partial(self._unmap_at, memory, pointer)))
+
+    def _unmap_at(self, memory: Block | Imported, pointer: int) -> None:
+        with self._on(memory.ordinal, "unmap"):
+            self._virtual.unmap_at(memory, pointer)
+
     # Memory that others allocated ----------------------------------------------------------
 
-    def _inspect(self, ordinal: int, pointer: int, mechanism: str) -> Foreign:  # noqa: ARG002
+    def _inspect(self, ordinal: int, pointer: int, mechanism: str) -> Foreign:
         with self._on(ordinal, "inspect"):
-            return inspect(self._vendor, ordinal, pointer)
+            return self._mechanisms[mechanism].inspect(ordinal, pointer)
 
-    def _adopt(self, ordinal: int, foreign: Foreign, mechanism: str) -> Block:  # noqa: ARG002
+    def _adopt(self, ordinal: int, foreign: Foreign, mechanism: str) -> Block:
         with self._on(ordinal, "adopt"):
-            owned = _Owned(foreign.base, try_export(self._vendor, foreign.base))
-        return Block(ordinal, foreign.base, foreign.nbytes, foreign.nbytes, owned)
+            return self._mechanisms[mechanism].adopt(ordinal, foreign)
 
     def _disown(self, block: Block) -> None:
-        """Do nothing: the vendors' exports end with the memory, which is somebody else's."""
+        with self._on(block.ordinal, "disown"):
+            block.reference.mechanism.disown(block)
 
     # Around every call --------------------------------------------------------------------
 
     @contextmanager
     def _on(self, ordinal: int, operation: str) -> Iterator[None]:
-        """Make a device current for this thread while the block runs; say on errors what failed."""
+        """Make a device current for this thread while the block runs."""
+        with self._about(ordinal, operation), self._current.on(ordinal):
+            yield
+
+    @contextmanager
+    def _about(self, ordinal: int, operation: str) -> Iterator[None]:
+        """Say on errors what failed, and where."""
         try:
-            with self._current.on(ordinal):
-                yield
+            yield
         except CrossmemError as error:
             error.operation = error.operation or operation
             error.device = error.device or self._devices[ordinal].identity

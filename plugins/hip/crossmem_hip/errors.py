@@ -11,6 +11,7 @@ from crossmem.errors import (
     BusyError,
     CrossmemError,
     DriverError,
+    InvalidHandleError,
     OutOfMemoryError,
     StaleHandleError,
     UnsupportedError,
@@ -24,6 +25,7 @@ __all__ = [
     "CAPTURE_HINT",
     "INSUFFICIENT_DRIVER",
     "INVALID_DEVICE",
+    "INVALID_VALUE",
     "NO_DEVICE",
     "PEER_ACCESS_ALREADY_ENABLED",
     "Meaning",
@@ -31,6 +33,7 @@ __all__ = [
     "names_of",
 ]
 
+INVALID_VALUE: Final = 1
 INSUFFICIENT_DRIVER: Final = 35
 NO_DEVICE: Final = 100
 INVALID_DEVICE: Final = 101
@@ -133,6 +136,8 @@ _MEANINGS: Final = {
 }
 """What a code means. All others that the headers name come from calls that crossmem never makes."""
 
+_LOST = Meaning("no such memory: somebody in this process gave it back, or reset the device")
+
 _AFTER: Final = {
     ("ipcGetMemHandle", 1): Meaning(
         "the driver cannot export this memory; on AMD, try HSA_ENABLE_IPC_MODE_LEGACY=0 in every "
@@ -161,6 +166,25 @@ _AFTER: Final = {
     ),
     ("free", 1): Meaning("no such memory: somebody in this process freed it, or reset the device"),
     ("free", 17): Meaning("no such memory: somebody in this process freed it, or reset the device"),
+    ("memCreate", 801): Meaning(
+        "this device, driver or platform gives no memory that is shared by file descriptor: use "
+        "mechanism 'legacy'",
+        UnsupportedError,
+    ),
+    ("memImportFromShareableHandle", 1): Meaning(
+        "the descriptor that the exporter sent is no memory that this vendor exported",
+        InvalidHandleError,
+    ),
+    ("memImportFromShareableHandle", 801): Meaning(
+        "the memory's device may not be visible here, or differ from those that are",
+        UnsupportedError,
+    ),
+    ("memRetainAllocationHandle", 1): Meaning(
+        "nothing is mapped there any more: its owner unmapped it", StaleHandleError
+    ),
+    ("memUnmap", 1): _LOST,
+    ("memRelease", 1): _LOST,
+    ("memAddressFree", 1): _LOST,
 }
 """What a code means after some calls."""
 

@@ -4,12 +4,29 @@
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CUDA", "FAMILIES", "HIP", "Family"]
+__all__ = ["CUDA", "FAMILIES", "HIP", "VIRTUAL", "Family"]
+
+VIRTUAL: Final = (
+    "memAddressFree",
+    "memAddressReserve",
+    "memCreate",
+    "memExportToShareableHandle",
+    "memGetAccess",
+    "memGetAllocationGranularity",
+    "memGetAllocationPropertiesFromHandle",
+    "memImportFromShareableHandle",
+    "memMap",
+    "memRelease",
+    "memRetainAllocationHandle",
+    "memSetAccess",
+    "memUnmap",
+)
+"""What a runtime must have besides the usual, where memory is to be virtual."""
 
 _LAZY_ENABLE_PEER_ACCESS: Final = 1
 _ROCM_6: Final = 6
 _ROCM_MAJOR: Final = 10_000_000
-_DRIVER_FUNCTIONS: Final = frozenset({"memGetAddressRange", "pointerGetAttribute"})
+_DRIVER_FUNCTIONS: Final = frozenset({"memGetAddressRange", "pointerGetAttribute", *VIRTUAL})
 
 
 @dataclass(frozen=True, slots=True)

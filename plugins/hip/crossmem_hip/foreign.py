@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that others allocated: what the vendor knows of it, and whether it can be shared.
 
-The order of questions goes from what every version answers to what only new ones do. Older ones do
-not know whether legacy IPC can carry the memory. Only an export tells that then, and it is not
-tried before the memory is adopted, because some releases never free what was exported once.
+For legacy IPC, the order of questions goes from what every version answers to what only new ones
+do. Older ones do not know whether legacy IPC can carry the memory. Only an export tells that then,
+and it is not tried before the memory is adopted, because some releases never free what was exported
+once.
 """
 
-from typing import Final
+from typing import Any, Final
 
 from crossmem.driver import Foreign
 from crossmem.errors import UnsupportedError
-from crossmem_hip.runtime import Vendor
+from crossmem_hip.errors import INVALID_VALUE
+from crossmem_hip.runtime import VIRTUAL, Vendor
 
-__all__ = ["ADDED", "inspect", "try_export"]
+__all__ = ["ADDED", "inspect", "inspect_mapping", "knows_mappings", "try_export"]
 
 ADDED: Final = ("memGetAddressRange", "pointerGetAttributes")
 """What a runtime must have for this."""
@@ -20,9 +22,8 @@ ADDED: Final = ("memGetAddressRange", "pointerGetAttributes")
 _UNIT_NBYTES: Final = 2 << 20
 """Smaller allocations lie together in blocks of this size; blocks are shared whole."""
 
-_INVALID_VALUE: Final = 1
 _NOT_FOUND: Final = 500
-_UNKNOWN: Final = frozenset({_INVALID_VALUE, 17, _NOT_FOUND})
+_UNKNOWN: Final = frozenset({INVALID_VALUE, 17, _NOT_FOUND})
 
 _HOST: Final = 1
 _DEVICE: Final = 2
@@ -30,12 +31,24 @@ _MANAGED: Final = 3
 _MEMORY_TYPE: Final = 2
 _IS_MANAGED: Final = 8
 _IS_LEGACY_IPC_CAPABLE: Final = 10
+_ALLOWED_HANDLE_TYPES: Final = 14
 _MEMPOOL_HANDLE: Final = 17
+_MAPPING_NBYTES: Final = 18
+_MAPPING_BASE: Final = 19
+_DESCRIPTOR: Final = 1
 
 _NO_SUCH = "is not memory that this process has from the vendor's runtime"
 _IS_HOSTS = "is the host's memory"
-_IS_MANAGED_WORDS = "is managed memory, which legacy IPC cannot carry"
-_IS_POOLED = "is from a stream-ordered pool, which legacy IPC cannot carry"
+_IS_MANAGED_WORDS = "is managed memory, which {carrier} cannot carry"
+_IS_POOLED = "is from a stream-ordered pool, which {carrier} cannot carry"
+_LEGACY: Final = "legacy IPC"
+_EXPORTED_HANDLE: Final = "an exported handle"
+_NOT_MAPPED = "was not mapped by the vendor's calls for virtual memory"
+_NOT_EXPORTABLE = (
+    "is virtual memory that was not made to be exported: its creator has to ask for a file "
+    "descriptor"
+)
+_BOUNDLESS = "is virtual memory of which this driver does not tell where its mapping begins"
 _NOT_CAPABLE = (
     "cannot be carried by legacy IPC: it is virtual (as expandable segments are), pooled, managed, "
     "the host's, or imported from another process"
@@ -54,20 +67,26 @@ def inspect(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
         if getattr(error, "status", None) not in _UNKNOWN:
             raise vendor.refusal(asking, error) from error
         return Foreign(obstacle=_NO_SUCH)
-    obstacle = None
-    if attributes.type == _MANAGED or _attribute(vendor, _IS_MANAGED, pointer):
-        obstacle = _IS_MANAGED_WORDS
-    elif not attributes.devicePointer:
-        obstacle = _NO_SUCH
-    elif attributes.type != _DEVICE or _is_hosts(vendor, pointer):
-        obstacle = _IS_HOSTS
-    elif attributes.device != ordinal:
-        obstacle = f"is memory of device {attributes.device}, or of none"
-    else:
-        obstacle = _why_not_exported(vendor, base)
+    obstacle = _why_of_no_device(vendor, ordinal, pointer, attributes, _LEGACY)
+    obstacle = obstacle or _why_not_exported(vendor, base)
     first = base // _UNIT_NBYTES * _UNIT_NBYTES
     end = -(-(base + nbytes) // _UNIT_NBYTES) * _UNIT_NBYTES
     return Foreign(base, nbytes, first, end - first, obstacle)
+
+
+def _why_of_no_device(
+    vendor: Vendor, ordinal: int, pointer: int, attributes: Any, carrier: str
+) -> str | None:
+    """Return why memory is not the plain memory of a device, None where it is."""
+    if attributes.type == _MANAGED or _attribute(vendor, _IS_MANAGED, pointer):
+        return _IS_MANAGED_WORDS.format(carrier=carrier)
+    if not attributes.devicePointer:
+        return _NO_SUCH
+    if attributes.type != _DEVICE or _is_hosts(vendor, pointer):
+        return _IS_HOSTS
+    if attributes.device != ordinal:
+        return f"is memory of device {attributes.device}, or of none"
+    return None
 
 
 def _is_hosts(vendor: Vendor, pointer: int) -> bool:
@@ -108,7 +127,42 @@ def _why_not_exported(vendor: Vendor, base: int) -> str | None:
     if _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, base) != 0:
         return None
     is_pooled = not vendor.family.is_hip and _attribute(vendor, _MEMPOOL_HANDLE, base)
-    return _IS_POOLED if is_pooled else _NOT_CAPABLE
+    return _IS_POOLED.format(carrier=_LEGACY) if is_pooled else _NOT_CAPABLE
+
+
+def knows_mappings(vendor: Vendor) -> bool:
+    """Whether the vendor can be asked where a mapping of virtual memory begins: AMD cannot."""
+    asked = ("pointerGetAttributes", "pointerGetAttribute", *VIRTUAL)
+    return not vendor.family.is_hip and all(map(vendor.has, asked))
+
+
+def inspect_mapping(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
+    """Return what the vendor knows of virtual memory around an address: what is mapped as one.
+
+    It is taken for all of its handle, because nobody tells how much the handle has.
+    """
+    try:
+        attributes = vendor.rt.pointerGetAttributes(pointer)
+    except vendor.error as error:
+        if getattr(error, "status", None) not in _UNKNOWN:
+            raise vendor.refusal("pointerGetAttributes", error) from error
+        return Foreign(obstacle=_NO_SUCH)
+    obstacle = _why_of_no_device(vendor, ordinal, pointer, attributes, _EXPORTED_HANDLE)
+    if obstacle is None and _attribute(vendor, _MEMPOOL_HANDLE, pointer):
+        obstacle = _IS_POOLED.format(carrier=_EXPORTED_HANDLE)
+    if obstacle is None and _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, pointer) != 0:
+        obstacle = _NOT_MAPPED
+    if obstacle is None and not (
+        (_attribute(vendor, _ALLOWED_HANDLE_TYPES, pointer) or 0) & _DESCRIPTOR
+    ):
+        obstacle = _NOT_EXPORTABLE
+    base = _attribute(vendor, _MAPPING_BASE, pointer)
+    nbytes = _attribute(vendor, _MAPPING_NBYTES, pointer)
+    if obstacle is None and not (base and nbytes):
+        obstacle = _BOUNDLESS
+    if obstacle is not None or base is None or nbytes is None:
+        return Foreign(obstacle=obstacle)
+    return Foreign(base, nbytes, base, nbytes)
 
 
 def _attribute(vendor: Vendor, attribute: int, pointer: int) -> int | None:

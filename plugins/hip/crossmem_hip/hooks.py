@@ -40,12 +40,12 @@ def _probe(family: Family) -> Availability:
 
 def _load(family: Family, find_runtime: FindRuntime, runtime: str | None) -> "Driver":
     from crossmem_hip.cupy import current_streams, import_cupy  # noqa: PLC0415
-    from crossmem_hip.driver import LegacyDriver  # noqa: PLC0415
+    from crossmem_hip.driver import GpuDriver  # noqa: PLC0415
     from crossmem_hip.library import extend  # noqa: PLC0415
 
     if runtime is None or runtime == _CUPY:
-        return LegacyDriver(family, extend(family, import_cupy(family)), current_streams)
-    return LegacyDriver(family, cast("Runtime", find_runtime(family.backend, runtime)))
+        return GpuDriver(family, extend(family, import_cupy(family)), current_streams)
+    return GpuDriver(family, cast("Runtime", find_runtime(family.backend, runtime)))
 
 
 @hookimpl

@@ -3,18 +3,19 @@
 
 Pointers and streams are integers, handles are 64 ``bytes``. A function that fails raises
 ``CUDARuntimeError``, with the vendor's code as its ``status``; on HIP too. CuPy's module and the
-emulation both fit.
+emulation both fit. CuPy has none of the vendors' calls for virtual memory: their shape here follows
+the rest, with every argument that the vendors' structs hold as an argument of its own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from crossmem.errors import BackendUnavailableError, CrossmemError
 from crossmem_hip.errors import error_for
-from crossmem_hip.family import Family
+from crossmem_hip.family import VIRTUAL, Family
 
-__all__ = ["NEEDED", "Runtime", "Vendor"]
+__all__ = ["NEEDED", "VIRTUAL", "Runtime", "Vendor", "VirtualMemory"]
 
 NEEDED: Final = (
     "CUDARuntimeError",
@@ -38,7 +39,73 @@ NEEDED: Final = (
 """What a runtime must have."""
 
 
-class Runtime(Protocol):
+class VirtualMemory(Protocol):
+    """The vendors' virtual memory management: ``hipMem*``, and of CUDA the driver's ``cuMem*``.
+
+    Handles and addresses are integers that stand for themselves. A location is its type, 1 for a
+    device, and its id, which is then the device's number in this process. A handle type is a bit
+    mask: 0 for memory that is never exported, 1 for a file descriptor.
+    """
+
+    # Physical memory. The allocation type is 1 for pinned memory, which is the usual one.
+    def memGetAllocationGranularity(
+        self, kind: int, handle_type: int, location_type: int, location_id: int, option: int, /
+    ) -> int:
+        """Return the granularity: the least one with option 0, the recommended one with 1."""
+        ...
+
+    def memCreate(
+        self,
+        size: int,
+        kind: int,
+        handle_type: int,
+        location_type: int,
+        location_id: int,
+        flags: int,
+        /,
+    ) -> int:
+        """Allocate, and return a handle."""
+        ...
+
+    def memRelease(self, handle: int, /) -> None: ...
+    def memRetainAllocationHandle(self, pointer: int, /) -> int:
+        """Return the handle of what is mapped at an address, to be released once more."""
+        ...
+
+    def memGetAllocationPropertiesFromHandle(self, handle: int, /) -> tuple[int, int, int, int]:
+        """Return allocation type, requested handle type, location type and location id."""
+        ...
+
+    # Addresses. An address of 0 is none in particular, an alignment of 0 the vendor's own.
+    def memAddressReserve(self, size: int, alignment: int, address: int, flags: int, /) -> int: ...
+    def memAddressFree(self, pointer: int, size: int, /) -> None: ...
+    def memMap(self, pointer: int, size: int, offset: int, handle: int, flags: int, /) -> None: ...
+    def memUnmap(self, pointer: int, size: int, /) -> None: ...
+
+    # Access: 0 for none, 1 for reading, 3 for both.
+    def memSetAccess(
+        self, pointer: int, size: int, access: Sequence[tuple[int, int, int]], /
+    ) -> None:
+        """Set who may use mapped memory: location type, location id and access of each."""
+        ...
+
+    def memGetAccess(self, location_type: int, location_id: int, pointer: int, /) -> int: ...
+
+    # Sharing.
+    def memExportToShareableHandle(self, handle: int, handle_type: int, flags: int, /) -> int:
+        """Return a new descriptor, for the caller to close."""
+        ...
+
+    def memImportFromShareableHandle(self, descriptor: int, handle_type: int, /) -> int:
+        """Return a handle. The descriptor stays the caller's; the memory does not need it.
+
+        Whether the vendor takes the descriptor itself or a pointer to it is for the runtime to
+        know.
+        """
+        ...
+
+
+class Runtime(VirtualMemory, Protocol):
     """``cupy.cuda.runtime``, as far as it is used. What is not in `NEEDED` may be missing."""
 
     @property

@@ -6,14 +6,15 @@ those are the emulation's, on which the conformance kit runs.
 """
 
 import itertools
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
 
 from crossmem.driver import Block, Exported, Imported
-from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import CUDA, FAMILIES, HIP, Family
 
 DEVICE_CALLS = frozenset({"getDevice", "setDevice", "streamIsCapturing"})
@@ -149,6 +150,75 @@ class FakeRuntime:
         return pointer, self.size_of(pointer)
 
 
+class VirtualRuntime(FakeRuntime):
+    """Has virtual memory too. Descriptors are of a file, and real."""
+
+    def __init__(self, devices: int = 2, *, is_hip: bool = True) -> None:
+        super().__init__(devices, is_hip=is_hip)
+        self.granularity = 2 * MIB
+
+    def memGetAllocationGranularity(
+        self, kind: int, handle_type: int, location_type: int, device: int, option: int
+    ) -> int:
+        self._note("memGetAllocationGranularity", kind, handle_type, location_type, device, option)
+        return self.granularity
+
+    def memCreate(
+        self,
+        size: int,
+        kind: int,
+        handle_type: int,
+        location_type: int,
+        device: int,
+        flags: int,
+    ) -> int:
+        self._note("memCreate", size, kind, handle_type, location_type, device, flags)
+        return self._acquire("handle")
+
+    def memRelease(self, handle: int) -> None:
+        self._note("memRelease", handle)
+        self.held.remove(("handle", handle))
+
+    def memRetainAllocationHandle(self, pointer: int) -> int:
+        self._note("memRetainAllocationHandle", pointer)
+        return self._acquire("handle")
+
+    def memGetAllocationPropertiesFromHandle(self, handle: int) -> tuple[int, int, int, int]:
+        raise AssertionError("crossmem asks nobody for this")
+
+    def memAddressReserve(self, size: int, alignment: int, address: int, flags: int) -> int:
+        self._note("memAddressReserve", size, alignment, address, flags)
+        return self._acquire("addresses")
+
+    def memAddressFree(self, pointer: int, size: int) -> None:
+        self._note("memAddressFree", pointer, size)
+        assert ("mapping", pointer) not in self.held
+        self.held.remove(("addresses", pointer))
+
+    def memMap(self, pointer: int, size: int, offset: int, handle: int, flags: int) -> None:
+        self._note("memMap", pointer, size, offset, handle, flags)
+        self.held.add(("mapping", pointer))
+
+    def memUnmap(self, pointer: int, size: int) -> None:
+        self._note("memUnmap", pointer, size)
+        self.held.remove(("mapping", pointer))
+
+    def memSetAccess(self, pointer: int, size: int, access: Sequence[tuple[int, int, int]]) -> None:
+        self._note("memSetAccess", pointer, size, access)
+
+    def memGetAccess(self, location_type: int, device: int, pointer: int) -> int:
+        raise AssertionError("crossmem asks nobody for this")
+
+    def memExportToShareableHandle(self, handle: int, handle_type: int, flags: int) -> int:
+        self._note("memExportToShareableHandle", handle, handle_type, flags)
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def memImportFromShareableHandle(self, descriptor: int, handle_type: int) -> int:
+        os.fstat(descriptor)
+        self._note("memImportFromShareableHandle", descriptor, handle_type)
+        return self._acquire("handle")
+
+
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.backend)
 def family(request: pytest.FixtureRequest) -> Family:
     found: Family = request.param
@@ -161,13 +231,18 @@ def fake() -> type[FakeRuntime]:
 
 
 @pytest.fixture
+def fake_virtual() -> type[VirtualRuntime]:
+    return VirtualRuntime
+
+
+@pytest.fixture
 def rt(family: Family) -> FakeRuntime:
     return FakeRuntime(is_hip=family.is_hip)
 
 
 @pytest.fixture
-def driver(family: Family, rt: FakeRuntime) -> LegacyDriver:
-    driver = LegacyDriver(family, cast("Any", rt))
+def driver(family: Family, rt: FakeRuntime) -> GpuDriver:
+    driver = GpuDriver(family, cast("Any", rt))
     rt.calls.clear()
     return driver
 
@@ -178,8 +253,8 @@ def hip_rt() -> FakeRuntime:
 
 
 @pytest.fixture
-def hip(hip_rt: FakeRuntime) -> LegacyDriver:
-    driver = LegacyDriver(HIP, cast("Any", hip_rt))
+def hip(hip_rt: FakeRuntime) -> GpuDriver:
+    driver = GpuDriver(HIP, cast("Any", hip_rt))
     hip_rt.calls.clear()
     return driver
 
@@ -190,8 +265,8 @@ def cuda_rt() -> FakeRuntime:
 
 
 @pytest.fixture
-def cuda(cuda_rt: FakeRuntime) -> LegacyDriver:
-    driver = LegacyDriver(CUDA, cast("Any", cuda_rt))
+def cuda(cuda_rt: FakeRuntime) -> GpuDriver:
+    driver = GpuDriver(CUDA, cast("Any", cuda_rt))
     cuda_rt.calls.clear()
     return driver
 
@@ -201,7 +276,7 @@ class Story:
 
     HANDLE = bytes(range(64))
 
-    def __init__(self, driver: LegacyDriver, ordinal: int = 0) -> None:
+    def __init__(self, driver: GpuDriver, ordinal: int = 0) -> None:
         self.driver = driver
         self.ordinal = ordinal
         self.block: Block | None = None
@@ -252,10 +327,10 @@ class Story:
 
 
 @pytest.fixture
-def story(driver: LegacyDriver) -> Story:
+def story(driver: GpuDriver) -> Story:
     return Story(driver)
 
 
 @pytest.fixture
-def story_on(driver: LegacyDriver) -> Callable[[int], Story]:
+def story_on(driver: GpuDriver) -> Callable[[int], Story]:
     return lambda ordinal: Story(driver, ordinal)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from crossmem.driver import CopyKind, Exported
-from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import CUDA, HIP
 
 MIB = 1 << 20
@@ -38,14 +38,14 @@ def test_each_operation_makes_its_calls(rt: Any, story: Any) -> None:
     assert rt.held == set()
 
 
-def test_a_block_is_whole_units_of_what_the_vendor_shares(driver: LegacyDriver, rt: Any) -> None:
+def test_a_block_is_whole_units_of_what_the_vendor_shares(driver: GpuDriver, rt: Any) -> None:
     blocks = [driver.allocate(0, nbytes, "legacy") for nbytes in (1, 2 * MIB, 2 * MIB + 1)]
 
     assert [block.capacity // MIB for block in blocks] == [2, 2, 4]
     assert [call[1] for call in rt.calls if call[0] == "malloc"] == [2 * MIB, 2 * MIB, 4 * MIB]
 
 
-def test_the_vendor_exports_once(driver: LegacyDriver, rt: Any, story: Any) -> None:
+def test_the_vendor_exports_once(driver: GpuDriver, rt: Any, story: Any) -> None:
     story.until("import_")
     raw = driver.export(story.block, "legacy", "rw", raw=True)
 
@@ -59,7 +59,7 @@ def test_the_vendor_exports_once(driver: LegacyDriver, rt: Any, story: Any) -> N
 def test_the_flags_go_by_the_version_of_rocm(version: int, flags: int, fake: Any) -> None:
     rt = fake()
     rt.version = version
-    driver = LegacyDriver(HIP, rt)
+    driver = GpuDriver(HIP, rt)
     story = Exported((bytes(64),))
     imported = driver.import_(
         0, story, home=0, mechanism="legacy", nbytes=1, capacity=2 * MIB, access="rw"
@@ -83,7 +83,7 @@ def test_cuda_has_one_value_for_the_flags(version: int) -> None:
     ],
 )
 def test_a_copy_is_done_when_it_returns(
-    driver: LegacyDriver, rt: Any, kind: CopyKind, number: int, waits: bool
+    driver: GpuDriver, rt: Any, kind: CopyKind, number: int, waits: bool
 ) -> None:
     driver.copy(0, 0x10, 0x20, 5, kind)
     made = [call for call in rt.calls if call[0] not in {"getDevice", "streamIsCapturing"}]
@@ -91,7 +91,7 @@ def test_a_copy_is_done_when_it_returns(
     assert made == [("memcpy", 0x10, 0x20, 5, number)] + [("streamSynchronize", 0)] * waits
 
 
-def import_for_another(driver: LegacyDriver) -> None:
+def import_for_another(driver: GpuDriver) -> None:
     for _ in range(2):
         imported = driver.import_(
             1,
@@ -107,28 +107,28 @@ def import_for_another(driver: LegacyDriver) -> None:
         driver.close(imported)
 
 
-def test_amd_is_told_to_let_another_device_in(hip: LegacyDriver, hip_rt: Any) -> None:
+def test_amd_is_told_to_let_another_device_in(hip: GpuDriver, hip_rt: Any) -> None:
     import_for_another(hip)
 
     assert hip_rt.peers == {(1, 0)}
     assert hip_rt.named().count("deviceEnablePeerAccess") == 1
 
 
-def test_access_that_others_enabled_is_left_alone(hip: LegacyDriver, hip_rt: Any) -> None:
+def test_access_that_others_enabled_is_left_alone(hip: GpuDriver, hip_rt: Any) -> None:
     hip_rt.fail("deviceEnablePeerAccess", 704)
     import_for_another(hip)
 
     assert hip_rt.held == set()
 
 
-def test_nvidia_lets_another_device_in_by_itself(cuda: LegacyDriver, cuda_rt: Any) -> None:
+def test_nvidia_lets_another_device_in_by_itself(cuda: GpuDriver, cuda_rt: Any) -> None:
     import_for_another(cuda)
 
     assert cuda_rt.peers == set()
     assert cuda_rt.current == 0
 
 
-def test_capabilities(driver: LegacyDriver, rt: Any) -> None:
+def test_capabilities(driver: GpuDriver, rt: Any) -> None:
     found = driver.capabilities(0, None)
     calls = len(rt.calls)
 
@@ -156,7 +156,7 @@ def test_devices_that_do_not_reach_each_other(devices: int, linked: bool, fake: 
     rt = fake(devices)
     rt.linked = linked
 
-    assert not LegacyDriver(HIP, rt).capabilities(0, None).peer_access
+    assert not GpuDriver(HIP, rt).capabilities(0, None).peer_access
 
 
 def test_nothing_of_others_is_ended(rt: Any, story: Any) -> None:

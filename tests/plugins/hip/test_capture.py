@@ -11,23 +11,23 @@ import pytest
 import crossmem
 from crossmem.driver import CopyKind
 from crossmem_hip.cupy import current_streams
-from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import Family
 
 BREAKING = ("allocate", "map", "unmap", "free")
 CAPTURE_IMPLICIT = 906
 
 
-def synchronize(driver: LegacyDriver) -> None:
+def synchronize(driver: GpuDriver) -> None:
     driver.synchronize(0)
 
 
-def copy(driver: LegacyDriver) -> None:
+def copy(driver: GpuDriver) -> None:
     driver.copy(0, 1, 2, 3, CopyKind.HOST_TO_DEVICE)
 
 
 @pytest.mark.parametrize("work", [synchronize, copy])
-def test_work_is_refused(work: Callable[[LegacyDriver], None], driver: Any, rt: Any) -> None:
+def test_work_is_refused(work: Callable[[GpuDriver], None], driver: Any, rt: Any) -> None:
     rt.capturing = {0}
     with pytest.raises(crossmem.BusyError, match="captured into a graph") as raised:
         work(driver)
@@ -59,7 +59,7 @@ def test_what_breaks_nothing_goes_on(operation: str, rt: Any, story: Any) -> Non
     getattr(story, operation)()
 
 
-def test_a_stream_that_the_default_one_would_wait_for(driver: LegacyDriver, rt: Any) -> None:
+def test_a_stream_that_the_default_one_would_wait_for(driver: GpuDriver, rt: Any) -> None:
     rt.fail("streamIsCapturing", CAPTURE_IMPLICIT)
     with pytest.raises(crossmem.BusyError):
         driver.synchronize(0)
@@ -68,7 +68,7 @@ def test_a_stream_that_the_default_one_would_wait_for(driver: LegacyDriver, rt: 
 
 
 def test_the_streams_of_libraries_are_asked_about(family: Family, rt: Any) -> None:
-    driver = LegacyDriver(family, rt, lambda: (7, 8))
+    driver = GpuDriver(family, rt, lambda: (7, 8))
     rt.capturing = {8}
     with pytest.raises(crossmem.BusyError):
         driver.synchronize(0)
@@ -80,7 +80,7 @@ def test_the_streams_of_libraries_are_asked_about(family: Family, rt: Any) -> No
 
 
 def test_a_runtime_that_cannot_tell(
-    driver: LegacyDriver, rt: Any, monkeypatch: pytest.MonkeyPatch
+    driver: GpuDriver, rt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: int) -> bool:
         raise RuntimeError("HIP does not support streamIsCapturing")
@@ -94,7 +94,7 @@ def test_a_runtime_that_cannot_tell(
     assert rt.named() == ["deviceSynchronize"] * 2
 
 
-def test_the_question_can_fail(driver: LegacyDriver, rt: Any) -> None:
+def test_the_question_can_fail(driver: GpuDriver, rt: Any) -> None:
     rt.fail("streamIsCapturing", 700)
     with pytest.raises(crossmem.DriverError, match="StreamIsCapturing"):
         driver.synchronize(0)

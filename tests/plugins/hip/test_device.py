@@ -10,14 +10,14 @@ import pytest
 
 import crossmem
 from crossmem.driver import CopyKind, Exported
-from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import CUDA, HIP, Family
 
 UUID_TEXT = "9b1c2f6e-3b7a-11ee-be56-0242ac120002"
 
 
 def test_devices_go_by_their_bus_id(family: Family, fake: Any) -> None:
-    found = LegacyDriver(family, fake()).devices()
+    found = GpuDriver(family, fake()).devices()
 
     assert [one.identity for one in found] == ["pci:0000:03:00.0", "pci:0000:04:00.0"]
     assert [(one.ordinal, one.name, one.total_nbytes) for one in found] == [
@@ -30,7 +30,7 @@ def test_nvidia_has_identities_of_its_own(fake: Any) -> None:
     rt = fake(1, is_hip=False)
     rt.properties["uuid"] = UUID(UUID_TEXT).bytes
 
-    assert LegacyDriver(CUDA, rt).devices()[0].identity == f"GPU-{UUID_TEXT}"
+    assert GpuDriver(CUDA, rt).devices()[0].identity == f"GPU-{UUID_TEXT}"
 
 
 @pytest.mark.parametrize("uuid", [b"", bytes(16), b"cut short", None])
@@ -38,7 +38,7 @@ def test_an_identity_that_is_none(uuid: object, fake: Any) -> None:
     rt = fake(1, is_hip=False)
     rt.properties["uuid"] = uuid
 
-    assert LegacyDriver(CUDA, rt).devices()[0].identity == "pci:0000:03:00.0"
+    assert GpuDriver(CUDA, rt).devices()[0].identity == "pci:0000:03:00.0"
 
 
 def test_devices_that_cannot_be_told_apart(
@@ -47,7 +47,7 @@ def test_devices_that_cannot_be_told_apart(
     rt = fake()
     monkeypatch.setattr(rt, "deviceGetPCIBusId", lambda _: "0000:C1:00.0")
     with pytest.raises(crossmem.ConfigurationError, match=r"pci:0000:c1:00\.0") as raised:
-        LegacyDriver(family, rt)
+        GpuDriver(family, rt)
 
     assert raised.value.hint
 
@@ -55,7 +55,7 @@ def test_devices_that_cannot_be_told_apart(
 def test_a_device_may_have_no_name_and_no_size(fake: Any) -> None:
     rt = fake(1)
     rt.properties = {"name": ""}
-    driver = LegacyDriver(HIP, rt)
+    driver = GpuDriver(HIP, rt)
 
     assert driver.devices()[0].name == "AMD GPU"
     assert driver.devices()[0].total_nbytes is None
@@ -70,7 +70,7 @@ def test_a_machine_without_devices(code: int, missing: str, family: Family, fake
     if code:
         rt.fail("getDeviceCount", code)
     with pytest.raises(crossmem.BackendUnavailableError, match=f"finds no {missing}") as raised:
-        LegacyDriver(family, rt)
+        GpuDriver(family, rt)
 
     assert family.masks[0] in str(raised.value)
 
@@ -79,15 +79,15 @@ def test_a_machine_that_cannot_be_asked(family: Family, fake: Any) -> None:
     rt = fake()
     rt.fail("getDeviceCount", 999)
     with pytest.raises(crossmem.DriverError, match="GetDeviceCount"):
-        LegacyDriver(family, rt)
+        GpuDriver(family, rt)
 
 
 def test_a_runtime_that_lacks_a_function(family: Family) -> None:
     with pytest.raises(crossmem.BackendUnavailableError, match=r"cupy\.cuda\.runtime\..*malloc"):
-        LegacyDriver(family, threading)  # type: ignore[arg-type]
+        GpuDriver(family, threading)  # type: ignore[arg-type]
 
 
-def test_looking_at_devices_opens_none(driver: LegacyDriver, rt: Any) -> None:
+def test_looking_at_devices_opens_none(driver: GpuDriver, rt: Any) -> None:
     for device in driver.devices():
         driver.capabilities(device.ordinal, None)
 
@@ -115,7 +115,7 @@ def test_the_memorys_device_is_current_for_its_export(rt: Any, story_on: Any) ->
     assert rt.named(device=True) == ["getDevice", "setDevice", "ipcGetMemHandle", "setDevice"]
 
 
-def test_it_is_current_again_after_a_failure(driver: LegacyDriver, rt: Any) -> None:
+def test_it_is_current_again_after_a_failure(driver: GpuDriver, rt: Any) -> None:
     rt.fail("memcpy", 999)
     with pytest.raises(crossmem.DriverError):
         driver.copy(1, 1, 2, 3, CopyKind.HOST_TO_DEVICE)
@@ -123,7 +123,7 @@ def test_it_is_current_again_after_a_failure(driver: LegacyDriver, rt: Any) -> N
     assert rt.current == 0
 
 
-def test_a_device_that_does_not_open_is_not_left_current(driver: LegacyDriver, rt: Any) -> None:
+def test_a_device_that_does_not_open_is_not_left_current(driver: GpuDriver, rt: Any) -> None:
     rt.fail("setDevice", 2)
     with pytest.raises(crossmem.OutOfMemoryError):
         driver.synchronize(1)
@@ -132,7 +132,7 @@ def test_a_device_that_does_not_open_is_not_left_current(driver: LegacyDriver, r
     assert rt.current == 0
 
 
-def test_a_thread_gets_back_what_it_is_owed(driver: LegacyDriver, rt: Any) -> None:
+def test_a_thread_gets_back_what_it_is_owed(driver: GpuDriver, rt: Any) -> None:
     rt.fail("setDevice", 999, skip=1)
     with pytest.raises(crossmem.DriverError, match="SetDevice"):
         driver.synchronize(1)
@@ -145,7 +145,7 @@ def test_a_thread_gets_back_what_it_is_owed(driver: LegacyDriver, rt: Any) -> No
 
 def test_the_applications_choice_is_worth_more_than_a_debt(fake: Any) -> None:
     rt = fake(3)
-    driver = LegacyDriver(HIP, rt)
+    driver = GpuDriver(HIP, rt)
     rt.fail("setDevice", 999, skip=1)
     with pytest.raises(crossmem.DriverError):
         driver.synchronize(1)
@@ -155,7 +155,7 @@ def test_the_applications_choice_is_worth_more_than_a_debt(fake: Any) -> None:
     assert rt.current == 2
 
 
-def test_threads_do_not_mix_up_their_devices(driver: LegacyDriver, rt: Any) -> None:
+def test_threads_do_not_mix_up_their_devices(driver: GpuDriver, rt: Any) -> None:
     barrier = threading.Barrier(4)
 
     def work(own: int) -> int:
@@ -170,7 +170,7 @@ def test_threads_do_not_mix_up_their_devices(driver: LegacyDriver, rt: Any) -> N
         assert list(threads.map(work, [0, 1, 0, 1])) == [0, 1, 0, 1]
 
 
-def test_an_open_that_takes_long_keeps_nobody_waiting(driver: LegacyDriver, rt: Any) -> None:
+def test_an_open_that_takes_long_keeps_nobody_waiting(driver: GpuDriver, rt: Any) -> None:
     entered, leave = threading.Event(), threading.Event()
     inner = rt.ipcOpenMemHandle
 

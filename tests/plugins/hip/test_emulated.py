@@ -18,7 +18,7 @@ from crossmem.driver import CopyKind
 from crossmem.driver.buffers import address_of
 from crossmem_emulated.hip import PROFILES, Runtime
 from crossmem_emulated.options import Options
-from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.driver import GpuDriver
 from crossmem_hip.errors import names_of
 from crossmem_hip.family import CUDA, HIP
 
@@ -97,8 +97,8 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def driver(runtime: Any) -> LegacyDriver:
-    return LegacyDriver(HIP if runtime.is_hip else CUDA, cast("Any", runtime))
+def driver(runtime: Any) -> GpuDriver:
+    return GpuDriver(HIP if runtime.is_hip else CUDA, cast("Any", runtime))
 
 
 @pytest.mark.parametrize(("backend", "profile"), EDITIONS)
@@ -152,7 +152,7 @@ def test_a_device_that_a_mask_hides_is_missing(backend: str, share: Share) -> No
     assert said == ["DeviceNotFoundError", "hello", "[]"]
 
 
-def allocate_and_export(driver: LegacyDriver) -> None:
+def allocate_and_export(driver: GpuDriver) -> None:
     block = driver.allocate(0, 1, "legacy")
     try:
         driver.export(block, "legacy", "rw", raw=False)
@@ -161,7 +161,7 @@ def allocate_and_export(driver: LegacyDriver) -> None:
 
 
 @pytest.mark.parametrize("call", ["malloc", "ipcGetMemHandle"])
-def test_what_fails_costs_nothing(call: str, runtime: Any, driver: LegacyDriver) -> None:
+def test_what_fails_costs_nothing(call: str, runtime: Any, driver: GpuDriver) -> None:
     driver.free(driver.allocate(0, 1, "legacy"))
     before = runtime.memGetInfo()
     runtime.faults.add(call, 999)
@@ -172,7 +172,7 @@ def test_what_fails_costs_nothing(call: str, runtime: Any, driver: LegacyDriver)
     assert driver.violations() == []
 
 
-def test_a_full_device_says_so(driver: LegacyDriver) -> None:
+def test_a_full_device_says_so(driver: GpuDriver) -> None:
     with pytest.raises(crossmem.OutOfMemoryError, match="Malloc"):
         driver.allocate(0, 128 * MIB, "legacy")
     driver.free(driver.allocate(0, 32 * MIB, "legacy"))
@@ -180,7 +180,7 @@ def test_a_full_device_says_so(driver: LegacyDriver) -> None:
     assert driver.violations() == []
 
 
-def test_no_neighbour_is_reached(runtime: Any, driver: LegacyDriver) -> None:
+def test_no_neighbour_is_reached(runtime: Any, driver: GpuDriver) -> None:
     runtime.malloc(512)
     blocks = [driver.allocate(0, 1, "legacy") for _ in range(3)]
     for block in blocks:
@@ -190,7 +190,7 @@ def test_no_neighbour_is_reached(runtime: Any, driver: LegacyDriver) -> None:
         assert (found.exposed_base, found.exposed_nbytes) == (block.pointer, block.capacity)
 
 
-def test_own_memory_is_not_opened_by_the_vendor(driver: LegacyDriver) -> None:
+def test_own_memory_is_not_opened_by_the_vendor(driver: GpuDriver) -> None:
     block = driver.allocate(0, 1, "legacy")
     exported = driver.export(block, "legacy", "rw", raw=True)
     imported = driver.import_(
@@ -208,7 +208,7 @@ def test_own_memory_is_not_opened_by_the_vendor(driver: LegacyDriver) -> None:
 
 def test_a_capture_of_nvidia_goes_on(tmp_path: Path) -> None:
     runtime: Any = Runtime("cuda", options=Options(state=tmp_path, capacity_nbytes=64 * MIB))
-    driver = LegacyDriver(CUDA, runtime)
+    driver = GpuDriver(CUDA, runtime)
     block = driver.allocate(0, 1, "legacy")
     data = bytearray(b"data")
     stream = runtime.streamCreate()
@@ -229,7 +229,7 @@ def test_a_capture_of_nvidia_goes_on(tmp_path: Path) -> None:
     assert driver.violations() == []
 
 
-def test_others_memory_that_cannot_be_shared(runtime: Any, driver: LegacyDriver) -> None:
+def test_others_memory_that_cannot_be_shared(runtime: Any, driver: GpuDriver) -> None:
     managed, pinned = runtime.mallocManaged(MIB), runtime.hostAlloc(MIB, 0)
     for pointer in (managed, pinned, 12345, 1 << 62):
         assert driver.inspect(0, pointer, "legacy").obstacle, hex(pointer)

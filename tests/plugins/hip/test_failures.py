@@ -8,7 +8,7 @@ import pytest
 
 import crossmem
 from crossmem.driver import Exported
-from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import Family
 
 MIB = 1 << 20
@@ -76,7 +76,7 @@ def test_giving_back_goes_on_where_it_stopped(
     assert rt.named().count(call) == made
 
 
-def test_access_that_is_refused(hip: LegacyDriver, hip_rt: Any) -> None:
+def test_access_that_is_refused(hip: GpuDriver, hip_rt: Any) -> None:
     imported = hip.import_(
         1,
         Exported((bytes(64),)),
@@ -187,7 +187,7 @@ def test_exports_that_are_none(
     descriptors: tuple[int, ...],
     nbytes: int,
     capacity: int,
-    driver: LegacyDriver,
+    driver: GpuDriver,
     rt: Any,
 ) -> None:
     with pytest.raises(crossmem.InvalidHandleError):

@@ -10,7 +10,7 @@ import pytest
 
 import crossmem
 from crossmem.driver import Foreign, check_groups, foreign_memory_of
-from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import CUDA, HIP, Family
 from crossmem_hip.library import CupyRuntime, extend, loaded_library
 
@@ -63,18 +63,18 @@ def knowing(rt: Any) -> Knowing:
 
 
 @pytest.fixture
-def driver(family: Family, knowing: Knowing) -> LegacyDriver:
-    return LegacyDriver(family, cast("Any", knowing))
+def driver(family: Family, knowing: Knowing) -> GpuDriver:
+    return GpuDriver(family, cast("Any", knowing))
 
 
 def test_the_group_is_offered_where_bounds_are_known(
-    family: Family, rt: Any, driver: LegacyDriver
+    family: Family, rt: Any, driver: GpuDriver
 ) -> None:
     assert foreign_memory_of(driver) is not None
     assert driver.capabilities(0, None).foreign_memory
     assert check_groups(driver) == []
 
-    without = LegacyDriver(family, rt)
+    without = GpuDriver(family, rt)
 
     assert foreign_memory_of(without) is None
     assert not without.capabilities(0, None).foreign_memory
@@ -91,7 +91,7 @@ def test_the_group_is_offered_where_bounds_are_known(
     ],
 )
 def test_importers_reach_whole_blocks(
-    bounds: tuple[int, int], exposed: tuple[int, int], driver: LegacyDriver, knowing: Knowing
+    bounds: tuple[int, int], exposed: tuple[int, int], driver: GpuDriver, knowing: Knowing
 ) -> None:
     knowing.range = bounds
 
@@ -113,7 +113,7 @@ def test_obstacles(
     attributes: Attributes,
     more: dict[int, int],
     obstacle: str,
-    driver: LegacyDriver,
+    driver: GpuDriver,
     knowing: Knowing,
 ) -> None:
     knowing.attributes, knowing.more = attributes, more
@@ -125,7 +125,7 @@ def test_obstacles(
 
 @pytest.mark.parametrize("call", ["pointerGetAttributes", "memGetAddressRange"])
 @pytest.mark.parametrize("code", [1, 17, 500])
-def test_what_the_vendor_does_not_know(call: str, code: int, driver: LegacyDriver, rt: Any) -> None:
+def test_what_the_vendor_does_not_know(call: str, code: int, driver: GpuDriver, rt: Any) -> None:
     rt.fail(call, code)
     found = driver.inspect(0, BASE, "legacy")
 
@@ -134,9 +134,7 @@ def test_what_the_vendor_does_not_know(call: str, code: int, driver: LegacyDrive
     assert NO_SUCH in found.obstacle
 
 
-def test_pinned_memory_that_cupy_takes_for_a_devices(
-    driver: LegacyDriver, knowing: Knowing
-) -> None:
+def test_pinned_memory_that_cupy_takes_for_a_devices(driver: GpuDriver, knowing: Knowing) -> None:
     knowing.more = {KIND: 1, CAPABLE: 1}
     found = driver.inspect(0, BASE, "legacy").obstacle
 
@@ -149,19 +147,19 @@ def test_rocm_5_counts_the_kinds_otherwise(fake: Any) -> None:
     knowing = Knowing(rt)
     knowing.more = {KIND: 1, CAPABLE: 1}
 
-    assert LegacyDriver(HIP, cast("Any", knowing)).inspect(0, BASE, "legacy").obstacle is None
+    assert GpuDriver(HIP, cast("Any", knowing)).inspect(0, BASE, "legacy").obstacle is None
 
 
 def test_pooled_memory_of_nvidia(fake: Any) -> None:
     knowing = Knowing(fake(is_hip=False))
     knowing.more = {CAPABLE: 0, POOL: 0x1234}
-    found = LegacyDriver(CUDA, cast("Any", knowing)).inspect(0, BASE, "legacy")
+    found = GpuDriver(CUDA, cast("Any", knowing)).inspect(0, BASE, "legacy")
 
     assert "pool" in (found.obstacle or "")
 
 
 def test_an_old_version_is_not_asked_by_an_export_before_memory_is_adopted(
-    driver: LegacyDriver, knowing: Knowing, rt: Any
+    driver: GpuDriver, knowing: Knowing, rt: Any
 ) -> None:
     knowing.more = {}
     foreign = driver.inspect(0, BASE + 5, "legacy")
@@ -178,7 +176,7 @@ def test_an_old_version_is_not_asked_by_an_export_before_memory_is_adopted(
 
 @pytest.mark.parametrize("code", [1, 17])
 def test_what_an_old_version_refuses_is_not_adopted(
-    code: int, driver: LegacyDriver, knowing: Knowing, rt: Any
+    code: int, driver: GpuDriver, knowing: Knowing, rt: Any
 ) -> None:
     knowing.more = {}
     foreign = driver.inspect(0, BASE, "legacy")
@@ -190,16 +188,14 @@ def test_what_an_old_version_refuses_is_not_adopted(
     assert raised.value.hint
 
 
-def test_a_new_version_is_not_asked_by_an_export_at_all(driver: LegacyDriver, rt: Any) -> None:
+def test_a_new_version_is_not_asked_by_an_export_at_all(driver: GpuDriver, rt: Any) -> None:
     driver.adopt(0, driver.inspect(0, BASE, "legacy"), "legacy")
 
     assert "ipcGetMemHandle" not in rt.named()
 
 
 @pytest.mark.parametrize("call", ["pointerGetAttributes", "memGetAddressRange"])
-def test_other_failures_are_errors(
-    call: str, driver: LegacyDriver, knowing: Knowing, rt: Any
-) -> None:
+def test_other_failures_are_errors(call: str, driver: GpuDriver, knowing: Knowing, rt: Any) -> None:
     knowing.more = {}
     knowing.attributes = Attributes(device=1)
     rt.fail(call, 999)
@@ -212,7 +208,7 @@ def test_other_failures_are_errors(
 
 
 def test_an_export_that_fails_otherwise_is_an_error(
-    driver: LegacyDriver, knowing: Knowing, rt: Any
+    driver: GpuDriver, knowing: Knowing, rt: Any
 ) -> None:
     knowing.more = {}
     foreign = driver.inspect(0, BASE, "legacy")
@@ -221,7 +217,7 @@ def test_an_export_that_fails_otherwise_is_an_error(
         driver.adopt(0, foreign, "legacy")
 
 
-def test_adopted_memory_is_exported_and_never_freed(driver: LegacyDriver, rt: Any) -> None:
+def test_adopted_memory_is_exported_and_never_freed(driver: GpuDriver, rt: Any) -> None:
     foreign = driver.inspect(0, BASE + 5, "legacy")
     block = driver.adopt(0, foreign, "legacy")
     exported = driver.export(block, "legacy", "rw", raw=False)

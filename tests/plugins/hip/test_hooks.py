@@ -14,7 +14,7 @@ import crossmem
 from crossmem.plugin import API_VERSION, Backend
 from crossmem_hip import hooks
 from crossmem_hip.cupy import RUNTIME
-from crossmem_hip.driver import LegacyDriver
+from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import Family
 from crossmem_hip.runtime import NEEDED
 
@@ -57,7 +57,7 @@ def test_the_entry_point_leads_here() -> None:
 def test_cupy_is_used(runtime: str | None, backend: Backend, cupy: Any) -> None:
     driver = backend.load(runtime)
 
-    assert isinstance(driver, LegacyDriver)
+    assert isinstance(driver, GpuDriver)
     assert driver.backend == backend.name
     assert len(driver.devices()) == 2
 
@@ -101,7 +101,7 @@ def test_an_emulation_comes_from_another_plugin(family: Family, rt: Any) -> None
 
     backend = next(one for one in hooks.crossmem_backends(find) if one.name == family.backend)
 
-    assert isinstance(backend.load("emulated"), LegacyDriver)
+    assert isinstance(backend.load("emulated"), GpuDriver)
     assert asked == [(family.backend, "emulated")]
 
 

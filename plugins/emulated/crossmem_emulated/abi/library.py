@@ -97,7 +97,8 @@ class Library:
     profile_field
         Field of :class:`~crossmem_emulated.options.Options` that chooses one.
     entry_of
-        Gives the name, by which the emulation knows a function, for the name in C.
+        Gives the name, by which the emulation knows a function, for the name in C; None where
+        nothing that it does can be made to fail.
     bind
         Makes the Python side. It is given the ``FFI`` object with all declarations, and the name
         of the file that the program loaded.
@@ -114,7 +115,7 @@ class Library:
     unknown: int
     profiles: tuple[str, ...]
     profile_field: str
-    entry_of: Callable[[str], str]
+    entry_of: Callable[[str], str | None]
     bind: Callable[[Any, str], Binding]
 
     def functions(self) -> list[Prototype]:

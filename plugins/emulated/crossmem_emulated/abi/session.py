@@ -46,13 +46,13 @@ def _variables(library: Library, request: EmulationRequest) -> dict[str, str]:
 
 def _add_fault(faults: Faults, library: Library, text: str) -> None:
     match = _FAULT.fullmatch(text)
-    known = {one.name for one in library.functions()}
-    if match is None or match["call"] not in known:
+    entry = library.entry_of(match["call"]) if match else None
+    if match is None or entry is None:
         msg = f"{text!r} is no fault; it must be CALL=CODE, CALL=CODE:SKIP or CALL=CODE:SKIP:COUNT"
-        example = f"{min(known, key=len)}=1:2 lets its third call fail with 1"
-        raise ConfigurationError(msg, hint=f"CALL is a function of the library, so {example}")
+        hint = "CALL is a function of the library: hipMalloc=2:3 lets its fourth call fail with 2"
+        raise ConfigurationError(msg, hint=hint)
     skip, count = int(match["skip"] or 0), int(match["count"] or 1)
-    faults.add(library.entry_of(match["call"]), int(match["code"]), skip=skip, count=count)
+    faults.add(entry, int(match["code"]), skip=skip, count=count)
 
 
 def _calls(folders: list[Path]) -> Mapping[str, int]:

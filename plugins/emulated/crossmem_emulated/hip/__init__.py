@@ -22,8 +22,10 @@ from crossmem_emulated.hip import (
     events,
     exports,
     host,
+    physical,
     shares,
     streams,
+    virtual,
 )
 from crossmem_emulated.hip.attributes import PointerAttributes
 from crossmem_emulated.hip.calls import ENTRIES, Entry, parse
@@ -56,8 +58,10 @@ _FAMILIES = (
     events,
     exports,
     host,
+    physical,
     shares,
     streams,
+    virtual,
 )
 
 
@@ -70,8 +74,10 @@ class Runtime:
 
     Beside CuPy's there are some of the vendors' own: ``memGetAddressRange(ptr)``, which returns
     base and size, ``pointerGetAttribute(attribute, ptr)``, ``hostGetDevicePointer(ptr, flags)``,
-    ``deviceReset()``, the drivers' ``ctxCreate`` and what belongs to it, and more that C programs
-    call.
+    ``deviceReset()``, the drivers' ``ctxCreate`` and what belongs to it, virtual memory, with
+    ``memCreate``, ``memAddressReserve``, ``memMap`` and so on, and more that C programs call. Each
+    entry's signature says what it takes: every field of the vendors' structs is an argument of
+    its own.
 
     Parameters
     ----------

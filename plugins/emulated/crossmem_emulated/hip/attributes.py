@@ -28,7 +28,14 @@ class Attribute(IntEnum):
     IS_LEGACY_IPC_CAPABLE = 10
     RANGE_START_ADDR = 11
     RANGE_SIZE = 12
+    MAPPED = 13
+    ALLOWED_HANDLE_TYPES = 14
     MEMPOOL_HANDLE = 17
+    MAPPING_SIZE = 18
+    MAPPING_BASE_ADDR = 19
+
+
+_CUDA_ONLY: Final = frozenset({Attribute.MAPPING_SIZE, Attribute.MAPPING_BASE_ADDR})
 
 
 _BEFORE_6: Final = {
@@ -52,6 +59,9 @@ def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
 
 
 def _range_of(owner: Piece | HostBlock) -> tuple[int, int]:
+    if isinstance(owner, Piece) and owner.origin is Origin.VIRTUAL:
+        # What was reserved, whatever is mapped there: so NVIDIA's was seen to answer.
+        return owner.region.start, owner.region.nbytes
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         return owner.source.pointer, owner.source.nbytes
     return owner.start, owner.nbytes
@@ -82,7 +92,8 @@ def _mem_get_address_range(process: HipProcess, pointer: int) -> tuple[int, int]
 
 @entry("pointerGetAttribute(int attribute, intptr_t ptr) -> int")
 def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) -> int:
-    if attribute not in set(Attribute):
+    is_known = attribute in set(Attribute)
+    if not is_known or (attribute in _CUDA_ONLY and process.profile.is_hip):
         raise Refused(Status.INVALID_VALUE, f"there is no attribute {attribute}")
     owner = _owner_of(process, pointer)
     if owner is None:
@@ -91,6 +102,9 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
         raise Refused(Status.NOT_SUPPORTED, "this release does not know")
     kind, (start, nbytes) = _type_of(owner), _range_of(owner)
     origin = owner.origin if isinstance(owner, Piece) else None
+    handle_types = 0
+    if isinstance(owner, Piece) and origin is Origin.VIRTUAL:
+        handle_types = owner.source.physical.handle_type
     if attribute == Attribute.MEMORY_TYPE and process.profile.is_hip:
         return _number_of(process, kind)
     return {
@@ -102,7 +116,11 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
         Attribute.IS_LEGACY_IPC_CAPABLE: int(origin is Origin.MALLOC),
         Attribute.RANGE_START_ADDR: start,
         Attribute.RANGE_SIZE: nbytes,
+        Attribute.MAPPED: 1,
+        Attribute.ALLOWED_HANDLE_TYPES: handle_types,
         Attribute.MEMPOOL_HANDLE: int(origin is Origin.POOL),
+        Attribute.MAPPING_SIZE: owner.nbytes,
+        Attribute.MAPPING_BASE_ADDR: owner.start,
     }[Attribute(attribute)]
 
 

@@ -134,6 +134,8 @@ def _free(process: HipProcess, pointer: int) -> None:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was imported", "HIP-E11")
     if piece is None:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
+    if piece.origin is Origin.VIRTUAL:
+        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is mapped, not allocated", "HIP-V11")
     device = process.ordinal_of(piece.pages.device)
     if device is not None:
         finish_device(process, device)
@@ -173,7 +175,7 @@ def _malloc_async(process: HipProcess, size: int, stream: int) -> int:
 def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     where = find_stream(process, stream)
     piece = process.space.pieces.get(pointer)
-    if piece is None or piece.origin is Origin.IPC:
+    if piece is None or piece.origin in {Origin.IPC, Origin.VIRTUAL}:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
     # What the stream itself still has to do comes first.
     for work in list(where.queue):

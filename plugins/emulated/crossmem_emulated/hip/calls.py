@@ -26,6 +26,7 @@ _INTEGERS: Final[Mapping[str, tuple[bool, int, str]]] = {
     "size_t": (False, 64, "Python int too large to convert to C unsigned long"),
     "int": (True, 32, "value too large to convert to int"),
     "unsigned int": (False, 32, "value too large to convert to unsigned int"),
+    "unsigned long long": (False, 64, "Python int too large to convert to C unsigned long"),
 }
 _WIDER: Final[Mapping[str, str]] = {
     "int": "Python int too large to convert to C long",

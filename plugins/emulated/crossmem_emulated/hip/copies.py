@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from crossmem_emulated import memory
+from crossmem_emulated.addresses import Piece
 from crossmem_emulated.hip.blocks import find_host_block
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import Kind, MemoryType, Status
@@ -13,12 +14,14 @@ from crossmem_emulated.hip.origins import Origin
 from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.shares import Import
 from crossmem_emulated.hip.streams import (
+    Stream,
     Work,
     find_stream,
     legacy_of,
     submit,
     wait_for_legacy,
 )
+from crossmem_emulated.hip.virtual import READ, READ_WRITE, access_of
 
 __all__ = ["Side"]
 
@@ -50,7 +53,8 @@ class Side:
     parts: tuple[tuple[int, int], ...]
 
 
-def _side(process: HipProcess, pointer: int, nbytes: int) -> Side:
+def _side(process: HipProcess, pointer: int, nbytes: int, device: int, access: int) -> Side:
+    """Return one end of a copy that a device makes, or refuse."""
     if process.space.region_of(pointer) is None:
         block = find_host_block(process, pointer)
         if block is not None and pointer + nbytes > block.start + block.nbytes:
@@ -64,12 +68,14 @@ def _side(process: HipProcess, pointer: int, nbytes: int) -> Side:
         )
     for piece, _, _ in spans:
         if piece.origin is Origin.IPC:
-            _check_access(process, piece.source)
+            _check_peers(process, piece.source)
+        elif piece.origin is Origin.VIRTUAL:
+            _check_virtual_access(piece, device, access)
     parts = tuple((place, size) for _, place, size in spans)
     return Side(pointer, is_device=True, parts=parts)
 
 
-def _check_access(process: HipProcess, opened: Import) -> None:
+def _check_peers(process: HipProcess, opened: Import) -> None:
     """Refuse where a device has no access to the memory of another that was opened for it."""
     index, context = opened.pages.device, opened.context
     home = process.ordinal_of(index)
@@ -77,6 +83,14 @@ def _check_access(process: HipProcess, opened: Import) -> None:
     if is_far and home not in context.peers:
         text = f"device {context.device} was not given access to device {home}"
         raise Refused(Status.INVALID_VALUE, text)
+
+
+def _check_virtual_access(piece: Piece, device: int, access: int) -> None:
+    """Refuse where a device was not given the access that it needs to what is mapped."""
+    found = access_of(piece, device)
+    if found & access != access:
+        text = f"device {device} has access {found} at {piece.start:#x}, and needs {access}"
+        raise Refused(Status.INVALID_VALUE, text, "HIP-V5")
 
 
 def _check_direction(process: HipProcess, call: str, kind: int, target: Side, source: Side) -> None:
@@ -105,16 +119,25 @@ def _move(target: Side, source: Side) -> None:
 
 
 def _prepared(
-    process: HipProcess, call: str, target: int, source: int, nbytes: int, kind: int
+    process: HipProcess,
+    call: str,
+    target: tuple[int, int],
+    source: tuple[int, int],
+    nbytes: int,
+    kind: int,
 ) -> tuple[Work, bool]:
-    """Return a copy, checked, and whether the host has no part in it."""
+    """Return a copy, checked, and whether the host has no part in it.
+
+    Each end is an address and the device that has to reach it.
+    """
     if kind not in set(Kind):
         raise Refused(Status.INVALID_MEMCPY_DIRECTION, f"there is no kind {kind}", "HIP-X2")
-    if not target or not source:
+    if not target[0] or not source[0]:
         raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
-    to, start = _side(process, target, nbytes), _side(process, source, nbytes)
+    to = _side(process, target[0], nbytes, target[1], READ_WRITE)
+    start = _side(process, source[0], nbytes, source[1], READ)
     _check_direction(process, call, kind, to, start)
-    ranges = ((target, nbytes), (source, nbytes))
+    ranges = ((target[0], nbytes), (source[0], nbytes))
     is_on_devices = to.is_device is True and start.is_device is True
     return Work(call, ranges, lambda: _move(to, start)), is_on_devices
 
@@ -133,7 +156,9 @@ def _do_now(process: HipProcess, work: Work, *, is_on_devices: bool) -> None:
 @entry("memcpy(intptr_t dst, intptr_t src, size_t size, int kind)")
 def _memcpy(process: HipProcess, target: int, source: int, nbytes: int, kind: int) -> None:
     if nbytes:
-        work, is_on_devices = _prepared(process, "memcpy", target, source, nbytes, kind)
+        here = process.current().device
+        ends = (target, here), (source, here)
+        work, is_on_devices = _prepared(process, "memcpy", *ends, nbytes, kind)
         _do_now(process, work, is_on_devices=is_on_devices)
 
 
@@ -143,7 +168,8 @@ def _memcpy_async(
 ) -> None:
     where = find_stream(process, stream)
     if nbytes:
-        work, _ = _prepared(process, "memcpyAsync", target, source, nbytes, kind)
+        ends = (target, where.device), (source, where.device)
+        work, _ = _prepared(process, "memcpyAsync", *ends, nbytes, kind)
         submit(process, where, work)
 
 
@@ -154,35 +180,75 @@ def _memcpy_peer(
     process.check_device(to)
     process.check_device(start)
     if nbytes:
-        kind = Kind.DEVICE_TO_DEVICE
-        work, _ = _prepared(process, "memcpyPeer", target, source, nbytes, kind)
+        ends = (target, to), (source, start)
+        work, _ = _prepared(process, "memcpyPeer", *ends, nbytes, Kind.DEVICE_TO_DEVICE)
         _do_now(process, work, is_on_devices=True)
 
 
-def _fill(side: Side, value: int) -> None:
+@entry(
+    "memcpyPeerAsync(intptr_t dst, int dstDevice, intptr_t src, int srcDevice, size_t size, "
+    "intptr_t stream)"
+)
+def _memcpy_peer_async(  # noqa: PLR0917 - as CuPy passes them
+    process: HipProcess, target: int, to: int, source: int, start: int, nbytes: int, stream: int
+) -> None:
+    process.check_device(to)
+    process.check_device(start)
+    where = find_stream(process, stream)
+    if nbytes:
+        ends = (target, to), (source, start)
+        work, _ = _prepared(process, "memcpyPeerAsync", *ends, nbytes, Kind.DEVICE_TO_DEVICE)
+        submit(process, where, work)
+
+
+def _fill(side: Side, pattern: bytes) -> None:
+    done = 0
     for place, size in side.parts:
-        ctypes.memset(place, value, size)
+        if len(pattern) == 1:
+            ctypes.memset(place, pattern[0], size)
+        else:
+            # A part can begin inside of the pattern.
+            first = done % len(pattern)
+            data = pattern[first:] + pattern * (size // len(pattern) + 1)
+            ctypes.memmove(place, data, size)
+        done += size
 
 
-def _prepared_fill(process: HipProcess, call: str, pointer: int, value: int, nbytes: int) -> Work:
+def _prepared_fill(
+    process: HipProcess, call: str, pointer: int, pattern: bytes, count: int, stream: Stream
+) -> Work:
     if not pointer:
         raise Refused(Status.INVALID_VALUE, "the address is null", "HIP-X4")
-    side = _side(process, pointer, nbytes)
+    nbytes = len(pattern) * count
+    side = _side(process, pointer, nbytes, stream.device, READ_WRITE)
     if side.is_device is False:
         text = f"{pointer:#x} is no address of a device"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
-    return Work(call, ((pointer, nbytes),), lambda: _fill(side, value & 0xFF))
+    return Work(call, ((pointer, nbytes),), lambda: _fill(side, pattern))
 
 
-@entry("memset(intptr_t ptr, int value, size_t size)")
-def _memset(process: HipProcess, pointer: int, value: int, nbytes: int) -> None:
-    if nbytes:
-        work = _prepared_fill(process, "memset", pointer, value, nbytes)
-        submit(process, legacy_of(process, process.current().device), work)
+def _add_fill(name: str, nbytes: int, size: str) -> None:
+    """Register a function that fills memory, and the one that does it in a stream."""
+    mask = (1 << 8 * nbytes) - 1
+
+    def fill(
+        process: HipProcess, call: str, pointer: int, value: int, count: int, stream: Stream
+    ) -> None:
+        if count:
+            pattern = (value & mask).to_bytes(nbytes, "little")
+            submit(process, stream, _prepared_fill(process, call, pointer, pattern, count, stream))
+
+    @entry(f"{name}(intptr_t ptr, int value, size_t {size})")
+    def _now(process: HipProcess, pointer: int, value: int, count: int) -> None:
+        stream = legacy_of(process, process.current().device)
+        fill(process, name, pointer, value, count, stream)
+
+    @entry(f"{name}Async(intptr_t ptr, int value, size_t {size}, intptr_t stream)")
+    def _in_stream(process: HipProcess, pointer: int, value: int, count: int, stream: int) -> None:
+        where = find_stream(process, stream)
+        fill(process, f"{name}Async", pointer, value, count, where)
 
 
-@entry("memsetAsync(intptr_t ptr, int value, size_t size, intptr_t stream)")
-def _memset_async(process: HipProcess, pointer: int, value: int, nbytes: int, stream: int) -> None:
-    where = find_stream(process, stream)
-    if nbytes:
-        submit(process, where, _prepared_fill(process, "memsetAsync", pointer, value, nbytes))
+_add_fill("memset", 1, "size")
+_add_fill("memsetD16", 2, "count")
+_add_fill("memsetD32", 4, "count")

@@ -12,3 +12,4 @@ class Origin(StrEnum):
     MALLOC = "malloc"
     POOL = "mallocAsync"
     IPC = "ipcOpenMemHandle"
+    VIRTUAL = "memMap"

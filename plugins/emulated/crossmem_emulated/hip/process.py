@@ -131,6 +131,8 @@ class HipProcess:
         self.exports: dict[int, list[int]] = {}
         """Numbers of what is exported, by the address of the allocation."""
         self.imports: list[Any] = []
+        self.physical: dict[int, Any] = {}
+        """Memory without an address of its own, by handle; also what is only mapped still."""
         self.leaked: list[Pages] = []
 
     # Calls ------------------------------------------------------------------------------------

@@ -51,6 +51,10 @@ class Profile:
         Whether a second context of one device is refused.
     knows_exportable
         Whether it can be asked whether memory can be exported.
+    has_virtual
+        Whether it has virtual memory.
+    no_such_device
+        What creating virtual memory answers where there is no such device.
     """
 
     name: str
@@ -68,6 +72,8 @@ class Profile:
     unknown_is_unregistered: bool = True
     ends_contexts: bool = False
     knows_exportable: bool = True
+    has_virtual: bool = True
+    no_such_device: Status = Status.INVALID_VALUE
 
     @property
     def is_before_6(self) -> bool:
@@ -97,6 +103,7 @@ PROFILES: Final[dict[str, Profile]] = {
             looks_first=True,
             keeps_ordinals=True,
             closes_inside=True,
+            no_such_device=Status.INVALID_DEVICE,
         ),
         Profile(
             "rocm5",
@@ -106,6 +113,7 @@ PROFILES: Final[dict[str, Profile]] = {
             knows_own_pid=False,
             knows_exportable=False,
             unknown_is_unregistered=False,
+            has_virtual=False,
         ),
         Profile(
             "cuda",
@@ -115,6 +123,7 @@ PROFILES: Final[dict[str, Profile]] = {
             lazy_flag=None,
             stale=Status.INVALID_HANDLE,
             unreachable=Status.PEER_ACCESS_UNSUPPORTED,
+            no_such_device=Status.INVALID_DEVICE,
             looks_first=True,
             ends_contexts=True,
         ),

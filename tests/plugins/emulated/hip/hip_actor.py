@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ BLOCK = 2 << 20
 TO_DEVICE, TO_HOST, ON_DEVICE, BY_ADDRESS = 1, 2, 3, 4
 ALL = ("documented", "clr24", "clr26", "rocm5", "cuda")
 AMD = ("documented", "clr24", "clr26", "rocm5")
+PINNED, ON_A_DEVICE, READ, READ_WRITE = 1, 1, 1, 3
 
 
 def _real_profile() -> str | None:
@@ -72,7 +74,8 @@ def status(function: Callable[..., Any], *arguments: Any) -> int:
 class Program:
     """What a child can be told to do, beside calling the runtime's functions."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         if REAL:
             self.rt: Any = import_module("cupy_backends.cuda.api.runtime")
             self.lazy_flag = 1
@@ -95,6 +98,39 @@ class Program:
         """Open memory with the flags that this edition wants."""
         pointer: int = self.rt.ipcOpenMemHandle(handle, self.lazy_flag)
         return pointer
+
+    def create(self, nbytes: int = BLOCK, device: int = 0, handle_type: int = 1) -> int:
+        """Make memory without an address."""
+        handle: int = self.rt.memCreate(nbytes, PINNED, handle_type, ON_A_DEVICE, device, 0)
+        return handle
+
+    def map(self, handle: int, nbytes: int = BLOCK, access: int = READ_WRITE) -> int:
+        """Give memory an address where device 0 may use it."""
+        pointer: int = self.rt.memAddressReserve(nbytes, 0, 0, 0)
+        self.rt.memMap(pointer, nbytes, 0, handle, 0)
+        self.rt.memSetAccess(pointer, nbytes, [(ON_A_DEVICE, 0, access)])
+        return pointer
+
+    def unmap(self, pointer: int, nbytes: int = BLOCK) -> None:
+        self.rt.memUnmap(pointer, nbytes)
+        self.rt.memAddressFree(pointer, nbytes)
+
+    def send(self, descriptor: int) -> None:
+        reduction.send_handle(self._connection, descriptor, os.getppid())
+
+    def receive(self) -> int:
+        descriptor: int = reduction.recv_handle(self._connection)
+        return descriptor
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def open_file(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY)
+
+    def descriptors(self) -> int:
+        """Return how many are open here."""
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     def attributes(self, pointer: int) -> tuple[int, int, int, int]:
         found = self.rt.pointerGetAttributes(pointer)
@@ -178,7 +214,7 @@ def _serve(connection: Connection, environment: Mapping[str, str]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ.clear()
     os.environ.update(environment)
-    program = Program()
+    program = Program(connection)
     while True:
         try:
             name, arguments = connection.recv()
@@ -246,6 +282,33 @@ class Actor:
         if data:
             self.write(pointer, data)
         return pointer, self.rt.ipcGetMemHandle(pointer)
+
+    def give(self, descriptor: int, receiver: "Actor") -> int:
+        """Send a descriptor as programs do, and return its number there."""
+        self.begin("send", descriptor)
+        passing: int = reduction.recv_handle(self._connection)
+        self.result()
+        receiver.begin("receive")
+        reduction.send_handle(receiver._connection, passing, receiver.pid)
+        os.close(passing)
+        return int(receiver.result())
+
+    def export_virtual(self, data: bytes = b"", nbytes: int = BLOCK) -> tuple[int, int]:
+        """Make memory, fill it, and export it; return handle and descriptor."""
+        handle = self.call("create", nbytes)
+        if data:
+            pointer = self.call("map", handle, nbytes)
+            self.write(pointer, data)
+            self.call("unmap", pointer, nbytes)
+        return handle, self.rt.memExportToShareableHandle(handle, 1, 0)
+
+    def import_virtual(self, exporter: "Actor", descriptor: int) -> int:
+        """Import by a descriptor of another process, and close the own one."""
+        own = exporter.give(descriptor, self)
+        try:
+            return int(self.rt.memImportFromShareableHandle(own, 1))
+        finally:
+            self.call("close", own)
 
     @property
     def free_nbytes(self) -> int:

@@ -15,9 +15,10 @@ from crossmem_emulated.options import Options
 HERE = Path(__file__).parent
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "hip-rules.md"
 SOURCE = Path(crossmem_emulated.hip.__file__).parent
-RULES = [f"HIP-E{number}" for number in range(1, 25)] + [f"HIP-X{number}" for number in range(1, 7)]
+KINDS = {"E": 24, "V": 13, "X": 6}
+RULES = [f"HIP-{kind}{number + 1}" for kind, count in KINDS.items() for number in range(count)]
 CASES = [f"T{number}" for number in range(1, 17)]
-RECORDED = re.compile(r'"(HIP-[EX]\d+)"')
+RECORDED = re.compile(r'"(HIP-[EVX]\d+)"')
 
 
 def sources_by_name() -> dict[str, str]:
@@ -26,7 +27,7 @@ def sources_by_name() -> dict[str, str]:
     for path in sorted(HERE.glob("test_*.py")):
         text = path.read_text("utf-8")
         for node in ast.parse(text).body:
-            if isinstance(node, ast.FunctionDef) and re.match(r"test_[ext]\d", node.name):
+            if isinstance(node, ast.FunctionDef) and re.match(r"test_[etvx]\d", node.name):
                 first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
                 found[node.name] = "\n".join(text.splitlines()[first - 1 : node.end_lineno])
     return found

@@ -7,9 +7,11 @@ AMD's library exports, with the version of each symbol. What is named there only
 """
 
 from importlib import resources
-from typing import Any, Final
+from typing import Final
 
-from crossmem_emulated.abi.library import Binding, Library
+from crossmem_emulated.abi.hip.binding import HipBinding
+from crossmem_emulated.abi.library import Library
+from crossmem_emulated.hip.calls import ENTRIES
 from crossmem_emulated.hip.profiles import PROFILES
 
 __all__ = ["LIBRARY"]
@@ -33,19 +35,41 @@ def _symbols() -> dict[str, str]:
     return found
 
 
-def _entry_of(name: str) -> str:
-    """Return CuPy's name of a function: without HIP's beginning."""
+_ENTRIES: Final = {
+    "CtxGetDevice": "getDevice",
+    "CtxSynchronize": "deviceSynchronize",
+    "ExtMallocWithFlags": "malloc",
+    "FreeHost": "freeHost",
+    "HostFree": "freeHost",
+    "HostMalloc": "hostAlloc",
+    "Malloc3D": "malloc",
+    "MallocHost": "hostAlloc",
+    "MallocPitch": "malloc",
+    "MemAllocHost": "hostAlloc",
+    "MemAllocPitch": "malloc",
+    "Memcpy2D": "memcpy",
+    "Memcpy2DAsync": "memcpyAsync",
+    "MemcpyDtoD": "memcpy",
+    "MemcpyDtoDAsync": "memcpyAsync",
+    "MemcpyDtoH": "memcpy",
+    "MemcpyDtoHAsync": "memcpyAsync",
+    "MemcpyHtoD": "memcpy",
+    "MemcpyHtoDAsync": "memcpyAsync",
+    "MemcpyWithStream": "memcpyAsync",
+    "Memset2D": "memset",
+    "Memset2DAsync": "memsetAsync",
+    "MemsetD8": "memset",
+    "MemsetD8Async": "memsetAsync",
+}
+"""What functions call that have no entry of their own, without HIP's beginning."""
+
+
+def _entry_of(name: str) -> str | None:
+    """Return CuPy's name of a function, None where the emulation has none of its own for it."""
+    # Naming it is what registers the entries.
     rest = name.removeprefix("hip")
-    return {"HostMalloc": "hostAlloc", "HostFree": "freeHost"}.get(
-        rest, rest[:1].lower() + rest[1:]
-    )
-
-
-def _bind(ffi: Any, soname: str) -> Binding:
-    # The emulation is loaded where it is used, and not where the library is built.
-    from crossmem_emulated.abi.hip.binding import HipBinding  # noqa: PLC0415
-
-    return HipBinding(ffi, soname)
+    entry = _ENTRIES.get(rest, rest[:1].lower() + rest[1:])
+    return entry if entry in ENTRIES else None
 
 
 def _library() -> Library:
@@ -63,7 +87,7 @@ def _library() -> Library:
         profiles=tuple(name for name, profile in PROFILES.items() if profile.is_hip),
         profile_field="hip_profile",
         entry_of=_entry_of,
-        bind=_bind,
+        bind=HipBinding,
     )
     rest = sorted(nodes.keys() - set(library.exports()))
     refused = "".join(f"hipError_t {name}(void);\n" for name in rest)

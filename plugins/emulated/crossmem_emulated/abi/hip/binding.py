@@ -8,7 +8,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from crossmem.errors import ConfigurationError
-from crossmem_emulated.abi.hip import devices, memory, streams
+from crossmem_emulated.abi.hip import devices, memory, streams, virtual
 from crossmem_emulated.abi.hip.convert import Converter, Function
 from crossmem_emulated.abi.library import Binding
 from crossmem_emulated.hip import Runtime
@@ -59,6 +59,7 @@ class HipBinding(Binding):
             **devices.functions(convert),
             **memory.functions(convert),
             **streams.functions(convert),
+            **virtual.functions(convert),
         }
 
     @override

@@ -75,6 +75,21 @@ hipError_t hipDrvPointerGetAttributes(unsigned int count, const int *attributes,
 hipError_t hipMemAdvise(hipAddress pointer, size_t size, int advice, int device);
 hipError_t hipMemPrefetchAsync(hipAddress pointer, size_t size, int device, hipObject stream);
 
+/* Virtual memory */
+hipError_t hipMemAddressReserve(hipAddress *pointer, size_t size, size_t alignment, hipAddress wish, unsigned long long flags);
+hipError_t hipMemAddressFree(hipAddress pointer, size_t size);
+hipError_t hipMemGetAllocationGranularity(size_t *granularity, const hipMemAllocationProp *properties, int option);
+hipError_t hipMemCreate(hipHandle *handle, size_t size, const hipMemAllocationProp *properties, unsigned long long flags);
+hipError_t hipMemRelease(hipHandle handle);
+hipError_t hipMemRetainAllocationHandle(hipHandle *handle, hipAddress pointer);
+hipError_t hipMemGetAllocationPropertiesFromHandle(hipMemAllocationProp *properties, hipHandle handle);
+hipError_t hipMemMap(hipAddress pointer, size_t size, size_t offset, hipHandle handle, unsigned long long flags);
+hipError_t hipMemUnmap(hipAddress pointer, size_t size);
+hipError_t hipMemSetAccess(hipAddress pointer, size_t size, const hipMemAccessDesc *access, size_t count);
+hipError_t hipMemGetAccess(unsigned long long *access, const hipMemLocation *location, hipAddress pointer);
+hipError_t hipMemExportToShareableHandle(int *descriptor, hipHandle handle, int type, unsigned long long flags);
+hipError_t hipMemImportFromShareableHandle(hipHandle *handle, hipAddress descriptor, int type);
+
 /* The host's memory */
 hipError_t hipHostMalloc(hipAddress *pointer, size_t size, unsigned int flags);
 hipError_t hipHostAlloc(hipAddress *pointer, size_t size, unsigned int flags);

@@ -6,6 +6,7 @@
 typedef int hipError_t;
 typedef intptr_t hipAddress;
 typedef intptr_t hipObject;
+typedef unsigned long long hipHandle;
 
 typedef struct { char reserved[64]; } hipIpcHandle;
 typedef struct { unsigned char bytes[16]; } hipUUID;
@@ -21,6 +22,28 @@ typedef struct {
     int isManaged;
     unsigned int allocationFlags;
 } hipPointerAttribute_t;
+
+typedef struct { int type, id; } hipMemLocation;
+typedef struct { hipMemLocation location; int flags; } hipMemAccessDesc;
+/* Since ROCm 6, and as ROCm 5.2 laid it out. */
+typedef union {
+    struct {
+        int type;
+        int requestedHandleType;
+        hipMemLocation location;
+        void *win32HandleMetaData;
+        unsigned char compressionType, gpuDirectRDMACapable;
+        unsigned short usage;
+    } now;
+    struct {
+        unsigned char compressionType;
+        hipMemLocation location;
+        int requestedHandleType;
+        int type;
+        unsigned short usage;
+        void *win32HandleMetaData;
+    } before;
+} hipMemAllocationProp;
 
 typedef void (*hipStreamCallback_t)(hipObject stream, hipError_t status, void *userData);
 typedef void (*hipHostFn_t)(void *userData);

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions about virtual memory: the structs that describe it become arguments."""
+
+from typing import Any, Final
+
+from crossmem_emulated.abi.hip.convert import Converter, Function
+
+__all__ = ["functions"]
+
+_LOWEST_ADDRESS: Final = 1 << 16
+"""Linux lets no program use addresses below this one, so that smaller numbers are none."""
+
+
+class _Virtual:
+    """Functions that are given structs."""
+
+    def __init__(self, convert: Converter) -> None:
+        self._convert = convert
+        self._ffi = convert.ffi
+        self._call = convert.call
+
+    def _fields(self, properties: Any) -> tuple[int, int, int, int]:
+        """Return type, type of handles, and location, wherever a program has them."""
+        described = properties.now
+        if not described.type and properties.before.type:
+            # No memory is of type 0, so this is no program of ROCm 6.
+            described = properties.before
+        location = described.location
+        return described.type, described.requestedHandleType, location.type, location.id
+
+    def create(self, place: Any, size: int, properties: Any, flags: int) -> int:
+        if not properties:
+            return self._convert.null("memCreate")
+        create = self._convert.into("memCreate")
+        return int(create(place, size, *self._fields(properties), flags))
+
+    def granularity(self, place: Any, properties: Any, option: int) -> int:
+        if not properties:
+            return self._convert.null("memGetAllocationGranularity")
+        ask = self._convert.into("memGetAllocationGranularity")
+        return int(ask(place, *self._fields(properties), option))
+
+    def properties(self, place: Any, handle: int) -> int:
+        name = "memGetAllocationPropertiesFromHandle"
+        if not place:
+            return self._convert.null(name)
+        status, found = self._call(name, handle)
+        if not status:
+            nbytes = self._ffi.sizeof(place[0])
+            self._ffi.memmove(place, bytes(nbytes), nbytes)
+            described, location = place.now, place.now.location
+            described.type, described.requestedHandleType, location.type, location.id = found
+        return status
+
+    def set_access(self, pointer: int, size: int, access: Any, count: int) -> int:
+        if not access or not count:
+            return self._convert.null("memSetAccess")
+        wanted = [(one.location.type, one.location.id, one.flags) for one in access[0:count]]
+        return self._call("memSetAccess", pointer, size, wanted)[0]
+
+    def get_access(self, place: Any, location: Any, pointer: int) -> int:
+        if not location:
+            return self._convert.null("memGetAccess")
+        return int(self._convert.into("memGetAccess")(place, location.type, location.id, pointer))
+
+    def import_(self, place: Any, descriptor: int, kind: int) -> int:
+        if not descriptor:
+            return self._convert.null("memImportFromShareableHandle")
+        if descriptor >= _LOWEST_ADDRESS:
+            # Up to ROCm 6 the argument says where the descriptor is.
+            descriptor = self._ffi.cast("int *", descriptor)[0]
+        return int(self._convert.into("memImportFromShareableHandle")(place, descriptor, kind))
+
+
+def functions(convert: Converter) -> dict[str, Function]:
+    """Return the functions, by their name in C."""
+    virtual = _Virtual(convert)
+    into, plain = convert.into, convert.plain
+    return {
+        "hipMemAddressReserve": into("memAddressReserve"),
+        "hipMemAddressFree": plain("memAddressFree"),
+        "hipMemGetAllocationGranularity": virtual.granularity,
+        "hipMemCreate": virtual.create,
+        "hipMemRelease": plain("memRelease"),
+        "hipMemRetainAllocationHandle": into("memRetainAllocationHandle"),
+        "hipMemGetAllocationPropertiesFromHandle": virtual.properties,
+        "hipMemMap": plain("memMap"),
+        "hipMemUnmap": plain("memUnmap"),
+        "hipMemSetAccess": virtual.set_access,
+        "hipMemGetAccess": virtual.get_access,
+        "hipMemExportToShareableHandle": into("memExportToShareableHandle"),
+        "hipMemImportFromShareableHandle": virtual.import_,
+    }

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Virtual memory: physical memory by its handle, made, kept, exported and imported.
+
+CuPy has none of these functions. Their arguments are those of the vendors' functions, with each
+field of a struct as an argument of its own.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from crossmem_emulated import memory
+from crossmem_emulated.addresses import BLOCK_NBYTES
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import LARGEST_NBYTES, Status
+from crossmem_emulated.hip.origins import Origin
+from crossmem_emulated.hip.process import HipProcess
+from crossmem_emulated.pages import Pages
+
+__all__ = ["ON_DEVICE", "Physical", "check_virtual", "drop", "find_physical", "granularity_of"]
+
+ON_DEVICE: Final = 1
+"""Type of the only location that is emulated."""
+
+_PINNED: Final = 1
+_NO_HANDLE: Final = 0
+_DESCRIPTOR: Final = 1
+_HANDLE_TYPES: Final = frozenset({_NO_HANDLE, _DESCRIPTOR})
+_OPTIONS: Final = frozenset({0, 1})
+_RECOMMENDED: Final = 1
+
+
+@dataclass(slots=True, eq=False)
+class Physical:
+    """Memory that this process made or imported.
+
+    Parameters
+    ----------
+    handle
+        What the program knows it by.
+    pages
+        The memory.
+    handle_type
+        As what it may be exported.
+    is_imported
+        Whether another process made it, or this one imported its own.
+    references
+        How often it was made, imported or retained, less what was released.
+    mappings
+        How often it is mapped.
+    """
+
+    handle: int
+    pages: Pages
+    handle_type: int
+    is_imported: bool
+    references: int = 1
+    mappings: int = 0
+
+
+def check_virtual(process: HipProcess) -> None:
+    """Refuse in releases that have the functions and nothing behind them."""
+    if not process.profile.has_virtual:
+        raise Refused(Status.NOT_SUPPORTED, "this release has no virtual memory")
+
+
+def granularity_of(process: HipProcess) -> int:
+    """Return what sizes and addresses of mappings are multiples of."""
+    return memory.PAGE_NBYTES if process.profile.is_hip else BLOCK_NBYTES
+
+
+def find_physical(process: HipProcess, handle: int) -> Physical:
+    """Return memory by its handle, or refuse."""
+    found: Physical | None = process.physical.get(handle)
+    if found is None or not found.references:
+        raise Refused(Status.INVALID_VALUE, f"there is no handle {handle:#x}", "HIP-V6")
+    return found
+
+
+def drop(process: HipProcess, physical: Physical) -> None:
+    """Give memory up where neither its handle nor a mapping keeps it here any more."""
+    if physical.references:
+        return
+    if physical.is_imported:
+        # The descriptor is the handle's; a mapping alone needs none.
+        process.store.close_descriptor(physical.pages)
+    if not physical.mappings:
+        del process.physical[physical.handle]
+        process.store.release(physical.pages)
+
+
+def _enter(process: HipProcess, pages: Pages, handle_type: int, *, is_imported: bool) -> int:
+    made = Physical(next(process.handles), pages, handle_type, is_imported)
+    process.physical[made.handle] = made
+    return made.handle
+
+
+def _check_properties(
+    process: HipProcess, kind: int, handle_type: int, location_type: int, device: int
+) -> int:
+    """Return a device's index on the host, or refuse."""
+    if kind != _PINNED or location_type != ON_DEVICE:
+        text = f"memory of type {kind} at a location of type {location_type}"
+        raise Refused(Status.INVALID_VALUE, text, "HIP-V1")
+    if not 0 <= device < len(process.setup.visible):
+        raise Refused(process.profile.no_such_device, f"there is no device {device}", "HIP-V1")
+    if handle_type not in _HANDLE_TYPES:
+        # Asking for another type is how a program finds out whether there is any.
+        raise Refused(Status.NOT_SUPPORTED, f"handles of type {handle_type} are not offered")
+    return process.setup.visible[device]
+
+
+@entry(
+    "memGetAllocationGranularity(int type, int handleType, int locationType, int locationId, "
+    "int option) -> size_t"
+)
+def _mem_get_allocation_granularity(
+    process: HipProcess, kind: int, handle_type: int, location_type: int, device: int, option: int
+) -> int:
+    check_virtual(process)
+    _check_properties(process, kind, handle_type, location_type, device)
+    if option not in _OPTIONS:
+        raise Refused(Status.INVALID_VALUE, f"there is no option {option}", "HIP-V1")
+    return BLOCK_NBYTES if option == _RECOMMENDED else granularity_of(process)
+
+
+@entry(
+    "memCreate(size_t size, int type, int handleType, int locationType, int locationId, "
+    "unsigned long long flags) -> unsigned long long"
+)
+def _mem_create(  # noqa: PLR0917
+    process: HipProcess,
+    size: int,
+    kind: int,
+    handle_type: int,
+    location_type: int,
+    device: int,
+    flags: int,
+) -> int:
+    check_virtual(process)
+    if not size or flags:
+        raise Refused(Status.INVALID_VALUE, f"{size} bytes with flags {flags}", "HIP-V1")
+    index = _check_properties(process, kind, handle_type, location_type, device)
+    if size % granularity_of(process):
+        text = f"{size} bytes are no multiple of {granularity_of(process)}"
+        raise Refused(Status.INVALID_VALUE, text, "HIP-V1")
+    if size > LARGEST_NBYTES:
+        raise Refused(Status.OUT_OF_MEMORY, f"the device has no room for {size} bytes")
+    pages = process.store.allocate(index, size, is_labelled=True)
+    return _enter(process, pages, handle_type, is_imported=False)
+
+
+@entry("memRelease(unsigned long long handle)")
+def _mem_release(process: HipProcess, handle: int) -> None:
+    check_virtual(process)
+    physical = find_physical(process, handle)
+    physical.references -= 1
+    drop(process, physical)
+
+
+@entry("memRetainAllocationHandle(intptr_t ptr) -> unsigned long long")
+def _mem_retain_allocation_handle(process: HipProcess, pointer: int) -> int:
+    check_virtual(process)
+    for piece in process.space.overlapping(pointer, 1):
+        if piece.origin is Origin.VIRTUAL:
+            physical: Physical = piece.source.physical
+            physical.references += 1
+            return physical.handle
+        # The libraries crashed on this before ROCm 7.14.
+        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is from {piece.origin}", "HIP-V11")
+    raise Refused(Status.INVALID_VALUE, f"nothing is mapped at {pointer:#x}")
+
+
+@entry("memGetAllocationPropertiesFromHandle(unsigned long long handle)")
+def _mem_get_allocation_properties_from_handle(
+    process: HipProcess, handle: int
+) -> tuple[int, int, int, int]:
+    check_virtual(process)
+    physical = find_physical(process, handle)
+    device = process.ordinal_of(physical.pages.device)
+    return _PINNED, physical.handle_type, ON_DEVICE, -1 if device is None else device
+
+
+# Between processes ----------------------------------------------------------------------------
+
+
+@entry(
+    "memExportToShareableHandle(unsigned long long handle, int handleType, "
+    "unsigned long long flags) -> int"
+)
+def _mem_export_to_shareable_handle(
+    process: HipProcess, handle: int, handle_type: int, flags: int
+) -> int:
+    check_virtual(process)
+    physical = find_physical(process, handle)
+    if flags or handle_type == _NO_HANDLE or handle_type != physical.handle_type:
+        text = f"type {handle_type} with flags {flags}; it was made for {physical.handle_type}"
+        raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
+    if physical.pages.descriptor is None:
+        # Imported, mapped, released and retained again: there the emulation has nothing to give.
+        raise Refused(Status.NOT_SUPPORTED, f"{handle:#x} was imported, and released since")
+    return os.dup(physical.pages.descriptor)
+
+
+@entry("memImportFromShareableHandle(int fd, int handleType) -> unsigned long long")
+def _mem_import_from_shareable_handle(
+    process: HipProcess, descriptor: int, handle_type: int
+) -> int:
+    check_virtual(process)
+    if handle_type != _DESCRIPTOR or descriptor < 0:
+        text = f"handle {descriptor} of type {handle_type}"
+        raise Refused(Status.INVALID_VALUE, text, "HIP-V8")
+    pages = process.store.receive(descriptor)
+    if pages is None:
+        text = f"descriptor {descriptor} is no memory of a device here"
+        raise Refused(Status.INVALID_VALUE, text, "HIP-V8")
+    if process.ordinal_of(pages.device) is None:
+        process.store.release(pages)
+        raise Refused(Status.NOT_SUPPORTED, "its device is not visible here")
+    return _enter(process, pages, _DESCRIPTOR, is_imported=True)

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sharing by file descriptors of physical memory, which is mapped wherever it is wanted.
+
+The vendors' rules: sizes and places are multiples of a granularity; a mapping is of the memory's
+beginning, and is undone whole; nobody may use it before access is set for his device; every export
+is a descriptor that the caller closes; memory lives as long as a handle, a mapping or a descriptor
+of it, in whatever process.
+"""
+
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from typing_extensions import override
+
+from crossmem.driver import Block, Exported, Foreign, Imported
+from crossmem.driver.cleanup import in_any_case, on_failure
+from crossmem.errors import CrossmemError, DriverError, InvalidHandleError
+from crossmem.models import Access
+from crossmem_hip.capture import refuse_capture
+from crossmem_hip.errors import INVALID_VALUE
+from crossmem_hip.foreign import inspect_mapping, knows_mappings
+from crossmem_hip.mechanism import Mechanism, Reference
+from crossmem_hip.runtime import VIRTUAL, Vendor
+
+__all__ = ["Virtual"]
+
+_log = logging.getLogger(__name__)
+
+_PINNED: Final = 1
+_DESCRIPTOR: Final = 1
+_ON_DEVICE: Final = 1
+_RECOMMENDED: Final = 1
+_READ_WRITE: Final = 3
+_TOKEN_NBYTES: Final = 16
+"""Tells importers which exports are the same memory: a descriptor does not show it."""
+
+
+@dataclass(slots=True)
+class _Physical(Reference):
+    """Each field says what is still to be given back."""
+
+    handle: int = 0
+    addresses: int = 0
+    """Where addresses are reserved for it."""
+    is_mapped: bool = False
+    """Whether it is mapped there."""
+    pieces: set[int] = field(default_factory=set)
+    """Where it is mapped in address ranges."""
+
+
+class Virtual(Mechanism):
+    """Physical memory, shared as a descriptor that travels with the lease.
+
+    Parameters
+    ----------
+    vendor
+        The runtime.
+    devices
+        How many devices there are.
+    reached_by
+        Returns the devices that are to use what a device has mapped: itself, and where all reach
+        each other, the others.
+    """
+
+    name = "vmm"
+    payload_sizes = (_TOKEN_NBYTES,)
+    descriptors = 1
+    raw_handles = False
+    survives_owner = True
+    address_ranges = True
+
+    def __init__(
+        self, vendor: Vendor, devices: int, reached_by: Callable[[int], Iterable[int]]
+    ) -> None:
+        self._vendor = vendor
+        self._rt = vendor.rt
+        self._reached_by = reached_by
+        self._exported: set[int] = set()
+        """Descriptors that are to be closed."""
+        self._granularities = [self._ask_granularity(one) for one in range(devices)]
+        self.foreign_memory = knows_mappings(vendor)
+
+    def _ask_granularity(self, ordinal: int) -> int:
+        vendor = self._vendor
+        if not all(map(vendor.has, VIRTUAL)):
+            return 0
+        try:
+            with vendor.calling("memGetAllocationGranularity"):
+                return self._rt.memGetAllocationGranularity(
+                    _PINNED, _DESCRIPTOR, _ON_DEVICE, ordinal, _RECOMMENDED
+                )
+        except CrossmemError:
+            # A device, driver or platform without it refuses the question.
+            _log.debug("device %d has no virtual memory", ordinal, exc_info=True)
+            return 0
+
+    @override
+    def granularity(self, ordinal: int) -> int:
+        return self._granularities[ordinal]
+
+    @override
+    def allocate(self, ordinal: int, nbytes: int) -> Block:
+        unit = self._granularities[ordinal]
+        capacity = -(-nbytes // unit) * unit
+        refuse_capture(self._vendor)
+        with self._vendor.calling("memCreate"):
+            handle = self._rt.memCreate(capacity, _PINNED, _DESCRIPTOR, _ON_DEVICE, ordinal, 0)
+        owned = _Physical(self, handle)
+        with on_failure(partial(self._release_handle, owned)):
+            pointer = self._map_anywhere(owned, capacity, ordinal)
+        return Block(ordinal, pointer, nbytes, capacity, owned)
+
+    @override
+    def free(self, block: Block) -> None:
+        owned: _Physical = block.reference
+        if owned.is_mapped or owned.handle or owned.addresses:
+            refuse_capture(self._vendor)
+        self._unmap(owned, block.capacity)
+        self._release_handle(owned)
+        self._free_addresses(owned, block.capacity)
+
+    @override
+    def export(self, block: Block) -> Exported:
+        with ExitStack() as undo, self._handle_of(block.reference, block.pointer) as handle:
+            token = secrets.token_bytes(_TOKEN_NBYTES)
+            exported = Exported((token,), (self._export(handle),))
+            undo.enter_context(on_failure(partial(self.release_export, exported)))
+        return exported
+
+    @contextmanager
+    def _handle_of(self, owned: _Physical, pointer: int) -> Iterator[int]:
+        """Yield the handle of what is mapped at an address, for a moment where it was released."""
+        if owned.handle:
+            yield owned.handle
+            return
+        with self._vendor.calling("memRetainAllocationHandle"):
+            owned.handle = self._rt.memRetainAllocationHandle(pointer)
+        with in_any_case(partial(self._release_handle, owned)):
+            yield owned.handle
+
+    def _export(self, handle: int) -> int:
+        with self._vendor.calling("memExportToShareableHandle"):
+            descriptor = self._rt.memExportToShareableHandle(handle, _DESCRIPTOR, 0)
+        self._exported.add(descriptor)
+        return descriptor
+
+    @override
+    def release_export(self, exported: Exported) -> None:
+        for descriptor in exported.descriptors:
+            self._close(descriptor)
+
+    def _close(self, descriptor: int) -> None:
+        if descriptor in self._exported:
+            self._exported.discard(descriptor)
+            os.close(descriptor)
+
+    def after_fork_in_child(self) -> None:
+        """Close what a forked child has inherited."""
+        for descriptor in list(self._exported):
+            # An emulation may have closed it already.
+            with suppress(OSError):
+                self._close(descriptor)
+
+    @override
+    def import_(
+        self, ordinal: int, exported: Exported, capacity: int, access: Access, *, home: int
+    ) -> Imported:
+        (descriptor,) = exported.descriptors
+        with self._vendor.calling("memImportFromShareableHandle"):
+            handle = self._rt.memImportFromShareableHandle(descriptor, _DESCRIPTOR)
+        return Imported(ordinal, capacity, access, _Physical(self, handle))
+
+    @override
+    def close(self, imported: Imported) -> None:
+        owned: _Physical = imported.reference
+        # A mapping that failed, and could not be undone, is known here alone.
+        self.unmap(imported)
+        self._release_handle(owned)
+
+    @override
+    def map(self, imported: Imported) -> int:
+        refuse_capture(self._vendor)
+        try:
+            return self._map_anywhere(imported.reference, imported.capacity, imported.ordinal)
+        except DriverError as error:
+            calls = map(self._vendor.family.function, ("memAddressReserve", "memMap"))
+            if error.call not in calls or error.code != INVALID_VALUE:
+                raise
+            raise InvalidHandleError(
+                f"the memory does not have the {imported.capacity} bytes that its exporter claims",
+                backend=self._vendor.family.backend,
+            ) from error
+
+    @override
+    def keep_mapped(self, imported: Imported) -> None:
+        # The mapping keeps the memory: ten thousand of them need no handle.
+        self._release_handle(imported.reference)
+
+    @override
+    def unmap(self, imported: Imported) -> None:
+        owned: _Physical = imported.reference
+        if owned.is_mapped:
+            refuse_capture(self._vendor)
+        self._unmap_and_free(owned, imported.capacity)
+
+    # Address ranges -----------------------------------------------------------------------
+
+    def reserve(self, nbytes: int) -> int:
+        """Reserve addresses."""
+        with self._vendor.calling("memAddressReserve"):
+            return self._rt.memAddressReserve(nbytes, 0, 0, 0)
+
+    def release(self, pointer: int, nbytes: int) -> None:
+        """Give reserved addresses back."""
+        with self._vendor.calling("memAddressFree"):
+            self._rt.memAddressFree(pointer, nbytes)
+
+    def map_at(self, memory: Block | Imported, pointer: int) -> None:
+        """Map memory at reserved addresses."""
+        owned: _Physical = memory.reference
+        refuse_capture(self._vendor)
+        with ExitStack() as undo, self._handle_of(owned, owned.addresses) as handle:
+            self._map_at(pointer, handle, memory.capacity)
+            owned.pieces.add(pointer)
+            undo.enter_context(on_failure(partial(self.unmap_at, memory, pointer)))
+            self._set_access(pointer, memory.capacity, memory.ordinal)
+
+    def unmap_at(self, memory: Block | Imported, pointer: int) -> None:
+        """Take memory away from reserved addresses."""
+        owned: _Physical = memory.reference
+        if pointer in owned.pieces:
+            refuse_capture(self._vendor)
+            self._unmap_at(pointer, memory.capacity)
+            owned.pieces.remove(pointer)
+
+    # Memory that others allocated ----------------------------------------------------------
+
+    @override
+    def inspect(self, ordinal: int, pointer: int) -> Foreign:
+        return inspect_mapping(self._vendor, ordinal, pointer)
+
+    @override
+    def adopt(self, ordinal: int, foreign: Foreign) -> Block:
+        return Block(ordinal, foreign.base, foreign.nbytes, foreign.nbytes, _Physical(self))
+
+    @override
+    def disown(self, block: Block) -> None:
+        # Where the vendor did not take it back right after the export.
+        self._release_handle(block.reference)
+
+    # Steps that are done once, however often they are asked for ----------------------------
+
+    def _map_anywhere(self, owned: _Physical, capacity: int, ordinal: int) -> int:
+        # Mapped already: so it was left behind when setting access failed.
+        if not owned.is_mapped:
+            self._free_addresses(owned, capacity)
+            owned.addresses = self.reserve(capacity)
+            with on_failure(partial(self._free_addresses, owned, capacity)):
+                self._map_at(owned.addresses, owned.handle, capacity)
+            owned.is_mapped = True
+        with on_failure(partial(self._unmap_and_free, owned, capacity)):
+            self._set_access(owned.addresses, capacity, ordinal)
+        return owned.addresses
+
+    def _map_at(self, pointer: int, handle: int, capacity: int) -> None:
+        with self._vendor.calling("memMap"):
+            self._rt.memMap(pointer, capacity, 0, handle, 0)
+
+    def _set_access(self, pointer: int, capacity: int, ordinal: int) -> None:
+        access = [(_ON_DEVICE, one, _READ_WRITE) for one in self._reached_by(ordinal)]
+        with self._vendor.calling("memSetAccess"):
+            self._rt.memSetAccess(pointer, capacity, access)
+
+    def _unmap_at(self, pointer: int, capacity: int) -> None:
+        with self._vendor.calling("memUnmap"):
+            self._rt.memUnmap(pointer, capacity)
+
+    def _unmap(self, owned: _Physical, capacity: int) -> None:
+        if owned.is_mapped:
+            self._unmap_at(owned.addresses, capacity)
+            owned.is_mapped = False
+
+    def _unmap_and_free(self, owned: _Physical, capacity: int) -> None:
+        self._unmap(owned, capacity)
+        self._free_addresses(owned, capacity)
+
+    def _free_addresses(self, owned: _Physical, capacity: int) -> None:
+        if owned.addresses:
+            self.release(owned.addresses, capacity)
+            owned.addresses = 0
+
+    def _release_handle(self, owned: _Physical) -> None:
+        if owned.handle:
+            with self._vendor.calling("memRelease"):
+                self._rt.memRelease(owned.handle)
+            owned.handle = 0

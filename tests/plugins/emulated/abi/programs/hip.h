@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the programs here use of HIP: AMD's own headers with -DAMD_HEADERS, our words otherwise.
+ */
+#pragma once
+#include <pthread.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifdef AMD_HEADERS
+#define __HIP_PLATFORM_AMD__ 1
+#include <hip/hip_runtime_api.h>
+#define KIND(attributes) (attributes).memoryType
+#define LAZY hipIpcMemLazyEnablePeerAccess
+#else
+#ifdef __cplusplus
+extern "C" {
+#endif
+typedef int hipError_t;
+typedef struct { char reserved[64]; } hipIpcMemHandle_t;
+typedef struct { char reserved[64]; } hipIpcEventHandle_t;
+typedef struct {
+    int type, device;
+    void *devicePointer, *hostPointer;
+    int isManaged;
+    unsigned int allocationFlags;
+} hipPointerAttribute_t;
+typedef struct { char bytes[1472]; } hipDeviceProp_t;
+typedef void *hipStream_t, *hipEvent_t, *hipCtx_t, *hipDeviceptr_t, *hipModule_t;
+typedef void (*hipStreamCallback_t)(hipStream_t, hipError_t, void *);
+typedef int hipMemcpyKind, hipDeviceAttribute_t, hipMemAllocationHandleType;
+enum { hipMemcpyHostToHost, hipMemcpyHostToDevice, hipMemcpyDeviceToHost,
+       hipMemcpyDeviceToDevice, hipMemcpyDefault };
+enum { hipDeviceAttributeMaxThreadsPerBlock = 56, hipDeviceAttributePciBusId = 67,
+       hipDeviceAttributeWarpSize = 87 };
+enum { hipEventDisableTiming = 2, hipEventInterprocess = 4 };
+typedef struct { int type, id; } hipMemLocation;
+typedef struct { hipMemLocation location; int flags; } hipMemAccessDesc;
+typedef struct {
+    int type, requestedHandleType;
+    hipMemLocation location;
+    void *win32HandleMetaData;
+    unsigned char compressionType, gpuDirectRDMACapable;
+    unsigned short usage;
+} hipMemAllocationProp;
+typedef void *hipMemGenericAllocationHandle_t;
+enum { hipMemAllocationTypePinned = 1, hipMemHandleTypePosixFileDescriptor = 1,
+       hipMemLocationTypeDevice = 1, hipMemAccessFlagsProtReadWrite = 3,
+       hipMemAllocationGranularityMinimum = 0 };
+hipError_t hipInit(unsigned int);
+hipError_t hipMemAddressReserve(void **, size_t, size_t, void *, unsigned long long);
+hipError_t hipMemAddressFree(void *, size_t);
+hipError_t hipMemGetAllocationGranularity(size_t *, const hipMemAllocationProp *, int);
+hipError_t hipMemCreate(hipMemGenericAllocationHandle_t *, size_t, const hipMemAllocationProp *,
+                        unsigned long long);
+hipError_t hipMemRelease(hipMemGenericAllocationHandle_t);
+hipError_t hipMemMap(void *, size_t, size_t, hipMemGenericAllocationHandle_t, unsigned long long);
+hipError_t hipMemUnmap(void *, size_t);
+hipError_t hipMemSetAccess(void *, size_t, const hipMemAccessDesc *, size_t);
+hipError_t hipMemGetAccess(unsigned long long *, const hipMemLocation *, void *);
+hipError_t hipMemExportToShareableHandle(void *, hipMemGenericAllocationHandle_t, int,
+                                         unsigned long long);
+hipError_t hipMemImportFromShareableHandle(hipMemGenericAllocationHandle_t *, void *, int);
+hipError_t hipMemGetAllocationPropertiesFromHandle(hipMemAllocationProp *,
+                                                   hipMemGenericAllocationHandle_t);
+hipError_t hipGetDeviceCount(int *);
+hipError_t hipSetDevice(int);
+hipError_t hipGetDevice(int *);
+hipError_t hipDeviceGetAttribute(int *, int, int);
+hipError_t hipDeviceGetName(char *, int, int);
+hipError_t hipDeviceGetPCIBusId(char *, int, int);
+hipError_t hipDeviceGetByPCIBusId(int *, const char *);
+hipError_t hipDeviceTotalMem(size_t *, int);
+hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_t *, int);
+hipError_t hipDeviceCanAccessPeer(int *, int, int);
+hipError_t hipDeviceEnablePeerAccess(int, unsigned int);
+hipError_t hipDeviceDisablePeerAccess(int);
+hipError_t hipDeviceReset(void);
+hipError_t hipDeviceSynchronize(void);
+hipError_t hipCtxCreate(hipCtx_t *, unsigned int, int);
+hipError_t hipCtxPopCurrent(hipCtx_t *);
+hipError_t hipCtxDestroy(hipCtx_t);
+hipError_t hipMalloc(void **, size_t);
+hipError_t hipMallocPitch(void **, size_t *, size_t, size_t);
+hipError_t hipMallocManaged(void **, size_t, unsigned int);
+hipError_t hipFree(void *);
+hipError_t hipHostMalloc(void **, size_t, unsigned int);
+hipError_t hipHostFree(void *);
+hipError_t hipHostRegister(void *, size_t, unsigned int);
+hipError_t hipHostUnregister(void *);
+hipError_t hipHostGetDevicePointer(void **, void *, unsigned int);
+hipError_t hipMemGetInfo(size_t *, size_t *);
+hipError_t hipMemGetAddressRange(hipDeviceptr_t *, size_t *, hipDeviceptr_t);
+hipError_t hipPointerGetAttributes(hipPointerAttribute_t *, const void *);
+hipError_t hipPointerGetAttribute(void *, int, hipDeviceptr_t);
+hipError_t hipMemcpy(void *, const void *, size_t, int);
+hipError_t hipMemcpyAsync(void *, const void *, size_t, int, hipStream_t);
+hipError_t hipMemcpyHtoD(hipDeviceptr_t, void *, size_t);
+hipError_t hipMemcpyDtoH(void *, hipDeviceptr_t, size_t);
+hipError_t hipMemcpy2D(void *, size_t, const void *, size_t, size_t, size_t, int);
+hipError_t hipMemset(void *, int, size_t);
+hipError_t hipMemset2D(void *, size_t, int, size_t, size_t);
+hipError_t hipMemsetD32(hipDeviceptr_t, int, size_t);
+hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t *, void *);
+hipError_t hipIpcOpenMemHandle(void **, hipIpcMemHandle_t, unsigned int);
+hipError_t hipIpcCloseMemHandle(void *);
+hipError_t hipIpcGetEventHandle(hipIpcEventHandle_t *, hipEvent_t);
+hipError_t hipIpcOpenEventHandle(hipEvent_t *, hipIpcEventHandle_t);
+hipError_t hipStreamCreate(hipStream_t *);
+hipError_t hipStreamDestroy(hipStream_t);
+hipError_t hipStreamSynchronize(hipStream_t);
+hipError_t hipStreamAddCallback(hipStream_t, hipStreamCallback_t, void *, unsigned int);
+hipError_t hipEventCreateWithFlags(hipEvent_t *, unsigned int);
+hipError_t hipEventRecord(hipEvent_t, hipStream_t);
+hipError_t hipEventQuery(hipEvent_t);
+hipError_t hipEventSynchronize(hipEvent_t);
+hipError_t hipEventDestroy(hipEvent_t);
+hipError_t hipModuleUnload(hipModule_t);
+hipError_t hipGetLastError(void);
+hipError_t hipPeekAtLastError(void);
+const char *hipGetErrorName(hipError_t);
+const char *hipGetErrorString(hipError_t);
+#ifdef __cplusplus
+}
+#endif
+#define hipGetDeviceProperties hipGetDevicePropertiesR0600
+#define KIND(attributes) (attributes).type
+#define LAZY 1
+#endif
+
+static int failures;
+
+/* Every call has to answer a certain code. */
+#define ANSWERS(code, call) \
+    do { \
+        int found_ = (int)(call); \
+        if (found_ != (code)) { \
+            printf("%s:%d: %s answers %d, not %d\n", __FILE__, __LINE__, #call, found_, (int)(code)); \
+            failures++; \
+        } \
+    } while (0)
+#define HOLDS(what) ANSWERS(1, !!(what))
+
+/* Starts a process, which must not have called HIP before. */
+static inline pid_t start(void)
+{
+    fflush(stdout);
+    return fork();
+}
+
+static inline void finish(void)
+{
+    fflush(stdout);
+    exit(failures ? 1 : 0);
+}
+
+static inline void wait_for(pid_t pid)
+{
+    int status = 0;
+    HOLDS(waitpid(pid, &status, 0) == pid);
+    HOLDS(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static inline void send_bytes(int descriptor, const void *bytes, size_t size)
+{
+    HOLDS(write(descriptor, bytes, size) == (ssize_t)size);
+}
+
+static inline void receive_bytes(int descriptor, void *bytes, size_t size)
+{
+    HOLDS(read(descriptor, bytes, size) == (ssize_t)size);
+}
