@@ -18,6 +18,7 @@ else:
     from collections.abc import Callable as Compile
 
 DECLARED = re.compile(r"^ACL_FUNC_VISIBILITY[^;()]*?\b(acl\w+)\(", re.MULTILINE)
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "libascendcl.md"
 HEADERS = (
     "acl_base_rt.h",
     "acl_base_mdl.h",
@@ -69,3 +70,10 @@ def test_nothing_is_declared_twice() -> None:
 def test_all_of_the_emulation_is_reached() -> None:
     """C programs have every function that Python programs have."""
     assert set(CALLED.values()) == set(calls.ENTRIES)
+
+
+def test_the_page_lists_what_is_emulated() -> None:
+    section = PAGE.read_text("utf-8").partition("\n## What is emulated\n")[2]
+    listed = re.findall(r"`(acl\w+)`", section.partition("\nThey keep")[0])
+
+    assert sorted(listed) == sorted(set(LIBRARY.exports()) - set(unsupported()))
