@@ -7,7 +7,7 @@ from typing import Any, Final
 from crossmem_emulated import memory
 from crossmem_emulated.acl.addresses import Origin
 from crossmem_emulated.acl.calls import Refused, entry
-from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, LARGEST_NBYTES, Code
+from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, LARGEST_NBYTES, Attribute, Code
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.release import drop_keys
 from crossmem_emulated.addresses import Piece, Region
@@ -147,7 +147,8 @@ def _free_with_dev_sync(process: AclProcess, pointer: int) -> None:
 
 @entry("rt.get_mem_info", "i", 0, 0)
 def _get_mem_info(process: AclProcess, attribute: int) -> tuple[int, int]:
-    if not 0 <= attribute <= 5:  # noqa: PLR2004 - the attributes of memory before CANN 8.1
+    # Later ones describe physical memory only.
+    if not 0 <= attribute <= Attribute.HBM_MEM_P2P_HUGE1G:
         raise Refused(Code.RT_PARAM_INVALID, f"there is no memory of attribute {attribute}")
     index = process.visible[process.current().device]
     total = process.store.capacity_nbytes
