@@ -12,7 +12,20 @@ from typing import Any
 
 from typing_extensions import override
 
-from crossmem_emulated.acl import copies, device, keys, plain, shares, vmm
+from crossmem_emulated.acl import (
+    access,
+    copies,
+    device,
+    events,
+    extents,
+    fabric,
+    host,
+    keys,
+    plain,
+    shares,
+    streams,
+    vmm,
+)
 from crossmem_emulated.acl.calls import ENTRIES
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.profiles import PROFILES, profile_named
@@ -24,7 +37,20 @@ from crossmem_emulated.options import Options
 __all__ = ["PROFILES", "Acl", "Violation"]
 
 # Importing them registers their functions.
-_FAMILIES = (copies, device, keys, plain, shares, vmm)
+_FAMILIES = (
+    access,
+    copies,
+    device,
+    events,
+    extents,
+    fabric,
+    host,
+    keys,
+    plain,
+    shares,
+    streams,
+    vmm,
+)
 
 
 class Acl:
@@ -48,6 +74,8 @@ class Acl:
     ----------
     rt, util
         The modules of these names.
+    c
+        Functions that pyACL lacks and only C programs have, in the same shape.
     faults
         Calls that are to fail: ``faults.add("rt.map_mem", 507899)``.
     machine
@@ -64,6 +92,7 @@ class Acl:
     finalize_reference: Callable[..., tuple[int, int]]
     get_version: Callable[..., tuple[int, int, int, int]]
     rt: Any
+    c: Any
 
     def __init__(
         self,
@@ -81,12 +110,13 @@ class Acl:
             capacity_nbytes=options.capacity_nbytes,
             slow_streams=options.slow_streams,
         )
-        modules: dict[str, dict[str, Any]] = {"": {}, "rt": {}}
+        modules: dict[str, dict[str, Any]] = {"": {}, "rt": {}, "c": {}}
         for name, called in ENTRIES.items():
             module, _, function = name.rpartition(".")
             modules[module][function] = process.bind(called)
         vars(self).update(modules[""])
         self.rt = SimpleNamespace(**modules["rt"])
+        self.c = SimpleNamespace(**modules["c"])
         self.util = Util(process)
         # Programs look for these without using them.
         self.mdl = self.media = self.op = self.blas = self.prof = SimpleNamespace()
@@ -107,6 +137,22 @@ class Acl:
     def space(self) -> Any:
         """The device addresses of this process, for tests of the emulation itself."""
         return self._process.space
+
+    def answer(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]:
+        """Call a function by name, as the C interface does.
+
+        Returns
+        -------
+        tuple
+            The outputs, None where none are to be written, and the code.
+        """
+        return self._process.answer(ENTRIES[name], list(values))
+
+    def rename_error(self, name: str, text: str | None) -> None:
+        """Let the last error be one of a C function: the emulation's own, or another text."""
+        process = self._process
+        why = process.recent_error.partition(": ")[2] if text is None else text
+        process.recent_error = f"{name}: {why}"
 
     def get_soc_name(self) -> str:
         """Return the product's name; this function returns no error code."""

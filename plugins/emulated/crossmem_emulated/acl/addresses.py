@@ -3,7 +3,9 @@
 
 from enum import StrEnum
 
-__all__ = ["Origin"]
+from crossmem_emulated.addresses import Piece
+
+__all__ = ["Origin", "device_of"]
 
 
 class Origin(StrEnum):
@@ -13,3 +15,10 @@ class Origin(StrEnum):
     PHYSICAL = "malloc_physical"
     IMPORTED = "mem_import_from_shareable_handle"
     KEY = "ipc_mem_import_by_key"
+
+
+def device_of(piece: Piece) -> int:
+    """Return the host-wide index of the device for which memory is mapped, or ``HOST``."""
+    if piece.origin is Origin.MALLOC:
+        return piece.pages.device
+    return int(piece.source.device)

@@ -53,11 +53,13 @@ class Entry:
     Parameters
     ----------
     name
-        Its name with that of its module, such as ``"rt.malloc"``.
+        Its name with that of its module, such as ``"rt.malloc"``. What pyACL lacks, and C
+        programs have, is in the module ``c``.
     codes
         One letter for each argument: ``k`` unsigned long, ``K`` uint64, ``i`` int32, ``I``
-        uint32, ``s`` str, ``d`` dict, ``p`` a list of int32. Those after ``|`` may be absent;
-        ``*`` stands for anything, which is ignored.
+        uint32, ``s`` str, ``d`` dict, ``p`` a list of int32, ``o`` what the C interface made and
+        passes as it is. Those after ``|`` may be absent; ``*`` stands for anything, which is
+        ignored.
     blanks
         What stands in the place of each output in a failure.
     function
@@ -104,6 +106,8 @@ def parse(called: Entry, arguments: Sequence[Any]) -> list[Any]:
 
 
 def _convert(called: Entry, code: str, value: Any) -> Any:
+    if code == "o":
+        return value
     if code == "p":
         if not isinstance(value, list):
             raise ValueError(f"acl.{called.name}: only support the format of list")

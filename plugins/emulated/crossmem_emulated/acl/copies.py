@@ -7,15 +7,15 @@ from enum import StrEnum
 from typing import Final
 
 from crossmem_emulated import memory
-from crossmem_emulated.acl.addresses import Origin
+from crossmem_emulated.acl.addresses import Origin, device_of
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code, Kind
-from crossmem_emulated.acl.device import find_stream
 from crossmem_emulated.acl.keys import is_withdrawn
 from crossmem_emulated.acl.process import AclProcess, Work
+from crossmem_emulated.acl.streams import find_stream
 from crossmem_emulated.addresses import Piece
 
-__all__ = ["Side"]
+__all__ = ["Side", "copy", "fill"]
 
 _DIRECTIONS: Final = {
     (False, False): Kind.HOST_TO_HOST,
@@ -55,12 +55,6 @@ class Side:
     parts: tuple[tuple[int, int], ...]
 
 
-def _device_of(piece: Piece) -> int:
-    if piece.origin in {Origin.PHYSICAL, Origin.IMPORTED, Origin.KEY}:
-        return int(piece.source.device)
-    return piece.pages.device
-
-
 def _side(process: AclProcess, pointer: int, nbytes: int) -> Side:
     if process.space.region_of(pointer) is None:
         return Side(pointer, None, frozenset(), ((pointer, nbytes),))
@@ -74,9 +68,12 @@ def _side(process: AclProcess, pointer: int, nbytes: int) -> Side:
     for piece, _, _ in spans:
         if piece.origin is Origin.KEY:
             _check_key(process, piece)
+        elif not process.accesses.get(piece.start, True):
+            text = f"nothing may use the memory at {piece.start:#x} before its access is set"
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E35")
     return Side(
         pointer,
-        _device_of(spans[0][0]),
+        device_of(spans[0][0]),
         frozenset(piece.origin for piece, _, _ in spans),
         tuple((place, size) for _, place, size in spans),
     )
@@ -170,49 +167,61 @@ def _move(target: Side, source: Side) -> None:
             sources.insert(0, (start + nbytes, size - nbytes))
 
 
+def copy(
+    process: AclProcess,
+    call: str,
+    target: tuple[int, int],
+    source: tuple[int, int],
+    kind: int,
+    stream: int | None = None,
+) -> None:
+    """Copy from an address as many bytes as are said there, to one with room for so many.
+
+    With a stream's handle, in that stream.
+    """
+    (to_pointer, largest), (from_pointer, nbytes) = target, source
+    if not nbytes:
+        return
+    _check_arguments(process, to_pointer, largest, from_pointer, nbytes, kind)
+    if to_pointer == from_pointer:
+        return
+    to, start = _side(process, to_pointer, nbytes), _side(process, from_pointer, nbytes)
+    real = _check_direction(process, call, kind, to, start)
+    if stream is not None and real is Kind.HOST_TO_HOST:
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "the host's memory is not copied in a stream")
+    if real is Kind.DEVICE_TO_DEVICE:
+        _check_devices(process, to, start, is_async=stream is not None)
+    if stream is None:
+        _move(to, start)
+        return
+    ranges = ((to_pointer, nbytes), (from_pointer, nbytes))
+    process.submit(find_stream(process, stream), Work(call, ranges, lambda: _move(to, start)))
+
+
 @entry("rt.memcpy", "kkkki")
 def _memcpy(
     process: AclProcess, target: int, largest: int, source: int, nbytes: int, kind: int
 ) -> None:
-    if not nbytes:
-        return
-    call = "rt.memcpy"
-    _check_arguments(process, target, largest, source, nbytes, kind)
-    if target == source:
-        return
-    to, start = _side(process, target, nbytes), _side(process, source, nbytes)
-    real = _check_direction(process, call, kind, to, start)
-    if real is Kind.DEVICE_TO_DEVICE:
-        _check_devices(process, to, start, is_async=False)
-    _move(to, start)
+    copy(process, "rt.memcpy", (target, largest), (source, nbytes), kind)
 
 
 @entry("rt.memcpy_async", "kkkkik")
 def _memcpy_async(  # noqa: PLR0917 - the vendor's order
     process: AclProcess, target: int, largest: int, source: int, nbytes: int, kind: int, stream: int
 ) -> None:
-    if not nbytes:
-        return
-    call = "rt.memcpy_async"
-    _check_arguments(process, target, largest, source, nbytes, kind)
-    if target == source:
-        return
-    to, start = _side(process, target, nbytes), _side(process, source, nbytes)
-    real = _check_direction(process, call, kind, to, start)
-    if real is Kind.HOST_TO_HOST:
-        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "the host's memory is not copied in a stream")
-    if real is Kind.DEVICE_TO_DEVICE:
-        _check_devices(process, to, start, is_async=True)
-    ranges = ((target, nbytes), (source, nbytes))
-    process.submit(find_stream(process, stream), Work(call, ranges, lambda: _move(to, start)))
+    copy(process, "rt.memcpy_async", (target, largest), (source, nbytes), kind, stream)
 
 
-def _fill(side: Side, value: int) -> None:
-    for place, size in side.parts:
-        ctypes.memset(place, value, size)
-
-
-def _check_fill(process: AclProcess, pointer: int, largest: int, count: int) -> None:
+def fill(
+    process: AclProcess,
+    call: str,
+    target: tuple[int, int],
+    pattern: bytes,
+    count: int,
+    stream: int | None = None,
+) -> None:
+    """Write a pattern again and again, ``count`` bytes in all; with a stream's handle, there."""
+    pointer, largest = target
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")
     process.current()
@@ -220,23 +229,32 @@ def _check_fill(process: AclProcess, pointer: int, largest: int, count: int) -> 
         raise Refused(
             Code.RT_PARAM_INVALID, f"{count} bytes are more than the target's {largest}", "ACL-E28"
         )
+    if not count:
+        return
+    side = _side(process, pointer, count)
+    if stream is None:
+        _write(side, pattern)
+        return
+    work = Work(call, ((pointer, count),), lambda: _write(side, pattern))
+    process.submit(find_stream(process, stream), work)
+
+
+def _write(side: Side, pattern: bytes) -> None:
+    # All parts begin and end with pages, and so with the pattern.
+    for place, size in side.parts:
+        if len(pattern) == 1:
+            ctypes.memset(place, pattern[0], size)
+        else:
+            ctypes.memmove(place, pattern * (size // len(pattern)), size)
 
 
 @entry("rt.memset", "kkik")
 def _memset(process: AclProcess, pointer: int, largest: int, value: int, count: int) -> None:
-    _check_fill(process, pointer, largest, count)
-    if not count:
-        return
-    _fill(_side(process, pointer, count), value & 0xFF)
+    fill(process, "rt.memset", (pointer, largest), bytes([value & 0xFF]), count)
 
 
 @entry("rt.memset_async", "kkikk")
 def _memset_async(
     process: AclProcess, pointer: int, largest: int, value: int, count: int, stream: int
 ) -> None:
-    _check_fill(process, pointer, largest, count)
-    if not count:
-        return
-    side = _side(process, pointer, count)
-    work = Work("rt.memset_async", ((pointer, count),), lambda: _fill(side, value & 0xFF))
-    process.submit(find_stream(process, stream), work)
+    fill(process, "rt.memset_async", (pointer, largest), bytes([value & 0xFF]), count, stream)

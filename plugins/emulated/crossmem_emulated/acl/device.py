@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initialisation, devices, contexts and streams."""
+"""Initialisation, devices, peers and contexts."""
 
 import hashlib
 import os
+from typing import Final
 
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code
@@ -10,11 +11,19 @@ from crossmem_emulated.acl.process import AclProcess, Context, DeviceState, Stre
 from crossmem_emulated.acl.release import release_device
 from crossmem_emulated.acl.schema import BARE_TGID_BASE
 
-__all__ = ["find_stream"]
+__all__: list[str] = []
+
+_TOTAL_MEMORY: Final = 301
+_PHYSICAL_CHIP: Final = 402
+_IS_VIRTUAL: Final = 501
+_SWITCHED: Final = 1
+"""How devices are connected: by Huawei's own links (HCCS)."""
 
 
 @entry("init", "|s")
-def _init(process: AclProcess, _path: str = "") -> None:
+def _init(process: AclProcess, path: str = "") -> None:
+    if not process.initialized and path and not os.path.isfile(path):  # noqa: PTH113 - any text
+        raise Refused(Code.INVALID_FILE, f"there is no file {path}")
     process.init_references += 1
     if process.initialized:
         raise Refused(Code.REPEAT_INITIALIZE, "acl is initialized already")
@@ -91,12 +100,6 @@ def _get_device(process: AclProcess) -> int:
     return context.device
 
 
-@entry("rt.synchronize_device", "")
-def _synchronize_device(process: AclProcess) -> None:
-    device = process.current().device
-    process.finish(*(one for one in process.streams.values() if one.device == device))
-
-
 @entry("rt.device_get_bare_tgid", "", 0)
 def _device_get_bare_tgid(_process: AclProcess) -> int:
     return os.getpid() + BARE_TGID_BASE
@@ -107,6 +110,52 @@ def _device_get_uuid(process: AclProcess, device: int) -> dict[str, list[int]]:
     index = process.check_device(device)
     digest = hashlib.blake2b(b"crossmem emulated NPU %d" % index, digest_size=16)
     return {"bytes": list(digest.digest())}
+
+
+@entry("c.get_logic_dev_id_by_user_dev_id", "i", 0)
+def _get_logic_dev_id_by_user_dev_id(process: AclProcess, device: int) -> int:
+    return process.check_device(device)
+
+
+@entry("c.get_user_dev_id_by_logic_dev_id", "i", 0)
+def _get_user_dev_id_by_logic_dev_id(process: AclProcess, index: int) -> int:
+    device = process.ordinal_of(index)
+    if device is None:
+        raise Refused(Code.RT_INVALID_DEVICEID, f"this process sees no device {index} of the host")
+    return device
+
+
+@entry("c.get_logic_dev_id_by_phy_dev_id", "i", 0)
+def _get_logic_dev_id_by_phy_dev_id(process: AclProcess, index: int) -> int:
+    # The driver's numbers and those of the chips are the same here.
+    _get_user_dev_id_by_logic_dev_id(process, index)
+    return index
+
+
+@entry("c.get_device_info", "Ii", 0)
+def _get_device_info(process: AclProcess, device: int, attribute: int) -> int:
+    index = process.check_device(device)
+    values = {
+        _TOTAL_MEMORY: process.store.capacity_nbytes,
+        _PHYSICAL_CHIP: index,
+        _IS_VIRTUAL: 0,
+    }
+    if attribute not in values:
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, f"attribute {attribute} is not emulated")
+    return values[attribute]
+
+
+@entry("rt.set_op_wait_timeout", "I")
+@entry("rt.set_op_execute_time_out", "I")
+def _set_time_out(process: AclProcess, _timeout: int) -> None:
+    # Nothing takes time here, so nothing can take too long.
+    process.current()
+
+
+@entry("c.query_device_status", "i", 0)
+def _query_device_status(process: AclProcess, device: int) -> int:
+    process.check_device(device)
+    return 0
 
 
 # Peers ------------------------------------------------------------------------------------
@@ -139,6 +188,12 @@ def _device_disable_peer_access(process: AclProcess, peer: int) -> None:
     context = process.current()
     _check_pair(process, context.device, peer)
     process.devices[context.device].peers.discard(peer)
+
+
+@entry("c.get_devices_topo", "II", 0)
+def _get_devices_topo(process: AclProcess, device: int, other: int) -> int:
+    _check_pair(process, device, other)
+    return _SWITCHED
 
 
 @entry("rt.device_peer_access_status", "ii", 0)
@@ -205,38 +260,3 @@ def _get_primary_ctx_state(process: AclProcess, device: int) -> tuple[int, int]:
     process.check_device(device)
     state = process.devices.get(device)
     return int(state is not None and state.default is not None), 0
-
-
-# Streams ----------------------------------------------------------------------------------
-
-
-@entry("rt.create_stream", "", 0)
-def _create_stream(process: AclProcess) -> int:
-    context = process.current()
-    stream = Stream(next(process.handles), context.device, context.handle)
-    process.streams[stream.handle] = stream
-    return stream.handle
-
-
-@entry("rt.destroy_stream", "k")
-def _destroy_stream(process: AclProcess, handle: int) -> None:
-    stream = find_stream(process, handle)
-    if stream is process.contexts[stream.context].stream:
-        raise Refused(Code.RT_PARAM_INVALID, "the default stream goes with its context", "ACL-X3")
-    process.finish(stream)
-    del process.streams[handle]
-
-
-@entry("rt.synchronize_stream", "k")
-def _synchronize_stream(process: AclProcess, handle: int) -> None:
-    process.finish(find_stream(process, handle))
-
-
-def find_stream(process: AclProcess, handle: int) -> Stream:
-    """Return a stream; 0 is the default one of the current context."""
-    if not handle:
-        return process.current().stream
-    stream = process.streams.get(handle)
-    if stream is None:
-        raise Refused(Code.RT_PARAM_INVALID, f"there is no stream {handle:#x}", "ACL-X3")
-    return stream

@@ -17,7 +17,7 @@ from crossmem_emulated.addresses import Piece
 from crossmem_emulated.machine import ticks_since_boot
 from crossmem_emulated.pages import Pages
 
-__all__ = ["KeyImport", "is_withdrawn"]
+__all__ = ["KeyImport", "admit_by_key", "check_owner", "is_withdrawn"]
 
 _LONGEST_BUFFER: Final = 1024
 _LARGEST_LIST: Final = 31
@@ -116,6 +116,20 @@ def _ipc_mem_set_import_pid(process: AclProcess, text: str, pids: list[int]) -> 
     process.current()
     if not pids:
         raise Refused(Code.INVALID_PARAM, "the list of pids is null")
+    admit_by_key(process, text, pids)
+
+
+def check_owner(process: AclProcess, text: str) -> None:
+    """Refuse where a key is not this process's own."""
+    _check_keys(process)
+    process.current()
+    with process.machine.transaction() as tables:
+        if _find_key(tables, text)[4] != process.machine.me(tables):
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E16")
+
+
+def admit_by_key(process: AclProcess, text: str, pids: list[int]) -> None:
+    """Put processes on the whitelist of a key."""
     if len(pids) > _LARGEST_LIST:
         raise Refused(Code.RT_PARAM_INVALID, f"{len(pids)} pids are more than {_LARGEST_LIST}")
     with process.machine.transaction() as tables:

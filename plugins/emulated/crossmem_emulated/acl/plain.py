@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain memory: of the device, where small requests share pages, and of the host."""
+"""Plain memory of devices, where small requests share pages."""
 
-import ctypes
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from crossmem_emulated import memory
 from crossmem_emulated.acl.addresses import Origin
 from crossmem_emulated.acl.calls import Refused, entry
-from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, LARGEST_NBYTES, Code
+from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, LARGEST_NBYTES, Attribute, Code
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.release import drop_keys
 from crossmem_emulated.addresses import Piece, Region
 from crossmem_emulated.pages import NoRoomError, Pages
 
-__all__ = ["Slab"]
+__all__ = ["Slab", "check_attributes"]
 
 _NORMAL_ONLY: Final = frozenset({2, 5})
 _POLICY_MASK: Final = 0xFF
 _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
+_ATTRIBUTE_DEVICE: Final = 2
+_IGNORED_ATTRIBUTES: Final = frozenset({1, 3})
+"""The module that asks, and how the addresses are made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -136,42 +138,36 @@ def _free(process: AclProcess, pointer: int) -> None:
         process.store.release(slab.pages)
 
 
+@entry("c.free_with_dev_sync", "k")
+def _free_with_dev_sync(process: AclProcess, pointer: int) -> None:
+    device = process.current().device
+    process.finish(*(one for one in process.streams.values() if one.device == device))
+    _free(process, pointer)
+
+
 @entry("rt.get_mem_info", "i", 0, 0)
 def _get_mem_info(process: AclProcess, attribute: int) -> tuple[int, int]:
-    if not 0 <= attribute <= 5:  # noqa: PLR2004 - the attributes of memory before CANN 8.1
+    # Later ones describe physical memory only.
+    if not 0 <= attribute <= Attribute.HBM_MEM_P2P_HUGE1G:
         raise Refused(Code.RT_PARAM_INVALID, f"there is no memory of attribute {attribute}")
     index = process.visible[process.current().device]
     total = process.store.capacity_nbytes
     return total - process.store.used_nbytes(index), total
 
 
-@entry("rt.pointer_get_attributes", "k", 0)
-def _pointer_get_attributes(process: AclProcess, pointer: int) -> dict[str, Any]:
-    for piece in process.space.overlapping(pointer, 1):
-        location = {"id": process.ordinal_of(piece.pages.device), "type": 1}
-        page = memory.PAGE_NBYTES if piece.is_small else GRANULARITY_NBYTES
-        return {"location": location, "page_size": page, "rsv": [0] * 4}
-    is_host = any(one <= pointer < one + len(block) for one, block in process.host_blocks.items())
-    kind = 0 if is_host else 2
-    return {"location": {"id": 0, "type": kind}, "page_size": memory.PAGE_NBYTES, "rsv": [0] * 4}
+@entry("rt.malloc_with_cfg", "kId", 0)
+def _malloc_with_cfg(process: AclProcess, size: int, policy: int, cfg: dict[str, Any]) -> int:
+    check_attributes(process, cfg)
+    return _malloc(process, size, policy)
 
 
-@entry("rt.malloc_host", "k", 0)
-def _malloc_host(process: AclProcess, size: int) -> int:
-    process.current()
-    if not size:
-        raise Refused(Code.INVALID_PARAM, "the size is 0")
-    if size > LARGEST_NBYTES:
-        raise Refused(Code.RT_MEMORY_ALLOCATION, f"the host has no room for {size} bytes")
-    block = ctypes.create_string_buffer(size)
-    pointer = ctypes.addressof(block)
-    process.host_blocks[pointer] = block
-    return pointer
-
-
-@entry("rt.free_host", "k")
-def _free_host(process: AclProcess, pointer: int) -> None:
-    if not pointer:
-        raise Refused(Code.INVALID_PARAM, "the address is null")
-    if process.host_blocks.pop(pointer, None) is None:
-        raise Refused(Code.RT_PARAM_INVALID, f"{pointer:#x} was not allocated", "ACL-X4")
+def check_attributes(process: AclProcess, cfg: dict[str, Any]) -> None:
+    """Refuse what a configuration asks for and is not emulated; what says who asks is ignored."""
+    for one in cfg.get("attrs", ()):
+        kind, value = one["attr"], one["value"]
+        if kind == _ATTRIBUTE_DEVICE:
+            if value != process.current().device:
+                text = f"memory of device {value} while another one is the current device"
+                raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
+        elif kind not in _IGNORED_ATTRIBUTES:
+            raise Refused(Code.RT_PARAM_INVALID, f"there is no attribute {kind} of an allocation")

@@ -20,7 +20,7 @@ from crossmem_emulated.journal import Faults, Journal
 from crossmem_emulated.machine import HostLostError, Machine
 from crossmem_emulated.pages import NoRoomError, PageStore
 
-__all__ = ["AclProcess", "Context", "DeviceState", "Stream", "Work"]
+__all__ = ["AclProcess", "Context", "DeviceState", "Event", "Stream", "Work"]
 
 _FIRST_HANDLE: Final = 0x5AFE_0000_0000
 _HANDLE_STEP: Final = 64
@@ -43,7 +43,34 @@ class Stream:
     handle: int
     device: int
     context: int
+    priority: int = 0
+    flags: int = 0
     queue: list[Work] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """A point in a stream's work."""
+
+    handle: int
+    flags: int
+    is_reusable: bool
+    """Whether it can be recorded again without being reset."""
+    stream: Stream | None = None
+    """Where it was recorded, None before."""
+    record: Work | None = None
+    """The piece of work with which it is done."""
+    time_ns: int | None = None
+    """When it was done."""
+    waits: list[tuple[Stream, Work]] = field(default_factory=list)
+    """What waits for it."""
+    token: bytes | None = None
+    """What other processes know it by."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all the work is done that it was recorded behind."""
+        return self.stream is None or self.record not in self.stream.queue
 
 
 @dataclass(slots=True, eq=False)
@@ -123,32 +150,44 @@ class AclProcess:
         """What this process imported by key."""
         self.slabs: list[Any] = []
         """Memory from which small requests are served."""
+        self.accesses: dict[int, set[int]] = {}
+        """Devices that may use the memory mapped at an address, by host-wide index."""
+        self.events: dict[int, Event] = {}
         self.host_blocks: dict[int, Any] = {}
+        self.registered: dict[int, int] = {}
+        """Size of each range of the program's own host memory that devices may use."""
         self.initialized = False
         self.init_references = 0
 
     # Calls ------------------------------------------------------------------------------------
 
     def bind(self, called: Entry) -> Callable[..., Any]:
-        """Return a function as the program calls it."""
+        """Return a function as a Python program calls it."""
 
         def function(*arguments: Any) -> Any:
-            values = parse(called, arguments)
-            try:
-                with self._turn():
-                    return self._answer(called, self._call(called, values), Code.SUCCESS)
-            except Refused as refused:
-                return self._refuse(called, refused)
-            except (NoRoomError, OSError) as error:
-                text = f"this process has no room: {error}"
-                return self._refuse(called, Refused(Code.RT_RESOURCE_ALLOC_FAIL, text))
-            except (HostLostError, sqlite3.OperationalError) as error:
-                text = f"the emulated host does not answer: {error}"
-                return self._refuse(called, Refused(Code.RT_DRV_INTERNAL_ERROR, text))
+            outputs, code = self.answer(called, parse(called, arguments))
+            outputs = called.blanks if outputs is None else outputs
+            return (*outputs, code) if outputs else code
 
         function.__name__ = function.__qualname__ = called.name.rpartition(".")[2]
         function.__doc__ = called.function.__doc__
         return function
+
+    def answer(self, called: Entry, values: list[Any]) -> tuple[tuple[Any, ...] | None, int]:
+        """Call a function: return its outputs, None where there are none to be had, and a code."""
+        try:
+            with self._turn():
+                outputs = self._call(called, values)
+                one = len(called.blanks) == 1
+                return (outputs,) if one else outputs if called.blanks else (), int(Code.SUCCESS)
+        except Refused as refused:
+            return self._refuse(called, refused)
+        except (NoRoomError, OSError) as error:
+            text = f"this process has no room: {error}"
+            return self._refuse(called, Refused(Code.RT_RESOURCE_ALLOC_FAIL, text))
+        except (HostLostError, sqlite3.OperationalError) as error:
+            text = f"the emulated host does not answer: {error}"
+            return self._refuse(called, Refused(Code.RT_DRV_INTERNAL_ERROR, text))
 
     def _turn(self) -> threading.RLock:
         """Return the lock, renewed in a child that nothing keeps from using the device."""
@@ -170,20 +209,11 @@ class AclProcess:
             raise Refused(code, self.recent_error)  # type: ignore[arg-type]  # any number
         return called.function(self, *values)
 
-    def _refuse(self, called: Entry, refused: Refused) -> Any:
+    def _refuse(self, called: Entry, refused: Refused) -> tuple[tuple[Any, ...] | None, int]:
         self.recent_error = f"acl.{called.name}: {refused.text}"
         if refused.rule is not None:
             self.violate(called.name, refused.rule, refused.text)
-        outputs = called.blanks if refused.outputs is None else refused.outputs
-        return (*outputs, int(refused.code)) if outputs else int(refused.code)
-
-    @staticmethod
-    def _answer(called: Entry, outputs: Any, code: Code) -> Any:
-        if not called.blanks:
-            return int(code)
-        if len(called.blanks) == 1:
-            return outputs, int(code)
-        return (*outputs, int(code))
+        return refused.outputs, int(refused.code)
 
     def violate(self, call: str, rule: str, text: str) -> None:
         """Record a use that the vendor forbids or leaves undefined, where the rules are strict."""
@@ -239,6 +269,11 @@ class AclProcess:
         for stream in streams:
             while stream.queue:
                 stream.queue.pop(0).run()
+
+    def finish_until(self, stream: Stream, last: Work) -> None:
+        """Do a stream's work up to one piece, which may be done already."""
+        while last in stream.queue:
+            stream.queue.pop(0).run()
 
     def check_idle(self, call: str, start: int, nbytes: int) -> None:
         """Note where memory is taken away from work that waits; the work is lost then."""

@@ -55,6 +55,15 @@ class Profile:
     disables_validation
         What the export flag 1 does: works, is refused as an invalid value, or is answered with
         207000 after the handle was exported.
+    newer
+        Whether the functions are there that came after CANN 8.0: the second edition of
+        shareable handles, access to mappings, handles and ranges of mapped addresses.
+    retains
+        Whether the handle of a mapping can be had back.
+    fabric
+        Whether shareable handles for a fabric exist, as in super nodes.
+    ipc_events
+        Whether events can be opened in other processes.
     """
 
     name: str
@@ -65,6 +74,10 @@ class Profile:
     keys: bool = True
     attributes: frozenset[Attribute] = field(default=_ATLAS)
     disables_validation: Literal["yes", "no", "late"] = "yes"
+    newer: bool = True
+    retains: bool = True
+    fabric: bool = False
+    ipc_events: bool = True
 
     @property
     def is_documented(self) -> bool:
@@ -77,11 +90,14 @@ _A2: Final = Profile("a2", answers="driver")
 PROFILES: Final[dict[str, Profile]] = {
     profile.name: profile
     for profile in (
-        Profile("documented"),
+        Profile("documented", fabric=True),
         Profile(
             "cann8",
             attributes=frozenset({Attribute.HBM_MEM_HUGE, Attribute.HBM_MEM_NORMAL}),
             disables_validation="no",
+            newer=False,
+            retains=False,
+            ipc_events=False,
         ),
         _A2,
         replace(
@@ -89,6 +105,7 @@ PROFILES: Final[dict[str, Profile]] = {
             name="a3",
             soc="Ascend910_9391",
             attributes=_ATLAS | {Attribute.MEM_P2P_HUGE1G},
+            fabric=True,
         ),
         Profile(
             "950",
@@ -96,9 +113,12 @@ PROFILES: Final[dict[str, Profile]] = {
             soc="Ascend950PR",
             generation=3,
             attributes=_COMMON | {Attribute.HBM_MEM_HUGE1G},
+            ipc_events=False,
         ),
-        Profile("310b-rc", soc="Ascend310B1", vmm=False, keys=False),
-        replace(_A2, name="old-driver", disables_validation="late"),
+        Profile("310b-rc", soc="Ascend310B1", vmm=False, keys=False, ipc_events=False),
+        replace(
+            _A2, name="old-driver", disables_validation="late", retains=False, ipc_events=False
+        ),
     )
 }
 """Every profile by name."""

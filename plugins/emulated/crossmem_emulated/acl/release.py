@@ -31,6 +31,7 @@ def release_device(process: AclProcess, device: int) -> None:
     for piece in pieces:
         drop_keys(process, "rt.reset_device", piece)
         process.space.detach(piece)
+        process.accesses.pop(piece.start, None)
         if piece.origin is Origin.MALLOC and not piece.is_part:
             process.store.release(piece.pages)
     for region in {one.region for one in pieces if not one.region.is_reservation}:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ACL's drivers know on the whole host: shareable handles, keys, and who may import them."""
+"""What ACL's drivers know on the whole host: what is shared, and who may import it."""
 
 from typing import Final
 
@@ -31,5 +31,8 @@ CREATE TABLE IF NOT EXISTS acl_key_admitted (
 CREATE TABLE IF NOT EXISTS acl_key_opener (
     key INTEGER NOT NULL REFERENCES acl_key ON DELETE CASCADE,
     process INTEGER NOT NULL REFERENCES process ON DELETE CASCADE, PRIMARY KEY (key, process)
+) STRICT;
+CREATE TABLE IF NOT EXISTS acl_event (
+    token BLOB PRIMARY KEY, owner INTEGER NOT NULL REFERENCES process ON DELETE CASCADE
 ) STRICT;
 """

@@ -3,7 +3,8 @@
 
 import os
 import sqlite3
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from crossmem.models.identity import process_start_time
 from crossmem_emulated.acl.addresses import Origin
@@ -15,12 +16,13 @@ from crossmem_emulated.acl.vmm import Physical, check_vmm, find_physical
 from crossmem_emulated.machine import ticks_since_boot
 from crossmem_emulated.pages import HOST
 
-__all__ = ["check_peer", "is_admitted"]
+__all__ = ["admit", "check_peer", "export", "import_share", "is_admitted", "pack"]
 
 _LARGEST_LIST: Final = 65535
 _DEVICE_SHIFT: Final = 32
 _NUMBER_MASK: Final = (1 << _DEVICE_SHIFT) - 1
 _DISABLE_PID_VALIDATION: Final = 1
+_Value = TypeVar("_Value")
 
 
 @entry("rt.mem_export_to_shareable_handle", "kIK", 0)
@@ -28,9 +30,18 @@ def _mem_export_to_shareable_handle(
     process: AclProcess, handle: int, handle_type: int, flags: int
 ) -> int:
     check_vmm(process)
+    if handle_type:
+        raise Refused(Code.INVALID_PARAM, f"the type of the handle must be 0, not {handle_type}")
+    return export(process, handle, flags, pack)
+
+
+def export(
+    process: AclProcess, handle: int, flags: int, describe: Callable[[Physical], _Value]
+) -> _Value:
+    """Export physical memory, and return what describes it to importers."""
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
-    if not handle or handle_type:
-        raise Refused(Code.INVALID_PARAM, "the handle is null, or its type is not 0")
+    if not handle:
+        raise Refused(Code.INVALID_PARAM, "the handle is null")
     largest = 0 if process.profile.disables_validation == "no" else _DISABLE_PID_VALIDATION
     if flags > largest:
         # Trying a flag of later editions is how a program finds out whether it is known.
@@ -54,7 +65,7 @@ def _mem_export_to_shareable_handle(
                 int(not flags or is_late),
             ),
         ).lastrowid
-    value = _pack(physical)
+    value = describe(physical)
     if is_late:
         raise Refused(
             Code.RT_FEATURE_NOT_SUPPORT,
@@ -64,7 +75,8 @@ def _mem_export_to_shareable_handle(
     return value
 
 
-def _pack(physical: Physical) -> int:
+def pack(physical: Physical) -> int:
+    """Return the value that stands for exported memory."""
     # The first share of device 0 is 0, as on real devices: no value means "none".
     number = (physical.share or 1) - 1
     return (max(physical.device, 0) << _DEVICE_SHIFT) | number
@@ -95,6 +107,11 @@ def _mem_set_pid_to_shareable_handle(process: AclProcess, share: int, pids: list
     if not pids:
         raise TypeError("convert argument 2 to int32_t* failed")
     check_vmm(process)
+    admit(process, share, pids)
+
+
+def admit(process: AclProcess, share: int, pids: list[int]) -> None:
+    """Put processes on the whitelist of a shareable handle."""
     if len(pids) > _LARGEST_LIST:
         raise Refused(Code.RT_PARAM_INVALID, f"{len(pids)} pids are too many")
     with process.machine.transaction() as tables:
@@ -135,6 +152,11 @@ def check_peer(process: AclProcess, call: str, device: int, index: int) -> None:
 @entry("rt.mem_import_from_shareable_handle", "Ki", 0)
 def _mem_import_from_shareable_handle(process: AclProcess, share: int, device: int) -> int:
     check_vmm(process)
+    return import_share(process, share, device)
+
+
+def import_share(process: AclProcess, share: int, device: int) -> int:
+    """Import memory for a device, and return its handle here."""
     process.current()
     target = process.check_device(device)
     with process.machine.transaction() as tables:

@@ -18,7 +18,15 @@ from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.addresses import Piece, Region
 from crossmem_emulated.pages import HOST, NoRoomError, Pages
 
-__all__ = ["Physical", "check_vmm", "find_physical"]
+__all__ = [
+    "Physical",
+    "check_newer",
+    "check_vmm",
+    "find_mapping",
+    "find_physical",
+    "map_physical",
+    "reserve",
+]
 
 _ON_HOST: Final = 0
 _ON_DEVICE: Final = 1
@@ -79,6 +87,13 @@ def check_vmm(process: AclProcess) -> None:
     """Refuse on products without this family of functions."""
     if not process.profile.vmm:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has no virtual memory management")
+
+
+def check_newer(process: AclProcess) -> None:
+    """Refuse where the edition is older than a function."""
+    check_vmm(process)
+    if not process.profile.newer:
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this edition does not have the function")
 
 
 def find_physical(process: AclProcess, handle: int) -> Physical:
@@ -205,7 +220,11 @@ def _reserve_mem_address(
         or expected % GRANULARITY_NBYTES
     ):
         raise Refused(Code.RT_PARAM_INVALID, f"{expected:#x} cannot be expected")
-    nbytes = -(-size // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
+    return reserve(process, -(-size // GRANULARITY_NBYTES) * GRANULARITY_NBYTES, expected)
+
+
+def reserve(process: AclProcess, nbytes: int, expected: int) -> int:
+    """Reserve addresses for the program, where it expects them or anywhere."""
     try:
         return process.space.reserve(nbytes, is_reservation=True, at=expected).start
     except memory.SystemCallError as error:
@@ -230,7 +249,16 @@ def _release_mem_address(process: AclProcess, pointer: int) -> None:
 def _map_mem(
     process: AclProcess, pointer: int, size: int, offset: int, handle: int, flags: int
 ) -> None:
+    physical = map_physical(process, (pointer, size), offset, handle, flags)
+    process.accesses[pointer] = {physical.device}
+
+
+def map_physical(
+    process: AclProcess, extent: tuple[int, int], offset: int, handle: int, flags: int
+) -> Physical:
+    """Map physical memory at an address and for a size; no device may use it yet."""
     check_vmm(process)
+    pointer, size = extent
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
     if not pointer or not handle or not size or flags:
         raise Refused(Code.INVALID_PARAM, "a null argument, or flags that are not 0")
@@ -244,6 +272,8 @@ def _map_mem(
     region.device = physical.device
     physical.references += 1
     physical.mappings += 1
+    process.accesses[pointer] = set()
+    return physical
 
 
 def _check_size(process: AclProcess, size: int, physical: Physical) -> None:
@@ -291,6 +321,19 @@ def _check_company(process: AclProcess, region: Region, physical: Physical) -> N
 def _unmap_mem(process: AclProcess, pointer: int) -> None:
     check_vmm(process)
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
+    piece = find_mapping(process, pointer)
+    if piece.keys:
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"{pointer:#x} is exported by key", "ACL-E26")
+    process.check_idle("rt.unmap_mem", piece.start, piece.nbytes)
+    process.space.detach(piece)
+    del process.accesses[pointer]
+    physical: Physical = piece.source
+    physical.mappings -= 1
+    _drop_reference(process, physical)
+
+
+def find_mapping(process: AclProcess, pointer: int) -> Piece:
+    """Return what is mapped from an address on, or refuse (ACL-E13)."""
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")
     piece = process.space.pieces.get(pointer)
@@ -302,10 +345,4 @@ def _unmap_mem(process: AclProcess, pointer: int) -> None:
             f"{pointer:#x} is not the first address of a mapping",
             "ACL-E13",
         )
-    if piece.keys:
-        raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"{pointer:#x} is exported by key", "ACL-E26")
-    process.check_idle("rt.unmap_mem", piece.start, piece.nbytes)
-    process.space.detach(piece)
-    physical: Physical = piece.source
-    physical.mappings -= 1
-    _drop_reference(process, physical)
+    return piece

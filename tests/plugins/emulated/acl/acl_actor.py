@@ -129,6 +129,7 @@ class Actor(HostProcess):
         super().__init__(Program, environment, is_real=REAL is not None)
         self.acl: Any = Functions(self.call, "acl")
         self.rt: Any = Functions(self.call, "acl.rt")
+        self.c: Any = Functions(self.call, "acl.c")
         self.util: Any = Functions(self.call, "acl.util")
 
     def write(self, pointer: int, data: bytes) -> None:

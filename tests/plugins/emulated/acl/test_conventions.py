@@ -106,13 +106,21 @@ def test_functions_take_no_keywords(host: Path) -> None:
 def test_every_function_has_blank_outputs_in_a_failure(start: Start) -> None:
     """Of the right number and type; outside of the emulated device nothing raises."""
     acl = start(device=None)
-    samples = {"k": 64, "K": 64, "i": 0, "I": 0, "s": "x", "d": properties(), "p": [1]}
+    samples = {"k": 64, "K": 64, "i": 0, "I": 0, "s": "x", "d": properties(), "p": [1], "o": 0}
     for name, called in calls.ENTRIES.items():
         required = called.codes.partition("|")[0].replace("*", "")
         acl.call("fail", name, 424242, {})
         answer = acl.call(f"acl.{name}", *(samples[one] for one in required))
 
         assert answer == ((*called.blanks, 424242) if called.blanks else 424242), name
+
+
+def test_a_configuration_is_a_file(start: Start) -> None:
+    acl = start(device=None)
+    ok(acl.acl.finalize())
+
+    assert acl.acl.init("/nowhere/acl.json") == 100003
+    ok(acl.acl.init(__file__))
 
 
 def test_init_and_finalize(acl: Actor) -> None:
@@ -158,20 +166,63 @@ def test_devices(acl: Actor) -> None:
 
 @emulation_only
 def test_where_a_pointer_is(acl: Actor) -> None:
+    on_host = properties(0, memAttr=3, location={"id": 0, "type": 0})
+    mapped = acl.map_new(ok(acl.rt.malloc_physical(GRANULARITY, on_host, 0)))
     pointer, host = ok(acl.rt.malloc(GRANULARITY, 0)), ok(acl.rt.malloc_host(8))
-    kinds = [ok(acl.rt.pointer_get_attributes(one))["location"] for one in (pointer, host, 8)]
+    kinds = [
+        ok(acl.rt.pointer_get_attributes(one))["location"] for one in (pointer, host, mapped, 8)
+    ]
 
-    assert kinds == [{"id": 0, "type": 1}, {"id": 0, "type": 0}, {"id": 0, "type": 2}]
+    assert kinds == [{"id": 0, "type": one} for one in (1, 0, 0, 2)]
+    assert acl.rt.pointer_get_attributes(0) == (0, 100000)
+
+
+@emulation_only
+def test_how_far_memory_goes(acl: Actor) -> None:
+    _, mapped = acl.physical()
+    pointer, host = ok(acl.rt.malloc(1, 1)), ok(acl.rt.malloc_host(8))
+
+    assert ok(acl.c.mem_get_address_range(pointer + 9)) == (pointer, GRANULARITY)
+    assert ok(acl.c.mem_get_address_range(host + 7)) == (host, 8)
+    assert ok(acl.c.mem_get_address_range(mapped)) == (mapped, GRANULARITY)
+    assert acl.c.mem_get_address_range(0) == (0, 0, 100000)
+
+
+@emulation_only
+def test_memory_with_a_configuration(acl: Actor) -> None:
+    of_device = {"attrs": [{"attr": 1, "value": 7}, {"attr": 2, "value": 0}]}
+
+    ok(acl.rt.free(ok(acl.rt.malloc_with_cfg(GRANULARITY, 0, of_device))))
+    ok(acl.rt.free(ok(acl.rt.malloc_with_cfg(64, 0, {}))))
+    ok(acl.rt.free_host(ok(acl.c.malloc_host_with_cfg(64, {}))))
+    for attribute, value, code in ((2, 1, 207000), (9, 0, 107000)):
+        other = {"attrs": [{"attr": attribute, "value": value}]}
+        assert acl.rt.malloc_with_cfg(64, 0, other) == (0, code)
 
 
 def test_host_memory(acl: Actor) -> None:
     host = ok(acl.rt.malloc_host(16))
+    assert host % 64 == 0
 
     assert acl.rt.malloc_host(0) == (0, 100000)
     assert acl.rt.free_host(0) == 100000
     ok(acl.rt.free_host(host))
     assert acl.rt.get_mem_info(99)[-1] != 0
     acl.check_broken()
+
+
+@emulation_only
+def test_what_is_known_of_devices(start: Start) -> None:
+    acl = start(device=None, ASCEND_RT_VISIBLE_DEVICES="1")
+
+    assert ok(acl.c.get_logic_dev_id_by_user_dev_id(0)) == 1
+    assert ok(acl.c.get_user_dev_id_by_logic_dev_id(1)) == 0
+    assert ok(acl.c.get_logic_dev_id_by_phy_dev_id(1)) == 1
+    assert acl.c.get_user_dev_id_by_logic_dev_id(0) == (0, 107001)
+    assert acl.c.get_logic_dev_id_by_user_dev_id(1) == (0, 107001)
+    assert [ok(acl.c.get_device_info(0, one)) for one in (301, 402, 501)] == [8 << 30, 1, 0]
+    assert acl.c.get_device_info(0, 1) == (0, 207000)
+    assert ok(acl.c.query_device_status(0)) == 0
 
 
 @emulation_only
@@ -196,5 +247,20 @@ def test_x3_unknown_contexts_and_streams(acl: Actor) -> None:
         acl.rt.synchronize_stream(stream),
         acl.rt.destroy_stream(stream),
         acl.rt.destroy_stream(0),
-    ] == [107000] * 6
-    acl.check_broken(*["ACL-X3"] * 6)
+        acl.rt.destroy_stream_force(0),
+        acl.rt.create_stream_with_config(8, 0)[-1],
+        acl.rt.create_stream_with_config(0, 0x40)[-1],
+    ] == [107000] * 9
+    acl.check_broken(*["ACL-X3"] * 9)
+
+
+@emulation_only
+def test_streams_have_properties(acl: Actor) -> None:
+    stream = ok(acl.rt.create_stream_with_config(3, 1))
+
+    assert ok(acl.c.stream_get_priority(stream)) == 3
+    assert ok(acl.c.stream_get_flags(stream)) == 1
+    assert ok(acl.c.device_get_stream_priority_range()) == (7, 0)
+    assert ok(acl.c.ctx_get_current_default_stream()) != stream
+    assert ok(acl.c.stream_get_id(stream)) != ok(acl.c.stream_get_id(0))
+    ok(acl.rt.destroy_stream_force(stream))

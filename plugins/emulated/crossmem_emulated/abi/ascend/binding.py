@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python side of ``libascendcl.so``: C arguments in, calls of the emulation, results out."""
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from crossmem_emulated.abi.ascend import records
+from crossmem_emulated.abi.ascend.names import CALLED
+from crossmem_emulated.acl import Acl
+from crossmem_emulated.acl.codes import Code
+from crossmem_emulated.options import Options
+
+__all__ = ["AclBinding"]
+
+
+class AclBinding:
+    """What the C functions of one process call.
+
+    Parameters
+    ----------
+    ffi
+        The declarations.
+    _soname
+        What the program loaded; there is one edition.
+    """
+
+    def __init__(self, ffi: Any, _soname: str) -> None:
+        options = Options.from_environ(os.environ)
+        self.ffi = ffi
+        self.acl = Acl(options.acl_profile, options.strict, options=options)
+        self._thread = threading.local()
+        self._soc = ffi.new("char[]", self.acl.get_soc_name().encode())
+        self._shapes = dict(ffi.typeof("struct cm_table").fields)
+
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        """Return what is called for each C function, by its name."""
+        plain = CALLED.keys() - records.FUNCTIONS.keys()
+        found = {name: self._convert(name) for name in plain}
+        found |= {name: self._bound(name, function) for name, function in records.FUNCTIONS.items()}
+        return found | {
+            "aclGetRecentErrMsg": self._get_recent_err_msg,
+            "aclrtGetSocName": lambda: self._soc,
+            "aclrtGetLastError": self._get_last_error,
+            "aclrtPeekAtLastError": self._peek_at_last_error,
+        }
+
+    def refuse(self, name: str) -> Any:
+        """Return what a function answers that is not emulated."""
+        result = self._shapes[name].type.result
+        if result.kind == "pointer":
+            return self.ffi.NULL
+        if result.cname != "int":
+            return None if result.kind == "void" else 0
+        text = "it is not emulated"
+        return self.finish(name, Code.RT_FEATURE_NOT_SUPPORT, text)
+
+    # Calls ------------------------------------------------------------------------------------
+
+    def call(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]:
+        """Call the emulation for a C function; return outputs to be written, and the code."""
+        outputs, code = self.acl.answer(CALLED[name], *values)
+        return outputs, self.finish(name, code, None)
+
+    def missing(self, name: str) -> int:
+        """Return the code for an argument that must not be null and is."""
+        return self.finish(name, Code.INVALID_PARAM, "an argument is null")
+
+    def finish(self, name: str, code: int, text: str | None) -> int:
+        """Note how a call ended, for who asks later, and return its code."""
+        if code:
+            self._thread.last = int(code)
+            self.acl.rename_error(name, text)
+        return int(code)
+
+    def _bound(self, name: str, function: Callable[..., int]) -> Callable[..., int]:
+        return lambda *arguments: function(self, name, *arguments)
+
+    def _convert(self, name: str) -> Callable[..., int]:
+        """Return what is called for a C function whose parameters tell what they are.
+
+        A pointer to a number or to a pointer is an output, in the order of the emulation's;
+        ``char *`` is text; all else is an input.
+        """
+        ffi = self.ffi
+        shapes = self._shapes[name].type.args
+        kinds = [_kind(one) for one in shapes]
+
+        def function(*arguments: Any) -> int:
+            values: list[Any] = []
+            places = []
+            for kind, shape, argument in zip(kinds, shapes, arguments, strict=True):
+                if kind is _NUMBER:
+                    values.append(argument)
+                elif kind is _POINTER:
+                    values.append(int(ffi.cast("uintptr_t", argument)))
+                elif argument == ffi.NULL:
+                    return self.missing(name)
+                elif kind is _TEXT:
+                    values.append(records.text_of(ffi, argument))
+                else:
+                    places.append((argument, shape.item))
+            outputs, code = self.call(name, *values)
+            if outputs is not None:
+                for (place, target), value in zip(places, outputs, strict=True):
+                    place[0] = ffi.cast(target, value) if target.kind == "pointer" else value
+            return code
+
+        return function
+
+    # What went wrong --------------------------------------------------------------------------
+
+    def _get_recent_err_msg(self) -> Any:
+        text = self.acl.get_recent_err_msg()
+        if not text:
+            return self.ffi.NULL
+        # It is the caller's until it asks again.
+        self._thread.text = self.ffi.new("char[]", text.encode())
+        return self._thread.text
+
+    def _get_last_error(self, level: int) -> int:
+        code = self._peek_at_last_error(level)
+        self._thread.last = 0
+        return code
+
+    def _peek_at_last_error(self, level: int) -> int:
+        if level:
+            return int(Code.RT_PARAM_INVALID)
+        last: int = getattr(self._thread, "last", 0)
+        return last
+
+
+_NUMBER, _POINTER, _TEXT, _OUTPUT = "number", "pointer", "text", "output"
+
+
+def _kind(shape: Any) -> str:
+    """Return what a parameter is, by its C type."""
+    if shape.kind != "pointer":
+        return _NUMBER
+    if shape.item.cname == "char":
+        return _TEXT
+    return _OUTPUT if shape.item.kind in {"enum", "pointer", "primitive"} else _POINTER

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may use mapped memory, and what a mapping is made of."""
+
+from typing import Any, Final
+
+from crossmem_emulated.acl.calls import Refused, entry
+from crossmem_emulated.acl.codes import GRANULARITY_1G_NBYTES, LARGEST_NBYTES, Code
+from crossmem_emulated.acl.process import AclProcess
+from crossmem_emulated.acl.vmm import (
+    check_newer,
+    check_vmm,
+    find_mapping,
+    find_physical,
+    map_physical,
+    reserve,
+)
+from crossmem_emulated.pages import HOST
+
+__all__: list[str] = []
+
+_ON_HOST, _ON_DEVICE = range(2)
+_READ_WRITE: Final = 3
+_UNCACHED_ADDRESSES: Final = range(40 << 40, 224 << 40)
+
+
+@entry("c.mem_map_no_access", "kkkkK")
+def _mem_map_no_access(
+    process: AclProcess, pointer: int, size: int, offset: int, handle: int, flags: int
+) -> None:
+    check_newer(process)
+    map_physical(process, (pointer, size), offset, handle, flags)
+
+
+def _place(process: AclProcess, number: int, kind: int) -> int:
+    """Return the host-wide index of a device, or ``HOST``; numbers here are the driver's own."""
+    if kind == _ON_HOST and not number:
+        return HOST
+    if kind != _ON_DEVICE:
+        raise Refused(Code.RT_PARAM_INVALID, f"place {number} of type {kind}", "ACL-E34")
+    if process.ordinal_of(number) is None:
+        text = f"this process has no device {number}, counted without ASCEND_RT_VISIBLE_DEVICES"
+        raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E34")
+    return number
+
+
+@entry("c.mem_set_access", "kko")
+def _mem_set_access(
+    process: AclProcess, pointer: int, size: int, wanted: list[tuple[int, int, int]]
+) -> None:
+    """Each place is the access, the number and the type of the location."""
+    check_newer(process)
+    process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
+    if not pointer or not wanted:
+        raise Refused(Code.RT_PARAM_INVALID, "the address is null, or nobody is meant", "ACL-E34")
+    piece = find_mapping(process, pointer)
+    if size != piece.nbytes:
+        text = f"{size} bytes of a mapping of {piece.nbytes}"
+        raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E34")
+    for access, number, kind in wanted:
+        if access != _READ_WRITE:
+            raise Refused(Code.RT_FEATURE_NOT_SUPPORT, f"access {access} cannot be set")
+        # Who came before one that is refused keeps its access.
+        process.accesses[pointer].add(_place(process, number, kind))
+
+
+@entry("c.mem_get_access", "kIi", 0)
+def _mem_get_access(process: AclProcess, pointer: int, number: int, kind: int) -> int:
+    check_newer(process)
+    process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
+    piece = find_mapping(process, pointer)
+    return _READ_WRITE if _place(process, number, kind) in process.accesses[piece.start] else 0
+
+
+@entry("c.mem_retain_allocation_handle", "k", 0)
+def _mem_retain_allocation_handle(process: AclProcess, pointer: int) -> int:
+    check_vmm(process)
+    if not process.profile.retains:
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this driver does not give handles back")
+    process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
+    physical = find_mapping(process, pointer).source
+    physical.references += 1
+    handle: int = physical.handle
+    return handle
+
+
+@entry("c.mem_get_allocation_properties_from_handle", "k", None)
+def _mem_get_allocation_properties_from_handle(process: AclProcess, handle: int) -> dict[str, Any]:
+    check_newer(process)
+    process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
+    physical = find_physical(process, handle)
+    is_host = physical.device == HOST
+    number = 0 if is_host else process.ordinal_of(physical.device)
+    return {
+        "handleType": 0,
+        "allocationType": 0,
+        "memAttr": int(physical.attribute),
+        "location": {"id": number, "type": _ON_HOST if is_host else _ON_DEVICE},
+        "reserve": 0,
+    }
+
+
+@entry("c.reserve_mem_address_no_uc_memory", "kkkK", 0)
+def _reserve_mem_address_no_uc_memory(
+    process: AclProcess, size: int, alignment: int, expected: int, flags: int
+) -> int:
+    check_vmm(process)
+    if not process.profile.fabric:
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "only A3 has such addresses")
+    process.check_opened("ACL-E1b", Code.RT_INVALID_HANDLE)
+    if not size or flags not in {0, 1}:
+        raise Refused(Code.INVALID_PARAM, f"size {size}, flags {flags}")
+    if alignment or size % GRANULARITY_1G_NBYTES or size > LARGEST_NBYTES:
+        raise Refused(Code.RT_PARAM_INVALID, f"size {size}, alignment {alignment}")
+    if expected and (expected not in _UNCACHED_ADDRESSES or expected % GRANULARITY_1G_NBYTES):
+        raise Refused(Code.RT_PARAM_INVALID, f"{expected:#x} cannot be expected")
+    return reserve(process, size, expected)

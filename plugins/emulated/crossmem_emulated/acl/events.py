@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events, also between processes."""
+
+import os
+import secrets
+import time
+from typing import Final
+
+from crossmem_emulated.acl.calls import Refused, entry
+from crossmem_emulated.acl.codes import Code
+from crossmem_emulated.acl.process import AclProcess, Event, Work
+from crossmem_emulated.acl.streams import check_timeout, find_stream
+
+__all__ = ["IPC_HANDLE_NBYTES"]
+
+IPC_HANDLE_NBYTES: Final = 64
+
+_SYNC: Final = 0x01
+_TIME_LINE: Final = 0x08
+_DEVICE_ONLY: Final = 0x10
+_EXTERNAL: Final = 0x20
+_IPC: Final = 0x40
+_COMBINED: Final = 0x0F
+_NOT_READY, _COMPLETE = range(2)
+_PID_NBYTES: Final = 4
+
+
+def _create(process: AclProcess, flags: int, *, is_reusable: bool) -> int:
+    process.current()
+    event = Event(next(process.handles), flags, is_reusable)
+    process.events[event.handle] = event
+    return event.handle
+
+
+def _check_flags(flags: int, *alone: int) -> None:
+    if flags not in alone and (not flags or flags & ~_COMBINED):
+        raise Refused(Code.RT_PARAM_INVALID, f"there are no events of flags {flags:#x}", "ACL-E37")
+
+
+@entry("rt.create_event", "", 0)
+def _create_event(process: AclProcess) -> int:
+    return _create(process, _SYNC | _TIME_LINE, is_reusable=False)
+
+
+@entry("rt.create_event_with_flag", "I", 0)
+def _create_event_with_flag(process: AclProcess, flags: int) -> int:
+    _check_flags(flags, _DEVICE_ONLY, _EXTERNAL)
+    return _create(process, flags, is_reusable=False)
+
+
+@entry("rt.create_event_ex_with_flag", "I", 0)
+def _create_event_ex_with_flag(process: AclProcess, flags: int) -> int:
+    if flags == _IPC:
+        _check_ipc(process)
+    _check_flags(flags, _DEVICE_ONLY, _IPC)
+    return _create(process, flags, is_reusable=True)
+
+
+def _find(process: AclProcess, handle: int) -> Event:
+    if not handle:
+        raise Refused(Code.INVALID_PARAM, "the event is null")
+    event = process.events.get(handle)
+    if event is None:
+        raise Refused(Code.RT_PARAM_INVALID, f"there is no event {handle:#x}", "ACL-X7")
+    return event
+
+
+def _refuse(event: Event, what: str) -> None:
+    """Refuse what events of its kind do not support."""
+    text = f"events of flags {event.flags:#x} do not support {what}"
+    raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text, "ACL-E37")
+
+
+@entry("rt.destroy_event", "k")
+def _destroy_event(process: AclProcess, handle: int) -> None:
+    event = _find(process, handle)
+    del process.events[handle]
+    if event.token is not None:
+        with process.machine.transaction() as tables:
+            statement = "DELETE FROM acl_event WHERE token = ? AND owner = ?"
+            tables.execute(statement, (event.token, process.machine.me(tables)))
+
+
+@entry("rt.record_event", "kk")
+def _record_event(process: AclProcess, handle: int, stream_handle: int) -> None:
+    event = _find(process, handle)
+    stream = find_stream(process, stream_handle)
+
+    def reach() -> None:
+        if event.record is work:
+            event.time_ns = time.monotonic_ns()
+
+    work = Work("rt.record_event", (), reach)
+    event.stream, event.record, event.time_ns = stream, work, None
+    process.submit(stream, work)
+    if event.flags == _IPC:
+        # Another process cannot make this one's streams work, so they do it now.
+        process.finish_until(stream, work)
+
+
+@entry("rt.reset_event", "kk")
+def _reset_event(process: AclProcess, handle: int, stream_handle: int) -> None:
+    event = _find(process, handle)
+    if event.is_reusable or not event.flags & _SYNC:
+        _refuse(event, "being reset")
+
+    def forget() -> None:
+        event.stream = event.record = event.time_ns = None
+
+    process.submit(find_stream(process, stream_handle), Work("rt.reset_event", (), forget))
+
+
+@entry("rt.stream_wait_event", "kk")
+def _stream_wait_event(process: AclProcess, stream_handle: int, handle: int) -> None:
+    event = _find(process, handle)
+    if not event.flags & (_SYNC | _EXTERNAL | _IPC):
+        _refuse(event, "being waited for by streams")
+    stream = find_stream(process, stream_handle)
+    source, record = event.stream, event.record
+    if source is None or record is None:
+        return
+    wait = Work("rt.stream_wait_event", (), lambda: process.finish_until(source, record))
+    event.waits.append((stream, wait))
+    process.submit(stream, wait)
+
+
+@entry("c.stream_wait_event_with_timeout", "kki")
+def _stream_wait_event_with_timeout(
+    process: AclProcess, stream_handle: int, handle: int, timeout_ms: int
+) -> None:
+    # Here, 0 is for ever.
+    check_timeout(timeout_ms or -1)
+    _stream_wait_event(process, stream_handle, handle)
+
+
+# What became of them ----------------------------------------------------------------------
+
+
+@entry("rt.query_event", "k", 0)
+def _query_event(process: AclProcess, handle: int) -> int:
+    event = _find(process, handle)
+    if event.is_reusable or event.flags & _EXTERNAL:
+        _refuse(event, "this kind of query")
+    # The older status counts the other way round.
+    return int(not (event.stream is not None and event.is_done))
+
+
+@entry("rt.query_event_status", "k", 0)
+def _query_event_status(process: AclProcess, handle: int) -> int:
+    event = _find(process, handle)
+    if event.flags & _EXTERNAL:
+        _refuse(event, "being queried")
+    is_empty = event.stream is None
+    return _COMPLETE if event.is_done and (event.is_reusable or not is_empty) else _NOT_READY
+
+
+@entry("rt.query_event_wait_status", "k", 0)
+def _query_event_wait_status(process: AclProcess, handle: int) -> int:
+    event = _find(process, handle)
+    if event.is_reusable or not event.flags & _SYNC:
+        _refuse(event, "telling who waits")
+    event.waits = [(stream, work) for stream, work in event.waits if work in stream.queue]
+    # This status, too, counts the other way round.
+    return int(bool(event.waits))
+
+
+@entry("rt.synchronize_event", "k")
+def _synchronize_event(process: AclProcess, handle: int) -> None:
+    event = _find(process, handle)
+    if event.flags & _EXTERNAL:
+        _refuse(event, "being waited for")
+    if event.stream is not None and event.record is not None:
+        process.finish_until(event.stream, event.record)
+
+
+@entry("rt.synchronize_event_with_timeout", "ki")
+def _synchronize_event_with_timeout(process: AclProcess, handle: int, timeout_ms: int) -> None:
+    check_timeout(timeout_ms)
+    _synchronize_event(process, handle)
+
+
+def _time_of(event: Event) -> int:
+    """Return when an event was done in nanoseconds, or refuse."""
+    if event.flags & (_EXTERNAL | _IPC):
+        _refuse(event, "times")
+    if event.stream is None or not event.flags & _TIME_LINE:
+        text = "an event without a time: it was not recorded, or its flags ask for none"
+        raise Refused(Code.RT_EVENT_TIMESTAMP_INVALID, text, "ACL-E38")
+    if event.time_ns is None:
+        raise Refused(Code.RT_EVENT_NOT_COMPLETE, "the event's work is not done", "ACL-E38")
+    return event.time_ns
+
+
+@entry("rt.event_elapsed_time", "kk", 0.0)
+def _event_elapsed_time(process: AclProcess, start_handle: int, end_handle: int) -> float:
+    start, end = (_time_of(_find(process, one)) for one in (start_handle, end_handle))
+    if end < start:
+        text = "the first event was recorded after the second"
+        raise Refused(Code.RT_EVENT_TIMESTAMP_REVERSAL, text, "ACL-E38")
+    return (end - start) / 1e6
+
+
+@entry("rt.event_get_timestamp", "k", 0)
+def _event_get_timestamp(process: AclProcess, handle: int) -> int:
+    return _time_of(_find(process, handle)) // 1000
+
+
+@entry("c.get_event_id", "k", 0)
+def _get_event_id(process: AclProcess, handle: int) -> int:
+    event = _find(process, handle)
+    if event.flags == _IPC:
+        _refuse(event, "having a number")
+    return list(process.events.values()).index(event)
+
+
+# Between processes ------------------------------------------------------------------------
+
+
+def _check_ipc(process: AclProcess) -> None:
+    if not process.profile.ipc_events:
+        text = "this product or driver has no events between processes"
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
+
+
+@entry("c.ipc_get_event_handle", "k", b"")
+def _ipc_get_event_handle(process: AclProcess, handle: int) -> bytes:
+    _check_ipc(process)
+    event = _find(process, handle)
+    if event.flags != _IPC:
+        text = f"events of flags {event.flags:#x} are not for other processes"
+        raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E39")
+    if event.token is None:
+        pid = os.getpid().to_bytes(_PID_NBYTES, "little")
+        event.token = pid + secrets.token_bytes(IPC_HANDLE_NBYTES - _PID_NBYTES)
+        with process.machine.transaction() as tables:
+            statement = "INSERT INTO acl_event (token, owner) VALUES (?, ?)"
+            tables.execute(statement, (event.token, process.machine.me(tables)))
+    return event.token
+
+
+@entry("c.ipc_open_event_handle", "o", 0)
+def _ipc_open_event_handle(process: AclProcess, token: bytes) -> int:
+    _check_ipc(process)
+    process.current()
+    with process.machine.transaction() as tables:
+        query = "SELECT owner FROM acl_event WHERE token = ?"
+        row = tables.execute(query, (token,)).fetchone()
+        if row is None or not process.machine.lives(tables, row[0]):
+            raise Refused(Code.RT_INVALID_HANDLE, "there is no such event, or none any more")
+        if row[0] == process.machine.me(tables):
+            text = "this process made the event itself"
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E39")
+    event = Event(next(process.handles), _IPC, is_reusable=True, token=token)
+    process.events[event.handle] = event
+    return event.handle

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The second edition of shareable handles, which may be for a fabric; keys for whole fabrics."""
+
+import struct
+from typing import Final
+
+from crossmem_emulated.acl.calls import Refused, entry
+from crossmem_emulated.acl.codes import Code
+from crossmem_emulated.acl.keys import admit_by_key, check_owner
+from crossmem_emulated.acl.process import AclProcess
+from crossmem_emulated.acl.shares import admit, export, import_share, pack
+from crossmem_emulated.acl.vmm import Physical, check_newer
+
+__all__ = ["FABRIC", "FABRIC_HANDLE_NBYTES", "PLAIN"]
+
+PLAIN, FABRIC = 1, 2
+"""Kinds of shareable handles: a number, or bytes for a fabric."""
+FABRIC_HANDLE_NBYTES: Final = 128
+
+_SERVER: Final = 0
+"""Number of this server in its super node."""
+_LAYOUT: Final = struct.Struct(f"<IIQ{FABRIC_HANDLE_NBYTES - 16}x")
+
+
+def _check_kind(process: AclProcess, kind: int) -> None:
+    check_newer(process)
+    if kind not in {PLAIN, FABRIC}:
+        raise Refused(Code.RT_PARAM_INVALID, f"there is no kind {kind} of handles", "ACL-E33")
+    if kind == FABRIC and not process.profile.fabric:
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has no fabric")
+
+
+def _describe(physical: Physical) -> bytes:
+    return _LAYOUT.pack(FABRIC, _SERVER, pack(physical))
+
+
+def _value_of(kind: int, share: int | bytes) -> int:
+    if isinstance(share, int):
+        return share
+    written, server, value = _LAYOUT.unpack(share)
+    if written != kind or server != _SERVER:
+        raise Refused(Code.RT_INVALID_HANDLE, "these bytes are no shareable handle")
+    return int(value)
+
+
+@entry("c.mem_export_to_shareable_handle_v2", "kKi", None)
+def _mem_export_to_shareable_handle_v2(
+    process: AclProcess, handle: int, flags: int, kind: int
+) -> int | bytes:
+    _check_kind(process, kind)
+    if kind == FABRIC:
+        return export(process, handle, flags, _describe)
+    return export(process, handle, flags, pack)
+
+
+@entry("c.mem_set_pid_to_shareable_handle_v2", "oip")
+def _mem_set_pid_to_shareable_handle_v2(
+    process: AclProcess, share: int | bytes, kind: int, pids: list[int]
+) -> None:
+    if not pids:
+        raise Refused(Code.INVALID_PARAM, "the list of pids is null")
+    _check_kind(process, kind)
+    admit(process, _value_of(kind, share), pids)
+
+
+@entry("c.mem_import_from_shareable_handle_v2", "oiK", 0)
+def _mem_import_from_shareable_handle_v2(
+    process: AclProcess, share: int | bytes, kind: int, flags: int
+) -> int:
+    if flags:
+        raise Refused(Code.INVALID_PARAM, f"flags must be 0, not {flags}")
+    _check_kind(process, kind)
+    return import_share(process, _value_of(kind, share), process.current().device)
+
+
+# Keys -------------------------------------------------------------------------------------
+
+
+@entry("c.ipc_mem_set_attr", "siK")
+def _ipc_mem_set_attr(process: AclProcess, text: str, kind: int, value: int) -> None:
+    if not process.profile.fabric:
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has one way to memory")
+    if kind or value not in {0, 1}:
+        raise Refused(Code.RT_PARAM_INVALID, f"attribute {kind}, value {value}")
+    check_owner(process, text)
+
+
+@entry("c.ipc_mem_import_pid_inter_server", "so")
+def _ipc_mem_import_pid_inter_server(
+    process: AclProcess, text: str, servers: list[tuple[int, list[int]]]
+) -> None:
+    """Each server is its number and the processes there."""
+    if not process.profile.fabric:
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has no fabric")
+    if not servers or not all(pids for _, pids in servers):
+        raise Refused(Code.INVALID_PARAM, "a list of servers or of pids is null")
+    check_owner(process, text)
+    for server, pids in servers:
+        # Nobody of another server can come.
+        if server == _SERVER:
+            admit_by_key(process, text, pids)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of the host: allocated here or the program's own, and what an address belongs to."""
+
+import ctypes
+import mmap
+from typing import Any, Final
+
+from crossmem_emulated import memory
+from crossmem_emulated.acl.addresses import device_of
+from crossmem_emulated.acl.calls import Refused, entry
+from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, LARGEST_NBYTES, Code
+from crossmem_emulated.acl.plain import check_attributes
+from crossmem_emulated.acl.process import AclProcess
+from crossmem_emulated.pages import HOST
+
+__all__: list[str] = []
+
+_ON_HOST, _ON_DEVICE, _UNKNOWN = range(3)
+_TYPES: Final = frozenset({0, 0x4, 0x8})
+_MAPPED: Final = 0x2
+_FLAGS: Final = 0x1000000E
+
+
+@entry("rt.malloc_host", "k", 0)
+def _malloc_host(process: AclProcess, size: int) -> int:
+    process.current()
+    if not size:
+        raise Refused(Code.INVALID_PARAM, "the size is 0")
+    if size > LARGEST_NBYTES:
+        raise Refused(Code.RT_MEMORY_ALLOCATION, f"the host has no room for {size} bytes")
+    try:
+        block = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise Refused(Code.RT_MEMORY_ALLOCATION, f"the host has no room: {error}") from None
+    pointer = ctypes.addressof(ctypes.c_char.from_buffer(block))
+    process.host_blocks[pointer] = block
+    return pointer
+
+
+@entry("c.malloc_host_with_cfg", "Kd", 0)
+def _malloc_host_with_cfg(process: AclProcess, size: int, cfg: dict[str, Any]) -> int:
+    check_attributes(process, cfg)
+    return _malloc_host(process, size)
+
+
+@entry("rt.free_host", "k")
+def _free_host(process: AclProcess, pointer: int) -> None:
+    if not pointer:
+        raise Refused(Code.INVALID_PARAM, "the address is null")
+    if process.host_blocks.pop(pointer, None) is None:
+        raise Refused(Code.RT_PARAM_INVALID, f"{pointer:#x} was not allocated", "ACL-X4")
+
+
+@entry("c.free_host_with_dev_sync", "k")
+def _free_host_with_dev_sync(process: AclProcess, pointer: int) -> None:
+    device = process.current().device
+    process.finish(*(one for one in process.streams.values() if one.device == device))
+    _free_host(process, pointer)
+
+
+# The program's own ------------------------------------------------------------------------
+
+
+def _register(process: AclProcess, pointer: int, size: int) -> None:
+    if not pointer or not size:
+        raise Refused(Code.INVALID_PARAM, f"{size} bytes at {pointer:#x}")
+    process.current()
+    for start, nbytes in process.registered.items():
+        if start < pointer + size and pointer < start + nbytes:
+            text = f"{nbytes} bytes at {start:#x} are registered already"
+            raise Refused(Code.HOST_MEMORY_ALREADY_REGISTERED, text, "ACL-E41")
+    process.registered[pointer] = size
+
+
+@entry("rt.host_register", "kKI", 0)
+def _host_register(process: AclProcess, pointer: int, size: int, kind: int) -> int:
+    if kind not in _TYPES:
+        raise Refused(Code.RT_PARAM_INVALID, f"there is no type {kind} of registration")
+    _register(process, pointer, size)
+    # The emulated devices reach the host's memory where it is.
+    return pointer
+
+
+@entry("c.host_register_v2", "kKI")
+def _host_register_v2(process: AclProcess, pointer: int, size: int, flags: int) -> None:
+    if not flags or flags & ~_FLAGS:
+        raise Refused(Code.RT_PARAM_INVALID, f"flags {flags:#x}")
+    _register(process, pointer, size)
+
+
+@entry("c.host_get_device_pointer", "kI", 0)
+def _host_get_device_pointer(process: AclProcess, pointer: int, flags: int) -> int:
+    if not pointer or flags:
+        raise Refused(Code.INVALID_PARAM, "the address is null, or flags are not 0")
+    if any(one <= pointer < one + nbytes for one, nbytes in process.registered.items()):
+        return pointer
+    text = f"{pointer:#x} is not registered"
+    raise Refused(Code.HOST_MEMORY_NOT_REGISTERED, text, "ACL-E41")
+
+
+@entry("rt.host_unregister", "k")
+def _host_unregister(process: AclProcess, pointer: int) -> None:
+    if not pointer:
+        raise Refused(Code.INVALID_PARAM, "the address is null")
+    if process.registered.pop(pointer, None) is None:
+        text = f"{pointer:#x} is not registered"
+        raise Refused(Code.HOST_MEMORY_NOT_REGISTERED, text, "ACL-E41")
+
+
+# Whose an address is ----------------------------------------------------------------------
+
+
+@entry("rt.pointer_get_attributes", "k", 0)
+def _pointer_get_attributes(process: AclProcess, pointer: int) -> dict[str, Any]:
+    if not pointer:
+        raise Refused(Code.INVALID_PARAM, "the address is null")
+    number, kind, page_nbytes = 0, _UNKNOWN, memory.PAGE_NBYTES
+    pieces = process.space.overlapping(pointer, 1)
+    if pieces:
+        index = device_of(pieces[0])
+        number, kind = process.ordinal_of(index) or 0, _ON_HOST if index == HOST else _ON_DEVICE
+        page_nbytes = memory.PAGE_NBYTES if pieces[0].is_small else GRANULARITY_NBYTES
+    elif _block_of(process, pointer) or any(
+        one <= pointer < one + nbytes for one, nbytes in process.registered.items()
+    ):
+        kind = _ON_HOST
+    return {"location": {"id": number, "type": kind}, "page_size": page_nbytes, "rsv": [0] * 4}
+
+
+def _block_of(process: AclProcess, pointer: int) -> tuple[int, int] | None:
+    for start, block in process.host_blocks.items():
+        if start <= pointer < start + len(block):
+            return start, len(block)
+    return None
+
+
+@entry("c.mem_get_address_range", "k", 0, 0)
+def _mem_get_address_range(process: AclProcess, pointer: int) -> tuple[int, int]:
+    if not process.profile.newer:
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this edition does not have the function")
+    if not pointer:
+        raise Refused(Code.INVALID_PARAM, "the address is null")
+    for piece in process.space.overlapping(pointer, 1):
+        return piece.start, piece.nbytes
+    block = _block_of(process, pointer)
+    if block is None:
+        raise Refused(Code.RT_PARAM_INVALID, f"{pointer:#x} is nobody's memory", "ACL-X4")
+    return block

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams, and waiting for what was given to them."""
+
+from collections.abc import Callable
+from typing import Final
+
+from crossmem_emulated.acl.calls import Refused, entry
+from crossmem_emulated.acl.codes import Code
+from crossmem_emulated.acl.process import AclProcess, Stream, Work
+
+__all__ = ["check_timeout", "find_stream"]
+
+_FOREVER: Final = -1
+_ALL_FLAGS: Final = 0x3F
+_LEAST_PRIORITY: Final = 7
+
+
+def find_stream(process: AclProcess, handle: int) -> Stream:
+    """Return a stream; 0 is the default one of the current context."""
+    if not handle:
+        return process.current().stream
+    stream = process.streams.get(handle)
+    if stream is None:
+        raise Refused(Code.RT_PARAM_INVALID, f"there is no stream {handle:#x}", "ACL-X3")
+    return stream
+
+
+def check_timeout(timeout_ms: int) -> None:
+    """Refuse what is neither -1, for ever, nor a time. Here, work is done when it is waited for."""
+    if timeout_ms < _FOREVER or not timeout_ms:
+        raise Refused(Code.RT_PARAM_INVALID, f"{timeout_ms} is no time to wait", "ACL-E40")
+
+
+@entry("rt.create_stream", "", 0)
+def _create_stream(process: AclProcess) -> int:
+    return _create_stream_with_config(process, 0, 0)
+
+
+@entry("rt.create_stream_with_config", "II", 0)
+def _create_stream_with_config(process: AclProcess, priority: int, flags: int) -> int:
+    context = process.current()
+    if priority > _LEAST_PRIORITY or flags & ~_ALL_FLAGS:
+        raise Refused(Code.RT_PARAM_INVALID, f"priority {priority}, flags {flags}", "ACL-X3")
+    stream = Stream(next(process.handles), context.device, context.handle, priority, flags)
+    process.streams[stream.handle] = stream
+    return stream.handle
+
+
+def _check_own(process: AclProcess, stream: Stream) -> None:
+    if stream is process.contexts[stream.context].stream:
+        raise Refused(Code.RT_PARAM_INVALID, "the default stream goes with its context", "ACL-X3")
+
+
+@entry("rt.destroy_stream", "k")
+def _destroy_stream(process: AclProcess, handle: int) -> None:
+    stream = find_stream(process, handle)
+    _check_own(process, stream)
+    process.finish(stream)
+    del process.streams[handle]
+
+
+@entry("rt.destroy_stream_force", "k")
+def _destroy_stream_force(process: AclProcess, handle: int) -> None:
+    stream = find_stream(process, handle)
+    _check_own(process, stream)
+    stream.queue.clear()
+    del process.streams[handle]
+
+
+@entry("rt.synchronize_stream", "k")
+def _synchronize_stream(process: AclProcess, handle: int) -> None:
+    process.finish(find_stream(process, handle))
+
+
+@entry("rt.synchronize_stream_with_timeout", "ki")
+def _synchronize_stream_with_timeout(process: AclProcess, handle: int, timeout_ms: int) -> None:
+    check_timeout(timeout_ms)
+    process.finish(find_stream(process, handle))
+
+
+@entry("rt.synchronize_device", "")
+def _synchronize_device(process: AclProcess) -> None:
+    device = process.current().device
+    process.finish(*(one for one in process.streams.values() if one.device == device))
+
+
+@entry("rt.synchronize_device_with_timeout", "i")
+def _synchronize_device_with_timeout(process: AclProcess, timeout_ms: int) -> None:
+    check_timeout(timeout_ms)
+    _synchronize_device(process)
+
+
+@entry("rt.stream_query", "k", 0)
+def _stream_query(process: AclProcess, handle: int) -> int:
+    return int(bool(find_stream(process, handle).queue))
+
+
+@entry("c.ctx_get_current_default_stream", "", 0)
+def _ctx_get_current_default_stream(process: AclProcess) -> int:
+    return process.current().stream.handle
+
+
+@entry("c.stream_get_id", "k", 0)
+def _stream_get_id(process: AclProcess, handle: int) -> int:
+    return list(process.streams.values()).index(find_stream(process, handle))
+
+
+@entry("c.stream_get_priority", "k", 0)
+def _stream_get_priority(process: AclProcess, handle: int) -> int:
+    return find_stream(process, handle).priority
+
+
+@entry("c.stream_get_flags", "k", 0)
+def _stream_get_flags(process: AclProcess, handle: int) -> int:
+    return find_stream(process, handle).flags
+
+
+@entry("c.device_get_stream_priority_range", "", 0, 0)
+def _device_get_stream_priority_range(process: AclProcess) -> tuple[int, int]:
+    process.current()
+    return _LEAST_PRIORITY, 0
+
+
+@entry("c.launch_host_func", "ko")
+def _launch_host_func(process: AclProcess, handle: int, function: Callable[[], None]) -> None:
+    process.submit(find_stream(process, handle), Work("c.launch_host_func", (), function))

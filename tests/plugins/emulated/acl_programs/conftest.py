@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C programs, compiled as their authors would, and run on the emulated ``libascendcl.so``."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import crossmem_emulated.abi.ascend
+from crossmem_emulated.abi.builder import build
+from crossmem_emulated.abi.library import library_named
+
+PROGRAMS = Path(__file__).parent / "programs"
+OURS = Path(crossmem_emulated.abi.ascend.__file__).parent
+VARIABLE = "CROSSMEM_TEST_ACL_INCLUDE"
+TIMEOUT_S = 60
+MAX_TEXT = 2000
+
+Compile = Callable[..., Path]
+Run = Callable[..., str]
+
+
+def vendor_headers() -> Path | None:
+    """Return the folder that has Huawei's ``acl/acl.h``, where there is one."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given)
+    found = find_spec("torch_npu")
+    for place in found.submodule_search_locations or () if found else ():
+        folder = Path(place, "include", "third_party", "acl", "inc")
+        if (folder / "acl" / "acl.h").exists():
+            return folder
+    return None
+
+
+@pytest.fixture(scope="session")
+def compiler() -> str:
+    found = shutil.which("gcc")
+    if found is None:
+        pytest.skip("needs gcc")
+    return found
+
+
+@pytest.fixture(scope="session")
+def library(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the library, built for this session."""
+    cache = {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    return build(library_named("ascend"), {**os.environ, **cache})
+
+
+@pytest.fixture(scope="session", params=["ours", "vendor"])
+def headers(request: pytest.FixtureRequest) -> list[str]:
+    """Return the compiler's options for this project's declarations, or for the vendor's."""
+    if request.param == "ours":
+        return [f"-I{OURS}"]
+    folder = vendor_headers()
+    if folder is None:
+        pytest.skip(f"needs Huawei's headers: install torch_npu, or set {VARIABLE}")
+    return ["-DVENDOR_HEADERS", f"-I{folder}", f"-I{OURS}"]
+
+
+@pytest.fixture(scope="session")
+def compile_program(
+    compiler: str, library: Path, headers: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Compile:
+    """Return a function that compiles a program, once for each language."""
+    made: dict[tuple[str, str], Path] = {}
+    folder = tmp_path_factory.mktemp("programs")
+
+    def do(name: str, language: str = "c") -> Path:
+        target = folder / f"{name}-{language}"
+        if (name, language) not in made:
+            command = [compiler, "-x", language, "-Wall", "-Werror", "-pthread", *headers]
+            link = [f"-L{library}", "-lascendcl"]
+            source = str(PROGRAMS / f"{name}.c")
+            call(*command, source, "-x", "none", "-o", str(target), *link)
+            made[name, language] = target
+        return target
+
+    return do
+
+
+def call(*command: str, **environment: str) -> str:
+    """Run a command that has to go well; return what it prints."""
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    if done.returncode:
+        msg = f"{command[0]} ended with {done.returncode}: {done.stderr[-MAX_TEXT:]}"
+        raise RuntimeError(msg)
+    return done.stdout
+
+
+@pytest.fixture
+def host() -> Iterator[Path]:
+    """Return the folder of an emulated host of the test's own."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="crossmem-test-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def run(library: Path, host: Path) -> Run:
+    """Return a function that runs a program with the library found first."""
+
+    def do(program: Path, *arguments: object, **environment: str) -> str:
+        return call(
+            str(program),
+            *map(str, arguments),
+            LD_LIBRARY_PATH=str(library),
+            CROSSMEM_EMULATED_STATE=str(host),
+            CROSSMEM_EMULATED_CAPACITY="1GiB",
+            **environment,
+        )
+
+    return do
