@@ -6,7 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
@@ -17,7 +17,6 @@ from crossmem.sharing.process import current
 
 __all__ = ["prepare", "print_environment", "run", "show"]
 
-_LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 _NOT_FOUND, _NOT_RUNNABLE, _SIGNALLED = 127, 126, 128
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -33,16 +32,11 @@ def prepare(api: str, request: EmulationRequest) -> Emulation:
     return current().registry.emulation(api, request)
 
 
-def _environment(emulation: Emulation, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what changes for a program: variables, and where its libraries are looked for."""
-    folders = [*map(str, emulation.library_path), *filter(None, [environ.get(_LIBRARY_PATH)])]
-    return {**emulation.variables, _LIBRARY_PATH: os.pathsep.join(folders)}
-
-
 def print_environment(emulation: Emulation) -> None:
     """Print what a shell has to be told so that programs find the emulation."""
-    for name, value in sorted(_environment(emulation, os.environ).items()):
-        print(f"export {name}={shlex.quote(value)}")
+    for name, value in sorted(emulation.environment(os.environ).items()):
+        if os.environ.get(name) != value:
+            print(f"export {name}={shlex.quote(value)}")
 
 
 def run(emulation: Emulation, command: Sequence[str]) -> int:
@@ -55,7 +49,7 @@ def run(emulation: Emulation, command: Sequence[str]) -> int:
     """
     if not command:
         raise UsageProblem("there is no command to run", hint="put it after --")
-    environ = {**os.environ, **_environment(emulation, os.environ)}
+    environ = emulation.environment(os.environ)
     try:
         program = subprocess.Popen(command, env=environ)  # noqa: S603 - what the user asked for
     except FileNotFoundError:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What passes between the command ``crossmem emulate`` and the plugin that has an emulation."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 __all__ = ["Breach", "Emulation", "EmulationReport", "EmulationRequest"]
+
+_LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,3 +99,8 @@ class Emulation:
     variables: Mapping[str, str] = field(default_factory=dict)
     report: Callable[[], EmulationReport]
     close: Callable[[], None]
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables of a program: those that are given, with the emulation's."""
+        folders = [*map(str, self.library_path), *filter(None, [environ.get(_LIBRARY_PATH)])]
+        return {**environ, **self.variables, _LIBRARY_PATH: os.pathsep.join(folders)}

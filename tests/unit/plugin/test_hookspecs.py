@@ -17,7 +17,12 @@ HOOKS: dict[str, Callable[..., Any]] = {
 
 
 def test_hooks() -> None:
-    assert sorted(HOOKS) == ["crossmem_backends", "crossmem_event", "crossmem_runtime"]
+    assert sorted(HOOKS) == [
+        "crossmem_backends",
+        "crossmem_emulate",
+        "crossmem_event",
+        "crossmem_runtime",
+    ]
     assert set(HOOKS) < set(hookspecs.__all__)
 
 

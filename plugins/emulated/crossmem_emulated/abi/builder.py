@@ -11,6 +11,7 @@ import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,18 @@ _COMPILERS: Final = ("cc", "gcc", "clang")
 _OPTIONS: Final = ("-shared", "-fPIC", "-O1", "-std=gnu11", "-w", "-pthread")
 # Code that Python still calls back into must stay, even where a program closes the library.
 _LINK_OPTIONS: Final = ("-Wl,-z,nodelete", "-Wl,-z,now", "-ldl")
+_PACKAGES: Final = (
+    "crossmem",
+    "crossmem_emulated",
+    "annotated_types",
+    "pluggy",
+    "pydantic",
+    "pydantic_core",
+    "typing_extensions",
+    "typing_inspection",
+    "_cffi_backend",
+)
+"""What an emulation imports that is not Python's own."""
 _TIMEOUT_S: Final = 120
 _SHOWN_LINES: Final = 8
 
@@ -99,8 +112,14 @@ def _python_libraries() -> list[str]:
 
 
 def _search_path() -> list[str]:
-    """Return where this interpreter finds crossmem and what that needs."""
-    return [path for path in sys.path if os.path.isabs(path)]  # noqa: PTH117 - a text is kept
+    """Return where a program's own Python finds what the emulation needs."""
+    folders = []
+    for name in _PACKAGES:
+        spec = find_spec(name)
+        if spec is not None and spec.origin is not None:
+            place = Path(spec.origin).parent
+            folders.append(str(place.parent if spec.submodule_search_locations else place))
+    return list(dict.fromkeys(folders))
 
 
 def _run(command: Sequence[str], what: str) -> None:

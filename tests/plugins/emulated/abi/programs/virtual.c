@@ -103,6 +103,8 @@ int main(void)
 
     HOLDS(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
     pid_t child = start();
+    /* Who waits for the other then sees it die. */
+    close(pair[child ? 0 : 1]);
     if (!child) {
         receive_bytes(pair[0], &size, sizeof size);
         import_memory(pair[0], size);

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fixture for pytest that does what ``crossmem emulate`` does.
+
+Put ``pytest_plugins = ["crossmem_emulated.fixtures"]`` into the project's ``conftest.py``.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from crossmem.plugin import Breach, EmulationRequest
+from crossmem_emulated.abi.session import prepare
+
+__all__ = ["Emulated", "emulate"]
+
+
+class Emulated:
+    """An emulated library, for the processes that a test starts.
+
+    Parameters
+    ----------
+    api
+        Which library, ``"hip"`` or ``"ascend"``.
+    options
+        Those of :class:`crossmem.plugin.EmulationRequest`.
+    """
+
+    def __init__(self, api: str, **options: Any) -> None:
+        self._emulation = prepare(api, EmulationRequest(**options))
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Variables for a process that is to use the library."""
+        return self._emulation.environment(os.environ)
+
+    @property
+    def violations(self) -> tuple[Breach, ...]:
+        """Uses, by any process so far, that the vendor forbids or leaves undefined."""
+        return self._emulation.report().violations
+
+    def close(self) -> None:
+        """Give back the emulated host."""
+        self._emulation.close()
+
+
+@pytest.fixture
+def emulate() -> Iterator[Callable[..., Emulated]]:
+    """Return a function: ``emulate("hip", devices=4)`` gives an emulated library.
+
+    Each has a host of its own, which is gone when the test ends.
+    """
+    made: list[Emulated] = []
+
+    def do(api: str, **options: Any) -> Emulated:
+        made.append(Emulated(api, **options))
+        return made[-1]
+
+    yield do
+    for one in made:
+        one.close()

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries are built once, whoever asks, and what is missing is said."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crossmem.errors import ConfigurationError
+from crossmem_emulated.abi import builder
+from crossmem_emulated.abi.builder import build, cache_folder, compiler
+from crossmem_emulated.abi.library import Library, library_named
+from crossmem_emulated.abi.sources import version_script
+
+pytestmark = pytest.mark.usefixtures("compiler")
+
+TYPES = "typedef struct { char bytes[24]; } box;"
+PROTOTYPES = """
+/* A comment. */
+int toyAdd(int first, int second);
+int toyWeigh(box given);
+const char *toyName(int number);
+void toyForget(void);
+int toyMissing(void);
+const char *toyMissingName(void);
+int toyBroken(int *place);
+"""
+
+
+class Toy:
+    """The Python side of a library that exists nowhere else."""
+
+    def __init__(self, ffi: Any, soname: str) -> None:
+        self._ffi = ffi
+        self._name = ffi.new("char[]", soname.encode())
+
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        return {
+            "toyAdd": lambda first, second: first + second,
+            "toyWeigh": lambda given: sum(self._ffi.buffer(self._ffi.addressof(given))[:][0:1]),
+            "toyName": lambda _number: self._name,
+            "toyForget": lambda: None,
+            "toyBroken": lambda place: place[0] // 0,
+        }
+
+    def refuse(self, name: str) -> int:
+        return 801
+
+
+LIBRARY = Library(
+    name="hip",
+    sonames=("libtoy.so.2", "libtoy.so.1"),
+    links=("libtoy.so",),
+    types=TYPES,
+    prototypes=PROTOTYPES,
+    code="EXPORTED int toyPlain(void) { return 7; }",
+    node="TOY_1",
+    nodes={"toyName": "TOY_2"},
+    unknown=999,
+    ended=4,
+    profiles=("documented",),
+    profile_field="hip_profile",
+    entry_of=lambda _name: None,
+    bind=Toy,
+)
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_CACHE_HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+
+
+def test_all_names_are_there(environ: dict[str, str], tmp_path: Path) -> None:
+    folder = build(LIBRARY, environ)
+
+    assert folder.parent == tmp_path / "crossmem" / "abi"
+    for name in ("libtoy.so.2", "libtoy.so.1", "libtoy.so", "lib/libtoy.so"):
+        assert (folder / name).exists()
+    assert folder.parent.stat().st_mode & 0o077 == 0
+    # Each name is a library of its own, but for the one that means the newest.
+    assert (folder / "libtoy.so").samefile(folder / "libtoy.so.2")
+    assert not (folder / "libtoy.so").samefile(folder / "libtoy.so.1")
+
+
+def test_the_second_time_nothing_is_built(environ: dict[str, str]) -> None:
+    first = build(LIBRARY, environ)
+
+    assert build(LIBRARY, {**environ, "PATH": "/nonsense"}) == first
+
+
+def test_other_sources_are_another_library(environ: dict[str, str]) -> None:
+    other = replace(LIBRARY, code="EXPORTED int toyPlain(void) { return 8; }")
+
+    assert build(LIBRARY, environ) != build(other, environ)
+
+
+def test_builders_at_once(environ: dict[str, str], tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from test_builder import LIBRARY\n"
+        "from crossmem_emulated.abi.builder import build\n"
+        "sys.stdin.readline(); print(build(LIBRARY))"
+    )
+    command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    started = [
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environ},
+        )
+        for _ in range(3)
+    ]
+    outputs = {one.communicate("go\n", timeout=90)[0].strip() for one in started}
+
+    assert outputs == {str(build(LIBRARY, environ))}
+    (folder,) = (tmp_path / "crossmem" / "abi").iterdir()
+    assert outputs == {str(folder)}
+
+
+def test_no_compiler(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="there is none") as caught:
+        build(LIBRARY, {**environ, "PATH": "/nonsense"})
+
+    assert "gcc" in str(caught.value.hint)
+    with pytest.raises(ConfigurationError, match="no-such-compiler"):
+        compiler({**environ, "CC": "no-such-compiler -O1"})
+    assert compiler({**environ, "CC": "gcc -O1"}) == ["gcc", "-O1"]
+
+
+def test_a_compiler_that_fails(environ: dict[str, str], tmp_path: Path) -> None:
+    broken = replace(LIBRARY, code="EXPORTED int toyPlain(void) { return nothing; }")
+
+    with pytest.raises(ConfigurationError, match="nothing"):
+        build(broken, environ)
+
+    assert list((tmp_path / "crossmem" / "abi").iterdir()) == []
+
+
+def test_without_cffi(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cffi", None)
+
+    with pytest.raises(ConfigurationError, match="package cffi") as caught:
+        build(LIBRARY, environ)
+
+    assert caught.value.hint == "pip install 'crossmem[emulate]'"
+
+
+def test_a_cache_that_cannot_be_written(environ: dict[str, str], tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.touch()
+
+    with pytest.raises(ConfigurationError, match="cannot be kept") as caught:
+        build(LIBRARY, {**environ, "XDG_CACHE_HOME": str(place)})
+
+    assert "XDG_CACHE_HOME" in str(caught.value.hint)
+
+
+def test_where_libraries_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    assert cache_folder({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/crossmem")
+    # What is not absolute does not count, says the standard that names the variable.
+    assert cache_folder({"XDG_CACHE_HOME": "caches"}) == tmp_path / ".cache" / "crossmem"
+
+
+def test_versions_of_symbols() -> None:
+    script = version_script(LIBRARY)
+
+    assert "TOY_2 { global: toyName; local: *; };" in script
+    assert "toyPlain;" in script
+    assert version_script(replace(LIBRARY, node="", nodes={})).startswith(" { global: toyAdd; ")
+
+
+# What programs see --------------------------------------------------------------------------------
+
+# A process whose libraries are those of this file.
+PRELUDE = """
+import ctypes, sys
+sys.path.insert(0, {here!r})
+from crossmem_emulated.abi import engine
+import test_builder
+engine.library_named = lambda name: test_builder.LIBRARY
+toy = ctypes.CDLL({path!r})
+toy.toyName.restype = toy.toyMissingName.restype = ctypes.c_char_p
+class Box(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 24)]
+"""
+
+
+def python(environ: Mapping[str, str], code: str, name: str = "libtoy.so") -> list[str]:
+    path = build(LIBRARY, environ) / name
+    prelude = PRELUDE.format(here=str(Path(__file__).parent), path=str(path))
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environ},
+    )
+    assert done.returncode == 0, done.stderr
+    return [done.stdout, done.stderr]
+
+
+def test_calls_from_the_same_python(environ: dict[str, str]) -> None:
+    code = "print(toy.toyAdd(3, 4), toy.toyPlain(), toy.toyWeigh(Box(b'A')), toy.toyName(1))"
+
+    assert python(environ, code) == ["7 7 65 b'libtoy.so.2'\n", ""]
+    assert python(environ, code, "libtoy.so.1") == ["7 7 65 b'libtoy.so.1'\n", ""]
+
+
+def test_what_raises_becomes_the_unknown_error(environ: dict[str, str]) -> None:
+    out, err = python(environ, "print(toy.toyBroken(ctypes.byref(ctypes.c_int(1))))")
+
+    assert out == "999\n"
+    assert "libtoy.so.2: the emulation failed in toyBroken; it answers 999" in err
+    assert "ZeroDivisionError" in err
+
+
+def test_what_is_missing_is_refused_and_said_once(environ: dict[str, str]) -> None:
+    code = "print([toy.toyMissing(), toy.toyMissing(), toy.toyMissingName(), toy.toyForget()][:3])"
+    out, err = python(environ, code)
+
+    assert out == "[801, 801, None]\n"
+    assert err.count("libtoy.so.2 does not emulate toyMissing:") == 1
+
+
+def test_threads_that_come_first_together(environ: dict[str, str]) -> None:
+    code = """
+import threading
+barrier, found = threading.Barrier(8), []
+def work():
+    barrier.wait()
+    found.append(toy.toyAdd(1, 1))
+threads = [threading.Thread(target=work) for _ in range(8)]
+[one.start() for one in threads]; [one.join() for one in threads]
+print(found)
+"""
+    assert python(environ, code) == ["[2, 2, 2, 2, 2, 2, 2, 2]\n", ""]
+
+
+def test_after_python_has_ended(environ: dict[str, str]) -> None:
+    # A destructor of C++ calls the library when Python is gone already.
+    code = """
+libc = ctypes.CDLL(None)
+assert toy.toyAdd(1, 1) == 2
+libc.__cxa_atexit(ctypes.cast(toy.toyForget, ctypes.c_void_p), None, None)
+"""
+    assert python(environ, code) == ["", ""]
+
+
+def test_forks_of_python_itself(environ: dict[str, str]) -> None:
+    code = """
+import os
+print(toy.toyAdd(1, 1), flush=True)
+if not os.fork():
+    print(toy.toyAdd(1, 2), flush=True)
+    os._exit(0)
+os.wait()
+print(toy.toyAdd(1, 3))
+"""
+    assert python(environ, code) == ["2\n3\n4\n", ""]
+
+
+C_PROGRAM = """
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+int main(int count, char **words)
+{
+    void *handle = dlopen(words[1], RTLD_NOW);
+    if (!handle) { puts(dlerror()); return 2; }
+    int found = -1;
+    int (*ask)(int *);
+    *(void **)&ask = dlsym(handle, "hipGetDeviceCount");
+    printf("%d ", ask(&found));
+    printf("%d ", found);
+    dlclose(handle);
+    handle = dlopen(words[1], RTLD_NOW);
+    *(void **)&ask = dlsym(handle, "hipGetDeviceCount");
+    printf("%d\\n", ask(&found));
+    return 0;
+}
+"""
+
+
+@pytest.fixture
+def opener(compiler: str, tmp_path: Path) -> Path:
+    """Return a C program that opens, closes and opens a library."""
+    source, target = tmp_path / "opener.c", tmp_path / "opener"
+    source.write_text(C_PROGRAM)
+    subprocess.run([compiler, "-w", str(source), "-o", str(target), "-ldl"], check=True)
+    return target
+
+
+def test_a_library_that_is_closed_and_opened_again(opener: Path, library: Path, run: Any) -> None:
+    done = run(opener, library / "libamdhip64.so")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 2 0\n", "")
+
+
+def test_a_python_without_a_shared_library(
+    opener: Path, environ: dict[str, str], run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "_python_libraries", lambda: ["libpython-nonsense.so"])
+    folder = build(library_named("hip"), environ)
+
+    done = run(opener, folder / "libamdhip64.so")
+
+    assert (done.returncode, done.stdout) == (0, "999 -1 999\n")
+    assert done.stderr.count("--enable-shared") == 1
+    assert "libpython-nonsense.so: cannot open shared object file" in done.stderr

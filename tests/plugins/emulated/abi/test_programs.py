@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C and C++ programs for AMD's library run on the emulation without being changed."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from crossmem_emulated.journal import Journal
+from crossmem_emulated.machine import Machine
+
+if TYPE_CHECKING:
+    from tests.plugins.emulated.abi.conftest import Compile, Run
+else:
+    Compile = Run = Any
+
+VARIABLE = "CROSSMEM_TEST_HIP_INCLUDE"
+STRICT = ("-Wall", "-Wextra", "-Werror")
+
+
+@pytest.fixture(scope="session")
+def amd() -> tuple[str, ...]:
+    """Return the compiler's options for AMD's own headers."""
+    for folder in (os.environ.get(VARIABLE), "/usr/include", "/opt/rocm/include"):
+        if folder and Path(folder, "hip", "hip_runtime_api.h").exists():
+            return ("-DAMD_HEADERS", "-w", f"-I{folder}")
+    pytest.skip(f"needs AMD's headers: install libamdhip64-dev, or set {VARIABLE}")
+
+
+@pytest.mark.parametrize("language", ["c", "c++"])
+@pytest.mark.parametrize("name", ["sharing", "device", "virtual"])
+def test_every_code_is_right(compile_program: Compile, run: Run, name: str, language: str) -> None:
+    done = run(compile_program(name, *STRICT, language=language))
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("language", ["c", "c++"])
+@pytest.mark.parametrize("name", ["sharing", "device"])
+def test_programs_of_rocm_5(
+    compile_program: Compile, run: Run, amd: tuple[str, ...], name: str, language: str
+) -> None:
+    # Their numbers are others, and the name that they are linked with says so.
+    program = compile_program(name, *amd, language=language, soname="libamdhip64.so.5")
+
+    done = run(program)
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_virtual_memory_as_older_headers_describe_it(
+    compile_program: Compile, run: Run, amd: tuple[str, ...]
+) -> None:
+    done = run(compile_program("virtual", *amd))
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("slow", ["0", "1"])
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_sharing_however_the_emulation_is_set_up(
+    compile_program: Compile, run: Run, slow: str, strict: str
+) -> None:
+    settings = {"CROSSMEM_EMULATED_STRICT": strict, "CROSSMEM_EMULATED_SLOW_STREAMS": slow}
+
+    done = run(compile_program("sharing", *STRICT), **settings)
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_what_is_forbidden_is_recorded(compile_program: Compile, run: Run, host: Path) -> None:
+    done = run(compile_program("sharing", *STRICT))
+
+    assert done.returncode == 0
+    rules = {one.rule for one in Journal(Machine(host, "")).read()}
+    # Wrong flags, freed and closed twice, an import freed: all of that on purpose.
+    assert {"HIP-E2", "HIP-E3", "HIP-E6", "HIP-E11", "HIP-X4"} <= rules
+
+
+def test_each_thread_has_its_device_and_its_failure(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("life", *STRICT), "threads")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_child_forked_after_the_first_call_cannot_go_on(
+    compile_program: Compile, run: Run
+) -> None:
+    done = run(compile_program("life", *STRICT), "forks")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_signals_stay_the_program_s(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("life", *STRICT), "signals")
+
+    assert (done.returncode, done.stdout) == (-2, "")
+
+
+def test_what_is_not_emulated_is_said_once(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("device", *STRICT))
+
+    assert done.stderr.count("does not emulate hipModuleUnload") == 1
+
+
+def test_an_environment_for_another_python(compile_program: Compile, run: Run) -> None:
+    settings = {"PYTHONHOME": "/nonsense", "PYTHONPATH": "/nonsense", "PATH": "/nonsense"}
+
+    done = run(compile_program("sharing", *STRICT), **settings)
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_setting_that_has_no_meaning(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("life", *STRICT), "forks", CROSSMEM_EMULATED_DEVICES="lots")
+
+    # Every call answers the vendor's unknown error; why that is so is said once.
+    assert done.returncode == 1
+    assert "answers 999, not 0" in done.stdout
+    assert done.stderr.count("CROSSMEM_EMULATED_DEVICES is 'lots'") == 1
+
+
+def test_another_vendor_s_profile(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("life", *STRICT), "forks", CROSSMEM_EMULATED_HIP_PROFILE="cuda")
+
+    assert done.returncode == 1
+    assert "cuda is no profile of AMD's" in done.stderr
+
+
+def test_no_device_is_visible(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("life", *STRICT), "forks", HIP_VISIBLE_DEVICES="")
+
+    assert done.returncode == 1
+    assert "answers 100, not 0" in done.stdout
