@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[4] / "docs" / "how-to" / "ascend-ci"
+EXAMPLE = Path(__file__).parents[4] / "docs" / "how-to" / "test-without-npu"
 DEADLINE_S = 60
 INSTALLS = "pip install "
 OURS = """
