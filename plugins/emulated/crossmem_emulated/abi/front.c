@@ -173,12 +173,12 @@ static int cm_start(void)
     return atomic_load(&cm_ready) > 0;
 }
 
-/* Whether the table can be used. It cannot where Python has ended, or could not begin. */
+/* Whether the table can be used: not where Python could not begin, 0, or has ended, -1. */
 static inline int cm_enter(void)
 {
     if (atomic_load_explicit(&cm_ready, memory_order_acquire) <= 0)
         return cm_start();
-    return cm_python.Py_IsInitialized();
+    return cm_python.Py_IsInitialized() ? 1 : -1;
 }
 
 /* Python has to know of a fork that it does not do itself. Its own has the GIL. */

@@ -92,6 +92,8 @@ class Library:
         Version of single symbols that have another one, by the function's name.
     unknown
         What a function answers where the emulation itself fails: the vendor's "unknown error".
+    ended
+        What it answers where the Python of the process has ended already.
     profiles
         Editions of the vendor's rules that there are.
     profile_field
@@ -113,6 +115,7 @@ class Library:
     node: str = ""
     nodes: Mapping[str, str] = field(default_factory=dict)
     unknown: int
+    ended: int
     profiles: tuple[str, ...]
     profile_field: str
     entry_of: Callable[[str], str | None]

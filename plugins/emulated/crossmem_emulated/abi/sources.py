@@ -21,17 +21,23 @@ def declarations(library: Library) -> str:
     return f"{library.types}\n{_TABLE} {{\n{fields}\n}};\n"
 
 
-def _forwarder(one: Prototype, unknown: int) -> str:
+def _forwarder(one: Prototype, library: Library) -> str:
     arguments = ", ".join(one.names)
     is_void = one.result == "void"
-    failure = "" if is_void else f" {unknown}"
-    if one.result.endswith("*"):
+    if is_void:
+        failure = ""
+    elif one.result == "const char *":
         # Who asks for a text prints it.
-        failure = ' "unknown error"' if one.result == "const char *" else " NULL"
+        failure = ' "unknown error"'
+    elif one.result.endswith("*"):
+        failure = " NULL"
+    else:
+        failure = f" state ? {library.ended} : {library.unknown}"
     call = f"cm_table.{one.name}({arguments});"
     return (
         f"EXPORTED {one.result} {one.name}({one.parameters})\n{{\n"
-        f"    if (!cm_enter())\n        return{failure};\n"
+        f"    int state = cm_enter();\n"
+        f"    if (state <= 0)\n        return{failure};\n"
         f"    {'' if is_void else 'return '}{call}\n}}\n"
     )
 
@@ -85,7 +91,7 @@ def source(
             declarations(library),
             f"static {_TABLE} cm_table;",
             front,
-            *(_forwarder(one, library.unknown) for one in library.functions()),
+            *(_forwarder(one, library) for one in library.functions()),
             library.code,
         ]
     )

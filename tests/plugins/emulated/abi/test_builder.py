@@ -62,6 +62,7 @@ LIBRARY = Library(
     node="TOY_1",
     nodes={"toyName": "TOY_2"},
     unknown=999,
+    ended=4,
     profiles=("documented",),
     profile_field="hip_profile",
     entry_of=lambda _name: None,

@@ -65,6 +65,14 @@ def test_threads_streams_and_events(
     assert broken_rules(host) == ["ACL-E39", "ACL-E31", "ACL-E31"]
 
 
+@pytest.mark.parametrize("slow", ["0", "1"])
+def test_events_of_two_processes(compile_program: Compile, run: Run, host: Path, slow: str) -> None:
+    variables = {"CROSSMEM_EMULATED_SLOW_STREAMS": slow}
+
+    assert run(compile_program("event"), **variables) == "waited\n"
+    assert broken_rules(host) == ["ACL-E37"]
+
+
 def test_logs_of_programs(compile_program: Compile, run: Run) -> None:
     printed = run(compile_program("threads"), ASCEND_SLOG_PRINT_TO_STDOUT="1")
 

@@ -56,6 +56,8 @@ LIBRARY: Final = Library(
     code=_read("plain.c"),
     # The vendor's "internal error".
     unknown=500000,
+    # "No context": nothing is set any more.
+    ended=107002,
     profiles=tuple(PROFILES),
     profile_field="acl_profile",
     # What is not emulated cannot fail in another way.

@@ -84,6 +84,7 @@ def _library() -> Library:
         node=_NODE,
         nodes=nodes,
         unknown=999,
+        ended=4,
         profiles=tuple(name for name, profile in PROFILES.items() if profile.is_hip),
         profile_field="hip_profile",
         entry_of=_entry_of,
