@@ -31,7 +31,7 @@ WAYS = [
 ]
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: "-".join(way))
+@pytest.fixture(params=WAYS, ids="-".join)
 def way(request: pytest.FixtureRequest) -> tuple[str, str]:
     """Return backend and mechanism."""
     found: tuple[str, str] = request.param
