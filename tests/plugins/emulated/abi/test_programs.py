@@ -74,7 +74,9 @@ def test_what_is_forbidden_is_recorded(compile_program: Compile, run: Run, host:
     done = run(compile_program("sharing", *STRICT))
 
     assert done.returncode == 0
-    rules = {one.rule for one in Journal(Machine(host, "")).read()}
+    machine = Machine(host, "")
+    rules = {one.rule for one in Journal(machine).read()}
+    machine.close()
     # Wrong flags, freed and closed twice, an import freed: all of that on purpose.
     assert {"HIP-E2", "HIP-E3", "HIP-E6", "HIP-E11", "HIP-X4"} <= rules
 
