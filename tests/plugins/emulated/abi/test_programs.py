@@ -132,7 +132,6 @@ def test_another_vendor_s_profile(compile_program: Compile, run: Run) -> None:
 
 
 def test_no_device_is_visible(compile_program: Compile, run: Run) -> None:
-    done = run(compile_program("life", *STRICT), "forks", HIP_VISIBLE_DEVICES="")
+    done = run(compile_program("life", *STRICT), "nothing", HIP_VISIBLE_DEVICES="")
 
-    assert done.returncode == 1
-    assert "answers 100, not 0" in done.stdout
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
