@@ -242,7 +242,7 @@ def held() -> dict[str, Any]:
     return {
         "imports": len(process.imports),
         "handles": len(process.physical),
-        "descriptors": len(actions.descriptors()),
+        "descriptors": sum("memfd" in one for one in actions.descriptors()),
         "pieces": len(process.space.pieces),
         "regions": len(process.space.regions),
         "used": [process.store.used_nbytes(index) for index in process.setup.visible],

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mechanism ``vmm``: what frameworks mapped, and whether it can be exported."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ MANAGED, CAPABLE, HANDLE_TYPES, POOL, MAPPED_NBYTES, MAPPED_BASE = 8, 10, 14, 17
 
 
 def descriptors() -> int:
-    """Return how many this process has open."""
-    return len(list(Path("/proc/self/fd").iterdir()))
+    """Return how many this process has open of the file that stands for memory."""
+    links = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    return links.count(os.devnull)
 
 
 class Attributes:
