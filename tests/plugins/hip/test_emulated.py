@@ -252,3 +252,48 @@ def test_the_table_has_every_code_that_the_emulation_answers(family: Any) -> Non
     known = set(names_of(HIP)) | set(names_of(CUDA))
 
     assert {int(code) for code in Status} - {0} <= known
+
+
+ADOPTER = """
+import sys, crossmem
+device = crossmem.device(f"{sys.argv[1]}:0", runtime="emulated")
+rt = device.driver._vendor.rt
+MIB = 1 << 20
+first = rt.malloc(2 * MIB)
+adopted = device.adopt(first, 2 * MIB, owner=object())
+adopted.export()
+rt.free(first)
+space = device.driver._vendor.rt.space
+reserve = space.reserve
+# The address comes again, as it may at any time.
+space.reserve = lambda *args, **named: reserve(*args, **{**named, "at": first})
+assert rt.malloc(2 * MIB) == first
+space.reserve = reserve
+try:
+    device.adopt(first, 2 * MIB, owner=object())
+except crossmem.BusyError as error:
+    print(error.message)
+adopted.free()
+with device.adopt(first, 2 * MIB, owner=object()) as again:
+    again.export()
+"""
+
+
+@pytest.mark.parametrize(("backend", "profile"), EDITIONS)
+def test_memory_that_was_freed_though_adopted_is_not_taken_for_what_came_after(
+    backend: str, profile: str, tmp_path: Path
+) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", ADOPTER, backend],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={
+            **os.environ,
+            "CROSSMEM_EMULATED_STATE": str(tmp_path),
+            "CROSSMEM_EMULATED_HIP_PROFILE": profile,
+        },
+    )
+
+    assert "somebody freed the memory although its owner lives" in run.stdout

@@ -59,6 +59,21 @@ def test_e1_a_new_allocation_at_the_same_address(
     importer.check_broken()
 
 
+BUFFER_ID = 7
+
+
+@emulation_only
+@on("documented", "clr24", "clr26", "rocm5", "cuda")
+def test_e1_allocations_at_one_address_have_numbers(exporter: Actor) -> None:
+    first = exporter.rt.malloc(BLOCK)
+    number = exporter.rt.pointerGetAttribute(BUFFER_ID, first)
+    assert exporter.rt.pointerGetAttribute(BUFFER_ID, first + 1) == number
+    exporter.rt.free(first)
+
+    assert exporter.rt.malloc(BLOCK) == first
+    assert exporter.rt.pointerGetAttribute(BUFFER_ID, first) != number
+
+
 @pytest.mark.parametrize("offset", [1, 4096, BLOCK - 1])
 def test_e2_addresses_inside(exporter: Actor, importer: Actor, offset: int) -> None:
     pointer, _ = exporter.export(b"base")
