@@ -16,6 +16,8 @@ __all__ = ["Event"]
 _DISABLE_TIMING: Final = CONSTANTS["eventDisableTiming"]
 _INTERPROCESS: Final = CONSTANTS["eventInterprocess"]
 _ALL_FLAGS: Final = CONSTANTS["eventBlockingSync"] | _DISABLE_TIMING | _INTERPROCESS
+_OF_AMD: Final = 0x2000_0000 | 0x4000_0000 | 0x8000_0000
+"""How far AMD's events make memory visible, which is everywhere here."""
 _PID_NBYTES: Final = 4
 
 
@@ -46,7 +48,8 @@ def _event_create(process: HipProcess) -> int:
 
 @entry("eventCreateWithFlags(unsigned int flags) -> intptr_t")
 def _event_create_with_flags(process: HipProcess, flags: int) -> int:
-    if flags & ~_ALL_FLAGS or (flags & _INTERPROCESS and not flags & _DISABLE_TIMING):
+    known = _ALL_FLAGS | (_OF_AMD if process.profile.is_hip else 0)
+    if flags & ~known or (flags & _INTERPROCESS and not flags & _DISABLE_TIMING):
         raise Refused(Status.INVALID_VALUE, f"flags {flags}", "HIP-E24")
     event = Event(next(process.handles), flags)
     process.events[event.handle] = event

@@ -149,7 +149,7 @@ class HipProcess:
             status = int(refused.status)
             if refused.rule is not None:
                 self.violate(called.name, refused.rule, refused.text)
-        except (NoRoomError, OSError):
+        except (NoRoomError, OSError, MemoryError):
             status = int(Status.OUT_OF_MEMORY)
         except (HostLostError, sqlite3.OperationalError):
             status = int(Status.UNKNOWN)

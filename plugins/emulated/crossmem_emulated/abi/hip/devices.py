@@ -27,6 +27,12 @@ class _Devices:
         _, uuid = self._call("deviceGetUuid", device)
         return 0, {**FACTS, **found, "uuid": {"bytes": uuid}}
 
+    def count(self, place: Any) -> int:
+        status = int(self._convert.into("getDeviceCount")(place))
+        if place and status:
+            place[0] = 0
+        return status
+
     def properties(self, place: Any, device: int) -> int:
         if not place:
             return self._convert.null("getDeviceProperties")
@@ -151,7 +157,7 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipInit": plain("init"),
         "hipDriverGetVersion": into("driverGetVersion"),
         "hipRuntimeGetVersion": into("runtimeGetVersion"),
-        "hipGetDeviceCount": into("getDeviceCount"),
+        "hipGetDeviceCount": devices.count,
         "hipGetDevice": into("getDevice"),
         "hipSetDevice": plain("setDevice"),
         "hipDeviceGet": devices.ordinal,

@@ -92,11 +92,15 @@ static void use_memory(void)
     HOLDS(rows[3][3] == 9 && rows[3][4] == 7);
     ANSWERS(12, hipMemcpy2D(plane, pitch, rows, 4, 8, 4, hipMemcpyHostToDevice));
     ANSWERS(0, hipMemset(memory, 5, 1000));
+    ANSWERS(0, hipMemsetD32(memory, 0x04030201, 3));
+    ANSWERS(0, hipMemcpyDtoH(own, memory, 13));
+    HOLDS(!memcmp(own, "\1\2\3\4\1\2\3\4\1\2\3\4\5", 13));
     ANSWERS(0, hipMemcpyDtoH(own, memory, sizeof own));
     HOLDS(own[99] == 5);
     ANSWERS(21, hipMemcpy(own, memory, 1, (hipMemcpyKind)77));
     ANSWERS(1, hipMemcpy(own, NULL, 1, hipMemcpyDeviceToHost));
 
+    ANSWERS(2, hipHostMalloc(&pinned, (size_t)1 << 45, 0));
     ANSWERS(0, hipHostMalloc(&pinned, 64, 0));
     memset(pinned, 1, 64);
     ANSWERS(0, hipHostGetDevicePointer(&found, pinned, 0));

@@ -69,6 +69,7 @@ hipError_t hipMemExportToShareableHandle(void *, hipMemGenericAllocationHandle_t
 hipError_t hipMemImportFromShareableHandle(hipMemGenericAllocationHandle_t *, void *, int);
 hipError_t hipMemGetAllocationPropertiesFromHandle(hipMemAllocationProp *,
                                                    hipMemGenericAllocationHandle_t);
+hipError_t hipRuntimeGetVersion(int *);
 hipError_t hipGetDeviceCount(int *);
 hipError_t hipSetDevice(int);
 hipError_t hipGetDevice(int *);

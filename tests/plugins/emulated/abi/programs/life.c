@@ -55,6 +55,21 @@ static void forks(void)
     ANSWERS(0, hipFree(memory));
 }
 
+static void nothing(void)
+{
+    int count = 7, version = 0;
+
+    /* No device is visible. */
+    ANSWERS(100, hipGetDeviceCount(&count));
+    HOLDS(count == 0);
+    ANSWERS(100, hipInit(0));
+    ANSWERS(100, hipSetDevice(0));
+    ANSWERS(100, hipFree(NULL));
+    ANSWERS(100, hipIpcGetMemHandle(NULL, NULL));
+    ANSWERS(0, hipRuntimeGetVersion(&version));
+    HOLDS(version > 0);
+}
+
 static void signals(void)
 {
     int count;
@@ -68,10 +83,10 @@ static void signals(void)
 
 int main(int count, char **words)
 {
-    void (*const parts[])(void) = {threads, forks, signals};
-    const char *const names[] = {"threads", "forks", "signals"};
+    void (*const parts[])(void) = {threads, forks, nothing, signals};
+    const char *const names[] = {"threads", "forks", "nothing", "signals"};
 
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         if (count == 2 && !strcmp(words[1], names[i]))
             parts[i]();
     finish();
