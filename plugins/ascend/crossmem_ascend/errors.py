@@ -108,6 +108,8 @@ CODES: Final = {
         "the stream belongs to another context: somebody in this process destroyed a context "
         "that is in use",
     ),
+    107006: Code("ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID", _FOREIGN),
+    107007: Code("ACL_ERROR_RT_EVENT_TIMESTAMP_REVERSAL", _FOREIGN),
     107008: Code("ACL_ERROR_RT_ADDR_UNALIGNED", _ARGUMENT),
     107016: Code("ACL_ERROR_RT_INVALID_MEMORY_TYPE", _ARGUMENT),
     107017: Code(
@@ -150,6 +152,7 @@ CODES: Final = {
         "the devices are not linked in a way that this can use: import on the memory's own device",
     ),
     507000: Code("ACL_ERROR_RT_INTERNAL_ERROR", _TASK),
+    507006: Code("ACL_ERROR_RT_EVENT_NOT_COMPLETE", _FOREIGN),
     507007: Code("ACL_ERROR_RT_CONTEXT_RELEASE_ERROR", _TASK),
     507012: Code("ACL_ERROR_RT_REPORT_TIMEOUT", _TASK),
     507022: Code("ACL_ERROR_RT_IPC_ERROR", _TASK),
