@@ -4,6 +4,7 @@
 import io
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,19 @@ def test_rows_of_crossmem_alone_are_there(report: Report) -> None:
     assert report.value("scale", "crossmem", "descriptors added") == 0
     assert report.value("scale", "crossmem", "connections") == 1
     assert report.value("scale", "crossmem", "typed error") == 1
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_calls_from_c_are_timed(report: Report) -> None:
+    found = {row.subject: row.value for row in report.rows if row.section == "calls"}
+
+    assert list(found) == [
+        "first call",
+        "hipGetLastError",
+        "hipGetDevice",
+        "hipMalloc and hipFree",
+    ]
+    assert 0 < found["hipGetLastError"] < found["first call"]
 
 
 def test_targets_are_computed(report: Report) -> None:

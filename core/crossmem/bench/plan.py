@@ -28,7 +28,8 @@ class Plan:
     busy
         Imports from an idle and from a busy exporter, in each round.
     repeats, repeat_rounds
-        Allocations whose imports and exports are repeated, and the rounds of those rows.
+        Allocations whose imports and exports are repeated, and the rounds of those rows; also
+        calls of each function from C.
     bandwidth_sizes, bandwidth_rounds, bandwidth_repeats
         Sizes in bytes, fresh allocations of each, and copies of each allocation.
     parts_of, parts
@@ -36,7 +37,8 @@ class Plan:
     separate
         Allocations that live at once.
     imports
-        Fresh interpreters that import crossmem, and as many that import the others.
+        Fresh interpreters that import crossmem, and as many that import the others, and programs
+        in C that start one.
     traced
         Repeated imports under the system call tracer.
     """

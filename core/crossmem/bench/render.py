@@ -51,6 +51,7 @@ def make_tables(report: Report) -> list[Table]:
         ("Bandwidth through NumPy", "bandwidth"),
         ("Scale", "scale"),
         ("Importing, ms", "import"),
+        ("Calls from C into an emulated library, µs", "calls"),
     ):
         tables.append(_list(report, title, section))
     heads = ("promise", "measured", "limit", "met")
@@ -91,7 +92,7 @@ def _list(report: Report, title: str, section: str) -> Table:
     def line(row: Row) -> tuple[str, ...]:
         size = f" {size_name(row.nbytes)}" if row.nbytes else ""
         subject = "" if row.subject == "crossmem" else row.subject
-        metric = "" if section == "import" else row.metric
+        metric = "" if section in {"import", "calls"} else row.metric
         name = ", ".join(filter(None, (subject, metric + size)))
         return name, _number(row.value), "" if row.unit == "count" else row.unit
 

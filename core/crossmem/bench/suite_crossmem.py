@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from crossmem.bench.calls import CallError, time_calls
 from crossmem.bench.imports import IMPORTS, bytecode_cached_in, time_import
 from crossmem.bench.machine import available_nbytes
 from crossmem.bench.plan import KIB
@@ -29,6 +30,7 @@ def run(suite: "Suite") -> None:
     _bandwidth(suite)
     _scale(suite)
     _imports(suite)
+    _calls(suite)
 
 
 def _collect(rounds: dict[str, list[float]], times: dict[str, Any] | None) -> None:
@@ -163,3 +165,19 @@ def _imports(suite: "Suite") -> None:
                 rounds.setdefault(name, []).append(seconds * 1e3)
     for name, values in rounds.items():
         suite.report.add("import", name, "time", values, "ms")
+
+
+def _calls(suite: "Suite") -> None:
+    suite.say("calls from C into an emulated library")
+    rounds: dict[str, list[float]] = {}
+    for _ in range(suite.plan.imports):
+        try:
+            found = time_calls(
+                suite.plan.repeats, folder=suite.folder, environment=suite.environment
+            )
+        except CallError as error:
+            suite.note(f"calls from C: {error}")
+            return
+        _collect(rounds, found)
+    for name, values in rounds.items():
+        suite.report.add("calls", name, "time", values, "us")
