@@ -40,7 +40,7 @@ def test_examples_run(page_with_examples: Any, tmp_path: Path) -> None:
     # The blocks of a page are one program, as a reader would type them.
     script = tmp_path / "example.py"
     script.write_text("\n\n".join(page_with_examples.blocks("python")))
-    done = run(script)
+    done = run(script, CROSSMEM_EMULATED_STATE=str(tmp_path / "host"))
 
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -8,18 +8,28 @@
 
 #include "acl/acl.h"
 
+enum { NBYTES = 2 << 20, KEY_NBYTES = 65 };
+
+static int peer; /* a socket to the other process */
+
+/* Ends both processes: the other one learns of it from the socket. */
+static void give_up(const char *why, int code)
+{
+    const char *text = aclGetRecentErrMsg();
+    fprintf(stderr, "%s: %d, %s\n", why, code, text ? text : "no text");
+    close(peer);
+    wait(NULL);
+    exit(1);
+}
+
 #define CHECK(call)                                                               \
     do {                                                                          \
         aclError code = (call);                                                   \
-        if (code != ACL_SUCCESS) {                                                \
-            fprintf(stderr, "%s: %d, %s\n", #call, code, aclGetRecentErrMsg());   \
-            exit(1);                                                              \
-        }                                                                         \
+        if (code != ACL_SUCCESS)                                                  \
+            give_up(#call, code);                                                 \
     } while (0)
 
-enum { NBYTES = 2 << 20, KEY_NBYTES = 65 };
-
-static void export_memory(int peer)
+static void export_memory(void)
 {
     void *memory;
     char key[KEY_NBYTES], done;
@@ -31,17 +41,17 @@ static void export_memory(int peer)
     CHECK(aclrtMemcpy(memory, NBYTES, "hello", 6, ACL_MEMCPY_HOST_TO_DEVICE));
     CHECK(aclrtIpcMemGetExportKey(memory, NBYTES, key, KEY_NBYTES, 0));
     if (read(peer, &pid, sizeof pid) != sizeof pid)
-        exit(2);
+        give_up("no importer", 0);
     CHECK(aclrtIpcMemSetImportPid(key, &pid, 1));
     if (write(peer, key, KEY_NBYTES) != KEY_NBYTES || read(peer, &done, 1) != 1)
-        exit(2);
+        give_up("no answer", 0);
     CHECK(aclrtIpcMemClose(key)); /* only now, when the importer has closed it */
     CHECK(aclrtFree(memory));
     CHECK(aclrtResetDevice(0));
     CHECK(aclFinalize());
 }
 
-static void import_memory(int peer)
+static void import_memory(void)
 {
     void *memory;
     char key[KEY_NBYTES], text[6];
@@ -51,12 +61,12 @@ static void import_memory(int peer)
     CHECK(aclrtSetDevice(0));
     CHECK(aclrtDeviceGetBareTgid(&pid)); /* getpid() does not do in a container */
     if (write(peer, &pid, sizeof pid) != sizeof pid || read(peer, key, KEY_NBYTES) != KEY_NBYTES)
-        exit(2);
+        give_up("no key", 0);
     CHECK(aclrtIpcMemImportByKey(&memory, key, 0));
     CHECK(aclrtMemcpy(text, sizeof text, memory, sizeof text, ACL_MEMCPY_DEVICE_TO_HOST));
     CHECK(aclrtIpcMemClose(key));
     if (strcmp(text, "hello") || write(peer, "!", 1) != 1)
-        exit(3);
+        give_up("another text", 0);
     CHECK(aclrtResetDevice(0));
     CHECK(aclFinalize());
 }
@@ -68,12 +78,13 @@ int main(void)
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets))
         return 4;
     pid_t child = fork(); /* before the first call: a device does not survive a fork */
-    close(sockets[!!child]); /* so that each side learns of the end of the other */
+    peer = sockets[!child];
+    close(sockets[!!child]);
     if (!child) {
-        import_memory(sockets[1]);
+        import_memory();
         return 0;
     }
-    export_memory(sockets[0]);
+    export_memory();
     wait(&status);
     puts(status ? "failed" : "shared");
     return status != 0;

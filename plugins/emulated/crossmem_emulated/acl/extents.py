@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of rows, and fills of 32-bit numbers."""
+"""Copies of rows and in batches, and fills of 32-bit numbers."""
 
 from typing import Final
 
+from crossmem_emulated.acl.addresses import Origin
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code, Kind
 from crossmem_emulated.acl.copies import copy, fill
@@ -64,6 +65,37 @@ def _memcpy2d_async(  # noqa: PLR0917 - the vendor's order
     stream: int,
 ) -> None:
     _copy_rows(process, (to, to_pitch), (start, pitch), (width, height), kind, stream)
+
+
+def _copy_batch(
+    process: AclProcess, call: str, copies: list[tuple[int, int, int, int]], stream: int | None
+) -> None:
+    """Make copies: target, room there, source and size of each. The first refusal ends it."""
+    if not copies:
+        raise Refused(Code.INVALID_PARAM, "there is nothing in the batch")
+    for number, (to, largest, start, nbytes) in enumerate(copies):
+        try:
+            for pointer in (to, start):
+                origins = {one.origin for one in process.space.overlapping(pointer, nbytes)}
+                if origins & {Origin.IMPORTED, Origin.KEY}:
+                    text = f"imported memory at {pointer:#x} is not copied in batches"
+                    raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
+            copy(process, call, (to, largest), (start, nbytes), Kind.DEFAULT, stream)
+        except Refused as refused:
+            text = f"copy {number}: {refused.text}"
+            raise Refused(refused.code, text, refused.rule, (number,)) from None
+
+
+@entry("c.memcpy_batch", "o")
+def _memcpy_batch(process: AclProcess, copies: list[tuple[int, int, int, int]]) -> None:
+    _copy_batch(process, "c.memcpy_batch", copies, None)
+
+
+@entry("c.memcpy_batch_async", "ok")
+def _memcpy_batch_async(
+    process: AclProcess, copies: list[tuple[int, int, int, int]], stream: int
+) -> None:
+    _copy_batch(process, "c.memcpy_batch_async", copies, stream)
 
 
 def _word(pointer: int, value: int) -> bytes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ACL-E41: registered memory of the host; copies of rows, fills of numbers."""
+"""ACL-E41 and E42: registered memory; batches; copies of rows, fills of numbers."""
 
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,25 @@ def test_registrations_that_cannot_be(acl: Actor) -> None:
     assert acl.rt.host_register(64, 8, 1) == (0, 107000)
     assert acl.c.host_register_v2(64, 8, 0) == 107000
     assert acl.c.host_register_v2(64, 8, 0x40) == 107000
+
+
+def test_e42_batches(acl: Actor, importer: Actor) -> None:
+    pointer, host = ok(acl.rt.malloc(GRANULARITY, 0)), ok(acl.rt.malloc_host(64))
+    acl.call("poke", host, b"onetwo")
+
+    ok(acl.c.memcpy_batch([(pointer, 3, host, 3), (pointer + 8, 3, host + 3, 3)]))
+    ok(acl.c.memcpy_batch_async([(host + 8, 11, pointer, 11)], 0))
+    assert acl.call("peek", host + 8, 3) + acl.call("peek", host + 16, 3) == b"onetwo"
+    assert acl.c.memcpy_batch([]) == 100000
+    acl.check_broken()
+    answer = acl.c.memcpy_batch([(pointer, 3, host, 3), (pointer, 2, host, 3)])
+    assert answer == (1, 107000)
+    acl.check_broken("ACL-E28")
+    key = ok(acl.rt.ipc_mem_get_export_key(pointer, GRANULARITY, 65, 1))
+    there = ok(importer.rt.ipc_mem_import_by_key(key, 0))
+    target = ok(importer.rt.malloc_host(8))
+    assert importer.c.memcpy_batch([(target, 8, there, 8)]) == (0, 207000)
+    assert importer.c.memcpy_batch_async([(there, 8, target, 8)], 0) == (0, 207000)
 
 
 def test_rows(acl: Actor) -> None:

@@ -92,6 +92,10 @@ CALLED: Final[Mapping[str, str]] = {
     "aclrtMemcpyAsyncWithCondition": "rt.memcpy_async",
     "aclrtMemcpy2d": "c.memcpy2d",
     "aclrtMemcpy2dAsync": "c.memcpy2d_async",
+    "aclrtMemcpyBatch": "c.memcpy_batch",
+    "aclrtMemcpyBatchV2": "c.memcpy_batch",
+    "aclrtMemcpyBatchAsync": "c.memcpy_batch_async",
+    "aclrtMemcpyBatchAsyncV2": "c.memcpy_batch_async",
     "aclrtMemset": "rt.memset",
     "aclrtMemsetAsync": "rt.memset_async",
     "aclrtMemsetD32": "c.memset_d32",
@@ -126,5 +130,5 @@ CALLED: Final[Mapping[str, str]] = {
 """The emulation's function, by the C function's name.
 
 Some have the same: what tells them apart does nothing here, such as a schedule, or a condition that
-always holds.
+always holds, or is an argument.
 """

@@ -157,6 +157,29 @@ def _pointer_get_attributes(binding: _Binding, name: str, pointer: Any, attribut
     return code
 
 
+def _memcpy_batch(binding: _Binding, name: str, *arguments: Any) -> int:
+    """Copy in a batch; with a place for the number of a copy that fails, and with a stream."""
+    ffi = binding.ffi
+    *lists, count, attributes, indexes, _ = arguments[:8]
+    places = arguments[8:]
+    if any(one == ffi.NULL for one in (*lists, attributes, indexes)):
+        return binding.missing(name)
+    fail = None if name.endswith("V2") else places[0]
+    if fail == ffi.NULL:
+        return binding.missing(name)
+    targets, rooms, sources, sizes = (ffi.unpack(one, count) for one in lists)
+    copies = [
+        (_address(ffi, to), room, _address(ffi, start), size)
+        for to, room, start, size in zip(targets, rooms, sources, sizes, strict=True)
+    ]
+    stream = [_address(ffi, places[-1])] if "Async" in name else []
+    outputs, code = binding.call(name, copies, *stream)
+    if fail is not None and code:
+        # No single copy is to blame where the emulation names none.
+        fail[0] = outputs[0] if outputs else int(ffi.cast("size_t", -1))
+    return code
+
+
 # Physical memory --------------------------------------------------------------------------
 
 
@@ -331,6 +354,10 @@ FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
     "aclrtMallocForTaskScheduler": _malloc_with_cfg,
     "aclrtMallocHostWithCfg": _malloc_host_with_cfg,
     "aclrtPointerGetAttributes": _pointer_get_attributes,
+    "aclrtMemcpyBatch": _memcpy_batch,
+    "aclrtMemcpyBatchV2": _memcpy_batch,
+    "aclrtMemcpyBatchAsync": _memcpy_batch,
+    "aclrtMemcpyBatchAsyncV2": _memcpy_batch,
     "aclrtMallocPhysical": _malloc_physical,
     "aclrtMemGetAllocationGranularity": _mem_get_allocation_granularity,
     "aclrtMemGetAllocationPropertiesFromHandle": _mem_get_allocation_properties_from_handle,

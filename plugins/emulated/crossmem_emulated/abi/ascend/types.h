@@ -151,6 +151,12 @@ typedef struct {
 } aclrtMemAccessDesc;
 
 typedef struct {
+    aclrtMemLocation dstLoc;
+    aclrtMemLocation srcLoc;
+    uint8_t rsv[16];
+} aclrtMemcpyBatchAttr;
+
+typedef struct {
     uint8_t data[128];
 } aclrtMemFabricHandle;
 

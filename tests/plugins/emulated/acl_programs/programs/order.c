@@ -168,6 +168,8 @@ int main(void)
     int32_t major = 0, minor = 0, patch = 0, device = 0;
     uint32_t count = 0;
     aclrtRunMode mode = ACL_DEVICE;
+    aclrtUuid first, second;
+    aclrtPtrAttributes attributes;
 
     CHECK(aclInit("/nowhere/acl.json"), ACL_ERROR_INVALID_FILE);
     OK(aclInit(NULL));
@@ -186,6 +188,11 @@ int main(void)
     OK(aclrtGetVersion(&major, &minor, &patch));
     OK(aclrtGetDevice(&device));
     TRUE(mode == ACL_HOST && major == 1 && !device && aclrtGetSocName());
+    OK(aclrtDeviceGetUuid(0, &first));
+    OK(aclrtDeviceGetUuid(1, &second));
+    TRUE(memcmp(&first, &second, sizeof first));
+    OK(aclrtPointerGetAttributes(&first, &attributes));
+    TRUE(attributes.location.type == ACL_MEM_LOCATION_TYPE_UNREGISTERED);
     null_pointers();
     physical_memory();
     keys();

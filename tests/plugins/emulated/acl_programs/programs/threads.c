@@ -81,6 +81,38 @@ static void streams_and_events(void)
     OK(aclrtDestroyStream(second));
 }
 
+static void batches(void)
+{
+    char data[2][8] = {"first", "second"}, back[2][8] = {"", ""};
+    void *address = NULL, *targets[2], *sources[2] = {data[0], data[1]};
+    size_t rooms[2] = {8, 8}, sizes[2] = {8, 8}, index = 0, fail = 7;
+    aclrtMemcpyBatchAttr attribute;
+
+    memset(&attribute, 0, sizeof attribute);
+    attribute.dstLoc.type = ACL_MEM_LOCATION_TYPE_DEVICE;
+    OK(aclrtMalloc(&address, NBYTES, ACL_MEM_MALLOC_HUGE_FIRST));
+    targets[0] = (char *)address + 4096;
+    targets[1] = address;
+    OK(aclrtMemcpyBatch(targets, rooms, sources, sizes, 2, &attribute, &index, 1, &fail));
+    attribute.srcLoc = attribute.dstLoc;
+    attribute.dstLoc.type = ACL_MEM_LOCATION_TYPE_HOST;
+    sources[0] = back[0];
+    sources[1] = back[1];
+    OK(aclrtMemcpyBatchAsync(sources, rooms, targets, sizes, 2, &attribute, &index, 1, &fail,
+                             NULL));
+    OK(aclrtSynchronizeStream(NULL));
+    TRUE(fail == 7 && !memcmp(data, back, sizeof data));
+    rooms[1] = 4;
+    CHECK(aclrtMemcpyBatch(sources, rooms, targets, sizes, 2, &attribute, &index, 1, &fail),
+          ACL_ERROR_RT_PARAM_INVALID);
+    TRUE(fail == 1);
+    CHECK(aclrtMemcpyBatch(NULL, rooms, targets, sizes, 2, &attribute, &index, 1, &fail),
+          ACL_ERROR_INVALID_PARAM);
+    CHECK(aclrtMemcpyBatchV2(sources, rooms, targets, sizes, 0, &attribute, &index, 1),
+          ACL_ERROR_INVALID_PARAM);
+    OK(aclrtFree(address));
+}
+
 static void without_devices(void)
 {
     char data[8] = "";
@@ -118,6 +150,7 @@ int main(void)
     OK(aclrtGetDevice(&device));
     TRUE(!device);
     streams_and_events();
+    batches();
     pid_t child = fork();
     if (!child) {
         void *address = NULL;
