@@ -44,6 +44,9 @@ _SHOWN_LINES: Final = 8
 _START: Final = """
 import sys
 try:
+    # Python that was started for this finds what built the library, and not another installation.
+    if STARTED:
+        sys.path[:0] = {paths!r}
     try:
         from crossmem_emulated.abi.engine import start
     except ImportError:
@@ -211,7 +214,8 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
             soname,
             executable=sys.executable,
             python_libraries=_python_libraries(),
-            start=f"(lambda table, ready: exec({start!r}, {{'TABLE': table, 'READY': ready}}))",
+            start="(lambda table, ready, started: "
+            f"exec({start!r}, {{'TABLE': table, 'READY': ready, 'STARTED': started}}))",
             end=f"exec({_END!r}, {{}})",
         )
 
