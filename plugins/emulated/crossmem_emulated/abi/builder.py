@@ -55,8 +55,14 @@ try:
     start({name!r}, {soname!r}, {folder!r}, TABLE, READY)
 except BaseException as error:
     import traceback
-    traceback.print_exc()
-    sys.stderr.write("crossmem: the emulated " + {soname!r} + " cannot work in this process\\n")
+    reason = getattr(error, "message", None)
+    if reason is None:
+        traceback.print_exc()
+    hint = getattr(error, "hint", None)
+    sys.stderr.write(
+        "crossmem: the emulated " + {soname!r} + " cannot work in this process"
+        + (": " + reason if reason else "") + (" (" + hint + ")" if hint else "") + "\\n"
+    )
 """
 _END: Final = """
 import atexit, sys
