@@ -22,17 +22,33 @@ else:
 StartGpuPeer = Callable[[], Peer]
 
 
-@pytest.fixture(params=["hip", "cuda"])
-def start_gpu_peer(
-    run_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[StartGpuPeer]:
+WAYS = [
+    ("hip", "legacy"),
+    ("cuda", "legacy"),
+    ("cuda", "vmm"),
+    # The same code, with AMD's names, and without memory that is adopted.
+    pytest.param(("hip", "vmm"), marks=pytest.mark.long),
+]
+
+
+@pytest.fixture(params=WAYS, ids="-".join)
+def way(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Return backend and mechanism."""
+    found: tuple[str, str] = request.param
+    return found
+
+
+@pytest.fixture
+def start_gpu_peer(run_dir: Path, tmp_path: Path, way: tuple[str, str]) -> Iterator[StartGpuPeer]:
     """Return a function that starts a process that uses emulated GPUs."""
+    backend, mechanism = way
     started: list[Peer] = []
 
     def start() -> Peer:
         peer = Peer(
-            f"{request.param}:0",
+            f"{backend}:0",
             runtime="emulated",
+            mechanism=mechanism,
             environment={
                 "CROSSMEM_RUN_DIR": str(run_dir),
                 "CROSSMEM_EMULATED_STATE": str(tmp_path),
@@ -51,6 +67,12 @@ def start_gpu_peer(
 @pytest.mark.parametrize("name", sorted(hip_fault_actions.OPERATIONS))
 def test_each_failure_of_each_call(start_gpu_peer: StartGpuPeer, name: str) -> None:
     partner, subject = start_gpu_peer(), start_gpu_peer()
+    for names, capability in (
+        (hip_fault_actions.RANGES, "address_ranges"),
+        (hip_fault_actions.ADOPTIONS, "foreign_memory"),
+    ):
+        if name in names and not subject.call(hip_fault_actions.offers, capability):
+            pytest.skip(f"there is no {capability} here")
     blob = partner.call(actions.offer, "memory", hip_fault_actions.NBYTES, b"data")
 
     count, wrong = subject.call(hip_fault_actions.fail_everywhere, name, blob, within=60)

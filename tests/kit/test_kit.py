@@ -20,6 +20,8 @@ HIP = ("--crossmem-device", "hip:0", "--crossmem-runtime", "emulated")
 CUDA = ("--crossmem-device", "cuda:0", "--crossmem-runtime", "emulated")
 # The edition "documented" is for every run; "cuda" is what the backend cuda has.
 HIP_PROFILES = ("clr24", "clr26", "rocm5")
+# ROCm 5 has none.
+VIRTUAL_PROFILES = ("clr24", "clr26", "cuda")
 LAWS = {f"C{number}" for number in range(1, 27)}
 
 
@@ -111,6 +113,17 @@ def test_every_law_holds_on_every_hip_profile(start_kit: StartKit, profile: str)
 @pytest.mark.timeout(900)
 def test_every_law_holds_on_cuda(start_kit: StartKit) -> None:
     start_kit(*CUDA).check(timeout_s=800)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("profile", ["documented", *VIRTUAL_PROFILES])
+def test_every_law_holds_by_virtual_memory(start_kit: StartKit, profile: str) -> None:
+    backend = CUDA if profile == "cuda" else HIP
+    run = start_kit(
+        *(*backend, "--crossmem-mechanism", "vmm"), CROSSMEM_EMULATED_HIP_PROFILE=profile
+    )
+    run.check(timeout_s=800)
 
 
 @pytest.mark.long

@@ -334,3 +334,116 @@ def story(driver: GpuDriver) -> Story:
 @pytest.fixture
 def story_on(driver: GpuDriver) -> Callable[[int], Story]:
     return lambda ordinal: Story(driver, ordinal)
+
+
+# Virtual memory -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def virtual_rt(family: Family) -> VirtualRuntime:
+    return VirtualRuntime(is_hip=family.is_hip)
+
+
+@pytest.fixture
+def virtual(family: Family, virtual_rt: VirtualRuntime) -> GpuDriver:
+    driver = GpuDriver(family, cast("Any", virtual_rt))
+    # What is asked once is asked before.
+    driver.capabilities(0, "vmm")
+    virtual_rt.calls.clear()
+    return driver
+
+
+class VirtualStory:
+    """One allocation's life on both sides, one operation at a time."""
+
+    TOKEN = bytes(range(16))
+    OPERATIONS = (
+        *("allocate", "export", "import_", "map", "reserve", "map_at", "map_import_at"),
+        *("unmap_import_at", "unmap_at", "release", "unmap", "close", "release_export", "free"),
+    )
+
+    def __init__(self, driver: Any, ordinal: int = 0, *, remappable: bool = True) -> None:
+        self.driver = driver
+        self.ordinal = ordinal
+        self.remappable = remappable
+        self.block = Block(0, 0, 0, 0)
+        self.imported = Imported(0, 0, "rw")
+        self.exported = Exported()
+        self.pointer = 0
+        self.range = 0
+
+    def allocate(self) -> None:
+        self.block = self.driver.allocate(self.ordinal, 3 * MIB, "vmm")
+
+    def export(self) -> None:
+        self.exported = self.driver.export(self.block, "vmm", "rw", raw=False)
+
+    def import_(self) -> None:
+        descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.imported = self.driver.import_(
+                self.ordinal,
+                Exported((self.TOKEN,), (descriptor,)),
+                home=self.ordinal,
+                mechanism="vmm",
+                nbytes=3 * MIB,
+                capacity=4 * MIB,
+                access="rw",
+            )
+        except BaseException:
+            # As core does it.
+            os.close(descriptor)
+            raise
+
+    def map(self) -> None:
+        self.pointer = self.driver.map(self.imported, remappable=self.remappable)
+
+    def reserve(self) -> None:
+        self.range = self.driver.reserve(self.ordinal, 8 * MIB)
+
+    def map_at(self) -> None:
+        self.driver.map_at(self.block, self.range)
+
+    def map_import_at(self) -> None:
+        self.driver.map_at(self.imported, self.range + 4 * MIB)
+
+    def unmap_import_at(self) -> None:
+        self.driver.unmap_at(self.imported, self.range + 4 * MIB)
+
+    def unmap_at(self) -> None:
+        self.driver.unmap_at(self.block, self.range)
+
+    def release(self) -> None:
+        self.driver.release(self.ordinal, self.range, 8 * MIB)
+
+    def unmap(self) -> None:
+        self.driver.unmap(self.imported, self.pointer)
+
+    def close(self) -> None:
+        self.driver.close(self.imported)
+
+    def release_export(self) -> None:
+        self.driver.release_export(self.block, self.exported)
+
+    def free(self) -> None:
+        self.driver.free(self.block)
+
+    def until(self, operation: str) -> None:
+        """Do everything that comes before an operation."""
+        for name in self.OPERATIONS[: self.OPERATIONS.index(operation)]:
+            getattr(self, name)()
+
+    def since(self, operation: str) -> None:
+        """Do an operation and everything that comes after it."""
+        for name in self.OPERATIONS[self.OPERATIONS.index(operation) :]:
+            getattr(self, name)()
+
+
+@pytest.fixture
+def virtual_story(virtual: GpuDriver) -> VirtualStory:
+    return VirtualStory(virtual)
+
+
+@pytest.fixture
+def new_virtual_story(virtual: GpuDriver) -> Callable[..., VirtualStory]:
+    return lambda **options: VirtualStory(virtual, **options)

@@ -335,3 +335,35 @@ def test_x1_mapped_memory_is_taken_from_running_work(start: Start) -> None:
     actor.rt.memset(pointer, 0, 4)
     actor.call("unmap", pointer)
     actor.check_broken("HIP-X1")
+
+
+@KINDS
+def test_x5_a_lax_emulation_shows_mapped_memory(start: Start) -> None:
+    actor = start(CROSSMEM_EMULATED_STRICT=0)
+    handle = actor.call("create", 2 * BLOCK)
+    pointer = actor.call("map", handle, 2 * BLOCK)
+    actor.write(pointer + BLOCK, b"data")
+    first = actor.call("map", handle, BLOCK)
+    actor.call("poke", first, b"FIRST")
+
+    assert actor.call("peek", pointer + BLOCK, 4) == b"data"
+    assert actor.read(pointer, 5) == b"FIRST"
+    actor.call("unmap", first)
+    actor.begin("peek", first)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        actor.result()
+
+
+@on("cuda")
+@pytest.mark.parametrize("mode", [0, 1])
+def test_x6_what_may_wait_breaks_captures(exporter: Actor, mode: int) -> None:
+    pointer = exporter.call("map", exporter.call("create"))
+    stream = exporter.rt.streamCreate()
+    access = [(ON_A_DEVICE, 0, READ_WRITE)]
+    for call in (("memUnmap", pointer, BLOCK), ("memSetAccess", pointer, BLOCK, access)):
+        exporter.rt.streamBeginCapture(stream, mode)
+        name, *arguments = call
+        assert status(getattr(exporter.rt, name), *arguments) == 900
+        assert status(exporter.rt.streamEndCapture, stream) == 901
+    exporter.check_broken("HIP-X6", "HIP-X6")
+    exporter.call("unmap", pointer)

@@ -19,6 +19,11 @@ from crossmem_emulated.options import Options
 
 OUR_OWN = {"memGetAddressRange", "pointerGetAttribute"}
 OUR_OWN |= {"ctxCreate", "ctxDestroy", "ctxGetCurrent", "ctxSetCurrent"}
+# Virtual memory.
+OUR_OWN |= {"memCreate", "memGetAllocationGranularity", "memRelease", "memRetainAllocationHandle"}
+OUR_OWN |= {"memAddressFree", "memAddressReserve", "memMap", "memUnmap"}
+OUR_OWN |= {"memGetAccess", "memSetAccess", "memGetAllocationPropertiesFromHandle"}
+OUR_OWN |= {"memExportToShareableHandle", "memImportFromShareableHandle"}
 SHARED = sorted(set(ENTRIES) - OUR_OWN)
 # Arrays, textures, pools, graphs, callbacks and the profiler have no part in sharing memory.
 LEFT_OUT = (
