@@ -6,10 +6,9 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import FrameType
-from typing import Final
+from typing import Any, Final, Self
 
 from crossmem.cli.problems import UsageProblem
 from crossmem.plugin import Emulation, EmulationReport, EmulationRequest
@@ -50,34 +49,51 @@ def run(emulation: Emulation, command: Sequence[str]) -> int:
     if not command:
         raise UsageProblem("there is no command to run", hint="put it after --")
     environ = emulation.environment(os.environ)
-    try:
-        program = subprocess.Popen(command, env=environ)  # noqa: S603 - what the user asked for
-    except FileNotFoundError:
-        print(f"crossmem: {command[0]}: there is no such command", file=sys.stderr)
-        return _NOT_FOUND
-    except OSError as error:
-        print(f"crossmem: {command[0]}: {error.strerror}", file=sys.stderr)
-        return _NOT_RUNNABLE
-    with program, _forwarding(program):
-        status = program.wait()
+    with _Forwarding() as forwarding:
+        try:
+            program = subprocess.Popen(command, env=environ)  # noqa: S603 - what the user asked for
+        except FileNotFoundError:
+            print(f"crossmem: {command[0]}: there is no such command", file=sys.stderr)
+            return _NOT_FOUND
+        except OSError as error:
+            print(f"crossmem: {command[0]}: {error.strerror}", file=sys.stderr)
+            return _NOT_RUNNABLE
+        with program:
+            forwarding.begin(program)
+            status = program.wait()
     return status if status >= 0 else _SIGNALLED - status
 
 
-@contextmanager
-def _forwarding(program: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Pass signals on to a program, which alone decides what they mean."""
+class _Forwarding:
+    """Passes signals on to a program, which alone decides what they mean."""
 
-    def forward(number: int, _frame: FrameType | None) -> None:
-        program.send_signal(number)
+    def __init__(self) -> None:
+        self._program: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+        self._before: dict[int, Any] = {}
 
-    # Ctrl-C reaches the program too: it is in the terminal's foreground, as this command is.
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> Self:
+        for number in _FORWARDED:
+            self._before[number] = signal.signal(number, self._forward)
+        # Ctrl-C reaches the program too: it is in the terminal's foreground, as this command is.
+        self._before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def begin(self, program: "subprocess.Popen[bytes]") -> None:
+        """Say which program it is; what came before it was there is passed on now."""
+        self._program = program
+        while self._early:
+            program.send_signal(self._early.pop())
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        if self._program is None:
+            self._early.append(number)
+        else:
+            self._program.send_signal(number)
 
 
 def show(report: EmulationReport, *, with_calls: bool) -> None:

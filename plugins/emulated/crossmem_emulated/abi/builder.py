@@ -44,6 +44,9 @@ _SHOWN_LINES: Final = 8
 _START: Final = """
 import sys
 try:
+    # Python that was started for this finds what built the library, and not another installation.
+    if STARTED:
+        sys.path[:0] = {paths!r}
     try:
         from crossmem_emulated.abi.engine import start
     except ImportError:
@@ -52,8 +55,14 @@ try:
     start({name!r}, {soname!r}, {folder!r}, TABLE, READY)
 except BaseException as error:
     import traceback
-    traceback.print_exc()
-    sys.stderr.write("crossmem: the emulated " + {soname!r} + " cannot work in this process\\n")
+    reason = getattr(error, "message", None)
+    if reason is None:
+        traceback.print_exc()
+    hint = getattr(error, "hint", None)
+    sys.stderr.write(
+        "crossmem: the emulated " + {soname!r} + " cannot work in this process"
+        + (": " + reason if reason else "") + (" (" + hint + ")" if hint else "") + "\\n"
+    )
 """
 _END: Final = """
 import atexit, sys
@@ -211,7 +220,8 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
             soname,
             executable=sys.executable,
             python_libraries=_python_libraries(),
-            start=f"(lambda table, ready: exec({start!r}, {{'TABLE': table, 'READY': ready}}))",
+            start="(lambda table, ready, started: "
+            f"exec({start!r}, {{'TABLE': table, 'READY': ready, 'STARTED': started}}))",
             end=f"exec({_END!r}, {{}})",
         )
 

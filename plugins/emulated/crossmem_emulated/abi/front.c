@@ -44,6 +44,8 @@ static struct {
 static pthread_mutex_t cm_mutex = PTHREAD_MUTEX_INITIALIZER;
 /* Whether Python is there, 1, or cannot be had, -1. Changed while the mutex is held. */
 static atomic_int cm_loaded;
+/* Whether this library started Python. */
+static int cm_started;
 /* Set by Python when the table is filled, 1, or cannot be, -1. */
 static atomic_int cm_ready;
 
@@ -134,6 +136,7 @@ static int cm_start_python(void *handle)
     }
     cm_python.PyEval_SaveThread();
     atexit(cm_at_exit);
+    cm_started = 1;
     return 1;
 }
 
@@ -163,8 +166,9 @@ static int cm_start(void)
     if (atomic_load(&cm_ready) < 0 || !cm_load() || !cm_python.Py_IsInitialized())
         return 0;
     char code[sizeof cm_start_code + 128];
-    snprintf(code, sizeof code, "%s(%llu, %llu)", cm_start_code,
-             (unsigned long long)(uintptr_t)&cm_table, (unsigned long long)(uintptr_t)&cm_ready);
+    snprintf(code, sizeof code, "%s(%llu, %llu, %d)", cm_start_code,
+             (unsigned long long)(uintptr_t)&cm_table, (unsigned long long)(uintptr_t)&cm_ready,
+             cm_started);
     int state = cm_python.PyGILState_Ensure();
     /* Another thread may do the same meanwhile; Python sees to it that one of them waits. */
     if (cm_python.PyRun_SimpleString(code) || !atomic_load(&cm_ready))

@@ -71,7 +71,7 @@ def source(
         Names of that interpreter's shared library, in the order in which they are tried.
     start
         Python code that gives a function; it is called with the addresses of the table and of
-        the number that says whether it is filled.
+        the number that says whether it is filled, and whether Python was started for that.
     end
         Python code that is run when a program ends for which Python was started.
     """
