@@ -29,7 +29,7 @@ from crossmem_emulated.hip import (
 )
 from crossmem_emulated.hip.attributes import PointerAttributes
 from crossmem_emulated.hip.calls import ENTRIES, Entry, parse
-from crossmem_emulated.hip.codes import CONSTANTS, CUDARuntimeError, HipBuildRuntimeError
+from crossmem_emulated.hip.codes import CUDARuntimeError, HipBuildRuntimeError, constants_of
 from crossmem_emulated.hip.masks import visible_devices
 from crossmem_emulated.hip.process import HipProcess, Quirk, Setup
 from crossmem_emulated.hip.profiles import PROFILES, profile_named
@@ -133,7 +133,7 @@ class Runtime:
         self.CUDARuntimeError: type[CUDARuntimeError] = edition.error
         self.faults: Faults = self._process.faults
         self.machine: Machine = self._process.machine
-        vars(self).update(CONSTANTS)
+        vars(self).update(constants_of(is_hip=edition.is_hip))
         for name, called in ENTRIES.items():
             vars(self)[name] = self._bind(called)
 

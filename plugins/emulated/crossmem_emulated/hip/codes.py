@@ -18,6 +18,7 @@ __all__ = [
     "Kind",
     "MemoryType",
     "Status",
+    "constants_of",
 ]
 
 HANDLE_NBYTES: Final = 64
@@ -208,3 +209,21 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "streamPerThread": 2,
 }
 """Those that the module ``cupy.cuda.runtime`` has, as it has them."""
+
+_ATTRIBUTES_OF_ROCM: Final[Mapping[str, int]] = {
+    "cudaDevAttrIntegrated": 25,
+    "cudaDevAttrManagedMemory": 47,
+    "cudaDevAttrMultiProcessorCount": 14,
+    "cudaDevAttrPciBusId": 21,
+    "cudaDevAttrPciDeviceId": 22,
+    "cudaDevAttrWarpSize": 9,
+}
+"""Numbers of attributes in a CuPy that is built for ROCm, which has no others of them."""
+
+
+def constants_of(*, is_hip: bool) -> dict[str, int]:
+    """Return the constants that CuPy's module has."""
+    if not is_hip:
+        return dict(CONSTANTS)
+    common = {name: one for name, one in CONSTANTS.items() if "DevAttr" not in name}
+    return {**common, **_ATTRIBUTES_OF_ROCM}

@@ -5,7 +5,7 @@ import hashlib
 from typing import Any, Final
 
 from crossmem_emulated.hip.calls import Refused, entry
-from crossmem_emulated.hip.codes import CONSTANTS, Status
+from crossmem_emulated.hip.codes import Status, constants_of
 from crossmem_emulated.hip.process import HipProcess
 
 __all__: list[str] = []
@@ -122,8 +122,9 @@ def _device_get_attribute(process: HipProcess, attribute: int, device: int) -> i
         "cudaDevAttrUnifiedAddressing": 1,
         "cudaDevAttrWarpSize": _WARP[process.profile.is_hip],
     }
+    numbers = constants_of(is_hip=process.profile.is_hip)
     for name, value in known.items():
-        if CONSTANTS[name] == attribute:
+        if numbers.get(name) == attribute:
             return value
     raise Refused(Status.INVALID_VALUE, f"there is no attribute {attribute}")
 

@@ -24,6 +24,7 @@ else:
 Start = Callable[..., Actor]
 # Not under coverage: its tracer has a lock that a killed or forked process may hold.
 MEASURING = ("COV_CORE_", "COVERAGE_")
+OURS = ("CROSSMEM_", "ASCEND_")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -72,7 +73,7 @@ def start(profile: str, host: Path) -> Iterator[Start]:
         base = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith((*MEASURING, "CROSSMEM_", "ASCEND_"))
+            if not name.startswith(MEASURING if REAL else (*MEASURING, *OURS))
         }
         actor = Actor({**base, **own, **{name: str(one) for name, one in environment.items()}})
         started.append(actor)

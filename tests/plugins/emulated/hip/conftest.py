@@ -73,7 +73,7 @@ def start(profile: str, host: Path) -> Iterator[Start]:
         base = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith((*MEASURING, *OURS))
+            if not name.startswith(MEASURING if REAL else (*MEASURING, *OURS))
         }
         actor = Actor({**base, **own, **{name: str(one) for name, one in environment.items()}})
         started.append(actor)
