@@ -128,14 +128,14 @@ VALUES: dict[str, list[Any]] = {
     "bytes": [None, "a" * 64, bytearray(64), memoryview(bytes(64)), b"", bytes(63), bytes(65), 1],
     "str": [None, b"0000:03:00.0", 3],
 }
-PLAIN: dict[str, Any] = {"bytes": bytes(64), "str": "0000:03:00.0"}
+PLAIN: dict[str, Any] = {"bytes": bytes(64), "str": "0000:03:00.0", "callback": print}
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_arguments_are_refused_alike(wheel: Any, ours: Runtime, name: str) -> None:
     theirs, mine = getattr(wheel, name), getattr(ours, name)
     parameters = ENTRIES[name].parameters
-    plain = tuple(PLAIN.get(one.kind, 0) for one in parameters)
+    plain = tuple(PLAIN.get(one.kind or one.name, 0) for one in parameters)
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
         ((), {}),
         (plain[:-1], {}),
