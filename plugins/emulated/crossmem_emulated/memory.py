@@ -326,7 +326,11 @@ def drop_inherited() -> None:
     for name in names:
         # The descriptor that listed the folder is closed again.
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}") == _LINK:  # noqa: PTH115
+            if os.readlink(f"/proc/self/fd/{name}") != _LINK:  # noqa: PTH115
+                continue
+            # One that is to live on in another program is the application's, as it was made here
+            # for it.
+            if not os.get_inheritable(int(name)):
                 close(int(name))
     for line in lines:
         if line.endswith(_LINK):

@@ -132,13 +132,23 @@ class AclProcess:
         self.store = PageStore(self.machine, capacity_nbytes)
         self.journal = Journal(self.machine)
         self.faults = Faults(self.machine)
-        self.recent_error = ""
         self._forks = forks.generation()
         self._begin()
+
+    @property
+    def recent_error(self) -> str:
+        """Why a call of this thread failed last."""
+        text: str = getattr(self._errors, "text", "")
+        return text
+
+    @recent_error.setter
+    def recent_error(self, text: str) -> None:
+        self._errors.text = text
 
     def _begin(self) -> None:
         self.lock = threading.RLock()
         self.thread = threading.local()
+        self._errors = threading.local()
         self.space = Space(is_host_readable=not self.strict)
         self.handles = itertools.count(_FIRST_HANDLE, _HANDLE_STEP)
         self.devices: dict[int, DeviceState] = {}

@@ -2,6 +2,7 @@
 """Memory: of the device, where small requests share pages, pinned, managed, and from pools."""
 
 import ctypes
+import mmap
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -209,8 +210,11 @@ def _host_alloc(process: HipProcess, size: int, flags: int) -> int:
         return 0
     if size > LARGEST_NBYTES:
         raise Refused(Status.OUT_OF_MEMORY, f"the host has no room for {size} bytes")
-    buffer = ctypes.create_string_buffer(size)
-    pointer = ctypes.addressof(buffer)
+    try:
+        buffer = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise Refused(Status.OUT_OF_MEMORY, f"the host has no room: {error}") from None
+    pointer = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
     process.host_blocks[pointer] = HostBlock(pointer, size, buffer, flags=flags)
     return pointer
 

@@ -10,6 +10,11 @@ from crossmem_emulated.acl.fabric import FABRIC, FABRIC_HANDLE_NBYTES, PLAIN
 __all__ = ["FUNCTIONS", "text_of"]
 
 _DEVICE_ATTRIBUTE, _MODULE_ATTRIBUTE = 2, 1
+_MOST_PIDS: Final = 65535
+_MOST_PIDS_OF_KEYS: Final = 31
+# Chosen: more than any program has a use for.
+_MOST_PLACES: Final = 64
+_MOST_SERVERS: Final = 1024
 
 
 class _Binding(Protocol):
@@ -23,6 +28,13 @@ class _Binding(Protocol):
 def text_of(ffi: Any, pointer: Any) -> str:
     """Return C text; every byte is one character."""
     return str(ffi.string(pointer).decode("latin-1"))
+
+
+def _check_count(binding: _Binding, name: str, count: int, most: int) -> int:
+    """Refuse a list that is too long before it is read: there may be no memory behind its count."""
+    if count <= most:
+        return 0
+    return binding.finish(name, Code.RT_PARAM_INVALID, f"{count} entries are more than {most}")
 
 
 def _numbers(ffi: Any, pointer: Any, count: int) -> list[int]:
@@ -229,6 +241,8 @@ def _mem_get_allocation_properties_from_handle(
 def _mem_set_access(
     binding: _Binding, name: str, pointer: Any, size: int, wanted: Any, count: int
 ) -> int:
+    if code := _check_count(binding, name, count, _MOST_PLACES):
+        return code
     places = [] if wanted == binding.ffi.NULL else [wanted[number] for number in range(count)]
     return binding.call(
         name,
@@ -256,6 +270,8 @@ def _mem_set_pid_to_shareable_handle(
 ) -> int:
     if pids == binding.ffi.NULL or not count:
         return binding.missing(name)
+    if code := _check_count(binding, name, count, _MOST_PIDS):
+        return code
     listed = _numbers(binding.ffi, pids, count)
     return binding.call(name, share, listed)[1]
 
@@ -287,6 +303,8 @@ def _mem_set_pid_to_shareable_handle_v2(
 ) -> int:
     if binding.ffi.NULL in {share, pids} or not count:
         return binding.missing(name)
+    if code := _check_count(binding, name, count, _MOST_PIDS):
+        return code
     value, listed = _share_of(binding.ffi, share, kind), _numbers(binding.ffi, pids, count)
     return binding.call(name, value, int(kind), listed)[1]
 
@@ -325,6 +343,8 @@ def _ipc_mem_set_import_pid(binding: _Binding, name: str, key: Any, pids: Any, c
         return binding.missing(name)
     if not count:
         return binding.finish(name, Code.RT_PARAM_INVALID, "there are no pids")
+    if code := _check_count(binding, name, count, _MOST_PIDS_OF_KEYS):
+        return code
     listed = _numbers(binding.ffi, pids, count)
     return binding.call(name, text_of(binding.ffi, key), listed)[1]
 
@@ -335,6 +355,8 @@ def _ipc_mem_import_pid_inter_server(
     ffi = binding.ffi
     if ffi.NULL in {key, servers}:
         return binding.missing(name)
+    if code := _check_count(binding, name, count, _MOST_SERVERS):
+        return code
     listed = [
         (int(one.sdid), [] if one.pid == ffi.NULL else _numbers(ffi, one.pid, one.num))
         for one in (servers[number] for number in range(count))

@@ -105,6 +105,7 @@ static void use_memory(void)
     memset(pinned, 1, 64);
     ANSWERS(0, hipHostGetDevicePointer(&found, pinned, 0));
     HOLDS(found == pinned);
+    HOLDS((uintptr_t)pinned % 4096 == 0);
     ANSWERS(0, hipHostFree(pinned));
     ANSWERS(1, hipHostFree(pinned));
     ANSWERS(0, hipHostRegister(own, sizeof own, 0));

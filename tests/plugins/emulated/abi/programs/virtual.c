@@ -2,6 +2,7 @@
  *
  * Virtual memory of one process, whose descriptor another one gets through a socket.
  */
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include "hip.h"
@@ -132,6 +133,14 @@ int main(void)
     ANSWERS(1, hipMemExportToShareableHandle(NULL, handle, FD, 0));
     ANSWERS(1, hipMemExportToShareableHandle(&descriptor, handle, FD, 1));
     ANSWERS(0, hipMemExportToShareableHandle(&descriptor, handle, FD, 0));
+    HOLDS(fcntl(descriptor, F_SETFD, 0) == 0);
+    pid_t heir = start();
+    if (!heir) {
+        /* What another program is to inherit is there. */
+        HOLDS(fcntl(descriptor, F_GETFD) == 0);
+        finish();
+    }
+    wait_for(heir);
     send_bytes(pair[1], &size, sizeof size);
     send_descriptor(pair[1], descriptor);
     close(descriptor);

@@ -67,6 +67,9 @@ static void null_pointers(void)
     CHECK(aclrtMemRetainAllocationHandle(NULL, &handle), ACL_ERROR_INVALID_PARAM);
     CHECK(aclrtPointerGetAttributes(&prop, NULL), ACL_ERROR_INVALID_PARAM);
     CHECK(aclrtRecordEvent(NULL, NULL), ACL_ERROR_INVALID_PARAM);
+    /* A list that is too long is not read. */
+    CHECK(aclrtMemSetPidToShareableHandle(0, &pid, 65536), ACL_ERROR_RT_PARAM_INVALID);
+    CHECK(aclrtIpcMemSetImportPid(key, &pid, 1000000), ACL_ERROR_RT_PARAM_INVALID);
     TRUE(!address && !handle && !share);
 }
 
