@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of elements: one description that NumPy, CuPy, PyTorch and DLPack are translated to.
+
+A dtype's name is also its text on the wire, and each dtype has one text only::
+
+    float32, bfloat16, float8_e4m3fn ...    the frameworks' common names, in native byte order
+    >f4, |S5, <U3, <M8[ns], |V16            NumPy's type strings, for what only NumPy has
+    [8,[["a",0,"int32"],["b",4,"int16"]]]   JSON for a packed struct: its itemsize and its fields,
+                                            each with name, offset, dtype and, for a sub-array,
+                                            shape
+
+Text is parsed within bounds and never evaluated, so it may come from a stranger.
+"""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from crossmem.errors import ConfigurationError, UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "MAX_FIELDS",
+    "MAX_ITEMSIZE",
+    "MAX_NESTING",
+    "MAX_TEXT",
+    "DType",
+    "Field",
+    "dtype_of",
+    "from_text",
+    "to_numpy",
+    "to_torch",
+]
+
+MAX_ITEMSIZE: Final = 2**31 - 1
+"""Bytes of one element; NumPy has the same limit."""
+
+MAX_FIELDS: Final = 512
+"""Fields of one struct, those of nested structs not counted."""
+
+MAX_NESTING: Final = 8
+"""How deep structs may lie in structs."""
+
+MAX_TEXT: Final = 16384
+"""Characters of a dtype's text, nested structs included."""
+
+_MAX_FIELD_DIMENSIONS: Final = 32
+
+_NATIVE: Final = "<" if sys.byteorder == "little" else ">"
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """The type of an array's elements. Two with the same name are equal.
+
+    Made by :func:`dtype_of` and :func:`from_text`.
+    """
+
+    name: str
+    """Common name, type string or JSON; see above."""
+
+    itemsize: int = field(compare=False)
+    """Bytes of one element."""
+
+    dlpack: tuple[int, int, int] | None = field(compare=False)
+    """DLPack's type code, bits and lanes; None where DLPack has no such type."""
+
+    typestr: str | None = field(compare=False)
+    """NumPy's type string, which for a struct tells its size alone; None where NumPy has none."""
+
+    fields: "tuple[Field, ...]" = field(default=(), compare=False)
+    """Fields of a struct, in order."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"DType({self.name!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a packed struct."""
+
+    name: str
+
+    offset: int
+    """Where it starts in the struct, in bytes."""
+
+    dtype: DType
+
+    shape: tuple[int, ...]
+    """Shape of a sub-array; empty for a single element."""
+
+
+def _common() -> Iterable[DType]:
+    """Yield the dtypes that have common names; codes are those of DLPack 1.1."""
+    yield DType("bool", 1, (6, 8, 1), "|b1")
+    for kind, name, code in (("i", "int", 0), ("u", "uint", 1)):
+        yield DType(f"{name}8", 1, (code, 8, 1), f"|{kind}1")
+        for size in (2, 4, 8):
+            bits = size * 8
+            yield DType(f"{name}{bits}", size, (code, bits, 1), f"{_NATIVE}{kind}{size}")
+    for kind, name, code, sizes in (("f", "float", 2, (2, 4, 8)), ("c", "complex", 5, (8, 16))):
+        for size in sizes:
+            bits = size * 8
+            yield DType(f"{name}{bits}", size, (code, bits, 1), f"{_NATIVE}{kind}{size}")
+    # C's long double: its format differs between machines, so DLPack leaves it out.
+    yield DType("float128", 16, None, f"{_NATIVE}f16")
+    yield DType("complex256", 32, None, f"{_NATIVE}c32")
+    yield DType("bfloat16", 2, (4, 16, 1), None)
+    yield DType("complex32", 4, (5, 32, 1), None)
+    yield DType("float8_e4m3fn", 1, (10, 8, 1), None)
+    yield DType("float8_e4m3fnuz", 1, (11, 8, 1), None)
+    yield DType("float8_e5m2", 1, (12, 8, 1), None)
+    yield DType("float8_e5m2fnuz", 1, (13, 8, 1), None)
+    yield DType("float8_e8m0fnu", 1, (14, 8, 1), None)
+
+
+_COMMON: Final = {dtype.name: dtype for dtype in _common()}
+_BY_KIND: Final = {dtype.typestr[1:]: dtype for dtype in _COMMON.values() if dtype.typestr}
+
+_TYPESTR: Final = re.compile(
+    r"(?P<order>[<>|=]?)"
+    r"(?:(?P<number>[biufc][0-9]{1,2})"
+    r"|(?P<bytes>[SUV])(?P<length>[0-9]{1,10})"
+    r"|(?P<time>[mM])8(?:\[(?P<count>[0-9]{0,10})(?P<unit>[YMWDhms]|[munpfa]s)\])?)"
+)
+
+
+def dtype_of(value: object) -> DType:
+    """Return the dtype that a value names.
+
+    Parameters
+    ----------
+    value
+        A common name, a type string, or a dtype or scalar type of NumPy, CuPy, ml_dtypes or
+        PyTorch. None of them is imported for that.
+
+    Raises
+    ------
+    ConfigurationError
+        Where the value names no dtype.
+    UnsupportedError
+        Where it names one whose elements cannot be shared, such as Python objects.
+    """
+    if isinstance(value, DType):
+        return value
+    if isinstance(value, str):
+        return _COMMON.get(value) or _parse(value)
+    # A value of theirs can exist only where they were imported.
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.dtype):
+        return _from_torch(value)
+    if numpy is not None:
+        if isinstance(value, type) and issubclass(value, numpy.generic):
+            value = numpy.dtype(value)
+        if isinstance(value, numpy.dtype):
+            return _from_numpy(value)
+    msg = f"{value!r} is no dtype"
+    raise ConfigurationError(msg, hint='give a name such as "float32", or a framework\'s dtype')
+
+
+@lru_cache(maxsize=256)
+def from_text(text: str) -> DType:
+    """Return the dtype whose name is ``text``.
+
+    Raises
+    ------
+    ConfigurationError
+        Where no dtype has exactly that name.
+    """
+    dtype = dtype_of(text)
+    if dtype.name != text:
+        msg = f"a dtype is called {dtype.name!r} and not {text!r}"
+        raise ConfigurationError(msg)
+    return dtype
+
+
+@lru_cache(maxsize=256)
+def to_numpy(dtype: DType) -> "np.dtype[Any]":
+    """Return NumPy's dtype, which CuPy uses too.
+
+    Raises
+    ------
+    UnsupportedError
+        Where neither NumPy nor ml_dtypes has it here.
+    """
+    import numpy as np
+
+    if dtype.fields:
+        formats: list[object] = []
+        for one in dtype.fields:
+            base = to_numpy(one.dtype)
+            formats.append((base, one.shape) if one.shape else base)
+        struct: np.dtype[Any] = np.dtype(
+            {
+                "names": [one.name for one in dtype.fields],
+                "formats": formats,
+                "offsets": [one.offset for one in dtype.fields],
+                "itemsize": dtype.itemsize,
+            }
+        )
+        return struct
+    if dtype.typestr is not None:
+        try:
+            return np.dtype(dtype.typestr)
+        except TypeError as error:
+            msg = f"NumPy has no {dtype.name} on this machine"
+            raise UnsupportedError(msg) from error
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        msg = f"NumPy itself has no {dtype.name}"
+        raise UnsupportedError(msg, hint="install ml_dtypes, which adds it") from error
+    scalar = getattr(ml_dtypes, dtype.name, None)
+    if scalar is None:
+        msg = f"neither NumPy nor ml_dtypes {ml_dtypes.__version__} has {dtype.name}"
+        raise UnsupportedError(msg, hint="a newer ml_dtypes may have it; PyTorch has")
+    found: np.dtype[Any] = np.dtype(scalar)
+    return found
+
+
+@lru_cache(maxsize=256)
+def to_torch(dtype: DType) -> Any:
+    """Return PyTorch's dtype.
+
+    Raises
+    ------
+    UnsupportedError
+        Where PyTorch has none.
+    """
+    import torch
+
+    found = getattr(torch, dtype.name, None) if dtype.name in _COMMON else None
+    if not isinstance(found, torch.dtype):
+        msg = f"PyTorch {torch.__version__} has no {dtype.name}"
+        raise UnsupportedError(msg, hint="share it as an array of NumPy")
+    return found
+
+
+@lru_cache(maxsize=256)
+def _from_torch(value: object) -> DType:
+    dtype = _COMMON.get(str(value).removeprefix("torch."))
+    if dtype is None:
+        msg = f"{value} of PyTorch cannot be shared: it is quantised or smaller than a byte"
+        raise UnsupportedError(msg)
+    return dtype
+
+
+@lru_cache(maxsize=256)
+def _from_numpy(value: "np.dtype[Any]", depth: int = 0) -> DType:
+    if value.hasobject:
+        msg = f"{value!r} holds Python objects, which are addresses of this process alone"
+        raise UnsupportedError(msg, hint="share the numbers; plain values travel without an array")
+    if value.isbuiltin == 2:  # noqa: PLR2004 - registered by another library, such as ml_dtypes
+        if value.isnative and value.name in _COMMON:
+            return _COMMON[value.name]
+    elif value.kind == "V" and value.names is not None and value.fields is not None:
+        _refuse_nesting(depth)
+        fields = []
+        for name in value.names:
+            inner, offset, *title = value.fields[name]
+            if title:
+                msg = f"field {name!r} of {value!r} has a title, which cannot be shared"
+                raise UnsupportedError(msg)
+            fields.append(Field(name, offset, _from_numpy(inner.base, depth + 1), inner.shape))
+        return _struct(value.itemsize, fields)
+    elif value.names is None and value.subdtype is None:
+        return _parse(value.str)
+    msg = f"{value!r} of NumPy cannot be shared as the type of an array's elements"
+    raise UnsupportedError(msg)
+
+
+def _parse(text: str) -> DType:
+    if len(text) > MAX_TEXT:
+        msg = f"a dtype of {len(text)} characters is too long; {MAX_TEXT} are allowed"
+        raise ConfigurationError(msg)
+    if text.startswith("["):
+        try:
+            parts = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            msg = f"{_short(text)} is no dtype: it is not valid JSON"
+            raise ConfigurationError(msg) from error
+        return _parse_struct(parts, 0)
+    match = _TYPESTR.fullmatch(text)
+    if match is None:
+        msg = f"{_short(text)} is no dtype"
+        raise ConfigurationError(msg, hint='give a name such as "float32" or ">f4"')
+    swapped = match["order"] not in {"", "|", "=", _NATIVE}
+    if match["number"]:
+        native = _BY_KIND.get(match["number"])
+        if native is None:
+            msg = f"{text!r} is no dtype: no number has that size"
+            raise ConfigurationError(msg)
+        if not swapped or native.itemsize == 1:
+            return native
+        name = match["order"] + match["number"]
+        return DType(name, native.itemsize, None, name)
+    order = match["order"] if swapped else _NATIVE
+    if match["time"]:
+        name = order + match["time"] + "8"
+        if match["unit"]:
+            count = int(match["count"] or 1)
+            _check(text, "the count of units", count, lowest=1)
+            name += f"[{'' if count == 1 else count}{match['unit']}]"
+        return DType(name, 8, None, name)
+    length = int(match["length"])
+    if match["bytes"] == "U":
+        itemsize = length * 4
+    else:
+        itemsize, order = length, "|"
+    _check(text, "the itemsize", itemsize, lowest=1)
+    name = f"{order}{match['bytes']}{length}"
+    return DType(name, itemsize, None, name)
+
+
+def _parse_struct(parts: object, depth: int) -> DType:
+    _refuse_nesting(depth)
+    match parts:
+        case [int(itemsize), list(rows)] if len(rows) <= MAX_FIELDS:
+            return _struct(itemsize, [_parse_field(row, depth) for row in rows])
+    msg = f"{_short(parts)} is no struct: it must be [itemsize, [field, ...]]"
+    raise ConfigurationError(msg, hint=f"at most {MAX_FIELDS} fields are allowed")
+
+
+def _parse_field(row: object, depth: int) -> Field:
+    match row:
+        case [str(name), int(offset), inner, *rest]:
+            # Text in which a struct hides is refused: its nesting would not be counted.
+            if isinstance(inner, str) and not inner.startswith("["):
+                dtype = dtype_of(inner)
+            else:
+                dtype = _parse_struct(inner, depth + 1)
+            match rest:
+                case []:
+                    return Field(name, offset, dtype, ())
+                case [list(shape)] if shape:
+                    return Field(name, offset, dtype, tuple(shape))
+    msg = f"{_short(row)} is no field: it must be [name, offset, dtype] or have a shape as well"
+    raise ConfigurationError(msg)
+
+
+def _struct(itemsize: int, fields: list[Field]) -> DType:
+    """Return the dtype of a packed struct, its bounds checked."""
+    if not 1 <= len(fields) <= MAX_FIELDS or len({one.name for one in fields}) < len(fields):
+        msg = f"a struct has 1 to {MAX_FIELDS} fields of different names, not {len(fields)} such"
+        raise ConfigurationError(msg)
+    _check("a struct", "the itemsize", itemsize, lowest=1)
+    for one in fields:
+        what = f"field {_short(one.name)}"
+        _check(what, "the offset", one.offset)
+        if len(one.shape) > _MAX_FIELD_DIMENSIONS:
+            msg = f"{what} has {len(one.shape)} dimensions; {_MAX_FIELD_DIMENSIONS} are allowed"
+            raise ConfigurationError(msg)
+        for size in one.shape:
+            _check(what, "a size", size)
+        _check(what, "its bytes", math.prod(max(n, 1) for n in one.shape) * one.dtype.itemsize)
+        end = one.offset + math.prod(one.shape) * one.dtype.itemsize
+        if end > itemsize:
+            msg = f"{what} ends at byte {end} of a struct of {itemsize} bytes"
+            raise ConfigurationError(msg)
+    # Before the text is made: nested structs may be the same few objects many times.
+    if sum(len(one.name) + len(one.dtype.name) for one in fields) > MAX_TEXT:
+        msg = f"a struct takes more than the {MAX_TEXT} characters that are allowed"
+        raise ConfigurationError(msg)
+    name = json.dumps([itemsize, [_row(one) for one in fields]], separators=(",", ":"))
+    if len(name) > MAX_TEXT:
+        msg = f"a struct takes {len(name)} characters; {MAX_TEXT} are allowed"
+        raise ConfigurationError(msg)
+    return DType(name, itemsize, None, f"|V{itemsize}", tuple(fields))
+
+
+def _row(one: Field) -> list[object]:
+    inner = json.loads(one.dtype.name) if one.dtype.fields else one.dtype.name
+    return [one.name, one.offset, inner, *([one.shape] if one.shape else ())]
+
+
+def _refuse_nesting(depth: int) -> None:
+    if depth >= MAX_NESTING:
+        msg = f"structs are nested more than {MAX_NESTING} deep"
+        raise ConfigurationError(msg)
+
+
+def _check(what: str, name: str, value: object, *, lowest: int = 0) -> None:
+    if type(value) is not int or not lowest <= value <= MAX_ITEMSIZE:
+        msg = f"{what}: {name} is {_short(value)}; {lowest} to {MAX_ITEMSIZE} is allowed"
+        raise ConfigurationError(msg)
+
+
+def _short(value: object) -> str:
+    """Return what an error shows of a value that a stranger may have sent."""
+    shown = repr(value)
+    return shown if len(shown) <= 100 else f"{shown[:100]}..."  # noqa: PLR2004 - one line

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an array lies in memory: type of its elements, shape, strides and offset, all bounded."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from crossmem.arrays.dtypes import DType
+from crossmem.errors import ConfigurationError, InvalidSizeError, UnsupportedError
+
+__all__ = ["MAX_DIMENSIONS", "Layout"]
+
+MAX_DIMENSIONS: Final = 64
+"""Dimensions of an array; NumPy and PyTorch have the same limit."""
+
+_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Layout:
+    """Where the elements of an array lie, relative to the start of some memory.
+
+    Elements may share bytes: strides may be zero, negative, or smaller than an element. All
+    numbers fit into 64 bits, those that follow from them included.
+
+    Parameters
+    ----------
+    dtype
+        Type of the elements.
+    shape
+        Sizes of the dimensions, of which any may be zero; a number for a single one.
+    strides
+        Bytes from one element to the next in each dimension; None for C order without gaps.
+    offset
+        Byte of the memory at which the first element starts.
+
+    Raises
+    ------
+    InvalidSizeError
+        Where a number is negative that may not be, or too large.
+    ConfigurationError
+        Where shape or strides are no integers, too many, or not equally many.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    nbytes: int = field(compare=False, repr=False)
+    """Bytes of all elements, each counted once: what a copy without gaps takes."""
+
+    extent: tuple[int, int] | None = field(compare=False, repr=False)
+    """First byte of the memory that an element covers, and the one past the last; None where
+    there are no elements."""
+
+    def __init__(
+        self,
+        dtype: DType,
+        shape: Iterable[int] | int,
+        strides: Iterable[int] | None = None,
+        offset: int = 0,
+    ) -> None:
+        sizes = _integers("shape", shape)
+        if len(sizes) > MAX_DIMENSIONS:
+            msg = f"an array has at most {MAX_DIMENSIONS} dimensions, not {len(sizes)}"
+            raise ConfigurationError(msg)
+        if type(offset) is not int:
+            (offset,) = _integers("offset", (offset,))
+        if strides is None:
+            steps, whole = _dense(sizes, dtype.itemsize)
+            low, high = offset, offset + whole
+        else:
+            steps = _integers("strides", strides)
+            before, after, whole = _span(sizes, steps, dtype.itemsize)
+            low, high = offset - before, offset + after
+        if whole > _MAX:
+            msg = f"an array of shape {sizes} and dtype {dtype.name} exceeds 64 bits"
+            raise InvalidSizeError(msg)
+        if offset < 0 or low < -_MAX or high > _MAX:
+            msg = f"bytes [{low}, {high}) from offset {offset} are out of bounds"
+            raise InvalidSizeError(msg, hint="no offset may be negative, and all fit into 64 bits")
+        empty = 0 in sizes
+        put = object.__setattr__
+        put(self, "dtype", dtype)
+        put(self, "shape", sizes)
+        put(self, "strides", steps)
+        put(self, "offset", offset)
+        put(self, "nbytes", 0 if empty else whole)
+        put(self, "extent", None if empty else (low, high))
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in C order without gaps."""
+        step = self.dtype.itemsize
+        if self.extent is None:
+            return True
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size > 1:
+                if stride != step:
+                    return False
+                step *= size
+        return True
+
+    def check(self, limit_nbytes: int) -> None:
+        """Refuse a layout of which anything lies outside memory of that many bytes.
+
+        Raises
+        ------
+        InvalidSizeError
+            With the bytes that lie outside.
+        """
+        low, high = self.extent or (self.offset, self.offset)
+        if low >= 0 and high <= limit_nbytes:
+            return
+        outside = []
+        if low < 0:
+            outside.append(f"{-low} bytes before its start")
+        if high > limit_nbytes:
+            outside.append(f"{high - max(limit_nbytes, low)} bytes past its end")
+        msg = (
+            f"an array of shape {self.shape}, strides {self.strides} and dtype {self.dtype.name} "
+            f"at offset {self.offset} covers bytes [{low}, {high}) of memory of {limit_nbytes} "
+            f"bytes: {' and '.join(outside) or 'it starts outside'}"
+        )
+        raise InvalidSizeError(msg)
+
+    def element_strides(self, *, negative: bool = True) -> tuple[int, ...]:
+        """Return the strides in elements, as DLPack and PyTorch count them.
+
+        Where a dimension has less than two elements its stride means nothing, and what cannot be
+        expressed becomes 1.
+
+        Parameters
+        ----------
+        negative
+            Whether negative strides are allowed; PyTorch has none.
+
+        Raises
+        ------
+        UnsupportedError
+            Where a stride is no multiple of the itemsize, or negative and that is not allowed.
+        """
+        itemsize = self.dtype.itemsize
+        steps = []
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            count, rest = divmod(stride, itemsize)
+            if rest or (count < 0 and not negative):
+                if size > 1 and self.nbytes:
+                    why = f"is no multiple of {itemsize}" if rest else "is negative"
+                    msg = f"strides {self.strides} of {self.dtype.name}: {stride} {why}"
+                    raise UnsupportedError(msg, hint="use NumPy, or copy the array first")
+                count = 1
+            steps.append(count)
+        return tuple(steps)
+
+
+def _integers(name: str, values: object) -> tuple[int, ...]:
+    """Return one or more values as plain integers, which those of other libraries may be too."""
+    if type(values) is tuple:
+        found = values
+    else:
+        found = tuple(values) if isinstance(values, Iterable) else (values,)
+    for value in found:
+        if type(value) is not int:
+            break
+    else:
+        return found
+    exact = []
+    for value in found:
+        index = getattr(value, "__index__", None)
+        if index is None or isinstance(value, bool):
+            msg = f"{name} must be integers, not {value!r}"
+            raise ConfigurationError(msg)
+        exact.append(int(index()))
+    return tuple(exact)
+
+
+def _dense(sizes: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]:
+    """Return the strides of C order without gaps, and the bytes that this takes.
+
+    Sizes of zero count as one, so that what the others ask for is bounded all the same.
+    """
+    step = itemsize
+    steps = []
+    for size in reversed(sizes):
+        steps.append(step)
+        if size > 1:
+            step *= size
+        elif size < 0:
+            msg = f"shape is {sizes}; no size may be negative"
+            raise InvalidSizeError(msg)
+    steps.reverse()
+    return tuple(steps), step
+
+
+def _span(sizes: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
+    """Return the bytes that strided elements cover before and after the start, and without gaps."""
+    if len(steps) != len(sizes):
+        msg = f"strides {steps} do not match shape {sizes}"
+        raise ConfigurationError(msg)
+    before, after, whole = 0, itemsize, itemsize
+    for size, step in zip(sizes, steps, strict=True):
+        if not -_MAX <= step <= _MAX:
+            msg = f"strides are {steps}; each must fit into 64 bits"
+            raise InvalidSizeError(msg)
+        if size > 1:
+            whole *= size
+            if step < 0:
+                before -= (size - 1) * step
+            else:
+                after += (size - 1) * step
+        elif size < 0:
+            msg = f"shape is {sizes}; no size may be negative"
+            raise InvalidSizeError(msg)
+    return before, after, whole
