@@ -44,6 +44,7 @@ from crossmem.sharing.mapping import Import, Mapping
 from crossmem.sharing.ranges import AddressRange, Piece
 from crossmem.sharing.report import ExportInfo, LeaseInfo, collect, exports
 from crossmem.sharing.ways import ShareReport, ShareWay, how_can_share
+from crossmem.trees import Shared, empty, receive, share
 
 __all__ = [
     "AccessDeniedError",
@@ -76,6 +77,7 @@ __all__ = [
     "ShareReport",
     "ShareWay",
     "ShareableHandle",
+    "Shared",
     "StaleHandleError",
     "UnsupportedError",
     "WrongHostError",
@@ -85,7 +87,10 @@ __all__ = [
     "collect",
     "device",
     "devices",
+    "empty",
     "exports",
     "how_can_share",
     "import_handle",
+    "receive",
+    "share",
 ]

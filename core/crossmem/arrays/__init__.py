@@ -2,12 +2,15 @@
 """Arrays in shared memory: what NumPy, CuPy and PyTorch need to know of where they lie."""
 
 from crossmem.arrays.dtypes import DType, Field, dtype_of, from_text, to_numpy, to_torch
+from crossmem.arrays.found import Found, Kind
 from crossmem.arrays.layout import MAX_DIMENSIONS, Layout
 
 __all__ = [
     "MAX_DIMENSIONS",
     "DType",
     "Field",
+    "Found",
+    "Kind",
     "Layout",
     "dtype_of",
     "from_text",

@@ -2,14 +2,12 @@
 """Addresses of Python buffers, and Python buffers at addresses."""
 
 import ctypes
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Exporter", "address_of", "exporter_at", "new_bytes"]
-
-Exporter = Any
-"""An object that offers memory as a buffer; it lives as long as any view of that memory."""
+__all__ = ["Keeper", "address_of", "new_bytes"]
 
 
 class _PyBuffer(ctypes.Structure):
@@ -54,15 +52,49 @@ def address_of(data: Any) -> Iterator[tuple[int, int]]:
         _release_buffer(ctypes.byref(view))
 
 
-def exporter_at(pointer: int, nbytes: int, keep_alive: object) -> Exporter:
-    """Return an object whose buffer is the memory at an address.
+class Keeper:
+    """Keeps memory in use: every view, array or tensor that is made of the memory keeps this.
 
-    Every memoryview, NumPy array or slice made from it keeps it alive, and with it
-    ``keep_alive``; so a weak reference to it tells whether any view is left.
+    So a weak reference to it tells whether any is left.
+
+    Parameters
+    ----------
+    memory
+        The object that gives the memory back; kept alive.
+    pointer
+        Address of the memory.
+    nbytes
+        Size of the buffer at that address; 0 where the CPU cannot address it.
     """
-    exporter = (ctypes.c_ubyte * nbytes).from_address(pointer)
-    exporter.keep_alive = keep_alive  # type: ignore[attr-defined]
-    return exporter
+
+    __slots__ = ("__weakref__", "_nbytes", "_pointer", "_views", "memory")
+
+    def __init__(self, memory: object, pointer: int, nbytes: int) -> None:
+        self.memory = memory
+        self._pointer = pointer
+        self._nbytes = nbytes
+        self._views: dict[int, weakref.ref[Any]] = {}
+
+    @property
+    def buffer(self) -> Any:
+        """The memory as an object with a buffer; this keeper lives as long as any view of it."""
+        buffer = (ctypes.c_ubyte * self._nbytes).from_address(self._pointer)
+        buffer.keeper = self  # type: ignore[attr-defined]
+        return buffer
+
+    def note(self, view: Any) -> None:
+        """Remember an array or tensor, for the message of whoever wants its memory back."""
+        key, views = id(view), self._views
+        views[key] = weakref.ref(view, lambda _: views.pop(key, None))
+
+    def describe_views(self) -> str:
+        """Return in words which arrays and tensors are alive; nothing where others are."""
+        alive = [view for one in list(self._views.values()) if (view := one()) is not None]
+        if not alive:
+            return ""
+        texts = [f"{type(one).__name__} {tuple(one.shape)} of {one.dtype}" for one in alive[:3]]
+        more = f" and {len(alive) - 3} more" if alive[3:] else ""
+        return f": {', '.join(texts)}{more}"
 
 
 _new_bytes: Callable[..., bytes] = ctypes.pythonapi.PyBytes_FromStringAndSize

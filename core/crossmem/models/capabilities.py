@@ -51,6 +51,12 @@ class Capabilities(FrozenModel):
     foreign_memory: bool
     """The optional group :class:`crossmem.driver.ForeignMemory` is implemented."""
 
+    cuda_array_interface: bool = False
+    """Pointers are those of CUDA or HIP, so CuPy has arrays there."""
+
+    dlpack_device_type: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """DLPack's number for the kind of device; None where it has none."""
+
     lease_end: Literal["process", "connection"] = "process"
     """What ends a lease that was not released: the importer's death, or, where this kernel has
     no pidfd, the end of its connection (C11). Set by crossmem, not by the backend."""

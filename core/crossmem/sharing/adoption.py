@@ -167,7 +167,9 @@ def adopt(
     ground = process.grounds.enter(device, foreign, number)
     adopted = Adopted(process, device, number, ground, offset=offset, nbytes=size, owner=owner)
     adopted.begin()
-    return Adoption(adopted)
+    adoption = Adoption(adopted)
+    process.whereabouts.add(adoption, adoption.ptr, adoption)
+    return adoption
 
 
 def neighbours_of(exposed_nbytes: int, nbytes: int) -> str | None:

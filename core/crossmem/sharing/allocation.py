@@ -253,6 +253,7 @@ class Allocation(Memory):
         return self._live().block.capacity
 
     @property
+    @override
     def closed(self) -> bool:
         """Whether the memory was freed."""
         return self._owned is None
@@ -413,9 +414,10 @@ class Allocation(Memory):
         if owned is None or not is_current(self._process) or self._process.is_exiting:
             return
         self._process.pending.append(owned.retire)
-        warnings.warn(
-            f"{self!r} was dropped without free()", ResourceWarning, stacklevel=2, source=self
-        )
+        if not self._is_left:
+            warnings.warn(
+                f"{self!r} was dropped without free()", ResourceWarning, stacklevel=2, source=self
+            )
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:

@@ -231,6 +231,7 @@ class Mapping(Memory):
         return self._pointer
 
     @property
+    @override
     def closed(self) -> bool:
         """Whether the memory was unmapped."""
         return self._entry is None
@@ -287,9 +288,10 @@ class Mapping(Memory):
             return
         process = self._process
         process.pending.append(partial(_give_back, process, entry, self._import))
-        warnings.warn(
-            f"{self!r} was dropped without unmap()", ResourceWarning, stacklevel=2, source=self
-        )
+        if not self._is_left:
+            warnings.warn(
+                f"{self!r} was dropped without unmap()", ResourceWarning, stacklevel=2, source=self
+            )
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:

@@ -2,12 +2,12 @@
 """What allocations and mappings have in common: bytes at an address, read, written and viewed."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from crossmem.driver import CopyKind
-from crossmem.driver.buffers import address_of, exporter_at, new_bytes
+from crossmem.driver.buffers import Keeper, address_of, new_bytes
 from crossmem.errors import (
     AccessDeniedError,
     BusyError,
@@ -15,6 +15,7 @@ from crossmem.errors import (
     UnsupportedError,
 )
 from crossmem.guards import check_integer, check_part
+from crossmem.sharing import views
 
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
@@ -59,7 +60,9 @@ class Memory:
     __slots__ = (
         "__weakref__",
         "_copies",
-        "_exporter",
+        "_is_left",
+        "_is_lent",
+        "_keeper",
         "_process",
         "_uses",
         "device",
@@ -89,11 +92,18 @@ class Memory:
         self.readonly = readonly
         self._uses = uses
         self._copies = 0
-        self._exporter: weakref.ref[Any] | None = None
+        self._keeper: weakref.ref[Keeper] | None = None
+        self._is_lent = False
+        self._is_left = False
 
     @property
     def ptr(self) -> int:
         """Address of the first byte in this process, for the device's own calls."""
+        raise NotImplementedError
+
+    @property
+    def closed(self) -> bool:
+        """Whether the memory may not be used any more."""
         raise NotImplementedError
 
     def write(self, data: Any, *, offset: int = 0) -> None:
@@ -263,29 +273,198 @@ class Memory:
         if not self.device.capabilities.host_visible:
             msg = f"memory of {self.device.name} cannot be viewed by the CPU"
             raise UnsupportedError(msg, operation="view", hint="use read() and write()")
-        with self._process.lifetimes:
-            exporter = self._exporter() if self._exporter is not None else None
-            if exporter is None:
-                exporter = exporter_at(self.ptr, self.nbytes, keep_alive=self)
-                self._uses.add_view(self)
-                self._exporter = weakref.ref(exporter)
-        view = memoryview(exporter).cast("B")
+        view = memoryview(self.keeper().buffer).cast("B")
         return view.toreadonly() if self.readonly else view
+
+    def as_array(
+        self,
+        shape: int | Sequence[int] | None = None,
+        dtype: Any = "uint8",
+        *,
+        strides: Sequence[int] | None = None,
+        offset: int = 0,
+    ) -> Any:
+        """Return the memory, or a part of it, as an array, without a copy.
+
+        The array, and whatever is made from it, keeps this object alive; while one exists, the
+        memory cannot be unmapped or freed.
+
+        Parameters
+        ----------
+        shape
+            Elements in each dimension; None: all that there is from ``offset`` on.
+        dtype
+            A name such as ``"bfloat16"``, a dtype of NumPy's, or one of PyTorch's.
+        strides
+            Bytes from one element to the next, in each dimension; zero and negative ones too.
+            None: C order.
+        offset
+            Byte at which the element with all indices 0 begins.
+
+        Returns
+        -------
+        numpy.ndarray or cupy.ndarray
+            Of NumPy where the CPU can address the memory, else of CuPy. Where this object is
+            read-only, NumPy's array is; CuPy has no such arrays.
+
+        Raises
+        ------
+        InvalidSizeError
+            Where an element lies outside of the memory.
+        UnsupportedError
+            Where the library is not installed, or has no such dtype or no arrays of this device.
+        ConfigurationError
+            Where an argument has no meaning.
+        ClosedError, ForkedProcessError
+            Where the memory may not be used any more.
+        """
+        return views.array(self, shape, dtype, strides, offset)
+
+    def as_tensor(
+        self,
+        shape: int | Sequence[int] | None = None,
+        dtype: Any = "uint8",
+        *,
+        strides: Sequence[int] | None = None,
+        offset: int = 0,
+    ) -> Any:
+        """Return the memory, or a part of it, as a tensor of PyTorch, without a copy.
+
+        As :meth:`as_array`, but PyTorch has no negative strides, and no tensors that are
+        read-only: where the device or the kernel keeps this memory from being written, writing
+        to the tensor ends the process.
+
+        Returns
+        -------
+        torch.Tensor
+            On the CPU where that can address the memory, else on the device.
+        """
+        return views.tensor(self, shape, dtype, strides, offset)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """The bytes of the memory for NumPy, which keeps what it makes of them counted as a view.
+
+        Raises
+        ------
+        AttributeError
+            Where the CPU cannot address the memory, as the protocol wants it.
+        """
+        if not self.device.capabilities.host_visible:
+            msg = f"memory of {self.device.name} cannot be addressed by the CPU"
+            raise AttributeError(msg)
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": self.view(), "version": 3}
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The bytes of the memory for libraries that know CUDA's and HIP's addresses.
+
+        They keep this object, and nothing tells when they let it go. So from now on the memory is
+        given back when this object is dropped, and cannot be unmapped or freed before.
+
+        Raises
+        ------
+        AttributeError
+            Where the device has no such addresses, as the protocol wants it.
+        """
+        if not self.device.capabilities.cuda_array_interface:
+            msg = f"memory of {self.device.name} has no addresses of CUDA or HIP"
+            raise AttributeError(msg)
+        with self._process.lifetimes:
+            pointer = self.ptr
+            self._is_lent = self._is_left = True
+            self._uses.add_view(self)
+        return {
+            "shape": (self.nbytes,),
+            "typestr": "|u1",
+            "data": (pointer, self.readonly),
+            "version": 3,
+            "strides": None,
+        }
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a DLPack capsule of the memory's bytes, for ``from_dlpack`` of any library.
+
+        What is made of it counts as a view.
+
+        Parameters
+        ----------
+        stream
+            Where the consumer will use the memory: all work of this process on the device is
+            waited for, unless it is -1.
+        max_version
+            The newest version of DLPack that the consumer reads. Read-only memory needs (1, 0).
+        dl_device
+            Where the consumer wants it; only where it is.
+        copy
+            True is refused: nothing is copied here.
+
+        Raises
+        ------
+        BufferError
+            Where the memory cannot be given like this, as the protocol wants it.
+        """
+        return views.capsule(
+            self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        )
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return type and number of the device, as DLPack counts them."""
+        return views.dlpack_device(self)
+
+    def keeper(self) -> Keeper:
+        """Return what keeps the memory in use as long as it, or a buffer of it, lives.
+
+        Raises
+        ------
+        ClosedError, ForkedProcessError
+            Where the memory may not be used any more.
+        """
+        with self._process.lifetimes:
+            pointer = self.ptr
+            keeper = self._keeper() if self._keeper is not None else None
+            if keeper is None:
+                is_visible = self.device.capabilities.host_visible
+                keeper = Keeper(self, pointer, self.nbytes if is_visible else 0)
+                self._uses.add_view(self)
+                self._keeper = weakref.ref(keeper)
+                self._process.whereabouts.add(self, pointer, keeper)
+        return keeper
+
+    def leave_to_views(self) -> None:
+        """Give the memory back when the last view of it is gone, and with it this object."""
+        self._is_left = True
 
     @property
     def has_views(self) -> bool:
         """Whether a view, or something made from one, is alive."""
-        return self._exporter is not None and self._exporter() is not None
+        return self._is_lent or (self._keeper is not None and self._keeper() is not None)
 
     def _refuse_if_used(self, operation: str) -> None:
         """Raise where the memory is in use. The lock of lifetimes is held."""
         if self._copies:
             msg = f"another thread is reading or writing {self!r}"
             raise BusyError(msg, operation=operation)
-        if self.has_views:
-            msg = f"{self!r} has live views"
+        if self._is_lent:
+            msg = f"{self!r} was given away by its __cuda_array_interface__"
             raise BusyError(
                 msg,
                 operation=operation,
-                hint="release the memoryviews and arrays that were made from view()",
+                hint="drop this object and what was made of it, or use as_array(), which counts",
+            )
+        if self.has_views:
+            keeper = self._keeper() if self._keeper is not None else None
+            which = keeper.describe_views() if keeper is not None else ""
+            msg = f"{self!r} has live views{which}"
+            raise BusyError(
+                msg,
+                operation=operation,
+                hint="drop the memoryviews, arrays and tensors that were made from it",
             )

@@ -24,6 +24,7 @@ from crossmem.plugin import Registry
 from crossmem.settings import Settings
 from crossmem.sharing.foreign import GroundTable
 from crossmem.sharing.table import ImportTable
+from crossmem.sharing.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
     from crossmem.sharing.allocation import Owned
@@ -64,6 +65,8 @@ class Process:
         """Every address range that is not released yet, by its id."""
         self.grounds = GroundTable()
         """The vendor's allocations in which memory is adopted."""
+        self.whereabouts = Whereabouts()
+        """Where arrays can lie."""
         self.imports = ImportTable(self)
         self.pending: deque[Callable[[], bool | None]] = deque()
         """What finalisers and the lease server left to be done; False: it must wait longer."""

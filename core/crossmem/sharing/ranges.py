@@ -208,6 +208,7 @@ class Piece(Memory):
         return self._pointer
 
     @property
+    @override
     def closed(self) -> bool:
         """Whether the memory was unmapped."""
         return self._placed is None
@@ -256,9 +257,10 @@ class Piece(Memory):
         if placed is None or not is_current(self._process) or self._process.is_exiting:
             return
         self._process.pending.append(partial(self._reservation.unmap, placed))
-        warnings.warn(
-            f"{self!r} was dropped without unmap()", ResourceWarning, stacklevel=2, source=self
-        )
+        if not self._is_left:
+            warnings.warn(
+                f"{self!r} was dropped without unmap()", ResourceWarning, stacklevel=2, source=self
+            )
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:

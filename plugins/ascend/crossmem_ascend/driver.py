@@ -33,6 +33,7 @@ __all__ = ["AscendDriver"]
 
 _log = logging.getLogger(__name__)
 
+_DLPACK_EXTENSION: Final = 12
 _MAX_ALLOCATION_NBYTES: Final = 1 << 40
 """More than any device has; a device that is not open does not tell what it has."""
 
@@ -122,6 +123,7 @@ class AscendDriver(Driver):
             raw_handles=True,
             address_ranges=is_shareable,
             foreign_memory=False,
+            dlpack_device_type=_DLPACK_EXTENSION,
         )
 
     def _reaches_all(self, ordinal: int) -> bool:

@@ -25,6 +25,8 @@ __all__ = ["BACKEND", "MECHANISM", "EmulatedDriver"]
 BACKEND: Final = "emulated"
 MECHANISM: Final = "memfd"
 
+_DLPACK_CPU: Final = 1
+
 _POISON: Final = 0xA5
 _HUGE_PAGE_NBYTES: Final = 2 << 20
 _NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
@@ -90,6 +92,7 @@ class EmulatedDriver(Driver):
             raw_handles=False,
             address_ranges=True,
             foreign_memory=False,
+            dlpack_device_type=_DLPACK_CPU,
         )
         self._advise_huge = options.hugepages and memory.wants_huge_page_advice()
         self._prefault = options.prefault

@@ -120,6 +120,8 @@ class GpuDriver(Driver):
                     raw_handles=one.raw_handles,
                     address_ranges=one.address_ranges,
                     foreign_memory=one.foreign_memory,
+                    cuda_array_interface=True,
+                    dlpack_device_type=self._vendor.family.dlpack_device_type,
                 )
             self._capabilities[ordinal, None] = self._capabilities[ordinal, offered[0].name]
             found = self._capabilities[ordinal, mechanism]

@@ -51,6 +51,8 @@ class Family:
         Command that shows the devices.
     install_hint
         What to do where the vendor's driver, or both CuPy and the library, are missing.
+    dlpack_device_type
+        The device's number in DLPack's ``dlpack.h``.
     """
 
     backend: str
@@ -61,6 +63,7 @@ class Family:
     device_files: str
     tool: str
     install_hint: str
+    dlpack_device_type: int
 
     def function(self, name: str) -> str:
         """Return what the vendor calls a function of CuPy's runtime, such as ``"hipMalloc"``."""
@@ -88,6 +91,7 @@ HIP: Final = Family(
     install_hint="install ROCm, and name its folder in ROCM_PATH where it is not /opt/rocm; or a "
     "CuPy for its version too, such as `pip install cupy-rocm-7-0`; a container needs --device "
     "/dev/kfd --device /dev/dri",
+    dlpack_device_type=10,
 )
 
 CUDA: Final = Family(
@@ -101,6 +105,7 @@ CUDA: Final = Family(
     install_hint="install NVIDIA's driver and a CuPy for its version, such as `pip install "
     "cupy-cuda13x`, or only CUDA's runtime, such as `pip install nvidia-cuda-runtime`; a container "
     "needs the NVIDIA Container Toolkit",
+    dlpack_device_type=2,
 )
 
 FAMILIES: Final = (HIP, CUDA)

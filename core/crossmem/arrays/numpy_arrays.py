@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of NumPy in memory that others keep."""
+
+from collections.abc import Callable
+from typing import Any
+
+from crossmem.arrays.dtypes import dtype_of, to_numpy
+from crossmem.arrays.found import Found
+from crossmem.arrays.layout import Layout
+from crossmem.arrays.libraries import require
+from crossmem.errors import UnsupportedError
+
+__all__ = ["copy_to", "describe", "empty", "maker"]
+
+
+def maker(view: memoryview) -> Callable[[Layout], Any]:
+    """Return a function that makes arrays in a buffer, which each of them keeps."""
+    numpy = require("numpy")
+
+    def make(layout: Layout) -> Any:
+        dtype = to_numpy(layout.dtype)
+        return numpy.ndarray(layout.shape, dtype, view, layout.offset, layout.strides)
+
+    return make
+
+
+def empty(layout: Layout) -> Any:
+    """Return an array without elements: it needs no memory."""
+    return require("numpy").empty(layout.shape, to_numpy(layout.dtype))
+
+
+def describe(array: Any) -> Found:
+    """Say where an array lies.
+
+    Raises
+    ------
+    UnsupportedError
+        Where its elements cannot be shared, or it is more than its elements.
+    """
+    numpy = require("numpy")
+    if type(array) not in {numpy.ndarray, numpy.memmap}:
+        msg = f"a {type(array).__name__} is more than its elements"
+        raise UnsupportedError(msg, hint="share the plain arrays that it is made of")
+    layout = Layout(dtype_of(array.dtype), array.shape, array.strides)
+    return Found("numpy", array.__array_interface__["data"][0], layout, None)
+
+
+def copy_to(target: Any, source: Any) -> None:
+    """Overwrite an array with another one of the same shape and dtype."""
+    target[...] = source

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of PyTorch in memory that others keep."""
+
+from collections.abc import Callable
+from typing import Any
+
+from crossmem.arrays.dtypes import dtype_of, to_torch
+from crossmem.arrays.found import Found
+from crossmem.arrays.layout import Layout
+from crossmem.arrays.libraries import require
+from crossmem.errors import UnsupportedError
+
+__all__ = ["copy_to", "describe", "empty", "maker_in_buffer", "maker_on_device"]
+
+
+def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
+    """Return a function that makes tensors in a buffer of the host, which each of them keeps.
+
+    The buffer must say that it is writable: PyTorch knows no others.
+    """
+    torch = require("torch")
+    make = _maker(torch, torch.frombuffer(buffer, dtype=torch.uint8))
+
+    def make_anywhere(layout: Layout) -> Any:
+        if layout.offset % layout.dtype.itemsize == 0:
+            return make(layout)
+        # A tensor's offset in its storage counts elements: this one gets a storage of its own.
+        there = torch.frombuffer(buffer, dtype=torch.uint8, offset=layout.offset)
+        start = Layout(layout.dtype, layout.shape, layout.strides)
+        return _maker(torch, there)(start)
+
+    return make_anywhere
+
+
+def maker_on_device(exporter: Any) -> Callable[[Layout], Any]:
+    """Return a function that makes tensors in what an object offers through DLPack, as bytes."""
+    torch = require("torch")
+    return _maker(torch, torch.from_dlpack(exporter))
+
+
+def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
+    # One storage for all, as for tensors that PyTorch itself made of one.
+    storage, device = whole.untyped_storage(), whole.device
+
+    def make(layout: Layout) -> Any:
+        dtype, steps = to_torch(layout.dtype), layout.element_strides(negative=False)
+        start, rest = divmod(layout.offset, layout.dtype.itemsize)
+        if rest:
+            msg = f"PyTorch has no tensor of {layout.dtype.name} at byte {layout.offset}"
+            raise UnsupportedError(msg, hint="keep offsets multiples of the itemsize")
+        return torch.empty(0, dtype=dtype, device=device).set_(storage, start, layout.shape, steps)
+
+    return make
+
+
+def empty(layout: Layout) -> Any:
+    """Return a tensor without elements: it needs no memory."""
+    return require("torch").empty(layout.shape, dtype=to_torch(layout.dtype))
+
+
+def describe(tensor: Any) -> Found:
+    """Say where a tensor lies.
+
+    Raises
+    ------
+    UnsupportedError
+        Where it has no plain memory of its own elements, or none that crossmem knows of.
+    """
+    torch = require("torch")
+    refused = None
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        refused = f"a tensor of layout {tensor.layout} is several"
+    elif tensor.is_quantized:
+        refused = "a quantised tensor is more than its elements"
+    elif type(tensor) not in {torch.Tensor, torch.nn.Parameter}:
+        refused = f"a {type(tensor).__name__} is more than a tensor"
+    elif tensor.is_conj() or tensor.is_neg():
+        refused = "the tensor is a conjugate or negative that was not computed yet"
+    elif tensor.device.type == "meta":
+        refused = "a tensor on device meta has no memory"
+    if refused is not None:
+        raise UnsupportedError(refused, hint="share the plain tensors that it is made of")
+    dtype = dtype_of(tensor.dtype)
+    strides = tuple(step * dtype.itemsize for step in tensor.stride())
+    layout = Layout(dtype, tuple(tensor.shape), strides)
+    return Found("torch", tensor.data_ptr(), layout, _device(torch, tensor.device))
+
+
+def _device(torch: Any, device: Any) -> str | None:
+    if device.type == "cpu":
+        return None
+    # PyTorch calls the devices of both vendors "cuda".
+    names = {"cuda": "hip" if torch.version.hip else "cuda", "npu": "ascend"}
+    backend = names.get(device.type)
+    if backend is None:
+        msg = f"crossmem has no backend for PyTorch's device {device.type!r}"
+        raise UnsupportedError(msg)
+    return f"{backend}:{device.index or 0}"
+
+
+def copy_to(target: Any, source: Any) -> None:
+    """Overwrite a tensor with another one of the same shape and dtype."""
+    with require("torch").no_grad():
+        target.copy_(source)

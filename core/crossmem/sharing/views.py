@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays, tensors and DLPack capsules in memory of crossmem, none of them a copy."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from crossmem.arrays import Kind, Layout, cupy_arrays, dtype_of, numpy_arrays, torch_tensors
+from crossmem.arrays.dlpack import check_stream, make_capsule
+from crossmem.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from crossmem.sharing.device import Device
+    from crossmem.sharing.memory import Memory
+
+__all__ = ["array", "capsule", "dlpack_device", "kind_of_arrays", "maker", "tensor"]
+
+
+def kind_of_arrays(device: "Device") -> Kind:
+    """Return the library whose arrays can lie in memory of a device.
+
+    Raises
+    ------
+    UnsupportedError
+        Where no library's can.
+    """
+    capabilities = device.capabilities
+    if capabilities.host_visible:
+        return "numpy"
+    if capabilities.cuda_array_interface:
+        return "cupy"
+    msg = f"neither NumPy nor CuPy has arrays in memory of {device.name}"
+    raise UnsupportedError(msg, operation="as_array", hint="use as_tensor(), or read() and write()")
+
+
+def maker(memory: "Memory", kind: Kind) -> Callable[[Layout], Any]:
+    """Return a function that makes arrays or tensors of one library in some memory.
+
+    Each keeps the memory in use. Layouts are checked against its bounds.
+
+    Raises
+    ------
+    UnsupportedError
+        Where the library is not installed, or knows no such memory.
+    """
+    keeper = memory.keeper()
+    make = _maker(memory, kind)
+
+    def make_within(layout: Layout) -> Any:
+        layout.check(memory.nbytes)
+        made = make(layout)
+        keeper.note(made)
+        return made
+
+    return make_within
+
+
+def _maker(memory: "Memory", kind: Kind) -> Callable[[Layout], Any]:
+    device, capabilities = memory.device, memory.device.capabilities
+    if kind == "numpy" and capabilities.host_visible:
+        return numpy_arrays.maker(memory.view())
+    if kind == "cupy" and capabilities.cuda_array_interface:
+        return cupy_arrays.maker(memory.ptr, memory.nbytes, memory.keeper(), device.ordinal)
+    if kind == "torch" and capabilities.host_visible:
+        return torch_tensors.maker_in_buffer(memory.keeper().buffer)
+    if kind == "torch" and capabilities.dlpack_device_type is not None:
+        return torch_tensors.maker_on_device(memory)
+    msg = f"{kind} has no arrays in memory of {device.name}"
+    raise UnsupportedError(msg, backend=device.backend, hint="use read() and write()")
+
+
+def array(
+    memory: "Memory",
+    shape: int | Sequence[int] | None,
+    dtype: Any,
+    strides: Sequence[int] | None,
+    offset: int,
+) -> Any:
+    """Return an array in some memory; see :meth:`crossmem.Mapping.as_array`."""
+    layout = _layout(memory, shape, dtype, strides, offset)
+    return maker(memory, kind_of_arrays(memory.device))(layout)
+
+
+def tensor(
+    memory: "Memory",
+    shape: int | Sequence[int] | None,
+    dtype: Any,
+    strides: Sequence[int] | None,
+    offset: int,
+) -> Any:
+    """Return a tensor in some memory; see :meth:`crossmem.Mapping.as_tensor`."""
+    return maker(memory, "torch")(_layout(memory, shape, dtype, strides, offset))
+
+
+def _layout(
+    memory: "Memory",
+    shape: int | Sequence[int] | None,
+    dtype: Any,
+    strides: Sequence[int] | None,
+    offset: int,
+) -> Layout:
+    found = dtype_of(dtype)
+    if shape is None:
+        # A layout without elements checks what was said of the offset.
+        start = Layout(found, (0,), None, offset)
+        start.check(memory.nbytes)
+        shape = ((memory.nbytes - start.offset) // found.itemsize,)
+    elif not isinstance(shape, Sequence):
+        shape = (shape,)
+    return Layout(found, shape, strides, offset)
+
+
+def dlpack_device(memory: "Memory") -> tuple[int, int]:
+    """Return type and number of the device that holds some memory, as DLPack counts them."""
+    kind = memory.device.capabilities.dlpack_device_type
+    if kind is None:
+        msg = f"DLPack has no name for memory of {memory.device.name}"
+        raise BufferError(msg)
+    return kind, 0 if memory.device.capabilities.host_visible else memory.device.ordinal
+
+
+def capsule(
+    memory: "Memory",
+    *,
+    stream: Any,
+    max_version: tuple[int, int] | None,
+    dl_device: tuple[int, int] | None,
+    copy: bool | None,
+) -> Any:
+    """Return the bytes of some memory as a capsule; see :meth:`crossmem.Mapping.__dlpack__`."""
+    device = dlpack_device(memory)
+    if dl_device is not None and tuple(dl_device) != device:
+        msg = f"{memory!r} is on DLPack's device {device} and is not moved to {dl_device}"
+        raise BufferError(msg)
+    if copy:
+        msg = f"{memory!r} is shared, not copied; copy what from_dlpack returns"
+        raise BufferError(msg)
+    keeper = memory.keeper()
+    if check_stream(device[0], stream):
+        memory.device.synchronize()
+    return make_capsule(
+        memory.ptr,
+        Layout(dtype_of("uint8"), (memory.nbytes,)),
+        device=device,
+        owner=keeper,
+        readonly=memory.readonly,
+        max_version=max_version,
+    )

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds or makes exportable memory for the arrays of a tree: theirs, adopted, or a copy."""
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Final, Literal, NamedTuple
+
+from crossmem.arrays import Found
+from crossmem.control.records import Allow
+from crossmem.driver import CopyKind
+from crossmem.errors import UnsupportedError
+from crossmem.models import Access, ShareableHandle
+from crossmem.sharing.adoption import Neighbours
+from crossmem.sharing.allocation import Allocation
+from crossmem.sharing.device import Device, device, runtime_in_use
+from crossmem.sharing.mapping import Mapping
+from crossmem.sharing.memory import Memory
+from crossmem.sharing.process import Process
+from crossmem.sharing.ways import ShareWay, how_can_share
+
+__all__ = ["Copy", "Homes", "Leaf", "Place"]
+
+_log = logging.getLogger(__name__)
+
+Copy = Literal["allow"]
+"""Whether what cannot be shared where it lies may be copied."""
+
+_ALIGNMENT: Final = 256
+"""Copied ranges keep their addresses modulo this, and with that what their elements need."""
+
+
+class Leaf(NamedTuple):
+    """An array of the tree.
+
+    Parameters
+    ----------
+    value
+        The array itself.
+    found
+        Where it lies.
+    where
+        Says how the array is reached in the tree.
+    """
+
+    value: Any
+    found: Found
+    where: Callable[[], str]
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First address of its elements, and the one past the last. There are elements."""
+        low, high = self.found.layout.extent or (0, 0)
+        return self.found.pointer + low, self.found.pointer + high
+
+
+class Place(NamedTuple):
+    """Where other processes find an array: in which handle, and its first element's offset."""
+
+    handle: ShareableHandle
+    offset: int
+
+
+@dataclass(slots=True)
+class Homes:
+    """The memory that holds the arrays of one tree.
+
+    Parameters
+    ----------
+    process
+        This process.
+    allow, access
+        How its exports may be imported.
+    neighbours
+        Whether importers may reach what else lies in the vendor's allocations.
+    copy
+        Whether what cannot be shared may be copied.
+    host
+        Where copies of host memory go.
+    """
+
+    process: Process
+    allow: Allow | None
+    access: Access
+    neighbours: Neighbours | None
+    copy: Copy | None
+    host: Callable[[], Device]
+    owned: list[Allocation] = field(default_factory=list)
+    """Adoptions and copies, to be freed by whoever has this."""
+    devices: set[Device] = field(default_factory=set)
+    """Devices that hold something."""
+    copied_nbytes: int = 0
+
+    def find(self, leaves: list[Leaf]) -> list[Place]:
+        """Return a place for each array, in their order.
+
+        Raises
+        ------
+        UnsupportedError
+            Where memory cannot be shared and must not be copied, with the reason.
+        CrossmemError
+            Where a vendor's call failed.
+        """
+        places: dict[int, Place] = {}
+        foreign: dict[tuple[str, int], tuple[ShareWay, Device, list[int]]] = {}
+        to_copy: dict[str | None, list[int]] = {}
+        for number, leaf in enumerate(leaves):
+            low, high = leaf.bounds
+            memory = self.process.whereabouts.find(low, high - low)
+            if memory is not None:
+                places[number] = self._in(memory, leaf.found.pointer, leaf.where)
+                continue
+            where = leaf.found.device
+            way, reason = None, "it is ordinary memory of the host"
+            if where is not None:
+                home = device(where, runtime=runtime_in_use(self.process, where.partition(":")[0]))
+                way, reason = _way(home, low)
+                if way is not None:
+                    key = (where, way.base)
+                    foreign.setdefault(key, (way, home, []))[2].append(number)
+                    continue
+            if self.copy is None:
+                msg = f"{leaf.where()} cannot be shared where it lies: {reason}"
+                raise UnsupportedError(
+                    msg,
+                    operation="share",
+                    hint='make it with crossmem.empty(), or say copy="allow"',
+                )
+            to_copy.setdefault(where, []).append(number)
+        for way, home, numbers in foreign.values():
+            memory = self._adopt(way, home, [leaves[one] for one in numbers])
+            for one in numbers:
+                places[one] = self._in(memory, leaves[one].found.pointer, leaves[one].where)
+        for where, numbers in to_copy.items():
+            copies = self._copy(where, [leaves[one] for one in numbers])
+            places.update(zip(numbers, copies, strict=True))
+        return [places[number] for number in range(len(leaves))]
+
+    def give_up(self) -> None:
+        """Free what was made, where the tree is not shared after all."""
+        while self.owned:
+            self.owned.pop().free()
+
+    def _in(self, memory: Memory, pointer: int, where: Callable[[], str]) -> Place:
+        """Return where an address of some memory is for others."""
+        if isinstance(memory, Mapping):
+            handle = memory.handle
+        elif isinstance(memory, Allocation):
+            handle = memory.export(allow=self.allow, access=self.access)
+        else:
+            msg = f"{where()} lies in an address range of crossmem"
+            raise UnsupportedError(msg, operation="share", hint="share what is mapped there")
+        self.devices.add(memory.device)
+        return Place(handle, pointer - memory.ptr)
+
+    def _adopt(self, way: ShareWay, home: Device, leaves: list[Leaf]) -> Memory:
+        low = min(leaf.bounds[0] for leaf in leaves)
+        high = max(leaf.bounds[1] for leaf in leaves)
+        owner = tuple(leaf.value for leaf in leaves)
+        chosen = home.for_mechanism(way.mechanism)
+        adoption = chosen.adopt(low, high - low, owner=owner, neighbours=self.neighbours)
+        adoption.leave_to_views()
+        self.owned.append(adoption)
+        return adoption
+
+    def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
+        """Copy each byte that an array covers once, and all of them into one allocation."""
+        home = self.host() if where is None else device(where)
+        kind = CopyKind.HOST_TO_DEVICE if where is None else CopyKind.DEVICE_TO_DEVICE
+        runs = _merge([leaf.bounds for leaf in leaves])
+        starts, end = [], 0
+        for low, high in runs:
+            start = end + (low - end) % _ALIGNMENT
+            starts.append(start)
+            end = start + high - low
+        allocation = home.allocate(end)
+        allocation.leave_to_views()
+        self.owned.append(allocation)
+        if where is not None:
+            # Whatever wrote the arrays may still be at work.
+            home.synchronize()
+        for (low, high), start in zip(runs, starts, strict=True):
+            home.driver.copy(home.ordinal, allocation.ptr + start, low, high - low, kind)
+        nbytes = sum(high - low for low, high in runs)
+        self.copied_nbytes += nbytes
+        _log.info("copied %d bytes to %s, to share them from there", nbytes, home.name)
+        places = []
+        for leaf in leaves:
+            # The run in which it lies is the last one that does not begin behind it.
+            index = bisect_right(runs, leaf.bounds[0], key=itemgetter(0)) - 1
+            pointer = allocation.ptr + starts[index] + leaf.found.pointer - runs[index][0]
+            places.append(self._in(allocation, pointer, leaf.where))
+        return places
+
+
+def _way(home: Device, pointer: int) -> tuple[ShareWay | None, str]:
+    """Return the first mechanism that can share some memory, or why none can."""
+    report = how_can_share(pointer, home)
+    for way in report.ways:
+        if way.obstacle is None:
+            return way, ""
+    return None, str(report)
+
+
+def _merge(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the ranges of addresses that are covered, in order and without overlaps."""
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(bounds):
+        if merged and low < merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], high)
+        else:
+            merged.append((low, high))
+    return merged

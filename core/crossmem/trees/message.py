@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The serialisable description of a shared tree: handles, arrays in them, and the containers.
+
+A header (magic, version, length, checksum), then JSON. Nothing is ever unpickled; every number is
+checked before it is used, so the bytes may come from a stranger.
+"""
+
+import json
+import struct
+from base64 import b64encode
+from binascii import crc32
+from functools import lru_cache
+from typing import Annotated, Any, Final, NamedTuple
+
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
+
+from crossmem.arrays import Kind, Layout, from_text
+from crossmem.errors import CrossmemError, InvalidHandleError, InvalidSizeError
+from crossmem.models import ShareableHandle
+
+__all__ = ["MAX_MESSAGE_NBYTES", "Cell", "Message", "Row"]
+
+MAX_MESSAGE_NBYTES: Final = 64 * 2**20
+"""Upper bound of what describes one tree, in bytes."""
+
+_MAX_KEPT_NBYTES: Final = 2**20
+_MAX_ARRAYS: Final = 2**20
+_MAX_HANDLES: Final = 2**16
+_MAGIC: Final = b"XMTR"
+_VERSION: Final = 1
+_HEADER: Final = struct.Struct("<4sHHII")
+
+_Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+
+class Row(NamedTuple):
+    """One array.
+
+    Parameters
+    ----------
+    kind
+        Its library.
+    handle
+        Number of the handle in whose memory it lies; None where it has no elements.
+    layout
+        How it lies there.
+    """
+
+    kind: Kind
+    handle: int | None
+    layout: Layout
+
+
+class Cell(NamedTuple):
+    """Where the version of a tree stands.
+
+    Parameters
+    ----------
+    handle
+        Memory of the host that has the versions of many trees.
+    offset
+        Byte in it at which this one begins.
+    tree
+        Number that the cell has as long as it is this tree's.
+    """
+
+    handle: ShareableHandle
+    offset: int
+    tree: int
+
+
+class _Body(BaseModel):
+    """What is in the JSON. Texts of dtypes and the tree are checked where they are read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    handles: Annotated[tuple[Base64Bytes, ...], Field(max_length=_MAX_HANDLES)]
+    arrays: Annotated[
+        tuple[
+            tuple[
+                Kind,
+                _Natural | None,
+                str,
+                tuple[_Natural, ...],
+                tuple[int, ...] | None,
+                _Natural,
+            ],
+            ...,
+        ],
+        Field(max_length=_MAX_ARRAYS),
+    ]
+    tree: Any
+    cell: tuple[Base64Bytes, _Natural, Annotated[int, Field(ge=1, lt=2**64)]] | None
+
+
+class Message(NamedTuple):
+    """What a shared tree is made of.
+
+    Parameters
+    ----------
+    handles
+        One for each allocation, or part of one, that has arrays of the tree in it.
+    rows
+        The arrays.
+    tree
+        Containers and plain values, with numbers in the place of arrays; see ``nodes``.
+    cell
+        Where its version stands; None where it has none.
+    """
+
+    handles: tuple[ShareableHandle, ...]
+    rows: tuple[Row, ...]
+    tree: Any
+    cell: Cell | None
+
+    def to_bytes(self) -> bytes:
+        """Return the wire form.
+
+        Raises
+        ------
+        InvalidSizeError
+            Where it would be larger than allowed.
+        """
+        body = json.dumps(
+            {
+                "handles": [_base64(one.to_bytes()) for one in self.handles],
+                "arrays": [_pack(row) for row in self.rows],
+                "tree": self.tree,
+                "cell": None
+                if self.cell is None
+                else [_base64(self.cell.handle.to_bytes()), self.cell.offset, self.cell.tree],
+            },
+            separators=(",", ":"),
+            allow_nan=False,
+        ).encode()
+        total = _HEADER.size + len(body)
+        if total > MAX_MESSAGE_NBYTES:
+            msg = f"the description of the tree has {total} bytes; {MAX_MESSAGE_NBYTES} are allowed"
+            raise InvalidSizeError(msg, operation="share", hint="share it in several parts")
+        return _HEADER.pack(_MAGIC, _VERSION, 0, total, crc32(body)) + body
+
+    @staticmethod
+    def from_bytes(blob: bytes | bytearray | memoryview) -> "Message":
+        """Return the message in some bytes.
+
+        Raises
+        ------
+        InvalidHandleError
+            Where the bytes are not that.
+        """
+        if not isinstance(blob, bytes | bytearray | memoryview):
+            msg = f"a shared tree is bytes, not {type(blob).__name__}"
+            raise InvalidHandleError(msg, operation="receive")
+        if memoryview(blob).nbytes > MAX_MESSAGE_NBYTES:
+            raise _refuse(f"more than {MAX_MESSAGE_NBYTES} bytes")
+        blob = bytes(blob)
+        return _decode_again(blob) if len(blob) <= _MAX_KEPT_NBYTES else _decode(blob)
+
+
+def _pack(row: Row) -> tuple[Any, ...]:
+    layout = row.layout
+    strides = None if layout.is_contiguous else layout.strides
+    return (row.kind, row.handle, layout.dtype.name, layout.shape, strides, layout.offset)
+
+
+def _base64(blob: bytes) -> str:
+    return b64encode(blob).decode("ascii")
+
+
+# Readers of a tree that is updated receive it again and again.
+@lru_cache(maxsize=16)
+def _decode_again(blob: bytes) -> Message:
+    return _decode(blob)
+
+
+def _decode(blob: bytes) -> Message:
+    if len(blob) < _HEADER.size:
+        raise _refuse(f"{len(blob)} bytes are too few")
+    magic, version, flags, total, checksum = _HEADER.unpack_from(blob)
+    if magic != _MAGIC:
+        raise _refuse(f"they start with {magic!r}, not {_MAGIC!r}")
+    if version != _VERSION:
+        raise _refuse(f"format version {version}; this crossmem reads version {_VERSION}")
+    if total != len(blob) or flags:
+        raise _refuse(f"{len(blob)} bytes and flags {flags:#x} do not fit their header")
+    text = blob[_HEADER.size :]
+    if crc32(text) != checksum:
+        raise _refuse("the checksum does not match; the bytes were damaged on the way")
+    try:
+        body = _Body.model_validate_json(text)
+    except ValidationError as error:
+        details = error.errors()
+        raise _refuse("; ".join(f"{one['loc']}: {one['msg']}" for one in details[:3])) from None
+    handles = tuple(ShareableHandle.from_bytes(one) for one in body.handles)
+    try:
+        rows = tuple(_unpack(row, handles) for row in body.arrays)
+    except CrossmemError as error:
+        raise _refuse(str(error)) from error
+    cell = None
+    if body.cell is not None:
+        cell = Cell(ShareableHandle.from_bytes(body.cell[0]), body.cell[1], body.cell[2])
+    return Message(handles, rows, body.tree, cell)
+
+
+def _unpack(row: tuple[Any, ...], handles: tuple[ShareableHandle, ...]) -> Row:
+    kind, handle, text, shape, strides, offset = row
+    layout = Layout(from_text(text), shape, strides, offset)
+    if handle is None:
+        if layout.extent is not None:
+            raise _refuse("an array with elements, in no memory")
+    elif handle >= len(handles):
+        raise _refuse(f"an array in handle {handle} of {len(handles)}")
+    else:
+        layout.check(handles[handle].length)
+    return Row(kind, handle, layout)
+
+
+def _refuse(reason: str) -> InvalidHandleError:
+    return InvalidHandleError(
+        f"these bytes are not a shared tree: {reason}",
+        hint="pass the bytes of shared.to_bytes() unchanged",
+        operation="receive",
+    )

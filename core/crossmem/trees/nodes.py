@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers and plain values as JSON, with numbers in the place of arrays; and back.
+
+============== ==================================================================================
+in JSON        means
+============== ==================================================================================
+null, true, 1  themselves; so do texts and finite floats
+[...]          a list
+{"a": n}       the array of that number
+{"t": [...]}   a tuple
+{"d": [...]}   a dict: a list of pairs
+{"o": [...]}   an OrderedDict: a list of pairs
+{"c": [...]}   a dataclass: name of its class, then pairs of field and value
+{"n": [...]}   a named tuple: name of its class, then values
+{"b": "..."}   bytes, in base64
+{"f": "nan"}   a float that is not finite
+{"z": [r, i]}  a complex number, its parts as texts
+{"s": [d, b]}  a scalar of NumPy: dtype and bytes
+============== ==================================================================================
+
+A class is only ever looked up among the modules that the reader has imported, must be a dataclass
+or named tuple with exactly these fields, and none of its code is run.
+"""
+
+import math
+import sys
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from types import ModuleType
+from typing import Any, Final
+
+from crossmem.arrays import dtype_of, from_text, to_numpy
+from crossmem.arrays.libraries import require, used
+from crossmem.errors import ConfigurationError, CrossmemError, InvalidHandleError, UnsupportedError
+
+__all__ = ["MAX_DEPTH", "read", "write"]
+
+MAX_DEPTH: Final = 32
+"""How deep containers may be nested in one another."""
+
+_MAX_INTEGER_BITS: Final = 4096
+"""Texts of larger ones take JSON long to read."""
+
+AddArray = Callable[[Any, Callable[[], str]], "int | None"]
+"""Returns the number of an array, None for what is none. The other argument says where it is."""
+
+
+def write(value: Any, add_array: AddArray) -> Any:
+    """Return a value as JSON has it.
+
+    Raises
+    ------
+    UnsupportedError
+        Where something in it is neither a container nor an array nor a plain value.
+    ConfigurationError
+        Where it is nested too deep, or contains itself.
+    """
+    return _Writer(add_array).write(value, ())
+
+
+class _Writer:
+    def __init__(self, add_array: AddArray) -> None:
+        self._add_array = add_array
+        self._containers: dict[type, Callable[[Any, tuple[Any, ...]], Any]] = {
+            list: self._values,
+            tuple: lambda value, path: {"t": self._values(value, path)},
+            dict: lambda value, path: {"d": self._pairs(value.items(), path)},
+            OrderedDict: lambda value, path: {"o": self._pairs(value.items(), path)},
+        }
+
+    def write(self, value: Any, path: tuple[Any, ...]) -> Any:
+        kind = type(value)
+        if kind in _THEMSELVES:
+            return value
+        write_plain = _PLAIN.get(kind)
+        if write_plain is not None:
+            return write_plain(value, path)
+        number = self._add_array(value, lambda: _name(path))
+        if number is not None:
+            return {"a": number}
+        if len(path) >= MAX_DEPTH:
+            msg = f"{_name(path)} is nested more than {MAX_DEPTH} deep, or contains itself"
+            raise ConfigurationError(msg, operation="share")
+        write_container = self._containers.get(kind)
+        if write_container is not None:
+            return write_container(value, path)
+        return self._write_object(value, kind, path)
+
+    def _write_object(self, value: Any, kind: type, path: tuple[Any, ...]) -> Any:
+        if is_dataclass(kind):
+            pairs = [(one.name, getattr(value, one.name)) for one in fields(value)]
+            return {"c": [_name_of_class(kind, path), self._pairs(pairs, path)]}
+        if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+            return {"n": [_name_of_class(kind, path), self._values(value, path)]}
+        numpy = used("numpy")
+        if numpy is not None and isinstance(value, numpy.generic):
+            return {"s": [dtype_of(value.dtype).name, _base64(value.tobytes())]}
+        msg = f"{_name(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be shared"
+        raise UnsupportedError(
+            msg,
+            operation="share",
+            hint="arrays, plain values, dicts, lists, tuples and dataclasses of these can be",
+        )
+
+    def _values(self, values: Any, path: tuple[Any, ...]) -> list[Any]:
+        return [self.write(one, (*path, i)) for i, one in enumerate(values)]
+
+    def _pairs(self, items: Any, path: tuple[Any, ...]) -> list[Any]:
+        return [
+            [self.write(key, (*path, "key")), self.write(one, (*path, key))] for key, one in items
+        ]
+
+
+def _write_integer(value: int, path: tuple[Any, ...]) -> Any:
+    if value.bit_length() > _MAX_INTEGER_BITS:
+        msg = f"{_name(path)} is an integer of more than {_MAX_INTEGER_BITS} bits"
+        raise ConfigurationError(msg, operation="share")
+    return value
+
+
+def _write_float(value: float, _path: tuple[Any, ...]) -> Any:
+    return value if math.isfinite(value) else {"f": repr(value)}
+
+
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode("ascii")
+
+
+_THEMSELVES: Final = frozenset({type(None), bool, str})
+_PLAIN: Final[dict[type, Callable[[Any, tuple[Any, ...]], Any]]] = {
+    int: _write_integer,
+    float: _write_float,
+    bytes: lambda value, _path: {"b": _base64(value)},
+    complex: lambda value, _path: {"z": [repr(value.real), repr(value.imag)]},
+}
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """Return how a part of what is shared is reached."""
+    return "x" + "".join(f"[{step!r}]" for step in path)
+
+
+def _name_of_class(kind: type, path: tuple[Any, ...]) -> str:
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if "<locals>" in name:
+        msg = f"{_name(path)} is of a class that other processes cannot find: {name}"
+        raise UnsupportedError(msg, operation="share", hint="define the class in a module")
+    return name
+
+
+def read(node: Any, arrays: Sequence[Any]) -> Any:
+    """Return the value that was written, with arrays in the place of their numbers.
+
+    Raises
+    ------
+    InvalidHandleError
+        Where no value is written like this.
+    UnsupportedError
+        Where a class or a dtype is missing here.
+    """
+    try:
+        return _read(node, arrays, 0)
+    except CrossmemError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError, Base64Error) as e:
+        msg = f"these bytes are no shared tree: {e!r}"
+        raise InvalidHandleError(msg, operation="receive") from e
+
+
+def _read(node: Any, arrays: Sequence[Any], depth: int) -> Any:
+    if type(node) is dict:
+        ((tag, content),) = node.items()
+        if tag == "a":
+            if type(content) is not int or content < 0:
+                msg = f"array {content!r}"
+                raise ValueError(msg)
+            return arrays[content]
+        return _READERS[tag](content, arrays, depth + 1)
+    if type(node) is list:
+        return _read_all(node, arrays, depth + 1)
+    return node
+
+
+def _read_all(nodes: Any, arrays: Sequence[Any], depth: int) -> list[Any]:
+    if type(nodes) is not list or depth > MAX_DEPTH + 1:
+        msg = f"nested more than {MAX_DEPTH} deep, or no list"
+        raise ValueError(msg)
+    return [_read(one, arrays, depth) for one in nodes]
+
+
+def _read_pairs(nodes: Any, arrays: Sequence[Any], depth: int) -> list[tuple[Any, Any]]:
+    pairs = []
+    for pair in nodes:
+        key, value = _read_all(pair, arrays, depth)
+        pairs.append((key, value))
+    return pairs
+
+
+def _read_dataclass(content: Any, arrays: Sequence[Any], depth: int) -> Any:
+    name, nodes = content
+    kind, values = _class(name), dict(_read_pairs(nodes, arrays, depth))
+    if not is_dataclass(kind) or {one.name for one in fields(kind)} != values.keys():
+        raise _not_the_same(name)
+    made = object.__new__(kind)
+    for field, value in values.items():
+        object.__setattr__(made, field, value)
+    return made
+
+
+def _read_named_tuple(content: Any, arrays: Sequence[Any], depth: int) -> Any:
+    name, nodes = content
+    kind, values = _class(name), _read_all(nodes, arrays, depth)
+    if not issubclass(kind, tuple) or len(getattr(kind, "_fields", ())) != len(values):
+        raise _not_the_same(name)
+    return tuple.__new__(kind, values)
+
+
+def _class(name: str) -> type:
+    module_name, _, path = name.partition(":")
+    found: Any = sys.modules.get(module_name)
+    for step in path.split("."):
+        # Not getattr: a module's own __getattr__ is code.
+        found = vars(found).get(step) if isinstance(found, type | ModuleType) else None
+    if not isinstance(found, type):
+        msg = f"class {path} of module {module_name} is not known to this process"
+        raise UnsupportedError(msg, operation="receive", hint=f"import {module_name} first")
+    return found
+
+
+def _not_the_same(name: str) -> UnsupportedError:
+    msg = f"class {name} has other fields in this process than in the one that shared"
+    return UnsupportedError(msg, operation="receive", hint="run the same version in both")
+
+
+def _read_float(content: Any, _arrays: Sequence[Any], _depth: int) -> float:
+    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
+
+
+def _read_scalar(content: Any, _arrays: Sequence[Any], _depth: int) -> Any:
+    name, data = content
+    dtype, blob = from_text(name), b64decode(data, validate=True)
+    if len(blob) != dtype.itemsize:
+        msg = f"{len(blob)} bytes for a scalar of {name}"
+        raise ValueError(msg)
+    return require("numpy").frombuffer(blob, to_numpy(dtype))[0]
+
+
+_READERS: Final[dict[str, Callable[[Any, Sequence[Any], int], Any]]] = {
+    "t": lambda content, arrays, depth: tuple(_read_all(content, arrays, depth)),
+    "d": lambda content, arrays, depth: dict(_read_pairs(content, arrays, depth)),
+    "o": lambda content, arrays, depth: OrderedDict(_read_pairs(content, arrays, depth)),
+    "c": _read_dataclass,
+    "n": _read_named_tuple,
+    "b": lambda content, _arrays, _depth: b64decode(content, validate=True),
+    "f": _read_float,
+    "z": lambda content, _arrays, _depth: complex(float(content[0]), float(content[1])),
+    "s": _read_scalar,
+}

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Receiving: from the description of a shared tree to its arrays and tensors, without a copy."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from crossmem.arrays import Kind, Layout
+from crossmem.errors import ConfigurationError
+from crossmem.sharing.attach import Readonly, attach_many
+from crossmem.sharing.device import Device
+from crossmem.sharing.mapping import Mapping
+from crossmem.sharing.process import drain
+from crossmem.sharing.views import maker
+from crossmem.trees.leaves import copy_to, describe, empty
+from crossmem.trees.message import Message, Row
+from crossmem.trees.nodes import read, write
+from crossmem.trees.shared import Shared
+
+__all__ = ["receive"]
+
+_MAX_SHOWN: Final = 100
+
+
+def receive(
+    shared: Shared | bytes | bytearray | memoryview,
+    *,
+    readonly: Readonly = False,
+    device: Device | str | None = None,
+    into: Any = None,
+    timeout: float | None = None,
+) -> Any:
+    """Return the arrays and tensors that another process shared: its memory, not a copy.
+
+    The memory stays as long as one of them, or anything that is made from them, lives, whatever
+    the other process does meanwhile; of backends without the capability ``survives_owner``, as
+    long as that process lives too. After that it is given back by the next call of crossmem.
+
+    Parameters
+    ----------
+    shared
+        What :func:`crossmem.share` returned, or its bytes.
+    readonly
+        True: the device or the kernel keeps the memory from being written. NumPy's arrays say so;
+        PyTorch and CuPy have no such arrays, and writing to theirs ends the process.
+        ``"advisory"``: NumPy's arrays alone keep it.
+    device
+        For which device, where memory of that device's backend is received; None: for the one
+        that holds it. The memory stays where it is (C24).
+    into
+        A tree of the same containers with arrays and tensors of the same shapes and dtypes: they
+        are overwritten, and nothing else of the memory is kept. It is returned then.
+    timeout
+        How long each exporter may take to answer, in seconds; ``CROSSMEM_TIMEOUT`` where None.
+
+    Raises
+    ------
+    InvalidHandleError
+        Where these bytes are no shared tree, or name memory that was never exported.
+    UnsupportedError
+        Where a library or a class is missing here.
+    ConfigurationError
+        Where ``into`` is another tree.
+    CrossmemError
+        As :func:`crossmem.attach` does.
+    """
+    drain()
+    message = shared.message if isinstance(shared, Shared) else Message.from_bytes(shared)
+    if isinstance(shared, Shared) and shared.closed:
+        shared.check()
+    mappings = _attach(message, readonly, device, timeout)
+    makers: dict[tuple[int, Kind], Callable[[Layout], Any]] = {}
+
+    def make(row: Row, kind: Kind) -> Any:
+        if row.handle is None:
+            return empty(kind, row.layout)
+        found = makers.get((row.handle, kind))
+        if found is None:
+            found = makers[row.handle, kind] = maker(mappings[row.handle], kind)
+        return found(row.layout)
+
+    if into is not None:
+        _overwrite(into, message, make)
+        return into
+    return read(message.tree, [make(row, row.kind) for row in message.rows])
+
+
+def _attach(
+    message: Message, readonly: Readonly, device: Device | str | None, timeout: float | None
+) -> list[Mapping]:
+    """Attach all memory, or none; each mapping lasts as long as arrays in it do."""
+    handles = message.handles
+    backend = None
+    if device is not None:
+        backend = (device if isinstance(device, str) else device.name).partition(":")[0]
+    here = [i for i, one in enumerate(handles) if one.backend == backend]
+    home = [i for i, one in enumerate(handles) if one.backend != backend]
+    mappings: dict[int, Mapping] = {}
+    for target, numbers in ((device, here), (None, home)):
+        wanted = [handles[i] for i in numbers]
+        found = attach_many(wanted, device=target, readonly=readonly, timeout=timeout)
+        for number, mapping in zip(numbers, found, strict=True):
+            mapping.leave_to_views()
+            mappings[number] = mapping
+    return [mappings[i] for i in range(len(handles))]
+
+
+def _overwrite(into: Any, message: Message, make: Callable[[Row, Kind], Any]) -> None:
+    # Nothing is compared with what is no tree.
+    read(message.tree, range(len(message.rows)))
+    targets: list[Any] = []
+
+    def add(value: Any, _where: Callable[[], str]) -> int | None:
+        if describe(value) is None:
+            return None
+        targets.append(value)
+        return len(targets) - 1
+
+    pairs = list(_pairs(message.tree, write(into, add)))
+    jobs = []
+    for number, target_number in pairs:
+        row, target = message.rows[number], targets[target_number]
+        found = describe(target)
+        assert found is not None  # noqa: S101 - add() has asked the same
+        mine = found.layout
+        if (mine.dtype, mine.shape) != (row.layout.dtype, row.layout.shape):
+            msg = (
+                f"an array of shape {row.layout.shape} and dtype {row.layout.dtype.name} was "
+                f"shared; into has shape {mine.shape} and dtype {mine.dtype.name} there"
+            )
+            raise ConfigurationError(msg, operation="receive")
+        jobs.append((found.kind, target, make(row, found.kind)))
+    for kind, target, source in jobs:
+        copy_to(kind, target, source)
+
+
+def _pairs(theirs: Any, mine: Any) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of arrays at the same places of two trees, which must be alike.
+
+    Plain values may differ: nothing can be overwritten with them.
+    """
+    tag, one = _open(theirs)
+    other_tag, other = _open(mine)
+    if tag != other_tag:
+        raise _another_tree(theirs, mine)
+    if tag == "a":
+        yield one, other
+    elif tag is not None:
+        if len(one) != len(other) or _names(tag, one) != _names(tag, other):
+            raise _another_tree(theirs, mine)
+        for inner, other_inner in zip(_contents(tag, one), _contents(tag, other), strict=True):
+            yield from _pairs(inner, other_inner)
+
+
+def _open(node: Any) -> tuple[str | None, Any]:
+    """Return the kind of an array or container and what is in it; None for plain values."""
+    if type(node) is list:
+        return "list", node
+    if type(node) is dict:
+        ((tag, content),) = node.items()
+        if tag in {"a", "c", "d", "n", "o", "t"}:
+            return tag, content
+    return None, node
+
+
+def _names(tag: str, content: Any) -> Any:
+    """Return what must be the same in both: keys, or the name of the class."""
+    if tag in {"d", "o"}:
+        return [key for key, _ in content]
+    return content[0] if tag in {"c", "n"} else None
+
+
+def _contents(tag: str, content: Any) -> list[Any]:
+    if tag == "c":
+        content = content[1]
+    if tag in {"c", "d", "o"}:
+        return [value for _, value in content]
+    return list(content[1]) if tag == "n" else list(content)
+
+
+def _another_tree(theirs: Any, mine: Any) -> ConfigurationError:
+    msg = f"into is another tree: it has {_short(mine)} where {_short(theirs)} was shared"
+    return ConfigurationError(msg, operation="receive")
+
+
+def _short(node: Any) -> str:
+    text = repr(node)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

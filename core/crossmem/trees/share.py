@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sharing: from nested arrays and tensors to what other processes receive them by."""
+
+from collections.abc import Callable
+from typing import Any
+
+from crossmem.arrays import Layout
+from crossmem.control.records import Allow
+from crossmem.errors import (
+    BackendNotFoundError,
+    BackendUnavailableError,
+    ConfigurationError,
+    UnsupportedError,
+)
+from crossmem.models import Access, ShareableHandle
+from crossmem.sharing.adoption import Neighbours
+from crossmem.sharing.device import Device
+from crossmem.sharing.device import device as device_of
+from crossmem.sharing.process import Process, drain
+from crossmem.trees.born import HOST_DEVICE
+from crossmem.trees.homes import Copy, Homes, Leaf
+from crossmem.trees.leaves import describe
+from crossmem.trees.message import Message, Row
+from crossmem.trees.nodes import write
+from crossmem.trees.shared import Shared
+from crossmem.trees.versions import OwnCell, new_cell
+
+__all__ = ["host_device", "share"]
+
+
+def share(
+    x: Any,
+    *,
+    copy: Copy | None = None,
+    device: Device | str | None = None,
+    allow: Allow | None = None,
+    access: Access = "rw",
+    neighbours: Neighbours | None = None,
+) -> Shared:
+    """Make arrays and tensors receivable by other processes, where they lie.
+
+    What lies in memory of crossmem is shared there; what was received from another process, by
+    the handle that it came with. Memory that a framework allocated on a device is adopted.
+
+    Parameters
+    ----------
+    x
+        An array of NumPy or CuPy, a tensor of PyTorch, or dicts, lists, tuples, named tuples and
+        dataclasses of them, nested in any way, with plain values among them. Arrays that
+        overlap still do where they are received, and an array that occurs twice is one.
+    copy
+        ``"allow"``: what cannot be shared where it lies is copied once; the result says how much
+        that was. None: it is refused, with the reason.
+    device
+        Where copies of host memory go, which must be memory that the CPU can address;
+        ``emulated:0`` where None.
+    allow, access
+        Who may receive, and whether they may write; see :meth:`crossmem.Allocation.export`. For
+        what was received from others, their choice stands.
+    neighbours
+        ``"expose"`` where importers may reach what else lies in the same block of the vendor's;
+        see :meth:`crossmem.Device.adopt`.
+
+    Returns
+    -------
+    Shared
+        Keep it until the others have received.
+
+    Raises
+    ------
+    UnsupportedError
+        Where something in ``x`` cannot be shared; the message says what and why.
+    ConfigurationError
+        Where an argument has no meaning.
+    DriverError, OutOfMemoryError
+        Where a vendor's call failed. Nothing is left then.
+    """
+    process = drain()
+    if copy is not None and copy != "allow":
+        msg = f'copy must be "allow" or None, not {copy!r}'
+        raise ConfigurationError(msg, operation="share")
+    leaves: list[Leaf] = []
+    numbers: dict[int, int] = {}
+
+    def add(value: Any, where: Callable[[], str]) -> int | None:
+        number = numbers.get(id(value))
+        if number is None:
+            found = describe(value)
+            if found is None:
+                return None
+            number = numbers[id(value)] = len(leaves)
+            leaves.append(Leaf(value, found, where))
+        return number
+
+    tree = write(x, add)
+    homes = Homes(process, allow, access, neighbours, copy, lambda: host_device(device))
+    try:
+        handles, rows = _rows(homes, leaves)
+        cell = _cell(process, allow, device)
+    except BaseException:
+        homes.give_up()
+        raise
+    message = Message(handles, rows, tree, cell.cell if cell is not None else None)
+    return Shared(process, message, cell=cell, homes=homes, kept=leaves)
+
+
+def _rows(homes: Homes, leaves: list[Leaf]) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...]]:
+    """Return the handles that the arrays lie in, each once, and where they lie there."""
+    with_elements = [leaf for leaf in leaves if leaf.found.layout.extent is not None]
+    places = iter(homes.find(with_elements))
+    handles: dict[ShareableHandle, int] = {}
+    rows = []
+    for leaf in leaves:
+        kind, _pointer, layout, _device = leaf.found
+        if layout.extent is None:
+            rows.append(Row(kind, None, layout))
+            continue
+        handle, offset = next(places)
+        number = handles.setdefault(handle, len(handles))
+        rows.append(Row(kind, number, Layout(layout.dtype, layout.shape, layout.strides, offset)))
+    return tuple(handles), tuple(rows)
+
+
+def _cell(process: Process, allow: Allow | None, device: Device | str | None) -> OwnCell | None:
+    """Return a cell for the tree's version; None where this process has no memory for it."""
+    try:
+        return new_cell(process, allow, lambda: host_device(device))
+    except (BackendNotFoundError, BackendUnavailableError):
+        return None
+
+
+def host_device(named: Device | str | None) -> Device:
+    """Return the device for memory of the host.
+
+    Raises
+    ------
+    UnsupportedError
+        Where the CPU cannot address the memory of the one that is named.
+    """
+    found = named if isinstance(named, Device) else device_of(named or HOST_DEVICE)
+    if not found.capabilities.host_visible:
+        msg = f"the CPU cannot address memory of {found.name}, so no host memory is copied there"
+        raise UnsupportedError(msg, operation="share", hint=f"name {HOST_DEVICE}, or none")
+    return found

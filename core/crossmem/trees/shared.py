@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared trees: nested arrays and tensors that other processes receive without a copy."""
+
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+from typing_extensions import override
+
+from crossmem.errors import ClosedError, ConfigurationError, UnsupportedError
+from crossmem.guards import check_timeout
+from crossmem.sharing.process import Process, drain, is_current, refuse_foreign
+from crossmem.trees.homes import Homes
+from crossmem.trees.message import Message
+from crossmem.trees.versions import OwnCell, RemoteCell, wait_until_newer
+
+__all__ = ["Shared"]
+
+
+class Shared:
+    """Nested arrays and tensors, ready to be received by other processes.
+
+    Made by :func:`crossmem.share`, and in other processes by :meth:`from_bytes`. It keeps what was
+    shared, and owns what had to be copied: keep it until the others have received, then close it,
+    or use it as a context manager. What they have received stays theirs. Pickles as its bytes.
+
+    Attributes
+    ----------
+    copied_nbytes
+        How many bytes were copied, because they could not be shared where they lay.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_blob",
+        "_cell",
+        "_devices",
+        "_is_closed",
+        "_kept",
+        "_lock",
+        "_owned",
+        "_process",
+        "copied_nbytes",
+        "message",
+    )
+
+    def __init__(
+        self,
+        process: Process,
+        message: Message,
+        *,
+        cell: OwnCell | None = None,
+        homes: Homes | None = None,
+        kept: object = None,
+    ) -> None:
+        self._process = process
+        self.message = message
+        self._blob: bytes | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._devices = homes.devices if homes is not None else set()
+        self._owned = homes.owned if homes is not None else []
+        self.copied_nbytes = homes.copied_nbytes if homes is not None else 0
+        self._kept = kept
+        # Last: from here on, this object gives the cell back.
+        self._cell: OwnCell | RemoteCell | None = cell
+
+    @classmethod
+    def from_bytes(cls, blob: bytes | bytearray | memoryview) -> "Shared":
+        """Return the tree that another process described in bytes. Nothing is imported yet.
+
+        Raises
+        ------
+        InvalidHandleError
+            Where the bytes are not that.
+        """
+        return cls(drain(), Message.from_bytes(blob))
+
+    def to_bytes(self) -> bytes:
+        """Return what other processes receive the tree by. It may travel in any way.
+
+        Whoever holds the bytes and passes the exporter's access check can read the memory, so
+        treat them as a credential.
+        """
+        if self._blob is None:
+            self._blob = self.message.to_bytes()
+        return self._blob
+
+    @override
+    def __repr__(self) -> str:
+        nbytes = sum(row.layout.nbytes for row in self.message.rows)
+        copied = f", {self.copied_nbytes} of them copied" if self.copied_nbytes else ""
+        state = ", closed" if self._is_closed else ""
+        return (
+            f"<Shared tree of {len(self.message.rows)} arrays, {nbytes} bytes{copied}, in "
+            f"{len(self.message.handles)} allocations{state}>"
+        )
+
+    # Versions -----------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """How often the tree was published; 0 after :func:`crossmem.share`.
+
+        Raises
+        ------
+        ClosedError
+            Where this, or the tree in the process that shares it, was closed.
+        """
+        return self._look(None).read()
+
+    def publish(self) -> int:
+        """Let readers know that the tree has new contents, and return the new version.
+
+        Call it after the last write. The devices' running work is waited for first, so whoever
+        sees the new version sees all that was written before. Writing again while readers still
+        read is up to the application: they may see both old and new bytes then.
+
+        Raises
+        ------
+        UnsupportedError
+            Where another process shares the tree.
+        ClosedError, ForkedProcessError
+            Where this may not be used any more.
+        """
+        cell = self._look(None)
+        if not isinstance(cell, OwnCell):
+            msg = f"{self!r} is shared by another process, and only that one publishes it"
+            raise UnsupportedError(msg, operation="publish")
+        for one in self._devices:
+            one.synchronize()
+        return cell.bump()
+
+    def wait(self, after: int, *, timeout: float | None = None) -> int:
+        """Wait until a newer version than ``after`` was published, and return that.
+
+        Parameters
+        ----------
+        after
+            The version that the caller knows already; 0 waits for the first.
+        timeout
+            How long, in seconds; ``CROSSMEM_TIMEOUT`` where None.
+
+        Raises
+        ------
+        OwnerUnresponsiveError
+            Where none was published in that time.
+        OwnerGoneError
+            Where the process that shares the tree is dead.
+        ClosedError
+            Where it closed the tree, or this was closed.
+        """
+        if type(after) is not int or after < 0:
+            msg = f"after must be a version, not {after!r}"
+            raise ConfigurationError(msg, operation="wait")
+        timeout_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
+        cell = self._look(timeout)
+        check = cell.check_owner if isinstance(cell, RemoteCell) else self.check
+        return wait_until_newer(cell.read, check, after, timeout_s)
+
+    def _look(self, timeout: float | None) -> OwnCell | RemoteCell:
+        self.check()
+        with self._lock:
+            if self._cell is None:
+                if self.message.cell is None:
+                    msg = f"{self!r} has no version"
+                    raise UnsupportedError(msg)
+                self._cell = RemoteCell(self.message.cell, timeout)
+            return self._cell
+
+    # The end ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise where this may not be used any more.
+
+        Raises
+        ------
+        ClosedError, ForkedProcessError
+            With what happened.
+        """
+        refuse_foreign(self._process, self)
+        if self._is_closed:
+            msg = f"{self!r} cannot be used any more"
+            raise ClosedError(msg)
+
+    @property
+    def closed(self) -> bool:
+        """Whether this was closed."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Let go what was shared, and free what was copied. Closing twice is harmless.
+
+        Others keep what they have received. Whoever receives later gets a
+        :class:`crossmem.StaleHandleError`, where the memory was copied or adopted for this.
+        """
+        if self._is_closed or self._process.is_closed:
+            return
+        refuse_foreign(self._process, self)
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        cell, self._cell = self._cell, None
+        if isinstance(cell, OwnCell):
+            cell.close()
+        self._kept = None
+        while self._owned:
+            self._owned.pop().free()
+
+    def __enter__(self) -> Self:
+        self.check()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        cell = getattr(self, "_cell", None)
+        if isinstance(cell, OwnCell) and is_current(self._process):
+            self._process.pending.append(cell.close)
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shared.from_bytes, (self.to_bytes(),)

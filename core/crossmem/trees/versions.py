@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions of shared trees: numbers in host memory that readers look at without asking anybody.
+
+A cell is two words: the number of the tree that it belongs to, 0 where that was closed, and the
+version. Each word is written at once, as aligned words are on every machine that Linux runs on.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from crossmem.control.records import Allow
+from crossmem.errors import ClosedError, OwnerGoneError, OwnerUnresponsiveError
+from crossmem.models import Access
+from crossmem.sharing.allocation import Allocation
+from crossmem.sharing.attach import attach
+from crossmem.sharing.device import Device
+from crossmem.sharing.mapping import Mapping
+from crossmem.sharing.process import Process
+from crossmem.trees.message import Cell
+
+__all__ = ["OwnCell", "RemoteCell", "new_cell", "wait_until_newer"]
+
+_CELL_NBYTES: Final = 16
+_BOARD_NBYTES: Final = 4096
+_SHORTEST_S: Final = 20e-6
+_LONGEST_S: Final = 2e-3
+"""How long a waiting reader sleeps at most between two looks."""
+
+
+class _Board:
+    """Cells in one allocation of this process, which readers of any tree import once."""
+
+    def __init__(self, process: Process, allocation: Allocation, allow: Allow | None) -> None:
+        allocation.leave_to_views()
+        self.process = process
+        self.words = allocation.view().cast("Q")
+        self.free = list(range(_BOARD_NBYTES // _CELL_NBYTES))
+        access: Access = "ro" if allocation.device.capabilities.readonly_exports else "rw"
+        self.handle = allocation.export(allow=allow, access=access)
+
+
+class OwnCell:
+    """The version of a tree of this process."""
+
+    def __init__(self, board: _Board, index: int) -> None:
+        self._board = board
+        self._index = index
+        self._lock = threading.Lock()
+        tree = int.from_bytes(os.urandom(8), "little") | 1
+        board.words[2 * index + 1] = 0
+        board.words[2 * index] = tree
+        self.cell = Cell(board.handle, index * _CELL_NBYTES, tree)
+
+    def read(self) -> int:
+        """Return the version."""
+        return self._board.words[2 * self._index + 1]
+
+    def bump(self) -> int:
+        """Count one version more and return it; what was written before is seen before it."""
+        # Taking and letting go a lock is a barrier for the processor too.
+        with self._lock:
+            version = self.read() + 1
+            self._board.words[2 * self._index + 1] = version
+        return version
+
+    def close(self) -> None:
+        """Tell readers that there will be no more, and let another tree have the cell."""
+        with self._board.process.lock:
+            if self._board.words[2 * self._index] == self.cell.tree:
+                self._board.words[2 * self._index] = 0
+                self._board.free.append(self._index)
+
+
+class RemoteCell:
+    """The version of a tree of another process."""
+
+    def __init__(self, cell: Cell, timeout: float | None) -> None:
+        self._tree = cell.tree
+        self._first = cell.offset // 8
+        self._mapping: Mapping = attach(cell.handle, readonly="advisory", timeout=timeout)
+        self._mapping.leave_to_views()
+        self._words = self._mapping.view().cast("Q")
+
+    def read(self) -> int:
+        """Return the version.
+
+        Raises
+        ------
+        ClosedError
+            Where the owner closed the tree.
+        """
+        version = self._words[self._first + 1]
+        if self._words[self._first] != self._tree:
+            msg = "the process that shares this tree closed it"
+            raise ClosedError(msg, operation="wait")
+        return version
+
+    def check_owner(self) -> None:
+        """Raise where the owner is dead.
+
+        Raises
+        ------
+        OwnerGoneError
+            With the owner's pid.
+        """
+        if not self._mapping.owner_alive:
+            msg = f"process {self._mapping.handle.owner.pid}, which shares this tree, is dead"
+            raise OwnerGoneError(msg, operation="wait")
+
+
+def wait_until_newer(
+    read: Callable[[], int], check: Callable[[], None], after: int, timeout_s: float
+) -> int:
+    """Return the version as soon as it is larger than ``after``.
+
+    Raises
+    ------
+    OwnerUnresponsiveError
+        Where that takes longer than ``timeout_s``.
+    """
+    end = time.monotonic() + timeout_s
+    pause = _SHORTEST_S
+    while True:
+        version = read()
+        if version > after:
+            return version
+        check()
+        left = end - time.monotonic()
+        if left <= 0:
+            msg = f"no version after {after} was published within {timeout_s:g} s"
+            raise OwnerUnresponsiveError(msg, operation="wait", hint="give a longer timeout")
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, _LONGEST_S)
+
+
+def new_cell(process: Process, allow: Allow | None, host: Callable[[], Device]) -> OwnCell:
+    """Return a cell for a new tree, in memory that the same processes may import."""
+    with process.lock:
+        boards = _boards.setdefault(process, {}).setdefault(allow, [])
+        if not any(one.free for one in boards):
+            boards.append(_Board(process, host().allocate(_BOARD_NBYTES), allow))
+        board = next(one for one in boards if one.free)
+        return OwnCell(board, board.free.pop())
+
+
+# The boards go with the process that has them: a forked child makes its own.
+_boards: WeakKeyDictionary[Process, dict[Allow | None, list[_Board]]] = WeakKeyDictionary()
