@@ -109,9 +109,9 @@ def c05_allocations_are_named_by_their_address() -> None:
 @mutant
 def c06_freed_memory_can_be_imported() -> None:
     @instead(book.LeaseBook, "_refusal_of")
-    def _(old: Any, self: Any, number: int, export: int) -> Any:
+    def _(old: Any, self: Any, number: int, export: int, **options: Any) -> Any:
         shared = self._shared.get(number)
-        return None if shared and export in shared.exports else old(self, number, export)
+        return None if shared and export in shared.exports else old(self, number, export, **options)
 
 
 @mutant
@@ -124,8 +124,8 @@ def c07_every_import_opens() -> None:
     always(table.ImportTable, "join", None)
 
     @instead(table.Wish, "__init__")
-    def _(old: Any, self: Any, *args: Any) -> None:
-        old(self, *args)
+    def _(old: Any, self: Any, *args: Any, **options: Any) -> None:
+        old(self, *args, **options)
         self.key = (*self.key, object())
 
 
@@ -373,9 +373,9 @@ def c20_an_exit_leaves_its_path() -> None:
 @mutant
 def c20_an_exiting_process_still_grants() -> None:
     @instead(book.LeaseBook, "_refusal_of")
-    def _(old: Any, self: Any, *args: Any) -> Any:
+    def _(old: Any, self: Any, *args: Any, **options: Any) -> Any:
         with changed(self, "_is_exiting", value=False):
-            return old(self, *args)
+            return old(self, *args, **options)
 
 
 @mutant
