@@ -286,9 +286,7 @@ class LeaseBook:
             kind = EventKind.HOLD_LOST if lease.in_message else EventKind.LEASE_LOST
             self._after_end(lease, kind)
 
-    def _refusal_of_hold(
-        self, wanted: Wanted | ShareableHandle, holder: Holder
-    ) -> Refusal | None:
+    def _refusal_of_hold(self, wanted: Wanted | ShareableHandle, holder: Holder) -> Refusal | None:
         """Return why no message of a process may hold this export, None where it may.
 
         Whoever holds freed memory may send it on.
@@ -298,9 +296,7 @@ class LeaseBook:
             refusal = self._refusal_of(wanted.allocation, wanted.export, is_held=True)
         return refusal
 
-    def _refusal_of(
-        self, allocation: int, export: int, *, is_held: bool = False
-    ) -> Refusal | None:
+    def _refusal_of(self, allocation: int, export: int, *, is_held: bool = False) -> Refusal | None:
         """Return why nobody gets this export, None where it can be given.
 
         Parameters

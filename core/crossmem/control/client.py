@@ -146,15 +146,15 @@ class OwnerConnection:
         DriverError
             Where this process has no descriptor left; no lease is left then.
         """
-        return self._request(MessageType.IMPORT, asked, reported, deadline)
+        return self._ask(MessageType.IMPORT, asked, reported, deadline)
 
     def hold(
         self, handles: Sequence[ShareableHandle], *, deadline: Deadline
     ) -> list[Leased | Refusal]:
         """Ask for the holds of a message, as :meth:`request` does; they come without the memory."""
-        return self._request(MessageType.HOLD, [Asked(one) for one in handles], 0, deadline)
+        return self._ask(MessageType.HOLD, [Asked(one) for one in handles], 0, deadline)
 
-    def _request(
+    def _ask(
         self, kind: MessageType, asked: Sequence[Asked], reported: int, deadline: Deadline
     ) -> list[Leased | Refusal]:
         answers: list[Leased | Refusal] = []

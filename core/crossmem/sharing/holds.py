@@ -154,9 +154,7 @@ def check_hold(number: object) -> int:
     return number
 
 
-def _hold_own(
-    process: Process, asked: Sequence[ShareableHandle], deadline: Deadline
-) -> list[int]:
+def _hold_own(process: Process, asked: Sequence[ShareableHandle], deadline: Deadline) -> list[int]:
     answer = process.start_server().book.hold_mine(asked, deadline.remaining_s)
     if isinstance(answer, Refusal):
         raise _error_of(answer, asked[0])

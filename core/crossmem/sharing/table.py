@@ -241,7 +241,7 @@ class ImportTable:
         """End the holds of a message that was received: one message to each exporter."""
         ended: dict[object, tuple[Entry, list[int]]] = {}
         for wish, entry in received:
-            if wish.hold:
+            if wish.hold and wish.handle.raw is None:
                 ended.setdefault(wish.handle.owner, (entry, []))[1].append(wish.hold)
         for entry, numbers in ended.values():
             entry.end_holds(numbers)
