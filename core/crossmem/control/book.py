@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from crossmem.control.leases import Holder, Lease, LeaseTable
 from crossmem.control.processes import own_uid
 from crossmem.control.records import Export, Shared
-from crossmem.control.wire import Refusal, Status, Wanted, verify
+from crossmem.control.wire import Refusal, Status, Wanted, pack_hold, verify
 from crossmem.driver import Peer
 from crossmem.errors import AccessDeniedError, CrossmemError
 from crossmem.models import Event, EventKind, ProcessIdentity, ShareableHandle
@@ -187,7 +187,7 @@ class LeaseBook:
             return refusal
         shared = self._shared[wanted.allocation]
         export = shared.exports[wanted.export]
-        refusal = self._refusal_of_peer(holder, export, wanted.proof, b"import", context)
+        refusal = self._refusal_of_peer(holder, export, wanted, b"import", context)
         if refusal is not None:
             return refusal
         key = (wanted.allocation, wanted.export)
@@ -210,7 +210,7 @@ class LeaseBook:
         if refusal is not None:
             return refusal
         export = self._shared[wanted.allocation].exports[wanted.export]
-        refusal = self._refusal_of_peer(holder, export, wanted.proof, b"hold", context)
+        refusal = self._refusal_of_peer(holder, export, wanted, b"hold", context)
         if refusal is not None:
             return refusal
         return self._hold(wanted.allocation, wanted.export, holder), export
@@ -259,10 +259,10 @@ class LeaseBook:
             self._has_room.notify_all()
 
     def _refusal_of_peer(
-        self, holder: Holder, export: Export, proof: bytes, role: bytes, context: bytes
+        self, holder: Holder, export: Export, wanted: Wanted, role: bytes, context: bytes
     ) -> Refusal | None:
-        handle = export.handle
-        if not verify(proof, handle.secret, role, context, handle.core):
+        handle, hold = export.handle, pack_hold(wanted.hold)
+        if not verify(wanted.proof, handle.secret, role, context, hold, handle.core):
             return Refusal(Status.UNKNOWN, "the secret or a field of the handle is wrong")
         reason = export.allow.refuses(holder.pid, holder.uid, self._own_uid)
         return None if reason is None else self._deny(export, holder, reason)

@@ -26,6 +26,7 @@ from crossmem.control.wire import (
     Refusal,
     Request,
     Wanted,
+    pack_hold,
     pack_ids,
     pack_request,
     pages,
@@ -372,7 +373,12 @@ class OwnerConnection:
         context = proof_context(link.server_nonce, link.nonce, number)
         role = _ROLES[kind]
         wanted = [
-            Wanted(one.allocation, one.export, prove(one.secret, role, context, one.core), hold)
+            Wanted(
+                one.allocation,
+                one.export,
+                prove(one.secret, role, context, pack_hold(hold), one.core),
+                hold,
+            )
             for one, hold in asked
         ]
         body = pack_request(Request(link.nonce, reported, self._this.start_time, wanted))

@@ -41,6 +41,7 @@ __all__ = [
     "Wanted",
     "pack_grant",
     "pack_hello",
+    "pack_hold",
     "pack_ids",
     "pack_refusal",
     "pack_request",
@@ -268,6 +269,11 @@ def unpack_replies(body: bytes) -> list[Grant | Refusal]:
         msg = "a reply ends in the middle of a record"
         raise ProtocolError(msg)
     return replies
+
+
+def pack_hold(number: int) -> bytes:
+    """Return the number of a hold as proofs cover it."""
+    return number.to_bytes(8, "little")
 
 
 def pack_ids(kind: MessageType, request: int, ids: Sequence[int]) -> bytes:
