@@ -291,7 +291,7 @@ def test_handles_are_not_reachable_by_guessing(scene: Scene) -> None:
     with lease_actions.connect(scene.blob) as connection:
         connection.recv(1000)
         for allocation in range(4):
-            record = struct.pack("<QI16s", allocation, handle.export, bytes(16))
+            record = struct.pack("<QI16sQ", allocation, handle.export, bytes(16), 0)
             connection.sendall(import_of(count=1, records=record, request=allocation))
             (reply,) = wire.unpack_replies(connection.recv(100_000)[wire.HEADER.size :])
             assert isinstance(reply, wire.Refusal)
