@@ -115,6 +115,11 @@ def c06_freed_memory_can_be_imported() -> None:
 
 
 @mutant
+def c06_messages_are_as_stale_as_handles() -> None:
+    always(LeaseTable, "find_hold", None)
+
+
+@mutant
 def c06_stale_handles_are_called_invalid() -> None:
     table._ERRORS[Status.STALE] = InvalidHandleError
 
@@ -175,6 +180,13 @@ def c09_unmapping_does_not_synchronise() -> None:
 
 
 @mutant
+def c09_messages_hold_nothing() -> None:
+    @instead(LeaseTable, "is_leased")
+    def _(_old: Any, self: Any, number: int) -> bool:
+        return not all(one.in_message for one in self.of(number))
+
+
+@mutant
 def c10_one_release_ends_everybodys_leases() -> None:
     @instead(LeaseTable, "end")
     def _(old: Any, self: Any, number: int) -> Any:
@@ -187,6 +199,14 @@ def c10_one_release_ends_everybodys_leases() -> None:
 @mutant
 def c11_the_death_of_an_importer_ends_nothing() -> None:
     always(server.LeaseServer, "_lose_if_dead", False)
+
+
+@mutant
+def c11_messages_outlive_their_senders() -> None:
+    @instead(LeaseTable, "end_all")
+    def _(_old: Any, self: Any, holder: Any) -> Any:
+        leases = [one for one in holder.leases.values() if not one.in_message]
+        return [self.end(one.number) for one in leases]
 
 
 @mutant
@@ -360,6 +380,14 @@ def c20_an_exit_waits_for_nobody() -> None:
     @instead(book.LeaseBook, "wait_all_idle")
     def _(old: Any, self: Any, _timeout_s: float) -> Any:
         return old(self, 0.0)
+
+
+@mutant
+def c20_an_exit_forgets_its_messages() -> None:
+    @instead(book.LeaseBook, "wait_all_idle")
+    def _(old: Any, self: Any, timeout_s: float) -> Any:
+        self.release_mine(list(self._myself.leases))
+        return old(self, timeout_s)
 
 
 @mutant
