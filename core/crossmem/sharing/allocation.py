@@ -424,8 +424,10 @@ class Allocation(Memory):
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        msg = "an Allocation stays in its process; send the handle that export() returns"
-        raise UnsupportedError(msg)
+        # Attaching stands on this module.
+        from crossmem.sharing.attach import attach  # noqa: PLC0415
+
+        return attach, (self.export().to_bytes(),)
 
 
 def _export(

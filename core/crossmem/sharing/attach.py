@@ -3,7 +3,6 @@
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Literal
 
 from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
 from crossmem.guards import check_timeout
@@ -11,15 +10,13 @@ from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.device import Device, device, find_by_identity, runtime_in_use
 from crossmem.sharing.entry import Entry
 from crossmem.sharing.holds import check_hold
-from crossmem.sharing.mapping import Import, Mapping
+from crossmem.sharing.mapping import Import, Mapping, Readonly
 from crossmem.sharing.process import Process, drain
 from crossmem.sharing.table import Wish
 
-__all__ = ["Readonly", "attach", "attach_held", "attach_many", "import_handle"]
+__all__ = ["Readonly", "attach", "attach_held", "attach_many", "import_handle", "reattach"]
 
 Handle = ShareableHandle | bytes | bytearray | memoryview
-Readonly = bool | Literal["advisory"]
-"""``True``: enforced by device or kernel, or refused. ``"advisory"``: kept by crossmem's API."""
 
 
 def import_handle(
@@ -81,6 +78,11 @@ def attach(
     """
     process, found, entry = _acquire(handle, device, readonly, timeout)
     return _map(process, found, entry, readonly)
+
+
+def reattach(blob: bytes, readonly: Readonly) -> Mapping:
+    """Attach what was pickled as the bytes of its handle."""
+    return attach(blob, readonly=readonly)
 
 
 def attach_many(
