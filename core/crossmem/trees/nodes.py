@@ -64,12 +64,6 @@ def write(value: Any, add_array: AddArray) -> Any:
 class _Writer:
     def __init__(self, add_array: AddArray) -> None:
         self._add_array = add_array
-        self._containers: dict[type, Callable[[Any, tuple[Any, ...]], Any]] = {
-            list: self._values,
-            tuple: lambda value, path: {"t": self._values(value, path)},
-            dict: lambda value, path: {"d": self._pairs(value.items(), path)},
-            OrderedDict: lambda value, path: {"o": self._pairs(value.items(), path)},
-        }
 
     def write(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)
@@ -84,17 +78,17 @@ class _Writer:
         if len(path) >= MAX_DEPTH:
             msg = f"{_name(path)} is nested more than {MAX_DEPTH} deep, or contains itself"
             raise ConfigurationError(msg, operation="share")
-        write_container = self._containers.get(kind)
+        write_container = _CONTAINERS.get(kind)
         if write_container is not None:
-            return write_container(value, path)
+            return write_container(self, value, path)
         return self._write_object(value, kind, path)
 
     def _write_object(self, value: Any, kind: type, path: tuple[Any, ...]) -> Any:
         if is_dataclass(kind):
             pairs = [(one.name, getattr(value, one.name)) for one in fields(value)]
-            return {"c": [_name_of_class(kind, path), self._pairs(pairs, path)]}
+            return {"c": [_name_of_class(kind, path), self.pairs(pairs, path)]}
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-            return {"n": [_name_of_class(kind, path), self._values(value, path)]}
+            return {"n": [_name_of_class(kind, path), self.values(value, path)]}
         numpy = used("numpy")
         if numpy is not None and isinstance(value, numpy.generic):
             return {"s": [dtype_of(value.dtype).name, _base64(value.tobytes())]}
@@ -105,13 +99,22 @@ class _Writer:
             hint="arrays, plain values, dicts, lists, tuples and dataclasses of these can be",
         )
 
-    def _values(self, values: Any, path: tuple[Any, ...]) -> list[Any]:
+    def values(self, values: Any, path: tuple[Any, ...]) -> list[Any]:
         return [self.write(one, (*path, i)) for i, one in enumerate(values)]
 
-    def _pairs(self, items: Any, path: tuple[Any, ...]) -> list[Any]:
+    def pairs(self, items: Any, path: tuple[Any, ...]) -> list[Any]:
         return [
             [self.write(key, (*path, "key")), self.write(one, (*path, key))] for key, one in items
         ]
+
+
+# Not in the writer: what refers to itself keeps its arrays until the garbage collector comes.
+_CONTAINERS: Final[dict[type, Callable[[_Writer, Any, tuple[Any, ...]], Any]]] = {
+    list: lambda writer, value, path: writer.values(value, path),
+    tuple: lambda writer, value, path: {"t": writer.values(value, path)},
+    dict: lambda writer, value, path: {"d": writer.pairs(value.items(), path)},
+    OrderedDict: lambda writer, value, path: {"o": writer.pairs(value.items(), path)},
+}
 
 
 def _write_integer(value: int, path: tuple[Any, ...]) -> Any:
