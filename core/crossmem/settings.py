@@ -14,6 +14,7 @@ from crossmem.errors import ConfigurationError
 __all__ = ["VARIABLES", "Settings"]
 
 _MAX_SECONDS: Final = 86400.0
+_MAX_HOLDS: Final = 1_000_000
 
 VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -21,6 +22,7 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "run_dir": "CROSSMEM_RUN_DIR",
         "timeout_s": "CROSSMEM_TIMEOUT",
         "exit_wait_s": "CROSSMEM_EXIT_WAIT",
+        "max_holds": "CROSSMEM_MAX_HOLDS",
         "reaper": "CROSSMEM_REAPER",
         "plugins": "CROSSMEM_PLUGINS",
         "disabled_plugins": "CROSSMEM_DISABLE_PLUGINS",
@@ -34,6 +36,7 @@ _ALLOWED: Final[Mapping[str, str]] = MappingProxyType(
         "run_dir": "an absolute path",
         "timeout_s": f"seconds, more than 0 and at most {_MAX_SECONDS:.0f}",
         "exit_wait_s": f"seconds, from 0 to {_MAX_SECONDS:.0f}",
+        "max_holds": f"a whole number, from 1 to {_MAX_HOLDS}",
         "reaper": "one of 1, true, yes, on, 0, false, no, off",
         "plugins": "names of importable modules, separated by commas",
         "disabled_plugins": "names of plugins, or distribution:name, separated by commas",
@@ -99,7 +102,10 @@ class Settings(BaseModel):
     """Seconds that an operation waits for another process where the call does not say."""
 
     exit_wait_s: Annotated[float, Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)] = 2.0
-    """Seconds that a normal exit waits for the leases of other processes."""
+    """Seconds that a normal exit waits for the leases of other processes and for messages."""
+
+    max_holds: Annotated[int, Field(ge=1, le=_MAX_HOLDS)] = 4096
+    """How many allocations of this process the messages of one sender may hold."""
 
     reaper: bool = False
     """Whether a thread drains deferred frees by itself."""

@@ -36,25 +36,25 @@ def connect(blob: bytes) -> socket.socket:
     return connection
 
 
-def request(blob: bytes, hello: bytes, *, number: int = 1) -> bytes:
+def request(blob: bytes, hello: bytes, *, number: int = 1, hold: int = 0) -> bytes:
     """Return a request for a lease that is right in every respect."""
     handle = crossmem.ShareableHandle.from_bytes(blob)
     _version, server_nonce = wire.unpack_hello(hello)
     nonce = os.urandom(wire.NONCE_NBYTES)
     context = wire.proof_context(server_nonce, nonce, number)
-    proof = wire.prove(handle.secret, b"import", context, handle.core)
-    wanted = wire.Wanted(handle.allocation, handle.export, proof)
+    proof = wire.prove(handle.secret, b"import", context, wire.pack_hold(hold), handle.core)
+    wanted = wire.Wanted(handle.allocation, handle.export, proof, hold)
     start_time = ProcessIdentity.of_this_process().start_time
     body = wire.pack_request(wire.Request(nonce, 0, start_time, (wanted,)))
     (message,) = wire.pages(wire.MessageType.IMPORT, number, body)
     return message
 
 
-def request_and_wait(blob: bytes) -> None:
+def request_and_wait(blob: bytes, hold: int = 0) -> None:
     """Ask for a lease politely and never look at the answer."""
     connection = connect(blob)
     _kept.append(connection)
-    connection.sendall(request(blob, connection.recv(1000)))
+    connection.sendall(request(blob, connection.recv(1000), hold=hold))
 
 
 def request_and_read(blob: bytes) -> bytes:
@@ -84,7 +84,7 @@ def ask_without_reading(blob: bytes, turns: int) -> str:
     connection = connect(blob)
     connection.settimeout(1)
     _kept.append(connection)
-    wanted = (wire.Wanted(handle.allocation, handle.export, bytes(16)),) * 70_000
+    wanted = (wire.Wanted(handle.allocation, handle.export, bytes(16)),) * 58_000
     body = wire.pack_request(wire.Request(bytes(16), 0, 0, wanted))
     try:
         for number in range(turns):

@@ -66,9 +66,11 @@ def header(kind: int, *, flags: int = wire.LAST, request: int = 1) -> bytes:
     return wire.HEADER.pack(kind, flags, 0, request)
 
 
-def import_of(*, count: int, records: bytes = b"", request: int = 1) -> bytes:
+def import_of(
+    *, count: int, records: bytes = b"", request: int = 1, kind: MessageType = MessageType.IMPORT
+) -> bytes:
     body = struct.pack("<16sQQI", bytes(16), 2**64 - 1, 2**64 - 1, count) + records
-    return header(MessageType.IMPORT, request=request) + body
+    return header(kind, request=request) + body
 
 
 FULL_PAGE = wire.MAX_MESSAGE_NBYTES - wire.HEADER.size
@@ -77,18 +79,21 @@ WRONG = {
     "one byte": [b"\x02"],
     "half a header": [header(MessageType.RELEASE)[:7]],
     "zeroes": [bytes(5000)],
-    "no such type": [header(0), header(6), header(255)],
+    "no such type": [header(0), header(7), header(255)],
     "a server's hello": [wire.pack_hello(bytes(16))],
     "a server's reply": [header(MessageType.REPLY) + b"\0" * 60],
     "an empty request": [header(MessageType.IMPORT)],
     "a request for nothing": [import_of(count=0)],
-    "fewer records than said": [import_of(count=3, records=bytes(28))],
-    "more records than said": [import_of(count=1, records=bytes(56))],
-    "as many as can be said": [import_of(count=2**32 - 1, records=bytes(28))],
+    "fewer records than said": [import_of(count=3, records=bytes(36))],
+    "more records than said": [import_of(count=1, records=bytes(72))],
+    "as many as can be said": [import_of(count=2**32 - 1, records=bytes(36))],
+    "a hold of nothing": [import_of(count=0, kind=MessageType.HOLD)],
+    "fewer holds than said": [import_of(count=3, records=bytes(36), kind=MessageType.HOLD)],
     "a cut off release": [header(MessageType.RELEASE) + bytes(13)],
     "too large": [header(MessageType.IMPORT) + bytes(wire.MAX_MESSAGE_NBYTES)],
     "much too large": [header(MessageType.RELEASE) + bytes(150_000)],
     "pages without end": [header(MessageType.IMPORT, flags=0) + bytes(FULL_PAGE)] * 40,
+    "holds without end": [header(MessageType.HOLD, flags=0) + bytes(FULL_PAGE)] * 40,
     "small pages": [header(MessageType.IMPORT, flags=0) + bytes(20)] * 2,
     "text": [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"],
 }
@@ -100,7 +105,11 @@ ODD = {
     "a cancel of what it never asked": [header(MessageType.CANCEL, request=2**64 - 1)],
     "unknown flags": [header(MessageType.RELEASE, flags=0xFE)],
     "an unfinished request": [header(MessageType.IMPORT, flags=0) + bytes(FULL_PAGE)] * 3,
-    "a request for what never was": [import_of(count=1, records=b"\xff" * 28)],
+    "a hold of what never was": [import_of(count=1, records=b"\xff" * 36, kind=MessageType.HOLD)],
+    "more holds than there may be": list(
+        wire.pages(MessageType.HOLD, 1, import_of(count=5000, records=bytes(36 * 5000))[12:])
+    ),
+    "a request for what never was": [import_of(count=1, records=b"\xff" * 36)],
 }
 
 
@@ -282,7 +291,7 @@ def test_handles_are_not_reachable_by_guessing(scene: Scene) -> None:
     with lease_actions.connect(scene.blob) as connection:
         connection.recv(1000)
         for allocation in range(4):
-            record = struct.pack("<QI16s", allocation, handle.export, bytes(16))
+            record = struct.pack("<QI16sQ", allocation, handle.export, bytes(16), 0)
             connection.sendall(import_of(count=1, records=record, request=allocation))
             (reply,) = wire.unpack_replies(connection.recv(100_000)[wire.HEADER.size :])
             assert isinstance(reply, wire.Refusal)

@@ -109,9 +109,14 @@ def c05_allocations_are_named_by_their_address() -> None:
 @mutant
 def c06_freed_memory_can_be_imported() -> None:
     @instead(book.LeaseBook, "_refusal_of")
-    def _(old: Any, self: Any, number: int, export: int) -> Any:
+    def _(old: Any, self: Any, number: int, export: int, **options: Any) -> Any:
         shared = self._shared.get(number)
-        return None if shared and export in shared.exports else old(self, number, export)
+        return None if shared and export in shared.exports else old(self, number, export, **options)
+
+
+@mutant
+def c06_messages_are_as_stale_as_handles() -> None:
+    always(LeaseTable, "find_hold", None)
 
 
 @mutant
@@ -124,8 +129,8 @@ def c07_every_import_opens() -> None:
     always(table.ImportTable, "join", None)
 
     @instead(table.Wish, "__init__")
-    def _(old: Any, self: Any, *args: Any) -> None:
-        old(self, *args)
+    def _(old: Any, self: Any, *args: Any, **options: Any) -> None:
+        old(self, *args, **options)
         self.key = (*self.key, object())
 
 
@@ -175,6 +180,13 @@ def c09_unmapping_does_not_synchronise() -> None:
 
 
 @mutant
+def c09_messages_hold_nothing() -> None:
+    @instead(LeaseTable, "is_leased")
+    def _(_old: Any, self: Any, number: int) -> bool:
+        return not all(one.in_message for one in self.of(number))
+
+
+@mutant
 def c10_one_release_ends_everybodys_leases() -> None:
     @instead(LeaseTable, "end")
     def _(old: Any, self: Any, number: int) -> Any:
@@ -187,6 +199,14 @@ def c10_one_release_ends_everybodys_leases() -> None:
 @mutant
 def c11_the_death_of_an_importer_ends_nothing() -> None:
     always(server.LeaseServer, "_lose_if_dead", False)
+
+
+@mutant
+def c11_messages_outlive_their_senders() -> None:
+    @instead(LeaseTable, "end_all")
+    def _(_old: Any, self: Any, holder: Any) -> Any:
+        leases = [one for one in holder.leases.values() if not one.in_message]
+        return [self.end(one.number) for one in leases]
 
 
 @mutant
@@ -363,6 +383,14 @@ def c20_an_exit_waits_for_nobody() -> None:
 
 
 @mutant
+def c20_an_exit_forgets_its_messages() -> None:
+    @instead(book.LeaseBook, "wait_all_idle")
+    def _(old: Any, self: Any, timeout_s: float) -> Any:
+        self.release_mine(list(self._myself.leases))
+        return old(self, timeout_s)
+
+
+@mutant
 def c20_an_exit_leaves_its_path() -> None:
     @instead(server.LeaseServer, "stop")
     def _(old: Any, self: Any) -> None:
@@ -373,9 +401,9 @@ def c20_an_exit_leaves_its_path() -> None:
 @mutant
 def c20_an_exiting_process_still_grants() -> None:
     @instead(book.LeaseBook, "_refusal_of")
-    def _(old: Any, self: Any, *args: Any) -> Any:
+    def _(old: Any, self: Any, *args: Any, **options: Any) -> Any:
         with changed(self, "_is_exiting", value=False):
-            return old(self, *args)
+            return old(self, *args, **options)
 
 
 @mutant

@@ -21,6 +21,7 @@ def test_defaults() -> None:
     assert settings.run_dir == OWN_DIR
     assert settings.timeout_s == 30.0
     assert settings.exit_wait_s == 2.0
+    assert settings.max_holds == 4096
     assert settings.reaper is False
     assert settings.plugins == ()
     assert settings.disabled_plugins == ()
@@ -38,6 +39,7 @@ def test_every_variable_is_read() -> None:
             "CROSSMEM_RUN_DIR": "/srv/run",
             "CROSSMEM_TIMEOUT": "1.5",
             "CROSSMEM_EXIT_WAIT": "0",
+            "CROSSMEM_MAX_HOLDS": "7",
             "CROSSMEM_REAPER": "on",
             "CROSSMEM_PLUGINS": "acme.hooks, other ,",
             "CROSSMEM_DISABLE_PLUGINS": "hip,acme-tools:acme",
@@ -49,6 +51,7 @@ def test_every_variable_is_read() -> None:
         "run_dir": Path("/srv/run"),
         "timeout_s": 1.5,
         "exit_wait_s": 0.0,
+        "max_holds": 7,
         "reaper": True,
         "plugins": ("acme.hooks", "other"),
         "disabled_plugins": ("hip", "acme-tools:acme"),
@@ -102,6 +105,8 @@ def test_false_words(text: str) -> None:
         ("CROSSMEM_TIMEOUT", "inf", "at most 86400"),
         ("CROSSMEM_TIMEOUT", "1e9", "at most 86400"),
         ("CROSSMEM_EXIT_WAIT", "-0.1", "from 0 to 86400"),
+        ("CROSSMEM_MAX_HOLDS", "0", "from 1 to 1000000"),
+        ("CROSSMEM_MAX_HOLDS", "many", "a whole number"),
         ("CROSSMEM_REAPER", "maybe", "one of 1, true"),
         ("CROSSMEM_PLUGINS", "acme/hooks.py", "importable modules"),
         ("CROSSMEM_PLUGINS", "good,.bad", "importable modules"),

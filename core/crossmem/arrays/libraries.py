@@ -2,12 +2,13 @@
 """The array libraries: none is imported before it is asked for."""
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
 from crossmem.errors import UnsupportedError
 
-__all__ = ["require", "used"]
+__all__ = ["on_use", "require", "used"]
 
 _PACKAGES: Final = {"numpy": "numpy", "torch": "torch", "cupy": "the CuPy of your CUDA or ROCm"}
 
@@ -20,16 +21,31 @@ def require(name: str) -> Any:
     UnsupportedError
         Where it is not installed, or cannot be imported.
     """
-    module = sys.modules.get(name)
+    module = _known.get(name)
     if module is not None:
         return module
     try:
-        return import_module(name)
+        module = import_module(name)
     except ImportError as error:
         msg = f"{name} cannot be imported here: {error}"
         raise UnsupportedError(msg, hint=f"install {_PACKAGES[name]}") from error
+    _known[name] = module
+    for tell in _listeners:
+        tell(name)
+    return module
+
+
+def on_use(tell: Callable[[str], None]) -> None:
+    """Have a function called with the name of each library, as soon as it is used here."""
+    _listeners.append(tell)
+    for name in _known:
+        tell(name)
 
 
 def used(name: str) -> Any:
     """Return a library that somebody imported, None where nobody did: nothing is its object."""
     return sys.modules.get(name)
+
+
+_known: dict[str, Any] = {}
+_listeners: list[Callable[[str], None]] = []

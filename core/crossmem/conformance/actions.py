@@ -19,11 +19,14 @@ from typing import Any
 
 import crossmem
 from crossmem.driver import Driver, TracingDriver, witness_of
+from crossmem.sharing import holds
+from crossmem.sharing.attach import attach_held as attach_message
 from crossmem.sharing.process import current
 
 __all__ = [
     "allocate",
     "attach",
+    "attach_held",
     "attach_many",
     "attribute",
     "begin",
@@ -38,6 +41,7 @@ __all__ = [
     "export",
     "exports",
     "free",
+    "hold",
     "import_",
     "in_threads",
     "limit_descriptors",
@@ -178,6 +182,22 @@ def attach(name: str, handle: Any, **options: Any) -> int:
 def attach_many(names: Sequence[str], handles: Iterable[Any], **options: Any) -> None:
     """Attach several handles in one step."""
     mappings = crossmem.attach_many(handles, **_placed(options))
+    objects.update(zip(names, mappings, strict=True))
+
+
+def hold(*names: str) -> list[tuple[bytes, int]]:
+    """Return a message that holds allocations and mappings of this process."""
+    memories = [objects[name] for name in names]
+    handles = [
+        one.handle if isinstance(one, crossmem.Mapping) else one.export() for one in memories
+    ]
+    numbers = holds.hold(handles)
+    return [(handle.to_bytes(), number) for handle, number in zip(handles, numbers, strict=True)]
+
+
+def attach_held(names: Sequence[str], message: Iterable[tuple[Any, int]], **options: Any) -> None:
+    """Receive a message."""
+    mappings = attach_message(message, **_placed(options))
     objects.update(zip(names, mappings, strict=True))
 
 

@@ -26,6 +26,7 @@ from crossmem.control.wire import (
     Refusal,
     Request,
     Wanted,
+    pack_hold,
     pack_ids,
     pack_request,
     pages,
@@ -35,15 +36,27 @@ from crossmem.control.wire import (
     verify,
 )
 from crossmem.driver import Exported
-from crossmem.errors import AccessDeniedError, CrossmemError
+from crossmem.errors import AccessDeniedError, CrossmemError, OwnerGoneError
 from crossmem.models import ProcessIdentity, ShareableHandle
 
-__all__ = ["Leased", "OwnerConnection"]
+__all__ = ["Asked", "Leased", "OwnerConnection"]
 
 _MAX_WANTED: Final = 32_768
 _MAX_RELEASED: Final = 4096
 _RECONNECT_S: Final = 0.005
 _SEND_LATER_S: Final = 600.0
+_ROLES: Final = {MessageType.IMPORT: b"import", MessageType.HOLD: b"hold"}
+"""What a proof says that its maker wants, so that it is good for nothing else."""
+
+
+class Asked(NamedTuple):
+    """One export that is asked for.
+
+    ``hold`` is the number that came with the handle in a message, 0 without one.
+    """
+
+    handle: ShareableHandle
+    hold: int = 0
 
 
 class Leased(NamedTuple):
@@ -73,7 +86,7 @@ class OwnerConnection:
     def __init__(self, owner: ProcessIdentity, this: ProcessIdentity, run_dir: Path) -> None:
         self.owner = owner
         self.entries = 0
-        """Imports that use this connection; counted by the import table."""
+        """Imports and calls that use this connection; counted by the import table."""
         self._this = this
         self._run_dir = run_dir
         self._dialing: list[socket.socket] = []
@@ -109,13 +122,13 @@ class OwnerConnection:
         return link is None or not link.is_open
 
     def request(
-        self, handles: Sequence[ShareableHandle], *, reported: int, deadline: Deadline
+        self, asked: Sequence[Asked], *, reported: int, deadline: Deadline
     ) -> list[Leased | Refusal]:
         """Ask for leases on exports of this owner, in one round trip.
 
         Parameters
         ----------
-        handles
+        asked
             What to import; all of one backend.
         reported
             This process's number for the exporter's whitelist.
@@ -134,14 +147,24 @@ class OwnerConnection:
         DriverError
             Where this process has no descriptor left; no lease is left then.
         """
+        return self._ask(MessageType.IMPORT, asked, reported, deadline)
+
+    def hold(
+        self, handles: Sequence[ShareableHandle], *, deadline: Deadline
+    ) -> list[Leased | Refusal]:
+        """Ask for the holds of a message, as :meth:`request` does; they come without the memory."""
+        return self._ask(MessageType.HOLD, [Asked(one) for one in handles], 0, deadline)
+
+    def _ask(
+        self, kind: MessageType, asked: Sequence[Asked], reported: int, deadline: Deadline
+    ) -> list[Leased | Refusal]:
         answers: list[Leased | Refusal] = []
         if not self._lock.acquire(timeout=deadline.remaining_s):
             raise deadline.passed(self.owner)
         try:
-            for start in range(0, len(handles), _MAX_WANTED):
-                answers += self._round_trip(
-                    handles[start : start + _MAX_WANTED], reported, deadline
-                )
+            for start in range(0, len(asked), _MAX_WANTED):
+                part = asked[start : start + _MAX_WANTED]
+                answers += self._round_trip(kind, part, reported, deadline)
         except BaseException:
             self.give_back(answers)
             raise
@@ -161,6 +184,25 @@ class OwnerConnection:
         self._released.extend(leases)
         self.flush()
         self._get_help()
+
+    def discard(self, holds: Sequence[int], deadline: Deadline) -> None:
+        """End holds, also where this process has not talked to the owner yet.
+
+        Raises
+        ------
+        OwnerUnresponsiveError, WrongHostError, AccessDeniedError
+            Where the owner cannot be told; where it is gone, so are its holds.
+        """
+        if not self._lock.acquire(timeout=deadline.remaining_s):
+            raise deadline.passed(self.owner)
+        try:
+            if self._link is None:
+                self._connect(deadline)
+        except (EOFError, OwnerGoneError):
+            return
+        finally:
+            self._lock.release()
+        self.release(holds)
 
     def _get_help(self) -> None:
         """Start a thread that waits for the owner to read, where that is needed."""
@@ -298,12 +340,12 @@ class OwnerConnection:
     # One request ---------------------------------------------------------------------------
 
     def _round_trip(
-        self, handles: Sequence[ShareableHandle], reported: int, deadline: Deadline
+        self, kind: MessageType, asked: Sequence[Asked], reported: int, deadline: Deadline
     ) -> list[Leased | Refusal]:
         while True:
             try:
                 link = self._link or self._connect(deadline)
-                return self._exchange(link, handles, reported, deadline)
+                return self._exchange(link, kind, asked, reported, deadline)
             except EOFError:
                 alive = self.is_owner_alive
                 self._disconnect()
@@ -320,13 +362,24 @@ class OwnerConnection:
                 raise AccessDeniedError(f"{msg}: {error}", hint=hint) from None
 
     def _exchange(
-        self, link: Link, handles: Sequence[ShareableHandle], reported: int, deadline: Deadline
+        self,
+        link: Link,
+        kind: MessageType,
+        asked: Sequence[Asked],
+        reported: int,
+        deadline: Deadline,
     ) -> list[Leased | Refusal]:
         self._request = number = self._request + 1
         context = proof_context(link.server_nonce, link.nonce, number)
+        role = _ROLES[kind]
         wanted = [
-            Wanted(one.allocation, one.export, prove(one.secret, b"import", context, one.core))
-            for one in handles
+            Wanted(
+                one.allocation,
+                one.export,
+                prove(one.secret, role, context, pack_hold(hold), one.core),
+                hold,
+            )
+            for one, hold in asked
         ]
         body = pack_request(Request(link.nonce, reported, self._this.start_time, wanted))
         descriptors: list[int] = []
@@ -336,10 +389,10 @@ class OwnerConnection:
             while self._outbox:
                 link.wait_for_room(deadline)
                 self.flush()
-            for message in pages(MessageType.IMPORT, number, body):
+            for message in pages(kind, number, body):
                 link.send(message, deadline)
             reply = self._receive(link, number, descriptors, deadline)
-            return _read(handles, context, reply, descriptors)
+            return _read([one.handle for one in asked], context, reply, descriptors)
         except BaseException:
             close_all(descriptors)
             # Whatever was granted, or will be when a slow owner reads this, is taken back.

@@ -98,7 +98,7 @@ class ServerConnection:
                 raise ProtocolError(msg)
             kind, flags, _reserved, request = HEADER.unpack_from(self._buffer)
             body = bytes(self._buffer[HEADER.size : size])
-            if kind != MessageType.IMPORT:
+            if kind not in {MessageType.IMPORT, MessageType.HOLD}:
                 if kind not in {MessageType.RELEASE, MessageType.CANCEL}:
                     msg = f"a message of type {kind}"
                     raise ProtocolError(msg)
@@ -109,7 +109,7 @@ class ServerConnection:
             if flags & LAST:
                 if self._inbox:
                     body, self._inbox = bytes(self._inbox), bytearray()
-                yield MessageType.IMPORT, request, body
+                yield MessageType(kind), request, body
 
     def _collect(self, request: int, body: bytes, *, is_last: bool) -> None:
         """Put a page of a long request behind the earlier ones."""

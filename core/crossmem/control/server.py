@@ -40,6 +40,7 @@ from crossmem.control.wire import (
     unpack_ids,
     unpack_request,
 )
+from crossmem.driver import Exported
 from crossmem.errors import DriverError
 from crossmem.models import ProcessIdentity
 from crossmem.plugin import Registry
@@ -52,6 +53,7 @@ _RETRY_S: Final = 0.02
 _STOP_JOIN_S: Final = 2.0
 _MAX_COLLECTED_NBYTES: Final = 8 * 2**20
 _MAX_CAUGHT_UP: Final = 1000
+_NOTHING: Final = Exported()
 
 
 class LeaseServer:
@@ -65,6 +67,8 @@ class LeaseServer:
         Where the socket's path lies.
     registry
         Receives events, outside of any lock.
+    max_holds
+        How many exports the messages of one process may hold.
 
     Raises
     ------
@@ -74,8 +78,10 @@ class LeaseServer:
         Where this process has no descriptor or thread left.
     """
 
-    def __init__(self, identity: ProcessIdentity, run_dir: Path, registry: Registry) -> None:
-        self.book = LeaseBook(identity, registry)
+    def __init__(
+        self, identity: ProcessIdentity, run_dir: Path, registry: Registry, max_holds: int
+    ) -> None:
+        self.book = LeaseBook(identity, registry, max_holds)
         self.lock = self.book.lock
         self._holders: set[Holder] = set()
         self._connections: dict[int, ServerConnection] = {}
@@ -271,8 +277,8 @@ class LeaseServer:
                 return
         try:
             for kind, request, body in connection.receive(at_most):
-                if kind is MessageType.IMPORT:
-                    self._answer(connection, request, unpack_request(body))
+                if kind is MessageType.IMPORT or kind is MessageType.HOLD:
+                    self._answer(connection, kind, request, unpack_request(body))
                 elif kind is MessageType.RELEASE:
                     self._release(unpack_ids(body))
                 elif connection.granted_request == request:
@@ -295,7 +301,9 @@ class LeaseServer:
             strangers = [one for one in connections if not (one.holder and one.holder.leases)]
             self._drop(max(strangers or connections, key=lambda one: one.collected_nbytes))
 
-    def _answer(self, connection: ServerConnection, number: int, request: Request) -> None:
+    def _answer(
+        self, connection: ServerConnection, kind: MessageType, number: int, request: Request
+    ) -> None:
         try:
             holder = self._holder_of(connection, request.start_time)
         except ProcessLookupError:
@@ -303,27 +311,46 @@ class LeaseServer:
             return
         except OSError as error:
             refusal = Refusal(Status.FAILED, f"the exporter cannot watch the importer: {error}")
-            connection.queue(number, pack_refusal(refusal) * len(request.wanted), ())
-            self._flush(connection)
+            self._refuse(connection, number, request, refusal)
             return
+        if kind is MessageType.HOLD:
+            full = self.book.refuse_more(holder, len(request.wanted))
+            if full is not None:
+                self._refuse(connection, number, request, full)
+                return
         connection.granted_request, connection.granted = number, []
         connection.is_answered = False
         records: list[bytes] = []
         descriptors: list[int] = []
         context = proof_context(connection.nonce, request.nonce, number)
         for wanted in request.wanted:
-            admitted = self.book.admit(holder, context, request.reported, wanted)
+            if kind is MessageType.HOLD:
+                admitted = self.book.admit_hold(holder, context, wanted)
+            else:
+                admitted = self.book.admit(holder, context, request.reported, wanted)
             if isinstance(admitted, Refusal):
                 records.append(pack_refusal(admitted))
                 continue
             lease, export = admitted
             connection.granted.append(lease.number)
-            handle, exported = export.handle, export.exported
+            sender = self.book.receive(wanted, holder)
+            if sender is not None:
+                self._forget_if_unused(sender)
+            handle = export.handle
+            # The sender of a message has the memory, or does not want it.
+            exported = _NOTHING if lease.in_message else export.exported
             count = len(exported.descriptors)
             grant = Grant(lease.number, handle.nbytes, handle.capacity, count, exported.payloads)
             records.append(pack_grant(grant, handle.secret, context))
             descriptors += exported.descriptors
         connection.queue(number, b"".join(records), tuple(descriptors))
+        self._flush(connection)
+
+    def _refuse(
+        self, connection: ServerConnection, number: int, request: Request, refusal: Refusal
+    ) -> None:
+        """Give one answer to everything that was asked for."""
+        connection.queue(number, pack_refusal(refusal) * len(request.wanted), ())
         self._flush(connection)
 
     def _holder_of(self, connection: ServerConnection, start_time: int) -> Holder:

@@ -10,6 +10,7 @@ type   direction        body
 ====== ================ =======================================================================
 HELLO  server to client protocol version, nonce of the connection
 IMPORT client to server nonce, identity of the peer, then one record for each export asked for
+HOLD   client to server as IMPORT: leases that a message will hold, without the memory itself
 REPLY  server to client one record for each export asked for; descriptors travel alongside
 RELEASE client to server lease ids
 CANCEL client to server empty: whatever this request id was granted is released
@@ -40,6 +41,7 @@ __all__ = [
     "Wanted",
     "pack_grant",
     "pack_hello",
+    "pack_hold",
     "pack_ids",
     "pack_refusal",
     "pack_request",
@@ -53,7 +55,7 @@ __all__ = [
     "verify",
 ]
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 MAX_MESSAGE_NBYTES: Final = 60_000
 MAX_REQUEST_NBYTES: Final = 2 * 2**20
 MAX_REPLY_NBYTES: Final = 64 * 2**20
@@ -67,7 +69,7 @@ LAST: Final = 1
 
 _HELLO: Final = struct.Struct("<H16s")
 _REQUEST: Final = struct.Struct("<16sQQI")
-_WANTED: Final = struct.Struct("<QI16s")
+_WANTED: Final = struct.Struct("<QI16sQ")
 _REPLY: Final = struct.Struct("<BH")
 _GRANT: Final = struct.Struct("<QQQHI")
 _PAYLOAD: Final = struct.Struct("<I")
@@ -85,6 +87,7 @@ class MessageType(IntEnum):
     REPLY = 3
     RELEASE = 4
     CANCEL = 5
+    HOLD = 6
 
 
 class Status(IntEnum):
@@ -96,17 +99,25 @@ class Status(IntEnum):
     DENIED = 3
     EXITING = 4
     FAILED = 5
+    FULL = 6
+    """The sender has as many messages under way as it may; later there may be room."""
+    TOO_MANY = 7
+    """One message asks for more than a sender may ever hold."""
 
 
 _GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)
 
 
 class Wanted(NamedTuple):
-    """One export that an importer asks for, with its proof that it knows the secret."""
+    """One export that an importer asks for, with its proof that it knows the secret.
+
+    ``hold`` is the number of the hold that came with the handle in a message, 0 without one.
+    """
 
     allocation: int
     export: int
     proof: bytes
+    hold: int = 0
 
 
 class Request(NamedTuple):
@@ -187,14 +198,14 @@ def unpack_hello(message: bytes) -> tuple[int, bytes]:
 
 
 def pack_request(request: Request) -> bytes:
-    """Make the body of an IMPORT."""
+    """Make the body of an IMPORT or HOLD."""
     head = _REQUEST.pack(request.nonce, request.reported, request.start_time, len(request.wanted))
-    records = [_WANTED.pack(one.allocation, one.export, one.proof) for one in request.wanted]
+    records = [_WANTED.pack(*one) for one in request.wanted]
     return b"".join((head, *records))
 
 
 def unpack_request(body: bytes) -> Request:
-    """Read the body of an IMPORT."""
+    """Read the body of an IMPORT or HOLD."""
     if len(body) < _REQUEST.size:
         msg = "a request is too short"
         raise ProtocolError(msg)
@@ -258,6 +269,11 @@ def unpack_replies(body: bytes) -> list[Grant | Refusal]:
         msg = "a reply ends in the middle of a record"
         raise ProtocolError(msg)
     return replies
+
+
+def pack_hold(number: int) -> bytes:
+    """Return the number of a hold as proofs cover it."""
+    return number.to_bytes(8, "little")
 
 
 def pack_ids(kind: MessageType, request: int, ids: Sequence[int]) -> bytes:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from typing_extensions import override
 
+from crossmem.control.leases import name_holders
 from crossmem.control.records import Allow, Export, Shared
 from crossmem.driver import Block, Driver, Exported, Peer
 from crossmem.errors import (
@@ -160,8 +161,10 @@ class Owned:
 
     @property
     def _is_leased(self) -> bool:
+        # A message that is still under way leads nowhere once this process has exited.
         server = self.process.server
-        return server is not None and bool(server.book.leases_of(self.number))
+        leases = () if server is None else server.book.leases_of(self.number)
+        return any(not lease.in_message for lease in leases)
 
     def retire(self) -> None:
         """Free the memory now where nobody leases it, else when the last lease ends."""
@@ -421,8 +424,10 @@ class Allocation(Memory):
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        msg = "an Allocation stays in its process; send the handle that export() returns"
-        raise UnsupportedError(msg)
+        # Attaching stands on this module.
+        from crossmem.sharing.attach import attach  # noqa: PLC0415
+
+        return attach, (self.export().to_bytes(),)
 
 
 def _export(
@@ -493,8 +498,6 @@ def _await_leases(owned: Owned, wait_s: float) -> None:
     deadline = time.monotonic() + wait_s
     while not server.retire(owned.number, even_if_leased=False):
         if not server.book.wait_idle(owned.number, max(0.0, deadline - time.monotonic())):
-            holders = [str(one.holder.pid) for one in server.book.leases_of(owned.number)]
-            msg = (
-                f"allocation {owned.number} is leased by process {', '.join(sorted(set(holders)))}"
-            )
+            holders = name_holders(server.book.leases_of(owned.number))
+            msg = f"allocation {owned.number} is leased by {holders}"
             raise BusyError(msg, operation="free", hint='close it there, or free with busy="defer"')

@@ -3,22 +3,20 @@
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Literal
 
 from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
 from crossmem.guards import check_timeout
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.device import Device, device, find_by_identity, runtime_in_use
 from crossmem.sharing.entry import Entry
-from crossmem.sharing.mapping import Import, Mapping
+from crossmem.sharing.holds import check_hold
+from crossmem.sharing.mapping import Import, Mapping, Readonly
 from crossmem.sharing.process import Process, drain
 from crossmem.sharing.table import Wish
 
-__all__ = ["Readonly", "attach", "attach_many", "import_handle"]
+__all__ = ["Readonly", "attach", "attach_held", "attach_many", "import_handle", "reattach"]
 
 Handle = ShareableHandle | bytes | bytearray | memoryview
-Readonly = bool | Literal["advisory"]
-"""``True``: enforced by device or kernel, or refused. ``"advisory"``: kept by crossmem's API."""
 
 
 def import_handle(
@@ -82,6 +80,11 @@ def attach(
     return _map(process, found, entry, readonly)
 
 
+def reattach(blob: bytes, readonly: Readonly) -> Mapping:
+    """Attach what was pickled as the bytes of its handle."""
+    return attach(blob, readonly=readonly)
+
+
 def attach_many(
     handles: Iterable[Handle],
     *,
@@ -96,8 +99,43 @@ def attach_many(
     """
     process = drain()
     wishes = [_wish(process, _decode(one), device, readonly) for one in handles]
+    return _attach_all(process, wishes, readonly, timeout)[0]
+
+
+def attach_held(
+    message: Iterable[tuple[Handle, int]],
+    *,
+    device: Device | str | None = None,
+    readonly: Readonly = False,
+    timeout: float | None = None,
+) -> list[Mapping]:
+    """Receive a message: attach its handles as :func:`attach_many` does, and end its holds.
+
+    Freed memory that the message holds is attached too. Where this raises, the message still
+    holds what it held: try again, or discard it (see :mod:`crossmem.sharing.holds`).
+
+    Parameters
+    ----------
+    message
+        The handles with the numbers of their holds; 0 for a handle that is not held.
+    device, readonly, timeout
+        As for :func:`import_handle`.
+    """
+    process = drain()
+    wishes = [
+        _wish(process, _decode(one), device, readonly, check_hold(number))
+        for one, number in message
+    ]
+    mappings, entries = _attach_all(process, wishes, readonly, timeout)
+    process.imports.end_holds(zip(wishes, entries, strict=True))
+    return mappings
+
+
+def _attach_all(
+    process: Process, wishes: list[Wish], readonly: Readonly, timeout: float | None
+) -> tuple[list[Mapping], list[Entry]]:
     if not wishes:
-        return []
+        return [], []
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     entries = process.imports.acquire(wishes, timeout_s)
     mappings: list[Mapping] = []
@@ -112,7 +150,7 @@ def attach_many(
             for mapping in mappings:
                 undo.callback(mapping.unmap)
         raise
-    return mappings
+    return mappings, entries
 
 
 def _acquire(
@@ -140,7 +178,11 @@ def _decode(handle: Handle) -> ShareableHandle:
 
 
 def _wish(
-    process: Process, handle: ShareableHandle, target: Device | str | None, readonly: Readonly
+    process: Process,
+    handle: ShareableHandle,
+    target: Device | str | None,
+    readonly: Readonly,
+    hold: int = 0,
 ) -> Wish:
     if handle.owner.boot_id != process.identity.boot_id:
         msg = (
@@ -177,7 +219,7 @@ def _wish(
         msg = f"{chosen.name} does not offer {refused}"
         raise UnsupportedError(msg, operation="import", backend=chosen.backend)
     access: Access = "ro" if readonly is True else handle.access
-    return Wish(handle, chosen, access, home=home.ordinal)
+    return Wish(handle, chosen, access, home=home.ordinal, hold=hold)
 
 
 def _unknown_readonly(readonly: object) -> ConfigurationError:

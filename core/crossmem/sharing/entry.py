@@ -2,7 +2,7 @@
 """One imported allocation of this process, however many imports and mappings it has."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
@@ -139,6 +139,10 @@ class Entry:
             self._unmap(self.leaving)
             self.leaving = 0
 
+    def end_holds(self, numbers: Sequence[int]) -> None:
+        """End the holds of a message that was received; never waits."""
+        raise NotImplementedError
+
     @property
     def is_owner_alive(self) -> bool:
         """Whether the exporting process still runs."""
@@ -211,6 +215,12 @@ class RemoteEntry(Entry):
         self.cores.add(handle.core)
         self.is_open = True
 
+    @override
+    def end_holds(self, numbers: Sequence[int]) -> None:
+        """Tell the exporter, at once where it reads."""
+        if self.connection is not None:
+            self.connection.release(numbers)
+
     @property
     @override
     def is_owner_alive(self) -> bool:
@@ -273,7 +283,7 @@ class LocalEntry(Entry):
         device: "Device",
         access: Access,
         owned: "Owned",
-        release: Callable[[int], None],
+        release: Callable[[Sequence[int]], None],
     ) -> None:
         super().__init__(key, device, access)
         self._owned = owned
@@ -289,6 +299,11 @@ class LocalEntry(Entry):
         self.cores.add(core)
         self.leases.append(lease)
         self.is_open = True
+
+    @override
+    def end_holds(self, numbers: Sequence[int]) -> None:
+        """End them in this process's own book."""
+        self._release(numbers)
 
     @property
     @override
@@ -320,5 +335,4 @@ class LocalEntry(Entry):
     @override
     def _close(self) -> None:
         leases, self.leases = self.leases, []
-        for lease in leases:
-            self._release(lease)
+        self._release(leases)

@@ -4,7 +4,7 @@
 import warnings
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from typing_extensions import override
 
@@ -18,7 +18,10 @@ from crossmem.sharing.process import Process, drain, is_current, is_mine, refuse
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
 
-__all__ = ["Import", "Mapping"]
+__all__ = ["Import", "Mapping", "Readonly"]
+
+Readonly = bool | Literal["advisory"]
+"""``True``: enforced by device or kernel, or refused. ``"advisory"``: kept by crossmem's API."""
 
 
 class Import:
@@ -241,6 +244,13 @@ class Mapping(Memory):
         """Whether the exporting process still runs."""
         return self._live().is_owner_alive
 
+    @property
+    def asked_readonly(self) -> Readonly:
+        """What was asked of the import, beyond what the handle says."""
+        if not self.readonly or self.handle.access == "ro":
+            return False
+        return True if self._live().access == "ro" else "advisory"
+
     def unmap(self) -> None:
         """Give the address back, after waiting for the device's running work (C9).
 
@@ -295,8 +305,10 @@ class Mapping(Memory):
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        msg = "a Mapping stays in its process; send its handle, which forwards the original export"
-        raise UnsupportedError(msg)
+        # Attaching stands on this module.
+        from crossmem.sharing.attach import reattach  # noqa: PLC0415
+
+        return reattach, (self.handle.to_bytes(), self.asked_readonly)
 
 
 def _give_back(process: Process, entry: Entry, imported: Import | None) -> bool:

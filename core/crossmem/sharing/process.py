@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+from crossmem.control.leases import name_holders
 from crossmem.control.server import LeaseServer
 from crossmem.errors import ClosedError, CrossmemError, ForkedProcessError
 from crossmem.models import ProcessIdentity
@@ -104,7 +105,12 @@ class Process:
                     msg = "this process is exiting and exports nothing more"
                     raise ClosedError(msg)
                 if self._server is None:
-                    self._server = LeaseServer(self.identity, self.settings.run_dir, self.registry)
+                    self._server = LeaseServer(
+                        self.identity,
+                        self.settings.run_dir,
+                        self.registry,
+                        self.settings.max_holds,
+                    )
         return self._server
 
     def drain(self) -> None:
@@ -185,9 +191,10 @@ class Process:
             return
         for shared, _exports, leases in server.book.report():
             if leases:
-                pids = ", ".join(sorted({str(one.holder.pid) for one in leases}))
                 _log.warning(
-                    "exiting while allocation %d is leased by process %s", shared.allocation, pids
+                    "exiting while allocation %d is leased by %s",
+                    shared.allocation,
+                    name_holders(leases),
                 )
 
     def abandon(self) -> frozenset[str]:

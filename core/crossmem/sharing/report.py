@@ -11,7 +11,7 @@ __all__ = ["ExportInfo", "LeaseInfo", "collect", "exports"]
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """A process that holds an import of this process's memory.
+    """A process that holds an import of this process's memory, or a message that holds it.
 
     Parameters
     ----------
@@ -21,11 +21,15 @@ class LeaseInfo:
         Its user.
     since
         When it got the lease, in seconds since the epoch.
+    in_message
+        Whether a message holds the memory that was sent and not received yet. The process is
+        then its sender; for the moment in which it is received, the receiver.
     """
 
     pid: int
     uid: int
     since: float
+    in_message: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ def exports() -> list[ExportInfo]:
             nbytes=export.handle.length,
             capacity=export.handle.capacity,
             leases=tuple(
-                LeaseInfo(lease.holder.pid, lease.holder.uid, lease.since)
+                LeaseInfo(lease.holder.pid, lease.holder.uid, lease.since, lease.in_message)
                 for lease in leases
                 if lease.export == export.handle.export
             ),

@@ -2,12 +2,12 @@
 """The process-wide table of imports: one vendor open for each (allocation, device, access)."""
 
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from crossmem.control.client import Leased, OwnerConnection
+from crossmem.control.client import Asked, Leased, OwnerConnection
 from crossmem.control.link import Deadline
 from crossmem.control.wire import Refusal, Status
 from crossmem.driver import Exported
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from crossmem.sharing.device import Device
     from crossmem.sharing.process import Process
 
-__all__ = ["ImportTable", "Wish"]
+__all__ = ["ImportTable", "Wish", "error_of"]
 
 _TEND_TIMEOUT_S: Final = 1.0
 
@@ -39,24 +39,34 @@ _ERRORS: dict[Status, type[CrossmemError]] = {
     Status.DENIED: AccessDeniedError,
     Status.EXITING: OwnerGoneError,
     Status.FAILED: DriverError,
+    Status.FULL: BusyError,
+    Status.TOO_MANY: BusyError,
 }
 
 
 class Wish:
     """One import that a caller wants: which memory, for which device, with which access.
 
-    ``home`` is the ordinal here of the device that holds the memory.
+    ``home`` is the ordinal here of the device that holds the memory, ``hold`` the number that came
+    with the handle in a message, 0 without one.
     """
 
-    __slots__ = ("access", "device", "handle", "home", "key")
+    __slots__ = ("access", "device", "handle", "hold", "home", "key")
 
     def __init__(
-        self, handle: ShareableHandle, device: "Device", access: Access, *, home: int
+        self,
+        handle: ShareableHandle,
+        device: "Device",
+        access: Access,
+        *,
+        home: int,
+        hold: int = 0,
     ) -> None:
         self.handle = handle
         self.device = device
         self.access = access
         self.home = home
+        self.hold = hold
         self.key = (handle.owner, handle.allocation, device, access, handle.raw is None)
 
 
@@ -177,7 +187,7 @@ class ImportTable:
         if owned is not None and not owned.is_retired and handle.raw is not None:
             owned.publish_raw(handle)
         server = process.server
-        if owned is None or server is None or owned.is_retired:
+        if owned is None or server is None or (owned.is_retired and not wish.hold):
             msg = f"allocation {handle.allocation} of this process was freed"
             raise StaleHandleError(msg, operation="import")
         return LocalEntry(wish.key, wish.device, wish.access, owned, server.book.release_mine)
@@ -189,13 +199,13 @@ class ImportTable:
             if isinstance(entry, RemoteEntry):
                 asked.setdefault((wish.handle.owner, wish.handle.backend), []).append((wish, entry))
             elif isinstance(entry, LocalEntry):
-                self._lease_locally(wish.handle, entry)
+                self._lease_locally(wish, entry)
         for batch in asked.values():
             answers = self._lease(batch, deadline)
             for index, ((wish, entry), answer) in enumerate(zip(batch, answers, strict=True)):
                 try:
                     if isinstance(answer, Refusal):
-                        raise _error_of(answer, wish.handle)
+                        raise error_of(answer, wish.handle)
                     entry.open(wish.handle, answer, home=wish.home)
                 except BaseException:
                     if entry.connection is not None:
@@ -217,15 +227,24 @@ class ImportTable:
                 for one, _ in batch
             ]
         reported = wish.device.driver.peer_identity()
-        handles = [one.handle for one, _ in batch]
-        return entry.connection.request(handles, reported=reported, deadline=deadline)
+        asked = [Asked(one.handle, one.hold) for one, _ in batch]
+        return entry.connection.request(asked, reported=reported, deadline=deadline)
 
-    def _lease_locally(self, handle: ShareableHandle, entry: LocalEntry) -> None:
+    def _lease_locally(self, wish: Wish, entry: LocalEntry) -> None:
         server = self._process.start_server()
-        lease = server.book.lease_to_myself(handle.allocation, handle.export, handle.core)
+        lease = server.book.lease_to_myself(wish.handle, wish.hold)
         if isinstance(lease, Refusal):
-            raise _error_of(lease, handle)
-        entry.add_lease(handle.core, lease.number)
+            raise error_of(lease, wish.handle)
+        entry.add_lease(wish.handle.core, lease.number)
+
+    def end_holds(self, received: Iterable[tuple[Wish, Entry]]) -> None:
+        """End the holds of a message that was received: one message to each exporter."""
+        ended: dict[object, tuple[Entry, list[int]]] = {}
+        for wish, entry in received:
+            if wish.hold and wish.handle.raw is None:
+                ended.setdefault(wish.handle.owner, (entry, []))[1].append(wish.hold)
+        for entry, numbers in ended.values():
+            entry.end_holds(numbers)
 
     def release(self, entry: Entry) -> None:
         """Count one user less; the last one closes the entry."""
@@ -272,6 +291,18 @@ class ImportTable:
             for shortcut in entry.shortcuts:
                 if self._shortcuts.get(shortcut) is entry:
                     del self._shortcuts[shortcut]
+
+    @contextmanager
+    def connected(self, owner: ProcessIdentity) -> Iterator[OwnerConnection]:
+        """Lend the kept connection to an exporter."""
+        with self.lock:
+            connection = self._connection_to(owner)
+            connection.entries += 1
+        try:
+            yield connection
+        finally:
+            with self.lock:
+                connection.entries -= 1
 
     def _connection_to(self, owner: ProcessIdentity) -> OwnerConnection:
         """Return the kept connection to an exporter. The table's lock is held."""
@@ -348,7 +379,8 @@ def _unlock(entries: list[Entry]) -> None:
         entry.lock.release()
 
 
-def _error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
+def error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
+    """Return the error for a lease that was refused."""
     error = _ERRORS[refusal.status]
     return error(
         f"process {handle.owner.pid} gives no lease on allocation {handle.allocation}: "

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Receiving: from the description of a shared tree to its arrays and tensors, without a copy."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from crossmem.arrays import Kind, Layout
@@ -16,7 +16,7 @@ from crossmem.trees.message import Message, Row
 from crossmem.trees.nodes import read, write
 from crossmem.trees.shared import Shared
 
-__all__ = ["receive"]
+__all__ = ["build", "receive"]
 
 _MAX_SHOWN: Final = 100
 
@@ -68,6 +68,19 @@ def receive(
     if isinstance(shared, Shared) and shared.closed:
         shared.check()
     mappings = _attach(message, readonly, device, timeout)
+    if into is not None:
+        _overwrite(into, message, _maker(mappings))
+        return into
+    return build(message, mappings)
+
+
+def build(message: Message, mappings: Sequence[Mapping]) -> Any:
+    """Return the arrays and tensors of a message in the mappings of its handles."""
+    make = _maker(mappings)
+    return read(message.tree, [make(row, row.kind) for row in message.rows])
+
+
+def _maker(mappings: Sequence[Mapping]) -> Callable[[Row, Kind], Any]:
     makers: dict[tuple[int, Kind], Callable[[Layout], Any]] = {}
 
     def make(row: Row, kind: Kind) -> Any:
@@ -78,10 +91,7 @@ def receive(
             found = makers[row.handle, kind] = maker(mappings[row.handle], kind)
         return found(row.layout)
 
-    if into is not None:
-        _overwrite(into, message, make)
-        return into
-    return read(message.tree, [make(row, row.kind) for row in message.rows])
+    return make
 
 
 def _attach(

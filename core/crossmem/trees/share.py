@@ -25,7 +25,7 @@ from crossmem.trees.nodes import write
 from crossmem.trees.shared import Shared
 from crossmem.trees.versions import OwnCell, new_cell
 
-__all__ = ["host_device", "share"]
+__all__ = ["host_device", "message_of", "share"]
 
 
 def share(
@@ -102,6 +102,24 @@ def share(
         raise
     message = Message(handles, rows, tree, cell.cell if cell is not None else None)
     return Shared(process, message, cell=cell, homes=homes, kept=leaves)
+
+
+def message_of(array: Any) -> Message | None:
+    """Return what describes one array that lies in memory of crossmem; None for any other."""
+    process = drain()
+    try:
+        found = describe(array)
+    except UnsupportedError:
+        return None
+    if found is None or found.layout.extent is None:
+        return None
+    leaf = Leaf(array, found, lambda: "the array")
+    low, high = leaf.bounds
+    if process.whereabouts.find(low, high - low) is None:
+        return None
+    homes = Homes(process, None, "rw", None, None, lambda: host_device(None))
+    handles, rows = _rows(homes, [leaf])
+    return Message(handles, rows, {"a": 0}, None)
 
 
 def _rows(homes: Homes, leaves: list[Leaf]) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...]]:

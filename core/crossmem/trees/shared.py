@@ -2,6 +2,7 @@
 """Shared trees: nested arrays and tensors that other processes receive without a copy."""
 
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,6 +10,8 @@ from typing_extensions import override
 
 from crossmem.errors import ClosedError, ConfigurationError, UnsupportedError
 from crossmem.guards import check_timeout
+from crossmem.sharing.attach import attach_held
+from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.process import Process, drain, is_current, refuse_foreign
 from crossmem.trees.homes import Homes
 from crossmem.trees.message import Message
@@ -40,6 +43,7 @@ class Shared:
         "_lock",
         "_owned",
         "_process",
+        "_received",
         "copied_nbytes",
         "message",
     )
@@ -52,6 +56,7 @@ class Shared:
         cell: OwnCell | None = None,
         homes: Homes | None = None,
         kept: object = None,
+        received: Sequence[Mapping] = (),
     ) -> None:
         self._process = process
         self.message = message
@@ -62,6 +67,7 @@ class Shared:
         self._owned = homes.owned if homes is not None else []
         self.copied_nbytes = homes.copied_nbytes if homes is not None else 0
         self._kept = kept
+        self._received = list(received)
         # Last: from here on, this object gives the cell back.
         self._cell: OwnCell | RemoteCell | None = cell
 
@@ -75,6 +81,23 @@ class Shared:
             Where the bytes are not that.
         """
         return cls(drain(), Message.from_bytes(blob))
+
+    @classmethod
+    def from_held(cls, blob: bytes, numbers: Sequence[int]) -> "Shared":
+        """Return the tree of a message that holds its memory, which this keeps from now on.
+
+        Parameters
+        ----------
+        blob
+            What :meth:`to_bytes` returned.
+        numbers
+            The number of the hold of each handle.
+        """
+        message = Message.from_bytes(blob)
+        received = attach_held(zip(message.handles, numbers, strict=True))
+        for mapping in received:
+            mapping.leave_to_views()
+        return cls(drain(), message, received=received)
 
     def to_bytes(self) -> bytes:
         """Return what other processes receive the tree by. It may travel in any way.
@@ -205,6 +228,8 @@ class Shared:
         if isinstance(cell, OwnCell):
             cell.close()
         self._kept = None
+        while self._received:
+            self._received.pop().unmap()
         while self._owned:
             self._owned.pop().free()
 

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages hold the memory they speak of, whoever frees, exits or dies: laws C6, C9, C11, C20."""
+
+import time
+
+import pytest
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.harness import Allocate, FreshPeer
+from crossmem.conformance.peers import Peer
+from crossmem.conformance.pool import settle
+from crossmem.driver import TracingDriver
+
+NBYTES = 5000
+
+
+def holders_of(blob: bytes) -> list[tuple[int, bool]]:
+    """Return who holds an export of this process, and whether in a message."""
+    return [
+        (lease.pid, lease.in_message)
+        for info in crossmem.exports()
+        if info.handle.to_bytes() == blob
+        for lease in info.leases
+    ]
+
+
+def others_than(blob: bytes, *expected: tuple[int, bool]) -> list[str]:
+    found = holders_of(blob)
+    return [] if found == list(expected) else [str(found)]
+
+
+def test_c06_a_message_gives_memory_that_was_freed(
+    device: crossmem.Device, peer: Peer, peer2: Peer
+) -> None:
+    allocation = device.allocate(NBYTES)
+    allocation.write(b"sent")
+    blob = allocation.export().to_bytes()
+    peer.call(actions.attach, "m", blob)
+    message = peer.call(actions.hold, "m")
+    peer.call(actions.unmap, "m")
+    allocation.free()
+    with pytest.raises(crossmem.StaleHandleError):
+        peer2.call(actions.attach, "m", blob)
+
+    peer2.call(actions.attach_held, ["m"], message)
+
+    assert peer2.call(actions.read, "m", 4) == b"sent"
+
+    peer2.call(actions.unmap, "m")
+    with pytest.raises(crossmem.StaleHandleError):
+        peer2.call(actions.attach_held, ["m"], message)
+
+
+def test_c09_memory_stays_for_a_message_until_its_receiver_is_done(
+    device: crossmem.Device, tracer: TracingDriver, peer: Peer
+) -> None:
+    actions.offer("sent", NBYTES, b"kept")
+    ((blob, number),) = actions.hold("sent")
+    allocation = actions.objects.pop("sent")
+    before = tracer.calls["free"]
+    with pytest.raises(crossmem.BusyError):
+        allocation.free(busy="raise")
+    allocation.free()
+    crossmem.collect()
+
+    assert tracer.calls["free"] == before
+    assert holders_of(blob) == [(actions.pid(), True)]
+
+    peer.call(actions.attach_held, ["m"], [(blob, number)])
+
+    assert settle(lambda: others_than(blob, (peer.pid, False))) == []
+    assert peer.call(actions.read, "m", 4) == b"kept"
+    assert tracer.calls["free"] == before
+
+    peer.call(actions.unmap, "m")
+
+    assert settle(lambda: others_than(blob)) == []
+    assert tracer.calls["free"] == before + 1
+
+
+def test_c09_the_exporter_receives_its_own_message(
+    device: crossmem.Device, tracer: TracingDriver
+) -> None:
+    actions.offer("sent", NBYTES, b"mine")
+    message = actions.hold("sent")
+    actions.objects.pop("sent").free()
+    before = tracer.calls["free"]
+    actions.attach_held(["back"], message)
+    mapping = actions.objects.pop("back")
+
+    assert mapping.read(4) == b"mine"
+    assert holders_of(message[0][0]) == [(actions.pid(), False)]
+
+    mapping.unmap()
+    crossmem.collect()
+
+    assert tracer.calls["free"] == before + 1
+
+
+def test_c11_a_hold_ends_with_the_death_of_its_sender(
+    allocate: Allocate, fresh_peer: FreshPeer
+) -> None:
+    blob = allocate(NBYTES).export().to_bytes()
+    sender = fresh_peer()
+    sender.call(actions.attach, "m", blob)
+    sender.call(actions.hold, "m")
+    sender.call(actions.unmap, "m")
+    assert settle(lambda: others_than(blob, (sender.pid, True))) == []
+
+    sender.kill()
+
+    assert settle(lambda: others_than(blob), within=1.0) == []
+
+
+def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
+    fresh_peer: FreshPeer, peer: Peer
+) -> None:
+    sender = fresh_peer(CROSSMEM_EXIT_WAIT="15")
+    sender.call(actions.offer, "sent", NBYTES, b"last")
+    message = sender.call(actions.hold, "sent")
+    sender.call(actions.free, "sent")
+    sender.request_exit()
+    time.sleep(0.2)
+    assert sender.exitcode is None
+    with pytest.raises(crossmem.OwnerGoneError):
+        peer.call(actions.attach, "m", message[0][0])
+
+    peer.call(actions.attach_held, ["m"], message)
+
+    assert peer.call(actions.read, "m", 4) == b"last"
+
+    peer.call(actions.unmap, "m")
+
+    assert sender.wait_exit(within=10) == 0
+    assert "exiting while" not in sender.output()

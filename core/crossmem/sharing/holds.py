@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages that hold the memory they speak of, until they are received.
+
+Whoever sends a handle may drop the memory right after that: what the message takes along keeps
+it. This is what :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` send and receive with::
+
+    numbers = hold(handles)                     # the sender: one number for each handle
+    message = list(zip(handles, numbers))       # both travel, 64 bits for each number
+
+    mappings = attach_held(message)             # the receiver (crossmem.sharing.attach)
+    discard(message)                            # or whoever throws the message away
+
+A hold is a lease of the exporter's that the sending process has. It ends when the message is first
+received, when it is discarded, and when its sender is dead. While it lasts, the handle is not
+stale: :func:`~crossmem.sharing.attach.attach_held` gets memory that was freed meanwhile, also from
+an exporter that waits at its exit. Where the hold has ended, the message's handle is like any
+other. One message may be received by any number of processes; each gets the memory where it is
+still there.
+
+Any process may send on what it has imported, as long as the exporter lives. A number is the right
+to end its hold, so treat it as the handle itself. Hold each distinct handle once for a message: of
+several numbers for one handle in one message, only the first is shown to the exporter.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from crossmem.control.client import Leased
+from crossmem.control.link import Deadline
+from crossmem.control.wire import Refusal, Status
+from crossmem.errors import (
+    BusyError,
+    ClosedError,
+    CrossmemError,
+    InvalidHandleError,
+    UnsupportedError,
+)
+from crossmem.guards import check_timeout
+from crossmem.models import ProcessIdentity, ShareableHandle
+from crossmem.sharing.process import Process, drain
+from crossmem.sharing.table import error_of
+
+__all__ = ["check_hold", "discard", "hold"]
+
+_FIRST_PAUSE_S: Final = 0.001
+_LONGEST_PAUSE_S: Final = 0.05
+_NUMBER_BITS: Final = 64
+
+
+def hold(handles: Sequence[ShareableHandle], *, timeout: float | None = None) -> list[int]:
+    """Let a message hold the memory of handles; all or none, one round trip to each exporter.
+
+    Parameters
+    ----------
+    handles
+        What the message speaks of: exports of this process, or of others that live. Memory that
+        was freed can be held by who has it imported.
+    timeout
+        How long to wait for room, and for exporters to answer, in seconds; ``CROSSMEM_TIMEOUT``
+        where None.
+
+    Returns
+    -------
+    list
+        The number of each handle's hold, in order.
+
+    Raises
+    ------
+    BusyError
+        Where messages of this process hold as much of one exporter as ``CROSSMEM_MAX_HOLDS``
+        there allows, and none of it was received or discarded in time.
+    StaleHandleError, InvalidHandleError, AccessDeniedError
+        As for an import.
+    OwnerGoneError, OwnerUnresponsiveError, WrongHostError
+        Where an exporter cannot be asked.
+    UnsupportedError
+        For a raw handle, which has no leases.
+    """
+    process = drain()
+    if process.is_exiting:
+        msg = "this process is exiting and sends nothing more"
+        raise ClosedError(msg, operation="hold")
+    deadline = Deadline(check_timeout(timeout, default_s=process.settings.timeout_s))
+    wanted: dict[ProcessIdentity, dict[int, ShareableHandle]] = {}
+    for index, handle in enumerate(handles):
+        if handle.raw is not None:
+            msg = "a raw handle has no leases, so no message can hold its memory"
+            raise UnsupportedError(msg, operation="hold", hint="export it with lease=True")
+        wanted.setdefault(handle.owner, {})[index] = handle
+    found: dict[int, int] = {}
+    try:
+        for owner, part in wanted.items():
+            asked = list(part.values())
+            if owner == process.identity:
+                numbers = _hold_own(process, asked, deadline)
+            else:
+                numbers = _hold_at(process, owner, asked, deadline)
+            found.update(zip(part, numbers, strict=True))
+    except BaseException:
+        for index, number in found.items():
+            _end(process, handles[index].owner, [number])
+        raise
+    return [found[index] for index in range(len(handles))]
+
+
+def discard(
+    message: Iterable[tuple[ShareableHandle, int]], *, timeout: float | None = None
+) -> None:
+    """End the holds of a message that nobody will receive.
+
+    Holds that have ended already, and exporters that are gone, are no error.
+
+    Parameters
+    ----------
+    message
+        The handles with their numbers; 0 for a handle that is not held.
+    timeout
+        How long it may take to reach an exporter that this process has not talked to yet, in
+        seconds; ``CROSSMEM_TIMEOUT`` where None.
+
+    Raises
+    ------
+    OwnerUnresponsiveError, WrongHostError, AccessDeniedError
+        Where an exporter cannot be told. The others were told.
+    InvalidHandleError
+        Where a number is none.
+    """
+    process = drain()
+    deadline = Deadline(check_timeout(timeout, default_s=process.settings.timeout_s))
+    ended: dict[ProcessIdentity, list[int]] = {}
+    for handle, number in message:
+        if check_hold(number):
+            ended.setdefault(handle.owner, []).append(number)
+    failure: CrossmemError | None = None
+    for owner, numbers in ended.items():
+        if owner == process.identity:
+            _end(process, owner, numbers)
+            continue
+        try:
+            with process.imports.connected(owner) as connection:
+                connection.discard(numbers, deadline)
+        except CrossmemError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def check_hold(number: object) -> int:
+    """Return the number of a hold, or 0 for none; raise where it cannot be one."""
+    if type(number) is not int or not 0 <= number < 1 << _NUMBER_BITS:
+        msg = f"the number of a hold has {_NUMBER_BITS} bits; it is not {number!r}"
+        raise InvalidHandleError(msg)
+    return number
+
+
+def _hold_own(process: Process, asked: Sequence[ShareableHandle], deadline: Deadline) -> list[int]:
+    answer = process.start_server().book.hold_mine(asked, deadline.remaining_s)
+    if isinstance(answer, Refusal):
+        raise _error_of(answer, asked[0])
+    return [one.number for one in answer]
+
+
+def _hold_at(
+    process: Process,
+    owner: ProcessIdentity,
+    asked: Sequence[ShareableHandle],
+    deadline: Deadline,
+) -> list[int]:
+    """Ask another process, again and again as long as it has no room."""
+    pause_s = _FIRST_PAUSE_S
+    with process.imports.connected(owner) as connection:
+        while True:
+            answers = connection.hold(asked, deadline=deadline)
+            leased = [one.lease for one in answers if isinstance(one, Leased)]
+            if len(leased) == len(asked):
+                return leased
+            connection.release(leased)
+            refusal, handle = next(
+                (answer, handle)
+                for answer, handle in zip(answers, asked, strict=True)
+                if isinstance(answer, Refusal)
+            )
+            # Where the next answer would come too late, this one says what is wrong.
+            if refusal.status is not Status.FULL or deadline.remaining_s <= pause_s:
+                raise _error_of(refusal, handle)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
+    if refusal.status not in {Status.FULL, Status.TOO_MANY}:
+        return error_of(refusal, handle)
+    pid = handle.owner.pid
+    return BusyError(
+        f"process {pid} holds nothing more for messages of this process: {refusal.reason}",
+        hint=(
+            "receive or discard earlier messages, send less at once, or start process "
+            f"{pid} with a higher CROSSMEM_MAX_HOLDS"
+        ),
+        operation="hold",
+        backend=handle.backend,
+        device=handle.device,
+    )
+
+
+def _end(process: Process, owner: ProcessIdentity, numbers: Sequence[int]) -> None:
+    if owner != process.identity:
+        with process.imports.connected(owner) as connection:
+            connection.release(numbers)
+    elif process.server is not None:
+        process.server.book.release_mine(numbers)
