@@ -68,12 +68,6 @@ def write(value: Any, add_array: AddArray) -> Any:
 class _Writer:
     def __init__(self, add_array: AddArray) -> None:
         self._add_array = add_array
-        self._containers: dict[type, Callable[[Any, tuple[Any, ...]], Any]] = {
-            list: self._values,
-            tuple: lambda value, path: {"t": self._values(value, path)},
-            dict: lambda value, path: {"d": self._pairs(value.items(), path)},
-            OrderedDict: lambda value, path: {"o": self._pairs(value.items(), path)},
-        }
 
     def write(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)
@@ -88,9 +82,14 @@ class _Writer:
         if len(path) >= MAX_DEPTH:
             msg = f"{_name(path)} is nested more than {MAX_DEPTH} deep, or contains itself"
             raise ConfigurationError(msg, operation="share")
-        write_container = self._containers.get(kind)
-        if write_container is not None:
-            return write_container(value, path)
+        if kind is list:
+            return self._values(value, path)
+        if kind is tuple:
+            return {"t": self._values(value, path)}
+        if kind is dict:
+            return {"d": self._pairs(value.items(), path)}
+        if kind is OrderedDict:
+            return {"o": self._pairs(value.items(), path)}
         return self._write_object(value, kind, path)
 
     def _write_object(self, value: Any, kind: type, path: tuple[Any, ...]) -> Any:
@@ -100,7 +99,9 @@ class _Writer:
             return {"n": [_name_of_class(kind, path), self._values(value, path)]}
         numpy = used("numpy")
         if numpy is not None and isinstance(value, numpy.generic):
-            return {"s": [dtype_of(value.dtype).name, _base64(value.tobytes())]}
+            # An array of it: NumPy's empty texts have a size there.
+            one = numpy.array([value])
+            return {"s": [dtype_of(one.dtype).name, _base64(one.tobytes())]}
         msg = f"{_name(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be shared"
         raise UnsupportedError(
             msg,
