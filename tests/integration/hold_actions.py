@@ -75,6 +75,15 @@ def get_and_drop(message: Message, times: int = 1) -> list[bytes]:
     return found
 
 
+def send_over_and_over(_number: int, blob: bytes, times: int) -> None:
+    """Send to this process itself and receive, so many times."""
+    handle = crossmem.ShareableHandle.from_bytes(blob)
+    for _ in range(times):
+        (mapping,) = attach_held([(handle, hold([handle])[0])])
+        assert mapping.read(4) == b"data"
+        mapping.unmap()
+
+
 def throw_away(message: Message, **options: Any) -> None:
     """Discard a message."""
     discard(

@@ -11,11 +11,12 @@ from crossmem.models import ProcessIdentity
 from crossmem.sharing import holds
 
 if TYPE_CHECKING:
-    from tests.integration import hold_actions
+    from tests.integration import hold_actions, lease_actions
     from tests.integration.conftest import StartPeer
     from tests.integration.hold_actions import comes_to, is_all_free, leases_of
 else:
     import hold_actions
+    import lease_actions
     from hold_actions import comes_to, is_all_free, leases_of
 
 NBYTES = 4096
@@ -144,7 +145,24 @@ def test_parts_of_memory_are_held_too(start_peer: "StartPeer") -> None:
     ((_, number),) = sender.call(hold_actions.put, ["memory"], drop=True)
     part = crossmem.ShareableHandle.from_bytes(blob).slice(4, 4).to_bytes()
 
-    assert receiver.call(hold_actions.get, ["mapped"], [(part, number)]) == [b"data"]
+    found = receiver.call(hold_actions.get, ["a", "b", "c"], [(blob, 0), (part, number), (part, 0)])
+
+    assert found == [b"....", b"data", b"data"]
+    assert comes_to(sender, (receiver.pid, False))
+
+
+def test_parts_of_own_memory_are_received(start_peer: "StartPeer") -> None:
+    sender = start_peer()
+    blob = sender.call(actions.offer, "memory", NBYTES, b"data")
+    ((_, one),) = sender.call(hold_actions.put, ["memory"])
+    ((_, two),) = sender.call(hold_actions.put, ["memory"], drop=True)
+    message = [(blob, 0), (blob, one), (blob, two)]
+
+    assert sender.call(hold_actions.get, ["a", "b", "c"], message) == [b"data"] * 3
+
+    assert leases_of(sender) == [(sender.pid, False)]
+    sender.call(actions.unmap, "a", "b", "c")
+    assert is_all_free(sender)
 
 
 # Sent on ----------------------------------------------------------------------------------------
@@ -233,6 +251,18 @@ def test_a_message_is_discarded(start_peer: "StartPeer", who: str) -> None:
     assert is_all_free(exporter)
     with pytest.raises(crossmem.StaleHandleError):
         by.call(hold_actions.get, ["late"], message)
+
+
+def test_a_message_is_discarded_over_a_new_connection(start_peer: "StartPeer") -> None:
+    exporter, sender = start_peer(), start_peer()
+    blob = exporter.call(actions.offer, "memory", NBYTES)
+    sender.call(actions.attach, "mapped", blob)
+    message = sender.call(hold_actions.put, ["mapped"])
+    assert sender.call(lease_actions.break_connections) == 1
+
+    sender.call(hold_actions.throw_away, message)
+
+    assert comes_to(exporter, (sender.pid, False))
 
 
 def test_a_message_of_a_dead_exporter_is_discarded_without_complaint(

@@ -286,6 +286,22 @@ def test_a_sender_waits_for_room_at_another_exporter(start_peer: "StartPeer") ->
     assert waiting.result()[0] == "sent"
 
 
+def test_threads_that_wait_for_room_all_come_through(start_peer: "StartPeer") -> None:
+    exporter, other = start_peer(CROSSMEM_MAX_HOLDS="2"), start_peer()
+    blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
+
+    working = [
+        one.start(actions.in_threads, 6, hold_actions.send_over_and_over, blob, 60, within=60)
+        for one in (exporter, other)
+    ]
+
+    assert [one.result() for one in working] == [[None] * 6] * 2
+    assert comes_to(exporter)
+    exporter.call(actions.free, "memory", busy="raise")
+    for one in (exporter, other):
+        assert one.call(actions.violations) == []
+
+
 def test_a_message_that_never_fits_is_refused_at_once(start_peer: "StartPeer") -> None:
     exporter, sender = start_peer(CROSSMEM_MAX_HOLDS="2"), start_peer()
     names = exporter.call(hold_actions.offer_many, 3, NBYTES)

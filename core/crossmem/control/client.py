@@ -203,6 +203,8 @@ class OwnerConnection:
         finally:
             self._lock.release()
         self.release(holds)
+        # The owner may have closed the connection since it was used last.
+        self.tend(deadline.remaining_s)
 
     def _get_help(self) -> None:
         """Start a thread that waits for the owner to read, where that is needed."""
@@ -333,9 +335,16 @@ class OwnerConnection:
                 deadline,
             )
             self._link, self._pidfd = link, link.pidfd
+        except ProtocolError as error:
+            raise self._stranger(error) from None
         finally:
             self._dialing.clear()
         return link
+
+    def _stranger(self, error: ProtocolError) -> AccessDeniedError:
+        msg = f"what answers at the address of process {self.owner.pid} is no crossmem"
+        hint = "another program holds the address; see CROSSMEM_RUN_DIR"
+        return AccessDeniedError(f"{msg}: {error}", hint=hint)
 
     # One request ---------------------------------------------------------------------------
 
@@ -357,9 +366,7 @@ class OwnerConnection:
                 time.sleep(_RECONNECT_S)
             except ProtocolError as error:
                 self._disconnect()
-                msg = f"what answers at the address of process {self.owner.pid} is no crossmem"
-                hint = "another program holds the address; see CROSSMEM_RUN_DIR"
-                raise AccessDeniedError(f"{msg}: {error}", hint=hint) from None
+                raise self._stranger(error) from None
 
     def _exchange(
         self,

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
 from crossmem.guards import check_timeout
-from crossmem.models import Access, ShareableHandle
+from crossmem.models import Access, ProcessIdentity, ShareableHandle
 from crossmem.sharing.device import Device, device, find_by_identity, runtime_in_use
 from crossmem.sharing.entry import Entry
 from crossmem.sharing.holds import check_hold
@@ -117,17 +117,28 @@ def attach_held(
     Parameters
     ----------
     message
-        The handles with the numbers of their holds; 0 for a handle that is not held.
+        The handles with the numbers of their holds; 0 for a handle that is not held, or that is
+        another part of an export whose hold is there already.
     device, readonly, timeout
         As for :func:`import_handle`.
     """
     process = drain()
+    pairs = [(_decode(one), check_hold(number)) for one, number in message]
+    # Parts of one export need one hold between them.
+    shown: dict[bytes, int] = {}
+    for handle, number in pairs:
+        if number:
+            shown.setdefault(handle.core, number)
     wishes = [
-        _wish(process, _decode(one), device, readonly, check_hold(number))
-        for one, number in message
+        _wish(process, handle, device, readonly, shown.get(handle.core, 0)) for handle, _ in pairs
     ]
     mappings, entries = _attach_all(process, wishes, readonly, timeout)
-    process.imports.end_holds(zip(wishes, entries, strict=True))
+    ended: dict[ProcessIdentity, tuple[Entry, list[int]]] = {}
+    for (handle, number), entry in zip(pairs, entries, strict=True):
+        if number and handle.raw is None:
+            ended.setdefault(handle.owner, (entry, []))[1].append(number)
+    for entry, numbers in ended.values():
+        entry.end_holds(numbers)
     return mappings
 
 

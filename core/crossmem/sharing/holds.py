@@ -18,8 +18,12 @@ other. One message may be received by any number of processes; each gets the mem
 still there.
 
 Any process may send on what it has imported, as long as the exporter lives. A number is the right
-to end its hold, so treat it as the handle itself. Hold each distinct handle once for a message: of
-several numbers for one handle in one message, only the first is shown to the exporter.
+to end its hold, so treat it as the handle itself. A message needs one number for each export in it:
+other parts of that export travel with 0. Of several numbers for one export, the first is shown to
+the exporter, and all are ended.
+
+Where receiving fails, the hold stays, as the receiver's, so that the message can be received again.
+Who has no message any more then, because a queue has thrown it away, discards it.
 """
 
 import time

@@ -2,7 +2,7 @@
 """The process-wide table of imports: one vendor open for each (allocation, device, access)."""
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -47,8 +47,8 @@ _ERRORS: dict[Status, type[CrossmemError]] = {
 class Wish:
     """One import that a caller wants: which memory, for which device, with which access.
 
-    ``home`` is the ordinal here of the device that holds the memory, ``hold`` the number that came
-    with the handle in a message, 0 without one.
+    ``home`` is the ordinal here of the device that holds the memory, ``hold`` the number with
+    which it came in a message, 0 without one.
     """
 
     __slots__ = ("access", "device", "handle", "hold", "home", "key")
@@ -236,15 +236,6 @@ class ImportTable:
         if isinstance(lease, Refusal):
             raise error_of(lease, wish.handle)
         entry.add_lease(wish.handle.core, lease.number)
-
-    def end_holds(self, received: Iterable[tuple[Wish, Entry]]) -> None:
-        """End the holds of a message that was received: one message to each exporter."""
-        ended: dict[object, tuple[Entry, list[int]]] = {}
-        for wish, entry in received:
-            if wish.hold and wish.handle.raw is None:
-                ended.setdefault(wish.handle.owner, (entry, []))[1].append(wish.hold)
-        for entry, numbers in ended.values():
-            entry.end_holds(numbers)
 
     def release(self, entry: Entry) -> None:
         """Count one user less; the last one closes the entry."""

@@ -82,21 +82,16 @@ class _Writer:
         if len(path) >= MAX_DEPTH:
             msg = f"{_name(path)} is nested more than {MAX_DEPTH} deep, or contains itself"
             raise ConfigurationError(msg, operation="share")
-        if kind is list:
-            return self._values(value, path)
-        if kind is tuple:
-            return {"t": self._values(value, path)}
-        if kind is dict:
-            return {"d": self._pairs(value.items(), path)}
-        if kind is OrderedDict:
-            return {"o": self._pairs(value.items(), path)}
+        write_container = _CONTAINERS.get(kind)
+        if write_container is not None:
+            return write_container(self, value, path)
         return self._write_object(value, kind, path)
 
     def _write_object(self, value: Any, kind: type, path: tuple[Any, ...]) -> Any:
         if is_dataclass(kind):
             return self._write_dataclass(value, kind, path)
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-            return {"n": [_name_of_class(kind, path), self._values(value, path)]}
+            return {"n": [_name_of_class(kind, path), self.values(value, path)]}
         numpy = used("numpy")
         if numpy is not None and isinstance(value, numpy.generic):
             # An array of it: NumPy's empty texts have a size there.
@@ -117,15 +112,24 @@ class _Writer:
         except (TypeError, AttributeError) as error:
             msg = f"{_name(path)} cannot be made of its fields again: {error}"
             raise UnsupportedError(msg, operation="share") from error
-        return {"c": [name, self._pairs(pairs, path)]}
+        return {"c": [name, self.pairs(pairs, path)]}
 
-    def _values(self, values: Any, path: tuple[Any, ...]) -> list[Any]:
+    def values(self, values: Any, path: tuple[Any, ...]) -> list[Any]:
         return [self.write(one, (*path, i)) for i, one in enumerate(values)]
 
-    def _pairs(self, items: Any, path: tuple[Any, ...]) -> list[Any]:
+    def pairs(self, items: Any, path: tuple[Any, ...]) -> list[Any]:
         return [
             [self.write(key, (*path, "key")), self.write(one, (*path, key))] for key, one in items
         ]
+
+
+# Not in the writer: what refers to itself keeps its arrays until the garbage collector comes.
+_CONTAINERS: Final[dict[type, Callable[[_Writer, Any, tuple[Any, ...]], Any]]] = {
+    list: lambda writer, value, path: writer.values(value, path),
+    tuple: lambda writer, value, path: {"t": writer.values(value, path)},
+    dict: lambda writer, value, path: {"d": writer.pairs(value.items(), path)},
+    OrderedDict: lambda writer, value, path: {"o": writer.pairs(value.items(), path)},
+}
 
 
 def _write_integer(value: int, path: tuple[Any, ...]) -> Any:
@@ -192,6 +196,10 @@ def _field_names(kind: type) -> list[str]:
     return names
 
 
+_WRONG: Final = (ArithmeticError, AttributeError, CrossmemError, LookupError, TypeError, ValueError)
+"""What comes of values that nobody writes."""
+
+
 def read(node: Any, arrays: Sequence[Any]) -> Any:
     """Return the value that was written, with arrays in the place of their numbers.
 
@@ -206,9 +214,9 @@ def read(node: Any, arrays: Sequence[Any]) -> Any:
         return _read(node, arrays, 0)
     except (InvalidHandleError, UnsupportedError):
         raise
-    except (ArithmeticError, AttributeError, CrossmemError, LookupError, TypeError, ValueError) as e:
-        msg = f"these bytes are no shared tree: {_short(e)}"
-        raise InvalidHandleError(msg, operation="receive") from e
+    except _WRONG as error:
+        msg = f"these bytes are no shared tree: {_short(error)}"
+        raise InvalidHandleError(msg, operation="receive") from error
 
 
 def _read(node: Any, arrays: Sequence[Any], depth: int) -> Any:
