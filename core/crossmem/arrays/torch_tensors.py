@@ -22,6 +22,9 @@ def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
     make = _maker(torch, torch.frombuffer(buffer, dtype=torch.uint8))
 
     def make_anywhere(layout: Layout) -> Any:
+        if layout.extent is None:
+            # Where they are not does not matter, and may be past what frombuffer() takes.
+            return make(Layout(layout.dtype, layout.shape, layout.strides))
         if layout.offset % layout.dtype.itemsize == 0:
             return make(layout)
         # A tensor's offset in its storage counts elements: this one gets a storage of its own.

@@ -18,10 +18,13 @@ from crossmem.arrays import Kind, Layout, from_text
 from crossmem.errors import CrossmemError, InvalidHandleError, InvalidSizeError
 from crossmem.models import ShareableHandle
 
-__all__ = ["MAX_MESSAGE_NBYTES", "Cell", "Message", "Row"]
+__all__ = ["CELL_NBYTES", "MAX_MESSAGE_NBYTES", "Cell", "Message", "Row"]
 
 MAX_MESSAGE_NBYTES: Final = 64 * 2**20
 """Upper bound of what describes one tree, in bytes."""
+
+CELL_NBYTES: Final = 16
+"""Bytes that hold the version of a tree; they lie at a multiple of this."""
 
 _MAX_KEPT_NBYTES: Final = 2**20
 _MAX_ARRAYS: Final = 2**20
@@ -199,6 +202,10 @@ def _decode(blob: bytes) -> Message:
     cell = None
     if body.cell is not None:
         cell = Cell(ShareableHandle.from_bytes(body.cell[0]), body.cell[1], body.cell[2])
+        if cell.offset % CELL_NBYTES or cell.offset + CELL_NBYTES > cell.handle.length:
+            raise _refuse(f"a version at byte {cell.offset} of {cell.handle.length}")
+        if (cell.handle.offset | cell.handle.length) % CELL_NBYTES:
+            raise _refuse("a version in memory that is not of whole cells")
     return Message(handles, rows, body.tree, cell)
 
 

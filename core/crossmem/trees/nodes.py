@@ -4,7 +4,7 @@
 ============== ==================================================================================
 in JSON        means
 ============== ==================================================================================
-null, true, 1  themselves; so do texts and finite floats
+null, true, 1  themselves; so do texts of Unicode and finite floats
 [...]          a list
 {"a": n}       the array of that number
 {"t": [...]}   a tuple
@@ -13,23 +13,25 @@ null, true, 1  themselves; so do texts and finite floats
 {"c": [...]}   a dataclass: name of its class, then pairs of field and value
 {"n": [...]}   a named tuple: name of its class, then values
 {"b": "..."}   bytes, in base64
+{"u": "..."}   a text that Unicode does not allow, such as a file's name that is none: in base64
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as texts
 {"s": [d, b]}  a scalar of NumPy: dtype and bytes
 ============== ==================================================================================
 
 A class is only ever looked up among the modules that the reader has imported, must be a dataclass
-or named tuple with exactly these fields, and none of its code is run.
+or named tuple with exactly these fields, and none of its code is run. So fields that a descriptor
+of its own computes are refused.
 """
 
 import math
 import sys
 from base64 import b64decode, b64encode
-from binascii import Error as Base64Error
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
-from types import ModuleType
+from inspect import getattr_static
+from types import MemberDescriptorType, ModuleType
 from typing import Any, Final
 
 from crossmem.arrays import dtype_of, from_text, to_numpy
@@ -43,6 +45,8 @@ MAX_DEPTH: Final = 32
 
 _MAX_INTEGER_BITS: Final = 4096
 """Texts of larger ones take JSON long to read."""
+
+_MAX_SHOWN: Final = 200
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
 """Returns the number of an array, None for what is none. The other argument says where it is."""
@@ -85,19 +89,30 @@ class _Writer:
 
     def _write_object(self, value: Any, kind: type, path: tuple[Any, ...]) -> Any:
         if is_dataclass(kind):
-            pairs = [(one.name, getattr(value, one.name)) for one in fields(value)]
-            return {"c": [_name_of_class(kind, path), self.pairs(pairs, path)]}
+            return self._write_dataclass(value, kind, path)
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
             return {"n": [_name_of_class(kind, path), self.values(value, path)]}
         numpy = used("numpy")
         if numpy is not None and isinstance(value, numpy.generic):
-            return {"s": [dtype_of(value.dtype).name, _base64(value.tobytes())]}
+            # An array of it: NumPy's empty texts have a size there.
+            one = numpy.array([value])
+            return {"s": [dtype_of(one.dtype).name, _base64(one.tobytes())]}
         msg = f"{_name(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be shared"
         raise UnsupportedError(
             msg,
             operation="share",
             hint="arrays, plain values, dicts, lists, tuples and dataclasses of these can be",
         )
+
+    def _write_dataclass(self, value: Any, kind: type, path: tuple[Any, ...]) -> Any:
+        name = _name_of_class(kind, path)
+        try:
+            object.__new__(kind)
+            pairs = [(one, getattr(value, one)) for one in _field_names(kind)]
+        except (TypeError, AttributeError) as error:
+            msg = f"{_name(path)} cannot be made of its fields again: {error}"
+            raise UnsupportedError(msg, operation="share") from error
+        return {"c": [name, self.pairs(pairs, path)]}
 
     def values(self, values: Any, path: tuple[Any, ...]) -> list[Any]:
         return [self.write(one, (*path, i)) for i, one in enumerate(values)]
@@ -124,6 +139,14 @@ def _write_integer(value: int, path: tuple[Any, ...]) -> Any:
     return value
 
 
+def _write_text(value: str, _path: tuple[Any, ...]) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return {"u": _base64(value.encode(errors="surrogatepass"))}
+    return value
+
+
 def _write_float(value: float, _path: tuple[Any, ...]) -> Any:
     return value if math.isfinite(value) else {"f": repr(value)}
 
@@ -132,9 +155,10 @@ def _base64(data: bytes) -> str:
     return b64encode(data).decode("ascii")
 
 
-_THEMSELVES: Final = frozenset({type(None), bool, str})
+_THEMSELVES: Final = frozenset({type(None), bool})
 _PLAIN: Final[dict[type, Callable[[Any, tuple[Any, ...]], Any]]] = {
     int: _write_integer,
+    str: _write_text,
     float: _write_float,
     bytes: lambda value, _path: {"b": _base64(value)},
     complex: lambda value, _path: {"z": [repr(value.real), repr(value.imag)]},
@@ -148,10 +172,32 @@ def _name(path: tuple[Any, ...]) -> str:
 
 def _name_of_class(kind: type, path: tuple[Any, ...]) -> str:
     name = f"{kind.__module__}:{kind.__qualname__}"
-    if "<locals>" in name:
+    if _find(kind.__module__, kind.__qualname__) is not kind:
         msg = f"{_name(path)} is of a class that other processes cannot find: {name}"
-        raise UnsupportedError(msg, operation="share", hint="define the class in a module")
+        hint = "define the class in a module, under its own name"
+        raise UnsupportedError(msg, operation="share", hint=hint)
     return name
+
+
+def _field_names(kind: type) -> list[str]:
+    """Return the fields of a dataclass.
+
+    Raises
+    ------
+    TypeError
+        Where code of the class would run to set one.
+    """
+    names = [one.name for one in fields(kind)]
+    for name in names:
+        found = getattr_static(kind, name, None)
+        if hasattr(type(found), "__set__") and type(found) is not MemberDescriptorType:
+            msg = f"field {name} is a {type(found).__name__}"
+            raise TypeError(msg)
+    return names
+
+
+_WRONG: Final = (ArithmeticError, AttributeError, CrossmemError, LookupError, TypeError, ValueError)
+"""What comes of values that nobody writes."""
 
 
 def read(node: Any, arrays: Sequence[Any]) -> Any:
@@ -166,11 +212,11 @@ def read(node: Any, arrays: Sequence[Any]) -> Any:
     """
     try:
         return _read(node, arrays, 0)
-    except CrossmemError:
+    except (InvalidHandleError, UnsupportedError):
         raise
-    except (TypeError, ValueError, LookupError, AttributeError, RecursionError, Base64Error) as e:
-        msg = f"these bytes are no shared tree: {e!r}"
-        raise InvalidHandleError(msg, operation="receive") from e
+    except _WRONG as error:
+        msg = f"these bytes are no shared tree: {_short(error)}"
+        raise InvalidHandleError(msg, operation="receive") from error
 
 
 def _read(node: Any, arrays: Sequence[Any], depth: int) -> Any:
@@ -205,7 +251,7 @@ def _read_pairs(nodes: Any, arrays: Sequence[Any], depth: int) -> list[tuple[Any
 def _read_dataclass(content: Any, arrays: Sequence[Any], depth: int) -> Any:
     name, nodes = content
     kind, values = _class(name), dict(_read_pairs(nodes, arrays, depth))
-    if not is_dataclass(kind) or {one.name for one in fields(kind)} != values.keys():
+    if not is_dataclass(kind) or set(_field_names(kind)) != values.keys():
         raise _not_the_same(name)
     made = object.__new__(kind)
     for field, value in values.items():
@@ -223,23 +269,40 @@ def _read_named_tuple(content: Any, arrays: Sequence[Any], depth: int) -> Any:
 
 def _class(name: str) -> type:
     module_name, _, path = name.partition(":")
+    found = _find(module_name, path)
+    if not isinstance(found, type):
+        msg = f"class {_short(path)} of module {_short(module_name)} is not known to this process"
+        raise UnsupportedError(msg, operation="receive", hint="import the module first")
+    return found
+
+
+def _find(module_name: str, path: str) -> Any:
+    """Return what a module that was imported has under a dotted name; None where nothing."""
     found: Any = sys.modules.get(module_name)
     for step in path.split("."):
         # Not getattr: a module's own __getattr__ is code.
         found = vars(found).get(step) if isinstance(found, type | ModuleType) else None
-    if not isinstance(found, type):
-        msg = f"class {path} of module {module_name} is not known to this process"
-        raise UnsupportedError(msg, operation="receive", hint=f"import {module_name} first")
     return found
 
 
+def _short(value: object) -> str:
+    """Return what an error shows of what a stranger may have sent."""
+    shown = repr(value)
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
+
+
 def _not_the_same(name: str) -> UnsupportedError:
-    msg = f"class {name} has other fields in this process than in the one that shared"
+    msg = f"class {_short(name)} has other fields in this process than in the one that shared"
     return UnsupportedError(msg, operation="receive", hint="run the same version in both")
 
 
 def _read_float(content: Any, _arrays: Sequence[Any], _depth: int) -> float:
     return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
+
+
+def _read_complex(content: Any, _arrays: Sequence[Any], _depth: int) -> complex:
+    real, imaginary = content
+    return complex(float(real), float(imaginary))
 
 
 def _read_scalar(content: Any, _arrays: Sequence[Any], _depth: int) -> Any:
@@ -259,6 +322,9 @@ _READERS: Final[dict[str, Callable[[Any, Sequence[Any], int], Any]]] = {
     "n": _read_named_tuple,
     "b": lambda content, _arrays, _depth: b64decode(content, validate=True),
     "f": _read_float,
-    "z": lambda content, _arrays, _depth: complex(float(content[0]), float(content[1])),
+    "u": lambda content, _arrays, _depth: b64decode(content, validate=True).decode(
+        errors="surrogatepass"
+    ),
+    "z": _read_complex,
     "s": _read_scalar,
 }

@@ -20,11 +20,10 @@ from crossmem.sharing.attach import attach
 from crossmem.sharing.device import Device
 from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.process import Process
-from crossmem.trees.message import Cell
+from crossmem.trees.message import CELL_NBYTES, Cell
 
 __all__ = ["OwnCell", "RemoteCell", "new_cell", "wait_until_newer"]
 
-_CELL_NBYTES: Final = 16
 _BOARD_NBYTES: Final = 4096
 _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
@@ -38,7 +37,7 @@ class _Board:
         allocation.leave_to_views()
         self.process = process
         self.words = allocation.view().cast("Q")
-        self.free = list(range(_BOARD_NBYTES // _CELL_NBYTES))
+        self.free = list(range(_BOARD_NBYTES // CELL_NBYTES))
         access: Access = "ro" if allocation.device.capabilities.readonly_exports else "rw"
         self.handle = allocation.export(allow=allow, access=access)
 
@@ -53,14 +52,30 @@ class OwnCell:
         tree = int.from_bytes(os.urandom(8), "little") | 1
         board.words[2 * index + 1] = 0
         board.words[2 * index] = tree
-        self.cell = Cell(board.handle, index * _CELL_NBYTES, tree)
+        self.cell = Cell(board.handle, index * CELL_NBYTES, tree)
 
     def read(self) -> int:
-        """Return the version."""
-        return self._board.words[2 * self._index + 1]
+        """Return the version.
+
+        Raises
+        ------
+        ClosedError
+            Where another thread closed the tree meanwhile.
+        """
+        version = self._board.words[2 * self._index + 1]
+        if self._board.words[2 * self._index] != self.cell.tree:
+            msg = "another thread closed this tree"
+            raise ClosedError(msg, operation="wait")
+        return version
 
     def bump(self) -> int:
-        """Count one version more and return it; what was written before is seen before it."""
+        """Count one version more and return it; what was written before is seen before it.
+
+        Raises
+        ------
+        ClosedError
+            As :meth:`read`.
+        """
         # Taking and letting go a lock is a barrier for the processor too.
         with self._lock:
             version = self.read() + 1

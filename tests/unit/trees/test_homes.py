@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is copied where arrays cannot be shared where they lie: each byte once, as it was aligned."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
+
+import crossmem
+from crossmem import OutOfMemoryError, Shared, StaleHandleError, UnsupportedError
+from crossmem.driver import CopyKind
+from crossmem.trees.homes import _merge
+
+repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=100)
+
+
+def in_use() -> list[str]:
+    """Return the shared memory that this process has mapped, and what it exports."""
+    crossmem.collect()
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        mapped = [line.split()[0] for line in maps if "memfd:" in line]
+    return mapped + [repr(one.handle) for one in crossmem.exports()]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Check that what a test shared and closed is freed; versions keep their memory."""
+    with crossmem.share(None):
+        before = in_use()
+    yield
+
+    assert in_use() == before
+
+
+ranges = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(1, 20)).map(lambda one: (one[0], one[0] + one[1])),
+    max_size=8,
+)
+
+
+@repeatable
+@given(ranges)
+def test_ranges_are_merged_where_they_share_bytes(bounds: list[tuple[int, int]]) -> None:
+    merged = _merge(bounds)
+
+    assert {byte for one in merged for byte in range(*one)} == {
+        byte for one in bounds for byte in range(*one)
+    }
+    assert merged == sorted(merged)
+    assert all(one[1] <= other[0] for one, other in zip(merged, merged[1:], strict=False))
+    for low, high in bounds:
+        assert sum(start <= low and high <= end for start, end in merged) == 1
+
+
+def test_copies_need_permission() -> None:
+    array = np.arange(3)
+    with pytest.raises(UnsupportedError, match=r"x\['a'\]\[1\].*ordinary memory of the host"):
+        crossmem.share({"a": [1, array]})
+    with pytest.raises(crossmem.ConfigurationError, match='"allow"'):
+        crossmem.share(array, copy="always")  # type: ignore[arg-type]
+
+
+def test_each_byte_is_copied_once() -> None:
+    base = np.arange(1000, dtype="uint8")
+    parts = [base[10:500], base[400:600], base[::-1][300:], base[10:500]]
+
+    with crossmem.share(parts, copy="allow") as shared:
+        assert shared.copied_nbytes == 700
+        assert len(shared.message.handles) == 1
+        assert f"{shared.copied_nbytes} of them copied" in repr(shared)
+        found = crossmem.receive(shared)
+
+        assert all(np.array_equal(one, other) for one, other in zip(found, parts, strict=True))
+        assert not np.shares_memory(found[0], base)
+        found[0][395] = 7
+        assert found[1][5] == found[3][395] == found[2][1000 - 1 - 405 - 300] == 7
+        assert base[405] != 7
+
+
+@pytest.mark.parametrize("alignment", [1, 2, 4, 8, 16, 64, 256])
+def test_copies_keep_their_alignment(alignment: int) -> None:
+    raw = np.zeros(4096, "uint8")
+    start = -raw.ctypes.data % 256
+    arrays = [raw[start + at :][:size] for at, size in ((alignment, 3), (777 + alignment, 70))]
+
+    with crossmem.share(arrays, copy="allow") as shared:
+        for one, other in zip(arrays, crossmem.receive(shared), strict=True):
+            assert one.ctypes.data % 256 == other.ctypes.data % 256
+
+
+def test_arrays_without_elements_need_no_memory() -> None:
+    arrays = [np.empty((0, 5), "f4"), np.empty((3, 0), ">i2"), np.empty(0, [("a", "i1")])]
+
+    with crossmem.share(arrays) as shared:
+        assert (shared.copied_nbytes, shared.message.handles) == (0, ())
+        found = crossmem.receive(shared)
+
+    assert [(one.shape, one.dtype) for one in found] == [(one.shape, one.dtype) for one in arrays]
+
+
+def test_an_array_that_is_repeated_by_its_strides_is_copied_once() -> None:
+    wide = np.broadcast_to(np.float64(3.5), (1000, 1000))
+
+    with crossmem.share(wide, copy="allow") as shared:
+        assert shared.copied_nbytes == 8
+        found = crossmem.receive(shared)
+        assert found.strides == (0, 0)
+        assert float(found.sum()) == 3.5e6
+
+
+def test_what_was_born_in_crossmem_is_not_copied() -> None:
+    array = crossmem.empty((4, 5), "int32")
+    array[:] = np.arange(20).reshape(4, 5)
+
+    with crossmem.share({"all": array, "some": array[::-2, 1:]}) as shared:
+        assert shared.copied_nbytes == 0
+        found = crossmem.receive(shared)
+        found["all"][3, 4] = -1
+
+        assert array[3, 4] == found["some"][0, 3] == -1
+    del array, found
+
+
+@pytest.mark.parametrize("succeeding", [0, 1])
+def test_a_share_that_fails_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, succeeding: int
+) -> None:
+    driver = type(crossmem.device("emulated:0").driver)
+    real: Any = driver.copy
+    calls = 0
+
+    def copy(*args: Any) -> Any:
+        nonlocal calls
+        assert args[-1] is CopyKind.HOST_TO_DEVICE
+        calls += 1
+        if calls > succeeding:
+            raise OutOfMemoryError("injected")
+        return real(*args)
+
+    born = crossmem.empty(3)
+    with crossmem.share(born):
+        before = in_use()
+    monkeypatch.setattr(driver, "copy", copy)
+
+    with pytest.raises(OutOfMemoryError, match="injected"):
+        crossmem.share([born, np.arange(5), np.arange(9)], copy="allow")
+
+    assert calls == succeeding + 1
+    assert in_use() == before
+    del born
+
+
+def test_a_share_without_room_for_copies_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    born = crossmem.empty(3)
+    with crossmem.share(born):
+        before = in_use()
+
+    def allocate(*args: Any) -> Any:
+        raise OutOfMemoryError("injected")
+
+    monkeypatch.setattr(type(crossmem.device("emulated:0").driver), "allocate", allocate)
+    with pytest.raises(OutOfMemoryError, match="injected"):
+        crossmem.share([born, np.arange(5)], copy="allow")
+
+    assert in_use() == before
+    del born
+
+
+def test_closing_frees_copies_when_no_reader_is_left() -> None:
+    shared = crossmem.share(np.arange(100), copy="allow")
+    blob = shared.to_bytes()
+    found = crossmem.receive(blob)
+    shared.close()
+    shared.close()
+
+    assert int(found.sum()) == 4950
+    with pytest.raises(crossmem.ClosedError):
+        crossmem.receive(shared)
+    del found
+    crossmem.collect()
+    with pytest.raises(StaleHandleError):
+        crossmem.receive(blob)
+
+
+def test_a_tree_that_is_dropped_frees_its_copies() -> None:
+    blob = crossmem.share(np.arange(100), copy="allow").to_bytes()
+    crossmem.collect()
+
+    with pytest.raises(StaleHandleError):
+        crossmem.receive(blob)
+
+
+def test_copies_go_where_they_are_told() -> None:
+    with crossmem.share(np.arange(4), copy="allow", device="emulated:0") as shared:
+        assert shared.message.handles[0].backend == "emulated"
+    with pytest.raises(crossmem.DeviceNotFoundError):
+        crossmem.share(np.arange(4), copy="allow", device="emulated:99")
+
+
+def test_a_view_past_the_ends_of_an_array_is_bounded_by_what_it_covers() -> None:
+    base = np.arange(64, dtype="int16")
+    odd = as_strided(base[20:], (4, 3), (-6, 10))
+
+    with crossmem.share(odd, copy="allow") as shared:
+        assert np.array_equal(crossmem.receive(shared), odd)
+        assert shared.copied_nbytes == 3 * 6 + 2 * 10 + 2
+
+
+def test_a_shared_that_was_read_from_bytes_owns_nothing() -> None:
+    with crossmem.share(np.arange(4), copy="allow") as shared:
+        other = Shared.from_bytes(shared.to_bytes())
+        other.close()
+
+        assert int(crossmem.receive(shared)[3]) == 3

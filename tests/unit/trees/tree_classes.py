@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes that trees are made of. Tests import this module, so its classes can be found."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+from typing_extensions import override
+
+ran: list[str] = []
+"""What code of these classes has run: none may, while a tree is read."""
+
+
+@dataclass
+class Plain:
+    weight: Any
+    bias: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    weight: Any
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsBelow(Frozen):
+    more: Any = None
+
+
+@dataclass
+class Inherited(Plain):
+    more: Any = None
+    count: ClassVar[int] = 7
+
+
+@dataclass
+class Careful:
+    """Has code in all places where reading could run it."""
+
+    weight: Any
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Careful":
+        ran.append("new")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        ran.append("post_init")
+
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        ran.append("setattr")
+        super().__setattr__(name, value)
+
+    def __setstate__(self, state: Any) -> None:
+        ran.append("setstate")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        ran.append("reduce")
+        return super().__reduce_ex__(protocol)
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any = 3
+
+
+class Outer:
+    @dataclass
+    class Inner:
+        value: Any
+
+
+@dataclass
+class Unset:
+    """Has a field that nobody sets."""
+
+    value: Any = field(init=False)
+
+
+@dataclass
+class OfDict(dict[str, int]):
+    """Is more than its fields."""
+
+    value: int = 0
+
+
+@dataclass
+class Abstract(ABC):
+    value: int = 0
+
+    @abstractmethod
+    def act(self) -> None: ...
+
+
+class _Computed:
+    def __get__(self, instance: Any, owner: Any) -> int:
+        return 1
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        ran.append("descriptor")
+
+
+@dataclass
+class WithDescriptor:
+    value: int = _Computed()  # type: ignore[assignment]
+
+
+def make_local() -> Callable[[], Any]:
+    @dataclass
+    class Local:
+        value: int = 0
+
+    return Local
+
+
+class Impostor(NamedTuple):
+    """Says that it is another class."""
+
+    x: Any
+    y: Any
+
+
+Impostor.__qualname__ = "Point"
