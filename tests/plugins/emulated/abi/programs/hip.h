@@ -16,9 +16,18 @@
 #ifdef AMD_HEADERS
 #define __HIP_PLATFORM_AMD__ 1
 #include <hip/hip_runtime_api.h>
+#define ROCM HIP_VERSION_MAJOR
+#if ROCM == 5 && HIP_VERSION_MINOR <= 2
+#define ROCM_5_2
+#endif
+#if ROCM < 6
 #define KIND(attributes) (attributes).memoryType
+#else
+#define KIND(attributes) (attributes).type
+#endif
 #define LAZY hipIpcMemLazyEnablePeerAccess
 #else
+#define ROCM 7
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -42,6 +51,15 @@ enum { hipDeviceAttributeMaxThreadsPerBlock = 56, hipDeviceAttributePciBusId = 6
 enum { hipEventDisableTiming = 2, hipEventInterprocess = 4 };
 typedef struct { int type, id; } hipMemLocation;
 typedef struct { hipMemLocation location; int flags; } hipMemAccessDesc;
+#ifdef ROCM_5_2
+typedef struct {
+    unsigned char compressionType;
+    hipMemLocation location;
+    int requestedHandleType, type;
+    unsigned short usage;
+    void *win32HandleMetaData;
+} hipMemAllocationProp;
+#else
 typedef struct {
     int type, requestedHandleType;
     hipMemLocation location;
@@ -49,6 +67,7 @@ typedef struct {
     unsigned char compressionType, gpuDirectRDMACapable;
     unsigned short usage;
 } hipMemAllocationProp;
+#endif
 typedef void *hipMemGenericAllocationHandle_t;
 enum { hipMemAllocationTypePinned = 1, hipMemHandleTypePosixFileDescriptor = 1,
        hipMemLocationTypeDevice = 1, hipMemAccessFlagsProtReadWrite = 3,
