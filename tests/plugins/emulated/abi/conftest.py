@@ -99,7 +99,8 @@ def compile_program(
         key = (name, language, soname, *options)
         if key not in made:
             target = folder / f"{name}-{len(made)}"
-            command = [compiler, "-x", language, "-pthread", *options, str(PROGRAMS / f"{name}.c")]
+            (source,) = PROGRAMS.glob(f"{name}.c*")
+            command = [compiler, "-x", language, "-pthread", *options, str(source)]
             link = ["-x", "none", "-o", str(target), f"-L{library}", f"-l:{soname}", "-lstdc++"]
             done = subprocess.run([*command, *link], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from crossmem_emulated.abi.hip import LIBRARY
 from crossmem_emulated.journal import Journal
 from crossmem_emulated.machine import Machine
 
@@ -39,6 +40,30 @@ def test_programs_of_each_release(
     done = run(program)
 
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_program_that_starts_itself_again(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("several", *STRICT, language="c++"))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_program_that_starts_itself_again_with_each_release(
+    compile_program: Compile, run: Run, amd: Release
+) -> None:
+    options = [*STRICT, *amd.options]
+    done = run(compile_program("several", *options, language="c++", soname=amd.soname))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("soname", [*LIBRARY.sonames, *LIBRARY.links])
+def test_functions_are_looked_up_by_name(compile_program: Compile, run: Run, soname: str) -> None:
+    program = compile_program("lookup", *STRICT, "-Wl,--as-needed")
+
+    done = run(program, soname)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_virtual_memory_as_older_headers_describe_it(compile_program: Compile, run: Run) -> None:

@@ -44,6 +44,8 @@ typedef struct { char bytes[1472]; } hipDeviceProp_t;
 typedef void *hipStream_t, *hipEvent_t, *hipCtx_t, *hipDeviceptr_t, *hipModule_t;
 typedef void (*hipStreamCallback_t)(hipStream_t, hipError_t, void *);
 typedef int hipMemcpyKind, hipDeviceAttribute_t, hipMemAllocationHandleType;
+enum { hipSuccess };
+enum { hipStreamNonBlocking = 1 };
 enum { hipMemcpyHostToHost, hipMemcpyHostToDevice, hipMemcpyDeviceToHost,
        hipMemcpyDeviceToDevice, hipMemcpyDefault };
 enum { hipDeviceAttributeMaxThreadsPerBlock = 56, hipDeviceAttributePciBusId = 67,
@@ -133,7 +135,9 @@ hipError_t hipIpcCloseMemHandle(void *);
 hipError_t hipIpcGetEventHandle(hipIpcEventHandle_t *, hipEvent_t);
 hipError_t hipIpcOpenEventHandle(hipEvent_t *, hipIpcEventHandle_t);
 hipError_t hipStreamCreate(hipStream_t *);
+hipError_t hipStreamCreateWithFlags(hipStream_t *, unsigned int);
 hipError_t hipStreamDestroy(hipStream_t);
+hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned int);
 hipError_t hipStreamSynchronize(hipStream_t);
 hipError_t hipStreamAddCallback(hipStream_t, hipStreamCallback_t, void *, unsigned int);
 hipError_t hipEventCreateWithFlags(hipEvent_t *, unsigned int);
@@ -147,6 +151,18 @@ hipError_t hipPeekAtLastError(void);
 const char *hipGetErrorName(hipError_t);
 const char *hipGetErrorString(hipError_t);
 #ifdef __cplusplus
+}
+template <typename T> hipError_t hipMalloc(T **pointer, size_t size)
+{
+    return hipMalloc((void **)pointer, size);
+}
+template <typename T> hipError_t hipHostMalloc(T **pointer, size_t size, unsigned int flags = 0)
+{
+    return hipHostMalloc((void **)pointer, size, flags);
+}
+template <typename T> hipError_t hipMallocManaged(T **pointer, size_t size, unsigned int flags = 1)
+{
+    return hipMallocManaged((void **)pointer, size, flags);
 }
 #endif
 #define hipGetDeviceProperties hipGetDevicePropertiesR0600
