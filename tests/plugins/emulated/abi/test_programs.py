@@ -19,7 +19,7 @@ STRICT = ("-Wall", "-Wextra", "-Werror")
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])
-@pytest.mark.parametrize("name", ["sharing", "device", "virtual", "visible"])
+@pytest.mark.parametrize("name", ["sharing", "device", "virtual", "visible", "server"])
 def test_every_code_is_right(compile_program: Compile, run: Run, name: str, language: str) -> None:
     done = run(compile_program(name, *STRICT, language=language))
 
@@ -28,7 +28,7 @@ def test_every_code_is_right(compile_program: Compile, run: Run, name: str, lang
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])
-@pytest.mark.parametrize("name", ["sharing", "device", "virtual", "visible"])
+@pytest.mark.parametrize("name", ["sharing", "device", "virtual", "visible", "server"])
 def test_programs_of_each_release(
     compile_program: Compile, run: Run, amd: Release, name: str, language: str
 ) -> None:

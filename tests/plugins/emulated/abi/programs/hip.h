@@ -14,7 +14,9 @@
 #include <unistd.h>
 
 #ifdef AMD_HEADERS
+#ifndef __HIP_PLATFORM_AMD__
 #define __HIP_PLATFORM_AMD__ 1
+#endif
 #include <hip/hip_runtime_api.h>
 #define ROCM HIP_VERSION_MAJOR
 #if ROCM == 5 && HIP_VERSION_MINOR <= 2

@@ -14,6 +14,10 @@
 #include <thread>
 #include <vector>
 
+#ifdef AMD_HEADERS
+#define __HIP_PLATFORM_AMD__ 1
+#include <hip/hip_runtime.h>
+#endif
 #include "hip.h"
 
 #define CHECK(call) \
