@@ -11,13 +11,28 @@ import cffi
 from crossmem_emulated.abi.hip import LIBRARY
 from crossmem_emulated.abi.hip.facts import ATTRIBUTES
 from crossmem_emulated.abi.sources import declarations
+from crossmem_emulated.hip.attributes import Attribute
+from crossmem_emulated.hip.codes import CONSTANTS
 from crossmem_emulated.hip.errors import ERRORS
+from crossmem_emulated.hip.virtual import READ, READ_WRITE
 
 if TYPE_CHECKING:
     from tests.plugins.emulated.abi.conftest import Release
 else:
     Release = Any
 
+POINTERS = {
+    "MEMORY_TYPE": Attribute.MEMORY_TYPE,
+    "BUFFER_ID": Attribute.BUFFER_ID,
+    "IS_MANAGED": Attribute.IS_MANAGED,
+    "DEVICE_ORDINAL": Attribute.DEVICE_ORDINAL,
+    "IS_LEGACY_HIP_IPC_CAPABLE": Attribute.IS_LEGACY_IPC_CAPABLE,
+    "RANGE_START_ADDR": Attribute.RANGE_START_ADDR,
+    "RANGE_SIZE": Attribute.RANGE_SIZE,
+    "MAPPED": Attribute.MAPPED,
+    "ALLOWED_HANDLE_TYPES": Attribute.ALLOWED_HANDLE_TYPES,
+    "MEMPOOL_HANDLE": Attribute.MEMPOOL_HANDLE,
+}
 PREFIX = "hipDeviceAttribute"
 TYPES = {
     "hipExtent": "hipExtent",
@@ -93,6 +108,24 @@ def test_errors_have_the_vendor_s_numbers(compiler: str, amd: Release, tmp_path:
     # A number may have two names, of which the first is what it is called.
     found = {number: numbers.get(ERRORS[number][0]) for number in numbers.values()}
     assert found == {number: number for number in found}
+
+
+def test_constants_have_the_vendor_s_numbers(compiler: str, amd: Release, tmp_path: Path) -> None:
+    names = {
+        "hip" + name[0].upper() + name[1:]: number
+        for name, number in CONSTANTS.items()
+        if name.startswith(("event", "memcpy", "streamCapture", "streamDefault", "streamNon"))
+    }
+    wanted = {
+        **names,
+        **{f"HIP_POINTER_ATTRIBUTE_{name}": number for name, number in POINTERS.items()},
+        "hipIpcMemLazyEnablePeerAccess": int(amd.soname != "libamdhip64.so.5"),
+        "hipMemAccessFlagsProtRead": READ,
+        "hipMemAccessFlagsProtReadWrite": READ_WRITE,
+        "hipMemHandleTypePosixFileDescriptor": 1,
+    }
+
+    assert dict(zip(wanted, _values(compiler, amd, tmp_path, [*wanted]), strict=True)) == wanted
 
 
 def test_attributes_have_the_vendor_s_numbers(compiler: str, amd: Release, tmp_path: Path) -> None:
