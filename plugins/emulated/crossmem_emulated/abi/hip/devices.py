@@ -53,7 +53,7 @@ class _Devices:
         if not status:
             name, _, index = field.partition(".")
             value = facts.get(name, 0)
-            place[0] = min(value[int(index)] if index and value else value, 2**31 - 1)
+            place[0] = min(value[int(index)] if index else value, 2**31 - 1)
         return status
 
     def ordinal(self, place: Any, device: int) -> int:

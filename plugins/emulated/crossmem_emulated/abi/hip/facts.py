@@ -23,7 +23,6 @@ FACTS: Final[Mapping[str, Any]] = {
     "isLargeBar": 1,
     "l2CacheSize": 4096 * _KIB,
     "managedMemory": 1,
-    "maxAvailableVgprsPerThread": 512,
     "maxBlocksPerMultiProcessor": 2,
     "maxGridSize": (2**31 - 1, 65536, 65536),
     "maxSharedMemoryPerMultiProcessor": 64 * _KIB,
@@ -33,9 +32,7 @@ FACTS: Final[Mapping[str, Any]] = {
     "memPitch": 2**31 - 1,
     "memoryBusWidth": 8192,
     "memoryClockRate": 1_300_000,
-    "numberOfXccs": 8,
     "pageableMemoryAccess": 0,
-    "pciChipId": 0x74A1,
     "regsPerBlock": 65536,
     "regsPerMultiprocessor": 65536,
     "sharedMemPerBlock": 64 * _KIB,
@@ -45,10 +42,8 @@ FACTS: Final[Mapping[str, Any]] = {
     "texturePitchAlignment": 256,
     "totalConstMem": 2**31 - 1,
     "unifiedAddressing": 1,
-    "wallClockRate": 100_000,
 }
-"""By the names of the fields of ``hipDeviceProp_t``, or of attributes that have no field; what is
-missing is 0, such as all about images, which this device does not have."""
+"""By the names of the fields of ``hipDeviceProp_t``; what is missing is 0."""
 
 _FIRST_OF_AMD: Final = 10_000
 # Numbers count from 0; a dash is one that is not emulated. A digit after a dot is the place in a
@@ -61,25 +56,21 @@ deviceOverlap directManagedMemAccessFromHost globalL1CacheSupported hostNativeAt
 integrated isMultiGpuBoard kernelExecTimeoutEnabled l2CacheSize localL1CacheSupported - -
 major managedMemory maxBlocksPerMultiProcessor
 maxThreadsDim.0 maxThreadsDim.1 maxThreadsDim.2 maxGridSize.0 maxGridSize.1 maxGridSize.2
-maxSurface1D maxSurface1DLayered maxSurface2D maxSurface2DLayered maxSurface3D maxSurfaceCubemap
-maxSurfaceCubemapLayered maxTexture1D maxTexture1DLayered maxTexture1DLinear maxTexture1DMipmap
-maxTexture2D.0 maxTexture2D.1 maxTexture2DGather maxTexture2DLayered maxTexture2DLinear
-maxTexture2DMipmap maxTexture3D.0 maxTexture3D.1 maxTexture3D.2 maxTexture3DAlt maxTextureCubemap
-maxTextureCubemapLayered - maxThreadsPerBlock maxThreadsPerMultiProcessor memPitch memoryBusWidth
-memoryClockRate minor multiGpuBoardGroupID multiProcessorCount - pageableMemoryAccess
+- - - - - - - - - - - - - - - - - - - - - - -
+- maxThreadsPerBlock maxThreadsPerMultiProcessor memPitch memoryBusWidth memoryClockRate
+minor multiGpuBoardGroupID multiProcessorCount - pageableMemoryAccess
 pageableMemoryAccessUsesHostPageTables pciBusID pciDeviceID pciDomainID persistingL2CacheMaxSize
 regsPerBlock regsPerMultiprocessor reservedSharedMemPerBlock sharedMemPerBlock
 sharedMemPerBlockOptin sharedMemPerMultiprocessor singleToDoublePrecisionPerfRatio
 streamPrioritiesSupported surfaceAlignment tccDriver textureAlignment texturePitchAlignment
 totalConstMem totalGlobalMem unifiedAddressing - warpSize memoryPoolsSupported
-virtualMemoryManagementSupported hostRegisterSupported memoryPoolSupportedHandleTypes
+virtualMemoryManagementSupported hostRegisterSupported
 """
 _OF_AMD: Final = """
 clockInstructionRate - maxSharedMemoryPerMultiProcessor - - - -
 cooperativeMultiDeviceUnmatchedFunc cooperativeMultiDeviceUnmatchedGridDim
 cooperativeMultiDeviceUnmatchedBlockDim cooperativeMultiDeviceUnmatchedSharedMem
-isLargeBar asicRevision canUseStreamWaitValue imageSupport multiProcessorCount fineGrainSupport
-wallClockRate numberOfXccs maxAvailableVgprsPerThread pciChipId
+isLargeBar asicRevision - - multiProcessorCount
 """
 
 ATTRIBUTES: Final[Mapping[int, str]] = {
