@@ -126,10 +126,8 @@ class Machine:
             folder.mkdir(mode=0o700, exist_ok=True)
             status = folder.stat()
         except FileNotFoundError:
-            msg = f"the emulated host {folder} is gone, and so is the folder that it was in"
-            hint = (
-                "its command has ended, or CROSSMEM_EMULATED_STATE is to be set to another folder"
-            )
+            msg = f"there is no emulated host {folder}, and no folder {folder.parent} to make it in"
+            hint = "the command that made it has ended; or set CROSSMEM_EMULATED_STATE to another"
             raise ConfigurationError(msg, hint=hint) from None
         except OSError as error:
             msg = f"the emulated host's folder {folder} cannot be used: {error.strerror}"

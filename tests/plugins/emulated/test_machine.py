@@ -141,7 +141,7 @@ def test_a_host_that_was_removed(tmp_path: Path) -> None:
 
     with pytest.raises(HostLostError, match="was removed"), machine.transaction():
         pass
-    with pytest.raises(ConfigurationError, match="is gone, and so is the folder"):
+    with pytest.raises(ConfigurationError, match=f"no folder {folder.parent} to make it in"):
         Machine(folder, "")
     assert not folder.parent.exists()
 

@@ -143,10 +143,9 @@ def link(
     versions.write_text(script, "utf-8")
     wanted = [f"-Wl,-soname,{soname}", f"-Wl,--version-script={versions}", str(place)]
     _run([*command, *_OPTIONS, *wanted, "-o", str(folder / soname), *more], soname)
-    if processor_of(folder / soname) != processor_of(Path("/proc/self/exe")):
-        msg = (
-            f"{soname} was built for another processor than this Python's by {shlex.join(command)}"
-        )
+    made = folder / soname
+    if not made.is_file() or processor_of(made) != processor_of(Path("/proc/self/exe")):
+        msg = f"{shlex.join(command)} made no {soname} for the processor of this Python"
         raise ConfigurationError(msg, hint="name a compiler for this machine in CC")
 
 

@@ -6,6 +6,7 @@ whatever ended it, so a folder whose lock can be had is nobody's any more.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -20,6 +21,7 @@ _LOCK: Final = "lock"
 _GONE: Final = ".gone"
 """How the name of a folder ends that is being removed: who still has its path finds nothing."""
 
+_ATTEMPTS: Final = 100
 _held: Final[set[int]] = set()
 
 
@@ -40,17 +42,21 @@ class HeldFolder:
     """
 
     def __init__(self, parent: Path, prefix: str) -> None:
-        while True:
+        for _ in range(_ATTEMPTS):
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             lock = _locked(self.path, operation=fcntl.LOCK_EX)
             if lock is not None:
                 break
             # It was not locked yet, so another process took it for one that nobody needs.
+        else:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         self._lock = lock
         _held.add(lock)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it."""
+        """Remove the folder with all that is in it; a forked child leaves it to its parent."""
+        if self._lock not in _held:
+            return
         _remove(self.path)
         _held.discard(self._lock)
         os.close(self._lock)

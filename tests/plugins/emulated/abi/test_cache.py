@@ -287,7 +287,14 @@ def test_a_held_folder(tmp_path: Path) -> None:
     remove_abandoned(tmp_path, "held-")
     assert held.path.is_dir()
 
-    held.remove()
+    child = os.fork()
+    if not child:
+        held.remove()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert held.path.is_dir()
+    for _ in range(2):
+        held.remove()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -108,6 +108,12 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         build_stand_ins([tmp_path / "nowhere.so"], environ(tmp_path))
 
 
+def test_a_folder_that_cannot_be_looked_into(user: Path, tmp_path: Path) -> None:
+    given = environ(tmp_path, LD_LIBRARY_PATH="/" + "x" * 5000)
+
+    assert build_stand_ins([user], given) is not None
+
+
 def test_stand_ins_are_loaded_and_refuse(user: Path, tmp_path: Path) -> None:
     folder = build_stand_ins([user], environ(tmp_path))
 
