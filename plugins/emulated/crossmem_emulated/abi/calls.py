@@ -24,7 +24,7 @@ _SUFFIX: Final = ".json"
 def read_calls(folder: Path) -> Mapping[str, int]:
     """Return what the processes called that wrote to a folder, and log which could not tell."""
     counts: Counter[str] = Counter()
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("*")):
         try:
             counts.update({str(name): int(n) for name, n in json.loads(path.read_bytes()).items()})
         except (OSError, ValueError, AttributeError, TypeError):
