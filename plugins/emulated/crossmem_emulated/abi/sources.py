@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is compiled: C source and version script of a library, written from its declarations."""
 
+import hashlib
 import json
 from collections.abc import Iterable
 from importlib import resources
 from typing import Final
 
+from crossmem import __version__
 from crossmem_emulated.abi.library import Library, Prototype
 
-__all__ = ["declarations", "source", "version_script"]
+__all__ = ["declarations", "source", "stamp", "version_script"]
 
 _TABLE: Final = "struct cm_table"
 
@@ -19,6 +21,12 @@ def declarations(library: Library) -> str:
         f"    {one.result} (*{one.name})({one.parameters});" for one in library.functions()
     )
     return f"{library.types}\n{_TABLE} {{\n{fields}\n}};\n"
+
+
+def stamp(library: Library) -> str:
+    """Return what a built library and the Python side must have in common to work together."""
+    text = f"{__version__}\0{declarations(library)}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _forwarder(one: Prototype, library: Library) -> str:

@@ -207,7 +207,8 @@ def _mem_import_from_shareable_handle(
     process: HipProcess, descriptor: int, handle_type: int
 ) -> int:
     check_virtual(process)
-    if handle_type != _DESCRIPTOR or descriptor < 0:
+    is_none = descriptor < 0 or (process.profile.takes_descriptors and not descriptor)
+    if handle_type != _DESCRIPTOR or is_none:
         text = f"handle {descriptor} of type {handle_type}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V8")
     pages = process.store.receive(descriptor)

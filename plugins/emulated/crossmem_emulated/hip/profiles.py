@@ -55,6 +55,9 @@ class Profile:
         Whether it has virtual memory.
     no_such_device
         What creating virtual memory answers where there is no such device.
+    takes_descriptors
+        Whether an import's argument is the descriptor itself, as AMD has it since ROCm 7.1; 0 then
+        is no argument.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Profile:
     knows_exportable: bool = True
     has_virtual: bool = True
     no_such_device: Status = Status.INVALID_VALUE
+    takes_descriptors: bool = False
 
     @property
     def is_before_6(self) -> bool:
@@ -105,6 +109,7 @@ PROFILES: Final[dict[str, Profile]] = {
             keeps_ordinals=True,
             closes_inside=True,
             no_such_device=Status.INVALID_DEVICE,
+            takes_descriptors=True,
         ),
         Profile(
             "rocm5",

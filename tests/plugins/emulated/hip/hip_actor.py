@@ -122,6 +122,10 @@ class Program(HostProgram):
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
 
+    def renumber(self, descriptor: int, number: int) -> None:
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
     def open_file(self, path: str) -> int:
         return os.open(path, os.O_RDONLY)
 
