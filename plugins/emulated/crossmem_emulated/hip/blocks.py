@@ -16,7 +16,7 @@ from crossmem_emulated.hip.process import HipProcess, Quirk
 from crossmem_emulated.hip.streams import check_idle, check_safe, find_stream, finish_device
 from crossmem_emulated.pages import NoRoomError, Pages
 
-__all__ = ["HostBlock", "Slab", "find_host_block", "free_piece"]
+__all__ = ["HostBlock", "Slab", "allocate", "find_host_block", "free_piece", "release_host"]
 
 _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
@@ -39,6 +39,8 @@ class HostBlock:
 
     start: int
     nbytes: int
+    device: int
+    """Which was current, by its number in this process."""
     buffer: Any = None
     pages: Pages | None = None
     flags: int = 0
@@ -110,15 +112,18 @@ def _malloc_large(process: HipProcess, index: int, nbytes: int, origin: Origin) 
     return region.start
 
 
-@entry("malloc(size_t size) -> intptr_t")
-def _malloc(process: HipProcess, size: int) -> int:
-    check_safe(process)
+def allocate(process: HipProcess, size: int) -> int:
+    """Return new memory of the current device."""
     index = process.setup.visible[process.current().device]
-    if not size:
-        return 0
     if size <= _LARGEST_SMALL_NBYTES:
         return _malloc_small(process, index, size)
     return _malloc_large(process, index, size, Origin.MALLOC)
+
+
+@entry("malloc(size_t size) -> intptr_t")
+def _malloc(process: HipProcess, size: int) -> int:
+    check_safe(process)
+    return allocate(process, size) if size else 0
 
 
 @entry("free(intptr_t ptr)")
@@ -128,7 +133,7 @@ def _free(process: HipProcess, pointer: int) -> None:
         return
     block = process.host_blocks.get(pointer)
     if block is not None and block.pages is not None:
-        _release_host(process, block)
+        release_host(process, block)
         return
     piece = process.space.pieces.get(pointer)
     if piece is not None and piece.origin is Origin.IPC:
@@ -215,7 +220,8 @@ def _host_alloc(process: HipProcess, size: int, flags: int) -> int:
     except OSError as error:
         raise Refused(Status.OUT_OF_MEMORY, f"the host has no room: {error}") from None
     pointer = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-    process.host_blocks[pointer] = HostBlock(pointer, size, buffer, flags=flags)
+    device = process.current().device
+    process.host_blocks[pointer] = HostBlock(pointer, size, device, buffer, flags=flags)
     return pointer
 
 
@@ -227,10 +233,11 @@ def _free_host(process: HipProcess, pointer: int) -> None:
     block = process.host_blocks.get(pointer)
     if block is None or block.pages is not None or block.is_registered:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
-    _release_host(process, block)
+    release_host(process, block)
 
 
-def _release_host(process: HipProcess, block: HostBlock) -> None:
+def release_host(process: HipProcess, block: HostBlock) -> None:
+    """Give memory back that the host can use, or no longer have it pinned."""
     for device in range(len(process.setup.visible)):
         finish_device(process, device)
     del process.host_blocks[block.start]
@@ -243,6 +250,7 @@ def _malloc_managed(process: HipProcess, size: int, flags: int) -> int:
     check_safe(process)
     if not size or flags not in {1, 2}:
         raise Refused(Status.INVALID_VALUE, f"{size} bytes with flags {flags}")
-    pages = _allocate_pages(process, process.setup.visible[process.current().device], size)
-    process.host_blocks[pages.address] = HostBlock(pages.address, size, pages=pages)
+    device = process.current().device
+    pages = _allocate_pages(process, process.setup.visible[device], size)
+    process.host_blocks[pages.address] = HostBlock(pages.address, size, device, pages=pages)
     return pages.address

@@ -231,8 +231,20 @@ class HipProcess:
 
     def current(self) -> Context:
         """Return the context of the calling thread: of device 0, where it chose none."""
-        context = self.contexts.get(getattr(self.thread, "context", 0))
+        handle = getattr(self.thread, "context", 0)
+        if self.profile.has_contexts:
+            # Another thread may have destroyed some of them.
+            bound = [one for one in self.stack() if one in self.contexts]
+            handle = bound[-1] if bound else handle
+        context = self.contexts.get(handle)
         return self.primary_of(0) if context is None else context
+
+    def stack(self) -> list[int]:
+        """Return the contexts that the calling thread was given, the current one on top."""
+        stack: list[int] | None = getattr(self.thread, "stack", None)
+        if stack is None:
+            stack = self.thread.stack = []
+        return stack
 
     def check_device(self, device: int) -> int:
         """Return a device's index on the host, or refuse."""

@@ -11,10 +11,13 @@ from crossmem_emulated.hip.codes import Status
 from crossmem_emulated.hip.process import HipProcess
 
 __all__ = [
+    "PER_THREAD",
     "Stream",
     "Work",
     "check_idle",
     "check_safe",
+    "current_legacy",
+    "destroy_stream",
     "find_stream",
     "finish",
     "finish_device",
@@ -24,7 +27,8 @@ __all__ = [
 ]
 
 _LEGACY: Final = frozenset({0, 1})
-_PER_THREAD: Final = 2
+PER_THREAD: Final = 2
+"""The stream that each thread has of its own."""
 _NON_BLOCKING: Final = 1
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = range(3)
 _HIGHEST_PRIORITY: Final = -1
@@ -77,12 +81,17 @@ def legacy_of(process: HipProcess, device: int) -> Stream:
     return stream
 
 
+def current_legacy(process: HipProcess) -> Stream:
+    """Return the legacy stream of the current device."""
+    return legacy_of(process, process.current().device)
+
+
 def find_stream(process: HipProcess, handle: int) -> Stream:
     """Return a stream; 0 and 1 are the legacy one of the current device, 2 the thread's own."""
     device = process.current().device
     if handle in _LEGACY:
         return legacy_of(process, device)
-    if handle == _PER_THREAD:
+    if handle == PER_THREAD:
         key = ("thread", device, threading.get_ident())
         return process.streams.setdefault(key, Stream(handle, device))  # type: ignore[no-any-return]
     stream: Stream | None = process.streams.get(handle)
@@ -273,7 +282,12 @@ def _stream_destroy(process: HipProcess, handle: int) -> None:
     if handle not in process.streams:
         raise Refused(Status.INVALID_HANDLE, "this stream is nobody's to destroy", "HIP-X3")
     finish(process, [stream])
-    del process.streams[handle]
+    destroy_stream(process, stream)
+
+
+def destroy_stream(process: HipProcess, stream: Stream) -> None:
+    """Forget a stream that has no work left; the device's own and threads' own stay."""
+    process.streams.pop(stream.handle, None)
 
 
 @entry("streamSynchronize(intptr_t stream)")

@@ -29,7 +29,7 @@ def amd() -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])
-@pytest.mark.parametrize("name", ["sharing", "device", "virtual", "visible"])
+@pytest.mark.parametrize("name", ["sharing", "device", "usual", "virtual", "visible"])
 def test_every_code_is_right(compile_program: Compile, run: Run, name: str, language: str) -> None:
     done = run(compile_program(name, *STRICT, language=language))
 
@@ -38,7 +38,7 @@ def test_every_code_is_right(compile_program: Compile, run: Run, name: str, lang
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])
-@pytest.mark.parametrize("name", ["sharing", "device"])
+@pytest.mark.parametrize("name", ["sharing", "device", "usual"])
 def test_programs_of_rocm_5(
     compile_program: Compile, run: Run, amd: tuple[str, ...], name: str, language: str
 ) -> None:

@@ -91,6 +91,11 @@ class Program(HostProgram):
         self.rt.memcpy(ctypes.addressof(target), pointer, nbytes, TO_HOST)
         return target.raw
 
+    def own_memory(self, nbytes: int) -> int:
+        """Return the address of memory that the vendor knows nothing of."""
+        self.kept = ctypes.create_string_buffer(nbytes)
+        return ctypes.addressof(self.kept)
+
     def open(self, handle: bytes) -> int:
         """Open memory with the flags that this edition wants."""
         pointer: int = self.rt.ipcOpenMemHandle(handle, self.lazy_flag)

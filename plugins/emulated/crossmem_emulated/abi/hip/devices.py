@@ -148,6 +148,15 @@ class _Devices:
             place[0] = handle
         return status
 
+    def context_state(self, device: int, flags: Any, active: Any) -> int:
+        """Say what a device's context is like; whoever called need not want all of it."""
+        status, found = self._call("devicePrimaryCtxGetState", device)
+        if not status:
+            for place, value in zip((flags, active), found, strict=True):
+                if place:
+                    place[0] = value
+        return status
+
 
 def functions(convert: Converter) -> dict[str, Function]:
     """Return the functions, by their name in C."""
@@ -188,13 +197,9 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipCtxGetCurrent": into("ctxGetCurrent"),
         "hipCtxGetDevice": into("getDevice"),
         "hipCtxSynchronize": plain("deviceSynchronize"),
-        "hipDevicePrimaryCtxGetState": lambda device, flags, active: pair(
-            "devicePrimaryCtxGetState"
-        )(flags, active, device),
+        "hipDevicePrimaryCtxGetState": devices.context_state,
         "hipDevicePrimaryCtxRetain": into("devicePrimaryCtxRetain"),
         "hipDevicePrimaryCtxRelease": plain("devicePrimaryCtxRelease"),
-        "hipDevicePrimaryCtxReset": plain("devicePrimaryCtxRelease"),
-        "hipDevicePrimaryCtxSetFlags": lambda device, _flags: convert.call(
-            "devicePrimaryCtxRelease", device
-        )[0],
+        "hipDevicePrimaryCtxReset": plain("devicePrimaryCtxReset"),
+        "hipDevicePrimaryCtxSetFlags": plain("devicePrimaryCtxSetFlags"),
     }

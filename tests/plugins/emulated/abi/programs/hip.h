@@ -83,12 +83,24 @@ hipError_t hipDeviceCanAccessPeer(int *, int, int);
 hipError_t hipDeviceEnablePeerAccess(int, unsigned int);
 hipError_t hipDeviceDisablePeerAccess(int);
 hipError_t hipDeviceReset(void);
+hipError_t hipCtxSetCurrent(hipCtx_t);
+hipError_t hipCtxGetCurrent(hipCtx_t *);
+hipError_t hipCtxPushCurrent(hipCtx_t);
+hipError_t hipDevicePrimaryCtxGetState(int, unsigned int *, int *);
+hipError_t hipDevicePrimaryCtxRetain(hipCtx_t *, int);
+hipError_t hipDevicePrimaryCtxReset(int);
+hipError_t hipDevicePrimaryCtxSetFlags(int, unsigned int);
 hipError_t hipDeviceSynchronize(void);
 hipError_t hipCtxCreate(hipCtx_t *, unsigned int, int);
 hipError_t hipCtxPopCurrent(hipCtx_t *);
 hipError_t hipCtxDestroy(hipCtx_t);
 hipError_t hipMalloc(void **, size_t);
 hipError_t hipMallocPitch(void **, size_t *, size_t, size_t);
+typedef struct { void *ptr; size_t pitch, xsize, ysize; } hipPitchedPtr;
+typedef struct { size_t width, height, depth; } hipExtent;
+hipError_t hipMemAllocPitch(hipDeviceptr_t *, size_t *, size_t, size_t, unsigned int);
+hipError_t hipMalloc3D(hipPitchedPtr *, hipExtent);
+hipError_t hipMemset2DAsync(void *, size_t, int, size_t, size_t, hipStream_t);
 hipError_t hipMallocManaged(void **, size_t, unsigned int);
 hipError_t hipFree(void *);
 hipError_t hipHostMalloc(void **, size_t, unsigned int);
@@ -147,6 +159,14 @@ static int failures;
         } \
     } while (0)
 #define HOLDS(what) ANSWERS(1, !!(what))
+
+/* The edition of ROCm 5 does what its sources do, and the usual one what documents say. */
+static inline int is_rocm_5(void)
+{
+    int version = 0;
+    ANSWERS(0, hipRuntimeGetVersion(&version));
+    return version / 10000000 == 5;
+}
 
 /* Starts a process, which must not have called HIP before. */
 static inline pid_t start(void)
