@@ -16,6 +16,7 @@ from crossmem_emulated.hip import (
     attributes,
     blocks,
     callbacks,
+    captures,
     contexts,
     copies,
     devices,
@@ -23,8 +24,10 @@ from crossmem_emulated.hip import (
     exports,
     fills,
     host,
+    limits,
     physical,
     planes,
+    pools,
     shares,
     streams,
     virtual,
@@ -33,6 +36,7 @@ from crossmem_emulated.hip.attributes import PointerAttributes
 from crossmem_emulated.hip.calls import ENTRIES, Entry, parse
 from crossmem_emulated.hip.codes import CUDARuntimeError, HipBuildRuntimeError, constants_of
 from crossmem_emulated.hip.masks import visible_devices
+from crossmem_emulated.hip.pools import MemPoolProps
 from crossmem_emulated.hip.process import HipProcess, Quirk, Setup
 from crossmem_emulated.hip.profiles import PROFILES, profile_named
 from crossmem_emulated.journal import Faults, Violation
@@ -54,6 +58,7 @@ _FAMILIES = (
     attributes,
     blocks,
     callbacks,
+    captures,
     contexts,
     copies,
     devices,
@@ -61,8 +66,10 @@ _FAMILIES = (
     exports,
     fills,
     host,
+    limits,
     physical,
     planes,
+    pools,
     shares,
     streams,
     virtual,
@@ -110,6 +117,7 @@ class Runtime:
         Where there is no such profile, or the host's folder cannot be used.
     """
 
+    MemPoolProps = MemPoolProps
     PointerAttributes = PointerAttributes
 
     def __init__(

@@ -5,7 +5,9 @@ from crossmem_emulated.hip.blocks import HostBlock, free_piece, release_host
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import Status
 from crossmem_emulated.hip.events import destroy_event
+from crossmem_emulated.hip.limits import forget_limits
 from crossmem_emulated.hip.origins import Origin
+from crossmem_emulated.hip.pools import forget_pools
 from crossmem_emulated.hip.process import Context, HipProcess
 from crossmem_emulated.hip.shares import close_import
 from crossmem_emulated.hip.streams import check_safe, destroy_stream, finish_device
@@ -142,6 +144,8 @@ def _reset(process: HipProcess, call: str, device: int) -> None:
             release_host(process, block)
     for stream in [one for one in process.streams.values() if one.device == device]:
         destroy_stream(process, stream)
+    forget_pools(process, device)
+    forget_limits(process, device)
     if process.profile.is_documented:
         for event in [one for one in process.events.values() if one.device == device]:
             destroy_event(process, event)

@@ -25,7 +25,7 @@ from crossmem_emulated.hip.streams import (
 )
 from crossmem_emulated.hip.virtual import READ, READ_WRITE, access_of
 
-__all__ = ["Parts", "Side", "check_direction", "do_now", "is_on_devices", "move", "side_of"]
+__all__ = ["Parts", "Side", "check_direction", "do_now", "is_waiting", "move", "side_of"]
 
 Parts = Sequence[tuple[int, int]]
 """Where the emulation reaches bytes, and how many there are each."""
@@ -52,11 +52,14 @@ class Side:
         Whether it is on a device, None where it is both there and on the host.
     parts
         Its bytes.
+    is_synchronous
+        Whether the host waits even where it has no part in the copy.
     """
 
     pointer: int
     is_device: bool | None
     parts: Parts
+    is_synchronous: bool = False
 
 
 def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access: int) -> Side:
@@ -78,7 +81,8 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
         elif piece.origin is Origin.VIRTUAL:
             _check_virtual_access(piece, device, access)
     parts = tuple((place, size) for _, place, size in spans)
-    return Side(pointer, is_device=True, parts=parts)
+    is_synchronous = any(piece.is_synchronous for piece, _, _ in spans)
+    return Side(pointer, is_device=True, parts=parts, is_synchronous=is_synchronous)
 
 
 def _check_peers(process: HipProcess, opened: Import) -> None:
@@ -115,9 +119,10 @@ def check_direction(process: HipProcess, call: str, kind: int, target: Side, sou
         process.violate(call, "HIP-X2", text)
 
 
-def is_on_devices(target: Side, source: Side) -> bool:
-    """Whether the host has no part in a copy."""
-    return target.is_device is True and source.is_device is True
+def is_waiting(target: Side, source: Side) -> bool:
+    """Whether the host waits for a copy: not where it has no part in it, the documents say."""
+    is_on_devices = target.is_device is True and source.is_device is True
+    return not is_on_devices or target.is_synchronous or source.is_synchronous
 
 
 def move(target: Parts, source: Parts) -> None:
@@ -152,11 +157,10 @@ def _prepared(
     check_direction(process, call, kind, to, start)
     ranges = ((target[0], nbytes), (source[0], nbytes))
     work = Work(call, ranges, lambda: move(to.parts, start.parts))
-    # The host does not wait for devices alone, the documents say.
-    return work, not is_on_devices(to, start)
+    return work, is_waiting(to, start)
 
 
-def do_now(process: HipProcess, stream: Stream, work: Work, *, is_waiting: bool) -> None:
+def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> None:
     """Do the work of a function that the vendor calls synchronous, in its stream.
 
     Parameters
@@ -167,10 +171,10 @@ def do_now(process: HipProcess, stream: Stream, work: Work, *, is_waiting: bool)
         The legacy stream, or the thread's own.
     work
         The work.
-    is_waiting
+    waits
         Whether the host waits for it.
     """
-    if not is_waiting:
+    if not waits:
         submit(process, stream, work)
         return
     if stream.is_legacy:
@@ -185,8 +189,8 @@ def _copy(
 ) -> None:
     if nbytes:
         target, source = ((pointer, stream.device) for pointer in ends)
-        work, is_waiting = _prepared(process, "memcpy", target, source, nbytes, kind)
-        do_now(process, stream, work, is_waiting=is_waiting)
+        work, waits = _prepared(process, "memcpy", target, source, nbytes, kind)
+        do_now(process, stream, work, waits=waits)
 
 
 @entry("memcpy(intptr_t dst, intptr_t src, size_t size, int kind)")

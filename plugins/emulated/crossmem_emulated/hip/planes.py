@@ -16,7 +16,7 @@ from crossmem_emulated.hip.copies import (
     Side,
     check_direction,
     do_now,
-    is_on_devices,
+    is_waiting,
     move,
     side_of,
 )
@@ -130,9 +130,10 @@ def _copy(
             move(targets, sources)
 
     ranges = ((target.pointer, target.nbytes), (source.pointer, source.nbytes))
-    return Work(call, ranges, run), not is_on_devices(to, start)
+    return Work(call, ranges, run), is_waiting(to, start)
 
 
+_CUPY_ANSWERS: Final = Status.UNKNOWN
 _ENDS: Final = (
     "intptr_t dst, size_t dpitch, intptr_t src, size_t spitch, size_t width, size_t height, "
     "MemoryKind kind"
@@ -142,7 +143,7 @@ _ENDS: Final = (
 def _add_copies(name: str, stream: int | None) -> None:
     """Register a copy that the vendor calls synchronous."""
 
-    @entry(f"{name}({_ENDS})")
+    @entry(f"{name}({_ENDS})", hip_answers=_CUPY_ANSWERS)
     def _memcpy_2d(  # noqa: PLR0917 - as CuPy passes them
         process: HipProcess,
         target: int,
@@ -157,15 +158,15 @@ def _add_copies(name: str, stream: int | None) -> None:
             return
         where = current_legacy(process) if stream is None else find_stream(process, stream)
         ends = Plane(target, to_pitch, width, height), Plane(source, from_pitch, width, height)
-        work, is_waiting = _copy(process, name, where, *ends, kind)
-        do_now(process, where, work, is_waiting=is_waiting)
+        work, waits = _copy(process, name, where, *ends, kind)
+        do_now(process, where, work, waits=waits)
 
 
 _add_copies("memcpy2D", None)
 _add_copies("memcpy2D_spt", PER_THREAD)
 
 
-@entry(f"memcpy2DAsync({_ENDS}, intptr_t stream)")
+@entry(f"memcpy2DAsync({_ENDS}, intptr_t stream)", hip_answers=_CUPY_ANSWERS)
 def _memcpy_2d_async(  # noqa: PLR0917 - as CuPy passes them
     process: HipProcess,
     target: int,

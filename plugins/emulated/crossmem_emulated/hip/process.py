@@ -131,6 +131,13 @@ class HipProcess:
         self.exports: dict[int, list[int]] = {}
         """Numbers of what is exported, by the address of the allocation."""
         self.imports: list[Any] = []
+        self.pools: dict[int, Any] = {}
+        self.default_pools: dict[int, Any] = {}
+        self.current_pools: dict[int, Any] = {}
+        """By device, where a program chose one."""
+        self.limits: dict[tuple[int, int], int] = {}
+        """By device and number, where a program set them."""
+        self.device_flags: dict[int, int] = {}
         self.physical: dict[int, Any] = {}
         """Memory without an address of its own, by handle; also what is only mapped still."""
         self.leaked: list[Pages] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams: work in order, and captures of it."""
+"""Streams: work in order, and what a capture of it forbids."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -11,7 +11,9 @@ from crossmem_emulated.hip.codes import Status
 from crossmem_emulated.hip.process import HipProcess
 
 __all__ = [
+    "CAPTURE_MODES",
     "PER_THREAD",
+    "Capture",
     "Stream",
     "Work",
     "check_idle",
@@ -21,6 +23,7 @@ __all__ = [
     "find_stream",
     "finish",
     "finish_device",
+    "is_capture_in_way",
     "legacy_of",
     "submit",
     "wait_for_legacy",
@@ -30,9 +33,10 @@ _LEGACY: Final = frozenset({0, 1})
 PER_THREAD: Final = 2
 """The stream that each thread has of its own."""
 _NON_BLOCKING: Final = 1
-_MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = range(3)
+CAPTURE_MODES: Final = range(3)
+"""What captures forbid: nothing to any thread, nothing to other threads, or nothing at all."""
+_MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
 _HIGHEST_PRIORITY: Final = -1
-_LACKS: Final = "{} is not supported in ROCm"
 
 
 @dataclass(slots=True, eq=False)
@@ -177,6 +181,12 @@ def _break(streams: Iterable[Stream], status: Status, text: str) -> None:
         raise Refused(status, text, "HIP-X6")
 
 
+def is_capture_in_way(process: HipProcess, device: int) -> bool:
+    """Whether a stream is captured that the legacy stream would wait for."""
+    streams = _of_device(process, device)
+    return any(one.capture is not None for one in streams if one.is_blocking)
+
+
 def _check_implicit(process: HipProcess, device: int) -> None:
     streams = [one for one in _of_device(process, device) if one.is_blocking]
     _break(streams, Status.CAPTURE_IMPLICIT, "the legacy stream would wait for a captured one")
@@ -184,66 +194,21 @@ def _check_implicit(process: HipProcess, device: int) -> None:
 
 def check_safe(process: HipProcess) -> None:
     """Refuse what may synchronize, where a capture forbids that to the calling thread."""
-    me = threading.get_ident()
+    mode = getattr(process.thread, "capture_mode", _MODE_GLOBAL)
     streams = [
         one
         for one in process.streams.values()
-        if one.capture is not None
-        and (
-            one.capture.mode == _MODE_GLOBAL
-            or (one.capture.mode == _MODE_OF_THREAD and one.capture.thread == me)
-        )
+        if one.capture is not None and _forbids(one.capture, mode)
     ]
     _break(streams, Status.CAPTURE_UNSUPPORTED, "a stream is captured")
 
 
-@entry(
-    "streamBeginCapture(intptr_t stream, int mode=streamCaptureModeRelaxed)",
-    hip_lacks=_LACKS.format("streamBeginCapture"),
-)
-def _stream_begin_capture(process: HipProcess, handle: int, mode: int) -> None:
-    stream = find_stream(process, handle)
-    if stream.is_legacy:
-        raise Refused(Status.CAPTURE_UNSUPPORTED, "the legacy stream is not captured", "HIP-X6")
-    if stream.capture is not None or mode not in range(_MODE_RELAXED + 1):
-        raise Refused(Status.INVALID_VALUE, f"it is captured already, or mode {mode}", "HIP-X6")
-    stream.capture = Capture(mode, threading.get_ident())
-
-
-@entry("streamEndCapture(intptr_t stream) -> intptr_t", hip_lacks=_LACKS.format("streamEndCapture"))
-def _stream_end_capture(process: HipProcess, handle: int) -> int:
-    stream = find_stream(process, handle)
-    capture, stream.capture = stream.capture, None
-    if capture is None:
-        raise Refused(Status.ILLEGAL_STATE, "the stream is not captured", "HIP-X6")
-    if capture.is_broken:
-        raise Refused(Status.CAPTURE_INVALIDATED, "the capture was broken by an earlier call")
-    graph = next(process.handles)
-    process.graphs[graph] = None
-    return graph
-
-
-@entry("streamIsCapturing(intptr_t stream) -> bool", hip_lacks=_LACKS.format("streamIsCapturing"))
-def _stream_is_capturing(process: HipProcess, handle: int) -> bool:
-    stream = find_stream(process, handle)
-    if stream.is_legacy and any(
-        one.capture is not None for one in _of_device(process, stream.device) if one.is_blocking
-    ):
-        # No breach, and no capture is lost by asking.
-        raise Refused(Status.CAPTURE_IMPLICIT, "a stream that it would wait for is captured")
-    if stream.capture is not None and stream.capture.is_broken:
-        # CuPy's own words.
-        raise RuntimeError(
-            "the stream was capturing, but an error has invalidated the capture sequence"
-        )
-    return stream.capture is not None
-
-
-@entry("graphDestroy(intptr_t graph)")
-def _graph_destroy(process: HipProcess, graph: int) -> None:
-    if graph not in process.graphs:
-        raise Refused(Status.INVALID_VALUE, f"there is no graph {graph:#x}", "HIP-X3")
-    del process.graphs[graph]
+def _forbids(capture: Capture, mode: int) -> bool:
+    """Whether a capture forbids this thread, in the mode that it chose, what may synchronize."""
+    if _MODE_RELAXED in {mode, capture.mode}:
+        return False
+    is_own = capture.thread == threading.get_ident()
+    return is_own or (mode == capture.mode == _MODE_GLOBAL)
 
 
 # Functions ----------------------------------------------------------------------------------

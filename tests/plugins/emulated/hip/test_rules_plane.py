@@ -41,13 +41,13 @@ def test_x7_rows_are_apart(exporter: Actor) -> None:
     exporter.call("poke", pinned, b"abcdefghijklmno")
     exporter.rt.memset(plane, ord("."), pitch * 6)
 
-    exporter.rt.memcpy2D(plane, pitch, pinned, 5, 5, 3, TO_DEVICE)
+    exporter.c.memcpy2D(plane, pitch, pinned, 5, 5, 3, TO_DEVICE)
     exporter.rt.memset2D(plane + 1, pitch, ord("#"), 2, 2)
     assert exporter.read(plane, 6) == b"a##de."
     assert exporter.read(plane + pitch, 6) == b"f##ij."
     exporter.rt.memset2DAsync(plane + pitch, pitch, ord("-"), 1, 2, 0)
-    exporter.rt.memcpy2DAsync(plane + 3 * pitch, pitch, plane, pitch, 5, 3, ON_DEVICE, 0)
-    exporter.rt.memcpy2D(pinned, 5, plane + 3 * pitch, pitch, 5, 3, TO_HOST)
+    exporter.c.memcpy2DAsync(plane + 3 * pitch, pitch, plane, pitch, 5, 3, ON_DEVICE, 0)
+    exporter.c.memcpy2D(pinned, 5, plane + 3 * pitch, pitch, 5, 3, TO_HOST)
     assert exporter.call("peek", pinned, 15) == b"a##de-##ij-lmno"
     exporter.check_broken()
 
@@ -72,7 +72,7 @@ def test_x7_nothing_is_allocated_for_nothing(exporter: Actor) -> None:
         (0, None)
     ] * 3
     exporter.rt.memset2D(0, 0, 0, 0, HUGE)
-    exporter.rt.memcpy2D(0, 0, 0, 0, HUGE, 0, ON_DEVICE)
+    exporter.c.memcpy2D(0, 0, 0, 0, HUGE, 0, ON_DEVICE)
     exporter.check_broken()
 
 
@@ -117,7 +117,7 @@ def test_x7_fills_that_do_not_fit_do_nothing(exporter: Actor, name: str) -> None
 def test_x7_copies_that_do_not_fit_do_nothing(exporter: Actor, name: str) -> None:
     pointer, other = exporter.rt.malloc(BLOCK), exporter.rt.malloc(BLOCK)
     exporter.rt.memset(pointer, ord("."), BLOCK)
-    copy, more = getattr(exporter.rt, name), (0,) * name.endswith("Async")
+    copy, more = getattr(exporter.c, name), (0,) * name.endswith("Async")
     for pitch, width, height in ((256, 4, BLOCK // 256 + 1), (HUGE, HUGE, 2), (HUGE, 4, 3)):
         ends = pointer, pitch, other, pitch
         assert status(copy, *ends, width, height, ON_DEVICE, *more) == 1
