@@ -192,6 +192,11 @@ class Runtime:
         """Whether the text of an error is its name, as in ROCm 5."""
         return self._process.profile.is_before_6
 
+    @property
+    def has_virtual_memory(self) -> bool:
+        """Whether there is virtual memory."""
+        return self._process.profile.has_virtual
+
     def check_status(self, status: int) -> None:
         """Raise where a call failed, and forget the failure as CuPy does."""
         if status:

@@ -29,7 +29,7 @@ def amd() -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])
-@pytest.mark.parametrize("name", ["sharing", "device", "usual", "virtual", "visible"])
+@pytest.mark.parametrize("name", ["sharing", "device", "settings", "usual", "virtual", "visible"])
 def test_every_code_is_right(compile_program: Compile, run: Run, name: str, language: str) -> None:
     done = run(compile_program(name, *STRICT, language=language))
 

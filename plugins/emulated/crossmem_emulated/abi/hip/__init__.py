@@ -37,6 +37,7 @@ def _symbols() -> dict[str, str]:
 
 _ENTRIES: Final = {
     "CtxGetDevice": "getDevice",
+    "CtxGetSharedMemConfig": "deviceGetSharedMemConfig",
     "CtxSynchronize": "deviceSynchronize",
     "ExtMallocWithFlags": "malloc",
     "FreeHost": "freeHost",
@@ -63,8 +64,11 @@ def _entry_of(name: str) -> str | None:
     """Return CuPy's name of a function, None where the emulation has none of its own for it."""
     # Naming it is what registers the entries.
     rest = name.removeprefix("hip")
-    entry = _ENTRIES.get(rest, rest[:1].lower() + rest[1:])
-    return entry if entry in ENTRIES else None
+    for one in (rest, rest.removesuffix("_spt")):
+        entry = _ENTRIES.get(one, one[:1].lower() + one[1:])
+        if entry in ENTRIES:
+            return entry
+    return None
 
 
 def _library() -> Library:

@@ -13,7 +13,7 @@ _DEVICE_POINTER, _HOST_POINTER = 3, 4
 _MANAGED: Final = frozenset({3, 4})
 """The numbers of managed memory since ROCm 6, and before."""
 # How many bytes the answer to a question about an address has.
-_SIZES: Final = {2: 4, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4, 17: 8}
+_SIZES: Final = {2: 4, 6: 1, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4, 17: 8}
 
 
 class _Memory:
@@ -103,6 +103,12 @@ class _Memory:
     def _put(self, place: Any, nbytes: int, value: int) -> None:
         self._ffi.memmove(place, value.to_bytes(nbytes, "little", signed=value < 0), nbytes)
 
+    def set_attribute(self, place: Any, attribute: int, pointer: int) -> int:
+        if not place or not pointer:
+            return self._convert.null("pointerSetAttribute")
+        value = self._ffi.cast("unsigned int *", place)[0]
+        return self._call("pointerSetAttribute", value, attribute, pointer)[0]
+
     def several(self, count: int, attributes: Any, places: Any, pointer: int) -> int:
         if not count or not attributes or not places:
             return self._convert.null("drvPointerGetAttributes")
@@ -186,15 +192,18 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipMemAllocPitch": memory.pitched_elements,
         "hipMalloc3D": memory.cubic,
         "hipMallocManaged": into("mallocManaged"),
-        "hipMallocAsync": into("mallocAsync"),
         "hipFree": plain("free"),
-        "hipFreeAsync": plain("freeAsync"),
         "hipMemGetInfo": convert.pair("memGetInfo"),
         "hipMemPtrGetInfo": memory.size_of,
         "hipMemGetAddressRange": memory.range_of,
         "hipPointerGetAttributes": memory.attributes,
         "hipPointerGetAttribute": memory.attribute,
         "hipDrvPointerGetAttributes": memory.several,
+        "hipPointerSetAttribute": memory.set_attribute,
+        # No device has its memory as a dma-buf, which the attribute says.
+        "hipMemGetHandleForAddressRange": lambda *_arguments: convert.null(
+            "memGetHandleForAddressRange"
+        ),
         "hipMemAdvise": plain("memAdvise"),
         "hipMemPrefetchAsync": plain("memPrefetchAsync"),
         "hipHostMalloc": memory.host,
