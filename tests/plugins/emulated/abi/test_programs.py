@@ -70,6 +70,12 @@ def test_sharing_however_the_emulation_is_set_up(
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_a_thread_s_own_stream_is_not_the_usual_one(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("settings", *STRICT), CROSSMEM_EMULATED_SLOW_STREAMS="1")
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_what_is_forbidden_is_recorded(compile_program: Compile, run: Run, host: Path) -> None:
     done = run(compile_program("sharing", *STRICT))
 

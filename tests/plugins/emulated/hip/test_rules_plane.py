@@ -131,6 +131,18 @@ def test_x7_copies_that_do_not_fit_do_nothing(exporter: Actor, name: str) -> Non
 
 
 @emulation_only
+def test_x7_rows_of_memory_that_nobody_knows(exporter: Actor) -> None:
+    """Where it ends is unknown, but no process has addresses for so many rows."""
+    own = exporter.call("own_memory", 64)
+    for pitch, width, height in ((HUGE, 4, 2), (4, 4, 1 << 50), (HUGE, HUGE, 2)):
+        assert status(exporter.c.memcpy2D, own, pitch, own, pitch, width, height, 0) == 1
+    exporter.check_broken(*["HIP-X7"] * 3)
+    exporter.call("poke", own, b"abcdefgh")
+    exporter.c.memcpy2D(own + 32, 3, own, 4, 2, 2, 0)
+    assert exporter.call("peek", own + 32, 5) == b"ab\0ef"
+
+
+@emulation_only
 def test_x7_planes_wait_in_their_streams(start: Start) -> None:
     actor = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
     pointer, stream = actor.rt.malloc(BLOCK), actor.rt.streamCreateWithFlags(1)

@@ -164,6 +164,12 @@ static void use_the_own_stream(void)
     ANSWERS(0, hipMalloc((void **)&memory, 64));
     ANSWERS(0, hipMemset_spt(memory, 1, 64));
     ANSWERS(0, hipMemset2DAsync_spt(memory, 8, 2, 4, 8, NULL));
+    if (getenv("CROSSMEM_EMULATED_SLOW_STREAMS")) {
+        /* It waits where the thread's own stream is, and the usual one has nothing to do. */
+        ANSWERS(600, hipStreamQuery_spt(NULL));
+        ANSWERS(600, hipStreamQuery((hipStream_t)2));
+        ANSWERS(0, hipStreamQuery(NULL));
+    }
     ANSWERS(0, hipStreamSynchronize_spt(NULL));
     ANSWERS(0, hipStreamQuery_spt(NULL));
     ANSWERS(0, hipMemcpy_spt(own, memory, 64, hipMemcpyDeviceToHost));
