@@ -21,7 +21,6 @@ from crossmem_emulated.hip.streams import (
     find_stream,
     finish,
     submit,
-    wait_for_legacy,
 )
 from crossmem_emulated.hip.virtual import READ, READ_WRITE, access_of
 
@@ -174,14 +173,9 @@ def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> N
     waits
         Whether the host waits for it.
     """
-    if not waits:
-        submit(process, stream, work)
-        return
-    if stream.is_legacy:
-        wait_for_legacy(process, stream.device)
-    else:
-        finish(process, [stream])
-    work.run()
+    submit(process, stream, work)
+    if waits:
+        finish(process, [stream], work.sequence)
 
 
 def _copy(

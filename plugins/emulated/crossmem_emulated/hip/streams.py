@@ -26,7 +26,6 @@ __all__ = [
     "is_capture_in_way",
     "legacy_of",
     "submit",
-    "wait_for_legacy",
 ]
 
 _LEGACY: Final = frozenset({0, 1})
@@ -148,12 +147,6 @@ def _of_device(process: HipProcess, device: int) -> list[Stream]:
 def finish_device(process: HipProcess, device: int) -> None:
     """Do all the work of a device."""
     finish(process, _of_device(process, device))
-
-
-def wait_for_legacy(process: HipProcess, device: int) -> None:
-    """Do the work that a synchronous copy waits for."""
-    _check_implicit(process, device)
-    finish(process, [legacy_of(process, device)])
 
 
 def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:

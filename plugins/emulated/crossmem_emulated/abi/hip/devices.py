@@ -60,7 +60,7 @@ class _Devices:
         if name in POINTERS:
             self._ffi.cast("void **", place)[0] = self._ffi.cast("void *", value)
         else:
-            place[0] = min(value[int(index)] if index else value, 2**31 - 1)
+            place[0] = min(value[int(index)] if index and value else value, 2**31 - 1)
         return 0
 
     def ordinal(self, place: Any, device: int) -> int:

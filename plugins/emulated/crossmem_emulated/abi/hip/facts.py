@@ -21,7 +21,6 @@ FACTS: Final[Mapping[str, Any]] = {
     "gcnArch": 942,
     "globalL1CacheSupported": 1,
     "hostRegisterSupported": 1,
-    "imageSupport": 1,
     "ipcEventSupported": 1,
     "isLargeBar": 1,
     "l2CacheSize": 4096 * _KIB,
@@ -31,12 +30,6 @@ FACTS: Final[Mapping[str, Any]] = {
     "maxBlocksPerMultiProcessor": 2,
     "maxGridSize": (2**31 - 1, 65536, 65536),
     "maxSharedMemoryPerMultiProcessor": 64 * _KIB,
-    "maxSurface1D": 16384,
-    "maxTexture1D": 16384,
-    "maxTexture1DLinear": 2**31 - 1,
-    "maxTexture1DMipmap": 2**31 - 1,
-    "maxTexture2D": (16384, 16384),
-    "maxTexture3D": (16384, 16384, 8192),
     "maxThreadsDim": (1024, 1024, 1024),
     "maxThreadsPerBlock": 1024,
     "maxThreadsPerMultiProcessor": 2048,
@@ -44,7 +37,7 @@ FACTS: Final[Mapping[str, Any]] = {
     "memoryBusWidth": 8192,
     "memoryClockRate": 1_300_000,
     "memoryPoolsSupported": 1,
-    "numberOfXccs": 1,
+    "numberOfXccs": 8,
     "pageableMemoryAccess": 0,
     "pciChipId": 0x74A1,
     "persistingL2CacheMaxSize": 4096 * _KIB,
@@ -60,7 +53,8 @@ FACTS: Final[Mapping[str, Any]] = {
     "unifiedAddressing": 1,
     "wallClockRate": 100_000,
 }
-"""By the names of the fields of ``hipDeviceProp_t``; what is missing is 0."""
+"""By the names of the fields of ``hipDeviceProp_t``, or of attributes that have no field; what is
+missing is 0, such as all about images, which this device does not have."""
 
 _FIRST_OF_AMD: Final = 10_000
 # Numbers count from 0; a dash is one that AMD's runtime refuses too. A digit after a dot is the

@@ -37,8 +37,8 @@ static void ask_attributes(void)
     HOLDS(value == 7);
     ANSWERS(101, hipDeviceGetAttribute(&value, 9998, 2));
     HOLDS(attribute_of(63) == attribute_of(10015));
-    HOLDS(attribute_of(43) == 16384 && attribute_of(51) == 8192);
-    /* There are pools and virtual memory, and no dma-buf. */
+    /* There are pools and virtual memory, no images, and no dma-buf. */
+    HOLDS(attribute_of(43) == 0 && attribute_of(51) == 0 && attribute_of(10014) == 0);
     HOLDS(attribute_of(88) == 1 && attribute_of(89) == 1 && attribute_of(93) == 0);
 }
 
