@@ -1,35 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """C and C++ programs for AMD's library run on the emulation without being changed."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from crossmem_emulated.abi.hip import LIBRARY
 from crossmem_emulated.journal import Journal
 from crossmem_emulated.machine import Machine
 
 if TYPE_CHECKING:
-    from tests.plugins.emulated.abi.conftest import Compile, Run
+    from tests.plugins.emulated.abi.conftest import Compile, Release, Run
 else:
-    Compile = Run = Any
+    Compile = Release = Run = Any
 
-VARIABLE = "CROSSMEM_TEST_HIP_INCLUDE"
 STRICT = ("-Wall", "-Wextra", "-Werror")
 
 
-@pytest.fixture(scope="session")
-def amd() -> tuple[str, ...]:
-    """Return the compiler's options for AMD's own headers."""
-    for folder in (os.environ.get(VARIABLE), "/usr/include", "/opt/rocm/include"):
-        if folder and Path(folder, "hip", "hip_runtime_api.h").exists():
-            return ("-DAMD_HEADERS", "-w", f"-I{folder}")
-    pytest.skip(f"needs AMD's headers: install libamdhip64-dev, or set {VARIABLE}")
-
-
 @pytest.mark.parametrize("language", ["c", "c++"])
-@pytest.mark.parametrize("name", ["sharing", "device", "settings", "usual", "virtual", "visible"])
+@pytest.mark.parametrize("name", ["sharing", "device", "settings", "usual", "virtual", "visible", "server"])
 def test_every_code_is_right(compile_program: Compile, run: Run, name: str, language: str) -> None:
     done = run(compile_program(name, *STRICT, language=language))
 
@@ -38,22 +28,46 @@ def test_every_code_is_right(compile_program: Compile, run: Run, name: str, lang
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])
-@pytest.mark.parametrize("name", ["sharing", "device", "usual"])
-def test_programs_of_rocm_5(
-    compile_program: Compile, run: Run, amd: tuple[str, ...], name: str, language: str
+@pytest.mark.parametrize("name", ["sharing", "device", "usual", "virtual", "visible", "server"])
+def test_programs_of_each_release(
+    compile_program: Compile, run: Run, amd: Release, name: str, language: str
 ) -> None:
-    # Their numbers are others, and the name that they are linked with says so.
-    program = compile_program(name, *amd, language=language, soname="libamdhip64.so.5")
+    # Numbers and structures are others, and the name that a program is linked with says so. Where
+    # that is ROCm 5 there is no virtual memory, but its headers describe what came later.
+    soname = "libamdhip64.so.7" if name == "virtual" else amd.soname
+    program = compile_program(name, *STRICT, *amd.options, language=language, soname=soname)
 
     done = run(program)
 
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_virtual_memory_as_older_headers_describe_it(
-    compile_program: Compile, run: Run, amd: tuple[str, ...]
+def test_a_program_that_starts_itself_again(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("several", *STRICT, language="c++"))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_program_that_starts_itself_again_with_each_release(
+    compile_program: Compile, run: Run, amd: Release
 ) -> None:
-    done = run(compile_program("virtual", *amd))
+    options = [*STRICT, *amd.options]
+    done = run(compile_program("several", *options, language="c++", soname=amd.soname))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("soname", [*LIBRARY.sonames, *LIBRARY.links])
+def test_functions_are_looked_up_by_name(compile_program: Compile, run: Run, soname: str) -> None:
+    program = compile_program("lookup", *STRICT, "-Wl,--as-needed")
+
+    done = run(program, soname)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_virtual_memory_as_older_headers_describe_it(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("virtual", *STRICT, "-DROCM_5_2"))
 
     assert (done.returncode, done.stdout) == (0, "")
 

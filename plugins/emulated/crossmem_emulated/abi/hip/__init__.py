@@ -2,8 +2,9 @@
 """AMD's ``libamdhip64``: its types, functions and symbol versions, and the emulation behind it.
 
 The facts are in files beside this one: ``types.h`` and ``functions.h`` declare what is emulated,
-``registration.c`` defines what needs no emulation, and ``symbols.txt`` names everything that
-AMD's library exports, with the version of each symbol. What is named there only is refused.
+``registration.c`` and ``plain.c`` define what needs no emulation, and ``symbols.txt`` names
+everything that AMD's library exports, with the version of each symbol. What is named there only is
+refused.
 """
 
 from importlib import resources
@@ -39,6 +40,7 @@ _ENTRIES: Final = {
     "CtxGetDevice": "getDevice",
     "CtxGetSharedMemConfig": "deviceGetSharedMemConfig",
     "CtxSynchronize": "deviceSynchronize",
+    "ExtHostAlloc": "hostAlloc",
     "ExtMallocWithFlags": "malloc",
     "FreeHost": "freeHost",
     "HostFree": "freeHost",
@@ -79,7 +81,7 @@ def _library() -> Library:
         links=("libamdhip64.so",),
         types=_text("types.h"),
         prototypes=_text("functions.h"),
-        code=_text("registration.c"),
+        code=_text("registration.c") + _text("plain.c"),
         node=_NODE,
         nodes=nodes,
         unknown=999,

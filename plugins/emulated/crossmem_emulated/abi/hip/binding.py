@@ -18,6 +18,8 @@ from crossmem_emulated.options import Options
 __all__ = ["HipBinding"]
 
 _NOT_SUPPORTED: Final = 801
+_INTERNAL_ERROR: Final = 11
+"""What is nearest to "not supported" of the codes that the compiler of kernels has."""
 _UNKNOWN: Final = 999
 _OF_ROCM_5: Final = "libamdhip64.so.5"
 
@@ -68,6 +70,9 @@ class HipBinding(Binding):
 
     @override
     def refuse(self, name: str) -> int:
+        if name.startswith("hiprtc"):
+            # Its results are no failures that the thread remembers.
+            return _INTERNAL_ERROR
         return self._runtime.refuse(name, _NOT_SUPPORTED)
 
     def _text(self, text: str) -> Any:

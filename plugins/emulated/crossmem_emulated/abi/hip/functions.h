@@ -119,6 +119,7 @@ hipError_t hipMemImportFromShareableHandle(hipHandle *handle, hipAddress descrip
 /* The host's memory */
 hipError_t hipHostMalloc(hipAddress *pointer, size_t size, unsigned int flags);
 hipError_t hipHostAlloc(hipAddress *pointer, size_t size, unsigned int flags);
+hipError_t hipExtHostAlloc(hipAddress *pointer, size_t size, unsigned int flags);
 hipError_t hipMallocHost(hipAddress *pointer, size_t size);
 hipError_t hipMemAllocHost(hipAddress *pointer, size_t size);
 hipError_t hipHostFree(hipAddress pointer);
@@ -214,3 +215,5 @@ const char *hipApiName(uint32_t id);
 const char *hipGetCmdName(unsigned int op);
 const char *hipKernelNameRef(hipObject function);
 const char *hipKernelNameRefByPtr(const void *function, hipObject stream);
+void hipInitActivityCallback(void *by_id, void *by_op, void *argument);
+void hipRegisterTracerCallback(const void *function);

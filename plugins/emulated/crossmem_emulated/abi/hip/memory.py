@@ -208,6 +208,7 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipMemPrefetchAsync": plain("memPrefetchAsync"),
         "hipHostMalloc": memory.host,
         "hipHostAlloc": memory.host,
+        "hipExtHostAlloc": memory.host,
         "hipMallocHost": memory.host,
         "hipMemAllocHost": memory.host,
         "hipHostFree": plain("freeHost"),

@@ -14,11 +14,22 @@
 #include <unistd.h>
 
 #ifdef AMD_HEADERS
+#ifndef __HIP_PLATFORM_AMD__
 #define __HIP_PLATFORM_AMD__ 1
+#endif
 #include <hip/hip_runtime_api.h>
+#define ROCM HIP_VERSION_MAJOR
+#if ROCM == 5 && HIP_VERSION_MINOR <= 2
+#define ROCM_5_2
+#endif
+#if ROCM < 6
 #define KIND(attributes) (attributes).memoryType
+#else
+#define KIND(attributes) (attributes).type
+#endif
 #define LAZY hipIpcMemLazyEnablePeerAccess
 #else
+#define ROCM 7
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -35,6 +46,8 @@ typedef struct { char bytes[1472]; } hipDeviceProp_t;
 typedef void *hipStream_t, *hipEvent_t, *hipCtx_t, *hipDeviceptr_t, *hipModule_t;
 typedef void (*hipStreamCallback_t)(hipStream_t, hipError_t, void *);
 typedef int hipMemcpyKind, hipDeviceAttribute_t, hipMemAllocationHandleType;
+enum { hipSuccess };
+enum { hipStreamNonBlocking = 1 };
 enum { hipMemcpyHostToHost, hipMemcpyHostToDevice, hipMemcpyDeviceToHost,
        hipMemcpyDeviceToDevice, hipMemcpyDefault };
 enum { hipDeviceAttributeMaxThreadsPerBlock = 56, hipDeviceAttributePciBusId = 67,
@@ -42,6 +55,15 @@ enum { hipDeviceAttributeMaxThreadsPerBlock = 56, hipDeviceAttributePciBusId = 6
 enum { hipEventDisableTiming = 2, hipEventInterprocess = 4 };
 typedef struct { int type, id; } hipMemLocation;
 typedef struct { hipMemLocation location; int flags; } hipMemAccessDesc;
+#ifdef ROCM_5_2
+typedef struct {
+    unsigned char compressionType;
+    hipMemLocation location;
+    int requestedHandleType, type;
+    unsigned short usage;
+    void *win32HandleMetaData;
+} hipMemAllocationProp;
+#else
 typedef struct {
     int type, requestedHandleType;
     hipMemLocation location;
@@ -49,6 +71,7 @@ typedef struct {
     unsigned char compressionType, gpuDirectRDMACapable;
     unsigned short usage;
 } hipMemAllocationProp;
+#endif
 typedef void *hipMemGenericAllocationHandle_t;
 enum { hipMemAllocationTypePinned = 1, hipMemHandleTypePosixFileDescriptor = 1,
        hipMemLocationTypeDevice = 1, hipMemAccessFlagsProtReadWrite = 3,
@@ -168,7 +191,9 @@ hipError_t hipIpcCloseMemHandle(void *);
 hipError_t hipIpcGetEventHandle(hipIpcEventHandle_t *, hipEvent_t);
 hipError_t hipIpcOpenEventHandle(hipEvent_t *, hipIpcEventHandle_t);
 hipError_t hipStreamCreate(hipStream_t *);
+hipError_t hipStreamCreateWithFlags(hipStream_t *, unsigned int);
 hipError_t hipStreamDestroy(hipStream_t);
+hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned int);
 hipError_t hipStreamSynchronize(hipStream_t);
 hipError_t hipStreamAddCallback(hipStream_t, hipStreamCallback_t, void *, unsigned int);
 hipError_t hipEventCreateWithFlags(hipEvent_t *, unsigned int);
@@ -182,6 +207,18 @@ hipError_t hipPeekAtLastError(void);
 const char *hipGetErrorName(hipError_t);
 const char *hipGetErrorString(hipError_t);
 #ifdef __cplusplus
+}
+template <typename T> hipError_t hipMalloc(T **pointer, size_t size)
+{
+    return hipMalloc((void **)pointer, size);
+}
+template <typename T> hipError_t hipHostMalloc(T **pointer, size_t size, unsigned int flags = 0)
+{
+    return hipHostMalloc((void **)pointer, size, flags);
+}
+template <typename T> hipError_t hipMallocManaged(T **pointer, size_t size, unsigned int flags = 1)
+{
+    return hipMallocManaged((void **)pointer, size, flags);
 }
 #endif
 #define hipGetDeviceProperties hipGetDevicePropertiesR0600
