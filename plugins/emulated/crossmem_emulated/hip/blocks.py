@@ -12,8 +12,14 @@ from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import LARGEST_NBYTES, MemoryType, Status
 from crossmem_emulated.hip.exports import withdraw
 from crossmem_emulated.hip.origins import Origin
-from crossmem_emulated.hip.process import HipProcess, Quirk
-from crossmem_emulated.hip.streams import check_idle, check_safe, find_stream, finish_device
+from crossmem_emulated.hip.process import Again, HipProcess, Quirk
+from crossmem_emulated.hip.streams import (
+    check_idle,
+    check_safe,
+    find_stream,
+    finish,
+    finish_device,
+)
 from crossmem_emulated.pages import NoRoomError, Pages
 
 __all__ = ["HostBlock", "Slab", "find_host_block", "free_piece"]
@@ -179,9 +185,8 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     if piece is None or piece.origin in {Origin.IPC, Origin.VIRTUAL}:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
     # What the stream itself still has to do comes first.
-    for work in list(where.queue):
-        where.queue.remove(work)
-        work.run()
+    if finish(process, [where]):
+        raise Again
     free_piece(process, "freeAsync", piece)
 
 

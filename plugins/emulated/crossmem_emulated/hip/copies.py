@@ -17,9 +17,9 @@ from crossmem_emulated.hip.streams import (
     Stream,
     Work,
     find_stream,
+    finish,
     legacy_of,
     submit,
-    wait_for_legacy,
 )
 from crossmem_emulated.hip.virtual import READ, READ_WRITE, access_of
 
@@ -73,6 +73,11 @@ def _side(process: HipProcess, pointer: int, nbytes: int, device: int, access: i
             _check_virtual_access(piece, device, access)
     parts = tuple((place, size) for _, place, size in spans)
     return Side(pointer, is_device=True, parts=parts)
+
+
+def _is_pageable(process: HipProcess, pointer: int) -> bool:
+    """Whether an address is in memory of the host that is not pinned."""
+    return process.space.region_of(pointer) is None and find_host_block(process, pointer) is None
 
 
 def _check_peers(process: HipProcess, opened: Import) -> None:
@@ -144,13 +149,11 @@ def _prepared(
 
 def _do_now(process: HipProcess, work: Work, *, is_on_devices: bool) -> None:
     """Do a copy of a function that the vendor calls synchronous."""
-    device = process.current().device
-    if is_on_devices:
-        # The host does not wait for those, the documents say.
-        submit(process, legacy_of(process, device), work)
-        return
-    wait_for_legacy(process, device)
-    work.run()
+    stream = legacy_of(process, process.current().device)
+    submit(process, stream, work)
+    # The host does not wait for those between devices, the documents say.
+    if not is_on_devices:
+        finish(process, [stream], work.sequence)
 
 
 @entry("memcpy(intptr_t dst, intptr_t src, size_t size, int kind)")
@@ -171,6 +174,11 @@ def _memcpy_async(
         ends = (target, where.device), (source, where.device)
         work, _ = _prepared(process, "memcpyAsync", *ends, nbytes, kind)
         submit(process, where, work)
+        if not process.setup.slow_streams and any(
+            _is_pageable(process, one) for one in (target, source)
+        ):
+            # It is the caller's again, though a function of the program be in the stream.
+            finish(process, [where], work.sequence)
 
 
 @entry("memcpyPeer(intptr_t dst, int dstDevice, intptr_t src, int srcDevice, size_t size)")

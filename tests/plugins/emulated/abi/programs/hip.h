@@ -34,6 +34,7 @@ typedef struct {
 typedef struct { char bytes[1472]; } hipDeviceProp_t;
 typedef void *hipStream_t, *hipEvent_t, *hipCtx_t, *hipDeviceptr_t, *hipModule_t;
 typedef void (*hipStreamCallback_t)(hipStream_t, hipError_t, void *);
+typedef void (*hipHostFn_t)(void *);
 typedef int hipMemcpyKind, hipDeviceAttribute_t, hipMemAllocationHandleType;
 enum { hipMemcpyHostToHost, hipMemcpyHostToDevice, hipMemcpyDeviceToHost,
        hipMemcpyDeviceToDevice, hipMemcpyDefault };
@@ -106,6 +107,7 @@ hipError_t hipMemcpyHtoD(hipDeviceptr_t, void *, size_t);
 hipError_t hipMemcpyDtoH(void *, hipDeviceptr_t, size_t);
 hipError_t hipMemcpy2D(void *, size_t, const void *, size_t, size_t, size_t, int);
 hipError_t hipMemset(void *, int, size_t);
+hipError_t hipMemsetAsync(void *, int, size_t, hipStream_t);
 hipError_t hipMemset2D(void *, size_t, int, size_t, size_t);
 hipError_t hipMemsetD32(hipDeviceptr_t, int, size_t);
 hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t *, void *);
@@ -116,7 +118,10 @@ hipError_t hipIpcOpenEventHandle(hipEvent_t *, hipIpcEventHandle_t);
 hipError_t hipStreamCreate(hipStream_t *);
 hipError_t hipStreamDestroy(hipStream_t);
 hipError_t hipStreamSynchronize(hipStream_t);
+hipError_t hipStreamQuery(hipStream_t);
+hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned int);
 hipError_t hipStreamAddCallback(hipStream_t, hipStreamCallback_t, void *, unsigned int);
+hipError_t hipLaunchHostFunc(hipStream_t, hipHostFn_t, void *);
 hipError_t hipEventCreateWithFlags(hipEvent_t *, unsigned int);
 hipError_t hipEventRecord(hipEvent_t, hipStream_t);
 hipError_t hipEventQuery(hipEvent_t);
