@@ -42,9 +42,8 @@ _TIMEOUT_S: Final = 120
 _SHOWN_LINES: Final = 8
 
 _START: Final = """
-# Python itself has imported these.
-import _thread, os, sys
-def start_library():
+import sys
+try:
     if STARTED:
         # There is the standard library, and nothing that could stand before it.
         sys.path.extend({paths!r})
@@ -54,15 +53,6 @@ def start_library():
         sys.path.extend(path for path in {paths!r} if path not in sys.path)
         from crossmem_emulated.abi.engine import start
     start({name!r}, {soname!r}, {folder!r}, TABLE, READY)
-# os.fork waits until this is over: what one thread imports while another one forks is locked in
-# the child for ever. The library itself lets other forks wait.
-lock = _thread.RLock()
-try:
-    with lock:
-        os.register_at_fork(
-            before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
-        )
-        start_library()
 except BaseException as error:
     import traceback
     reason = getattr(error, "message", None)

@@ -229,7 +229,7 @@ static void cm_before_fork(void)
     pthread_mutex_lock(&cm_mutex);
     cm_fork_state = CM_KNOWN;
     if (cm_loaded > 0 && cm_python.Py_IsInitialized() && cm_python.PyGILState_Check()) {
-        /* A first call needs the GIL to go on. The start code has let this fork wait for it. */
+        /* A first call needs the GIL to go on, so this fork cannot wait for it. */
         pthread_mutex_unlock(&cm_mutex);
         return;
     }
@@ -264,6 +264,11 @@ static void cm_after_fork_in_child(void)
     /* Other threads, which are not here, may have had these. */
     cm_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     cm_over = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    if (cm_starting && !atomic_load(&cm_ready)) {
+        /* What that thread was importing is locked for ever. */
+        atomic_store(&cm_ready, -1);
+        cm_complain("this process was forked while another thread made the first call", "");
+    }
     cm_starting = 0;
     if (cm_fork_state >= 0) {
         cm_python.PyOS_AfterFork_Child();

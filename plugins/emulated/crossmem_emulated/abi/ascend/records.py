@@ -91,7 +91,7 @@ def _launch_host_func(
     return binding.call(name, handle, lambda: function(arguments))[1]
 
 
-def _launch_callback(  # noqa: PLR0917 - the vendor's order
+def _launch_callback(
     binding: _Binding, name: str, function: Any, data: Any, kind: int, stream: Any
 ) -> int:
     if function == binding.ffi.NULL:

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Threads and processes that begin and end while the library is being used, and the library's own
- * beginning and end. The argument says which.
+ * Threads and processes that begin and end while the library is being used. The argument says
+ * which.
  */
-#include <dlfcn.h>
 #include <stdatomic.h>
 
 #include "hip.h"
@@ -63,7 +62,7 @@ static void *call_for_ever(void *argument)
     return NULL;
 }
 
-/* Threads are cancelled in the middle of calls; others go on. */
+/* Threads are cancelled in the middle of calls, also of the first one; others go on. */
 static void cancelled(void)
 {
     for (int round = 0; round < ROUNDS; round++) {
@@ -73,7 +72,6 @@ static void cancelled(void)
         for (int i = 0; i < CALLERS; i++)
             HOLDS(!pthread_create(&threads[i], NULL, call_for_ever, NULL));
         usleep(STEP_US);
-        /* Half of them while the first call is being made. */
         for (int i = 0; i < CALLERS; i++)
             HOLDS(!pthread_cancel(threads[i]));
         ANSWERS(0, hipMalloc(&memory, 4096));
@@ -153,28 +151,10 @@ static void late(void)
 
 static void last(void) { is_late = 1; }
 
-/* Who loads the library by name may close it, and load it again. */
-static void closed(void)
-{
-    for (int round = 0; round < CALLERS; round++) {
-        void *library = dlopen("libamdhip64.so.6", RTLD_NOW | RTLD_LOCAL), *found;
-        hipError_t (*function)(int *);
-        int count = 0;
-
-        HOLDS(library);
-        found = dlsym(library, "hipGetDeviceCount");
-        memcpy(&function, &found, sizeof function);
-        ANSWERS(0, function(&count));
-        HOLDS(count);
-        HOLDS(!dlclose(library));
-    }
-}
-
 int main(int count, char **words)
 {
-    void (*const parts[])(void) = {early, cancelled, leaves, starter, late, last, closed};
-    const char *const names[] = {"early", "cancelled", "leaves", "starter", "late", "last",
-                                 "closed"};
+    void (*const parts[])(void) = {early, cancelled, leaves, starter, late, last};
+    const char *const names[] = {"early", "cancelled", "leaves", "starter", "late", "last"};
 
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (count == 2 && !strcmp(words[1], names[i]))
