@@ -82,17 +82,3 @@ def test_packages_do_not_stand_before_the_standard_library(
     done = run(compile_program("life", "-Wall"), "threads", LD_LIBRARY_PATH=str(folder))
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_sites_are_not_looked_at(compile_program: Compile, run: Run, tmp_path: Path) -> None:
-    # What a user, a distribution or a .pth file adds to a Python is none of a C program's business.
-    home = tmp_path / "home"
-    version = "python{}.{}".format(*sys.version_info[:2])
-    site = home / ".local" / "lib" / version / "site-packages"
-    site.mkdir(parents=True)
-    (site / "usercustomize.py").write_text("raise SystemExit('imported')\n")
-    (site / "crossmem.py").write_text("raise SystemExit('imported')\n")
-
-    done = run(compile_program("life", "-Wall"), "threads", HOME=str(home))
-
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
