@@ -308,7 +308,7 @@ def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
     for pattern in ("shmem_enabled", "hugepages-*/shmem_enabled"):
         for path in settings.glob(pattern):
             with contextlib.suppress(OSError):
-                if "[advise]" in path.read_text("ascii"):
+                if "[advise]" in path.read_text("utf-8"):
                     return True
     return False
 

@@ -24,7 +24,16 @@ from crossmem_emulated.hip.streams import (
 )
 from crossmem_emulated.hip.virtual import READ, READ_WRITE, access_of
 
-__all__ = ["Parts", "Side", "check_direction", "do_now", "is_waiting", "move", "side_of"]
+__all__ = [
+    "Parts",
+    "Side",
+    "check_direction",
+    "do_now",
+    "give_back",
+    "is_waiting",
+    "move",
+    "side_of",
+]
 
 Parts = Sequence[tuple[int, int]]
 """Where the emulation reaches bytes, and how many there are each."""
@@ -82,6 +91,20 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
     parts = tuple((place, size) for _, place, size in spans)
     is_synchronous = any(piece.is_synchronous for piece, _, _ in spans)
     return Side(pointer, is_device=True, parts=parts, is_synchronous=is_synchronous)
+
+
+def _is_pageable(process: HipProcess, pointer: int) -> bool:
+    """Whether an address is in memory of the host that is not pinned."""
+    return process.space.region_of(pointer) is None and find_host_block(process, pointer) is None
+
+
+def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, int]) -> None:
+    """Have a copy done that was given to a stream, where an end is memory that is not pinned.
+
+    It is the caller's again, though a function of the program be in the stream.
+    """
+    if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
+        finish(process, [stream], work.sequence)
 
 
 def _check_peers(process: HipProcess, opened: Import) -> None:
@@ -206,6 +229,7 @@ def _memcpy_async(
         ends = (target, where.device), (source, where.device)
         work, _ = _prepared(process, "memcpyAsync", *ends, nbytes, kind)
         submit(process, where, work)
+        give_back(process, where, work, (target, source))
 
 
 @entry("memcpyPeer(intptr_t dst, int dstDevice, intptr_t src, int srcDevice, size_t size)")

@@ -111,15 +111,17 @@ def _event_elapsed_time(process: HipProcess, start: int, end: int) -> float:
     return 0.001
 
 
+def _nothing() -> None:
+    """Do what there is to do once a wait is over."""
+
+
 @entry("streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)")
 def _stream_wait_event(process: HipProcess, handle: int, event_handle: int, _flags: int) -> None:
     stream, event = find_stream(process, handle), _find(process, event_handle)
     source = event.stream
     if source is not None and source is not stream:
         until = event.sequence
-        submit(
-            process, stream, Work("streamWaitEvent", (), lambda: finish(process, [source], until))
-        )
+        submit(process, stream, Work("streamWaitEvent", (), _nothing, after=(source, until)))
 
 
 # Between processes ----------------------------------------------------------------------------

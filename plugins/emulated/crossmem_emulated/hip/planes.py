@@ -16,6 +16,7 @@ from crossmem_emulated.hip.copies import (
     Side,
     check_direction,
     do_now,
+    give_back,
     is_waiting,
     move,
     side_of,
@@ -183,6 +184,7 @@ def _memcpy_2d_async(  # noqa: PLR0917 - as CuPy passes them
         ends = Plane(target, to_pitch, width, height), Plane(source, from_pitch, width, height)
         work, _ = _copy(process, "memcpy2DAsync", where, *ends, kind)
         submit(process, where, work)
+        give_back(process, where, work, (target, source))
 
 
 # Fills ----------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import Status
 from crossmem_emulated.hip.origins import Origin
 from crossmem_emulated.hip.physical import ON_DEVICE, PINNED
-from crossmem_emulated.hip.process import HipProcess
+from crossmem_emulated.hip.process import Again, HipProcess
 from crossmem_emulated.hip.reserves import Pool
-from crossmem_emulated.hip.streams import find_stream
+from crossmem_emulated.hip.streams import find_stream, finish
 from crossmem_emulated.hip.virtual import ACCESS, READ_WRITE
 
 __all__ = ["MemPoolProps", "forget_pools"]
@@ -235,7 +235,6 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     if piece is None or piece.origin in {Origin.IPC, Origin.VIRTUAL}:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
     # What the stream itself still has to do comes first.
-    for work in list(where.queue):
-        where.queue.remove(work)
-        work.run()
+    if finish(process, [where]):
+        raise Again
     free_piece(process, "freeAsync", piece)

@@ -20,11 +20,15 @@ from crossmem_emulated.journal import Faults, Journal
 from crossmem_emulated.machine import HostLostError, Machine
 from crossmem_emulated.pages import NoRoomError, Pages, PageStore
 
-__all__ = ["Context", "HipProcess", "Quirk", "Setup"]
+__all__ = ["Again", "Context", "HipProcess", "Quirk", "Setup"]
 
 _FIRST_HANDLE: Final = 0x1FA6_0000_0000
 _HANDLE_STEP: Final = 64
 _SLOW_OPEN_S: Final = 0.5
+
+
+class Again(Exception):  # noqa: N818 - no fault of anybody's
+    """A function waited before it did anything, and begins again: others may have called."""
 
 
 class Quirk:
@@ -113,6 +117,8 @@ class HipProcess:
 
     def _begin(self) -> None:
         self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        """Told whenever a function of the program, which was work of a stream, has ended."""
         self.thread = threading.local()
         self.space = Space(is_host_readable=not self.setup.strict)
         self.handles = itertools.count(_FIRST_HANDLE, _HANDLE_STEP)
@@ -191,17 +197,33 @@ class HipProcess:
         return self.lock
 
     def _work(self, called: Entry, values: list[Any]) -> Any:
+        if called.needs_device:
+            # Before the host is asked anything: a child that is forked meanwhile has lost it.
+            self.is_used = True
         code = self.faults.take(called.name)
         if code is not None:
             raise Refused(code, f"{called.name} was made to fail with {code}")
+        if called.needs_device and not self.setup.visible:
+            # Counting devices was right even where all else answered with a wrong code.
+            is_count = called.name == "getDeviceCount"
+            status = Status.NO_DEVICE if is_count else self.profile.no_device
+            raise Refused(status, "no device is visible")
         if called.needs_device:
-            self.is_used = True
-            if not self.setup.visible:
-                # Counting devices was right even where all else answered with a wrong code.
-                is_count = called.name == "getDeviceCount"
-                status = Status.NO_DEVICE if is_count else self.profile.no_device
-                raise Refused(status, "no device is visible")
-        return called.function(self, *values)
+            self._check_callback(called)
+        while True:
+            try:
+                return called.function(self, *values)
+            except Again:
+                continue
+
+    def _check_callback(self, called: Entry) -> None:
+        """Note calls of functions that are work of a stream; they must not make any."""
+        if getattr(self.thread, "callback", None) is None:
+            return
+        text = "a function that is work of a stream calls the library"
+        if not self.profile.is_hip:
+            raise Refused(Status.NOT_PERMITTED, text, "HIP-E25")
+        self.violate(called.name, "HIP-E25", text)
 
     def violate(self, call: str, rule: str, text: str) -> None:
         """Record a use that the vendor forbids or leaves undefined, where the rules are strict."""
