@@ -120,6 +120,8 @@ class Machine:
         self._connection: sqlite3.Connection | None = None
         self._is_inside = False
         """Whether the thread that has the lock is in a transaction."""
+        self._is_busy = False
+        """Whether another thread was using the tables when a fork began."""
         self._opens = 0
         self._me: tuple[int, int] | None = None
         try:
@@ -141,12 +143,12 @@ class Machine:
     @property
     def boot(self) -> Path:
         """The database of this boot: process numbers of another boot mean nothing."""
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
         return self.folder / f"host-{_VERSION}-{boot_id}.sqlite"
 
     def _opened(self) -> sqlite3.Connection:
         """Return the connection. The lock is held."""
-        if self.identity in _lost:
+        if _is_sqlite_lost or self.identity in _lost:
             raise HostLostError(
                 "this process was forked while another thread used the emulated host: start "
                 "processes with spawn"
@@ -281,7 +283,8 @@ class Machine:
         It does not wait for another thread's call: that may wait for a lock which is held for
         the fork already.
         """
-        if self._lock.acquire(blocking=False):
+        self._is_busy = not self._lock.acquire(blocking=False)
+        if not self._is_busy:
             try:
                 if not self._is_inside:
                     self.close()
@@ -290,6 +293,9 @@ class Machine:
 
     def renew_after_fork(self) -> None:
         """Begin anew in a forked child; what crossed the fork all the same is never used."""
+        global _is_sqlite_lost  # noqa: PLW0603 - of the process
+        # SQLite has locks of its own, and who had them is not here.
+        _is_sqlite_lost = _is_sqlite_lost or self._is_busy
         self._lock = threading.RLock()
         self._is_inside = False
         self._me = None
@@ -303,6 +309,8 @@ class Machine:
 _machines: "weakref.WeakSet[Machine]" = weakref.WeakSet()
 _lost: set[tuple[int, int]] = set()
 """Hosts that this process, or an ancestor that was forked, may not use any more."""
+_is_sqlite_lost = False
+"""Whether that is so of all hosts."""
 
 
 _beginning = threading.Lock()

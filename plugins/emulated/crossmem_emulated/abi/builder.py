@@ -43,9 +43,9 @@ _SHOWN_LINES: Final = 8
 _START: Final = """
 import sys
 try:
-    # Python that was started for this finds what built the library, and not another installation.
     if STARTED:
-        sys.path[:0] = {paths!r}
+        # There is the standard library, and nothing that could stand before it.
+        sys.path.extend({paths!r})
     try:
         from crossmem_emulated.abi.engine import start
     except ImportError:

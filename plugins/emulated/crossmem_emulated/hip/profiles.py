@@ -47,8 +47,8 @@ class Profile:
         Whether an address inside of a mapping closes it.
     unknown_is_unregistered
         Whether an unknown address has attributes.
-    ends_contexts
-        Whether a second context of one device is refused.
+    has_contexts
+        Whether a device can have several contexts; a context is the device itself otherwise.
     knows_exportable
         Whether it can be asked whether memory can be exported.
     has_virtual
@@ -73,7 +73,7 @@ class Profile:
     keeps_ordinals: bool = False
     closes_inside: bool = False
     unknown_is_unregistered: bool = True
-    ends_contexts: bool = False
+    has_contexts: bool = False
     knows_exportable: bool = True
     has_virtual: bool = True
     no_such_device: Status = Status.INVALID_VALUE
@@ -98,7 +98,7 @@ PROFILES: Final[dict[str, Profile]] = {
             version=7_00_51831,
             is_documented=True,
             unknown_is_unregistered=False,
-            ends_contexts=True,
+            has_contexts=True,
             knows_exportable=False,
         ),
         Profile("clr24", version=6_03_42131, knows_exportable=False),
@@ -131,7 +131,7 @@ PROFILES: Final[dict[str, Profile]] = {
             unreachable=Status.PEER_ACCESS_UNSUPPORTED,
             no_such_device=Status.INVALID_DEVICE,
             looks_first=True,
-            ends_contexts=True,
+            has_contexts=True,
         ),
     )
 }

@@ -19,7 +19,9 @@ STRICT = ("-Wall", "-Wextra", "-Werror")
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])
-@pytest.mark.parametrize("name", ["sharing", "device", "virtual", "visible", "server"])
+@pytest.mark.parametrize(
+    "name", ["sharing", "device", "settings", "usual", "virtual", "visible", "server"]
+)
 def test_every_code_is_right(compile_program: Compile, run: Run, name: str, language: str) -> None:
     done = run(compile_program(name, *STRICT, language=language))
 
@@ -28,7 +30,7 @@ def test_every_code_is_right(compile_program: Compile, run: Run, name: str, lang
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])
-@pytest.mark.parametrize("name", ["sharing", "device", "virtual", "visible", "server"])
+@pytest.mark.parametrize("name", ["sharing", "device", "usual", "virtual", "visible", "server"])
 def test_programs_of_each_release(
     compile_program: Compile, run: Run, amd: Release, name: str, language: str
 ) -> None:
@@ -84,6 +86,12 @@ def test_sharing_however_the_emulation_is_set_up(
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_a_thread_s_own_stream_is_not_the_usual_one(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("settings", *STRICT), CROSSMEM_EMULATED_SLOW_STREAMS="1")
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_what_is_forbidden_is_recorded(compile_program: Compile, run: Run, host: Path) -> None:
     done = run(compile_program("sharing", *STRICT))
 
@@ -107,6 +115,36 @@ def test_a_child_forked_after_the_first_call_cannot_go_on(
     done = run(compile_program("life", *STRICT), "forks")
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_fork_while_another_thread_makes_the_first_call(
+    compile_program: Compile, run: Run
+) -> None:
+    done = run(compile_program("ends", *STRICT), "early")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("part", ["cancelled", "leaves", "starter", "late", "last"])
+def test_threads_and_programs_begin_and_end_at_any_time(
+    compile_program: Compile, run: Run, part: str
+) -> None:
+    done = run(compile_program("ends", *STRICT), part)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_functions_of_the_program_are_work_of_streams(
+    compile_program: Compile, run: Run, host: Path, language: str
+) -> None:
+    done = run(compile_program("callbacks", *STRICT, language=language))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    machine = Machine(host, "")
+    rules = {one.rule for one in Journal(machine).read()}
+    machine.close()
+    assert rules == {"HIP-E25"}
 
 
 def test_signals_stay_the_program_s(compile_program: Compile, run: Run) -> None:

@@ -38,19 +38,17 @@ def _symbols() -> dict[str, str]:
 
 _ENTRIES: Final = {
     "CtxGetDevice": "getDevice",
+    "CtxGetSharedMemConfig": "deviceGetSharedMemConfig",
     "CtxSynchronize": "deviceSynchronize",
     "ExtHostAlloc": "hostAlloc",
     "ExtMallocWithFlags": "malloc",
     "FreeHost": "freeHost",
     "HostFree": "freeHost",
     "HostMalloc": "hostAlloc",
-    "Malloc3D": "malloc",
+    "Malloc3D": "mallocPitch",
     "MallocHost": "hostAlloc",
-    "MallocPitch": "malloc",
     "MemAllocHost": "hostAlloc",
-    "MemAllocPitch": "malloc",
-    "Memcpy2D": "memcpy",
-    "Memcpy2DAsync": "memcpyAsync",
+    "MemAllocPitch": "mallocPitch",
     "MemcpyDtoD": "memcpy",
     "MemcpyDtoDAsync": "memcpyAsync",
     "MemcpyDtoH": "memcpy",
@@ -58,8 +56,6 @@ _ENTRIES: Final = {
     "MemcpyHtoD": "memcpy",
     "MemcpyHtoDAsync": "memcpyAsync",
     "MemcpyWithStream": "memcpyAsync",
-    "Memset2D": "memset",
-    "Memset2DAsync": "memsetAsync",
     "MemsetD8": "memset",
     "MemsetD8Async": "memsetAsync",
 }
@@ -70,8 +66,11 @@ def _entry_of(name: str) -> str | None:
     """Return CuPy's name of a function, None where the emulation has none of its own for it."""
     # Naming it is what registers the entries.
     rest = name.removeprefix("hip")
-    entry = _ENTRIES.get(rest, rest[:1].lower() + rest[1:])
-    return entry if entry in ENTRIES else None
+    for one in (rest, rest.removesuffix("_spt")):
+        entry = _ENTRIES.get(one, one[:1].lower() + one[1:])
+        if entry in ENTRIES:
+            return entry
+    return None
 
 
 def _library() -> Library:

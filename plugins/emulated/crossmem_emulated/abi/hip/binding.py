@@ -8,7 +8,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from crossmem.errors import ConfigurationError
-from crossmem_emulated.abi.hip import devices, memory, streams, virtual
+from crossmem_emulated.abi.hip import devices, lookup, memory, pools, streams, threads, virtual
 from crossmem_emulated.abi.hip.convert import Converter, Function
 from crossmem_emulated.abi.library import Binding
 from crossmem_emulated.hip import Runtime
@@ -50,17 +50,21 @@ class HipBinding(Binding):
 
     def __init__(self, ffi: Any, soname: str) -> None:
         self._ffi = ffi
+        self._soname = soname
         self._runtime = _runtime(soname)
         self._texts: dict[str, Any] = {}
 
     @override
     def functions(self) -> Mapping[str, Function]:
         convert = Converter(self._ffi, self._runtime)
+        usual = {**memory.functions(convert), **streams.functions(convert)}
         return {
             **self._errors(),
             **devices.functions(convert),
-            **memory.functions(convert),
-            **streams.functions(convert),
+            **lookup.functions(convert, self._soname),
+            **pools.functions(convert),
+            **threads.functions(convert, usual),
+            **usual,
             **virtual.functions(convert),
         }
 

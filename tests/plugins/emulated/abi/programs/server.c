@@ -191,8 +191,7 @@ int main(int count, char **words)
     snprintf(path, sizeof path, "/tmp/crossmem-server-%d", (int)getpid());
     address = address_of(path);
     listener = socket(AF_UNIX, SOCK_SEQPACKET, 0);
-    HOLDS(!bind(listener, (struct sockaddr *)&address, sizeof address));
-    HOLDS(!listen(listener, CLIENTS));
+    HOLDS(!bind(listener, (struct sockaddr *)&address, sizeof address) && !listen(listener, CLIENTS));
     server = start();
     if (!server)
         serve(listener, CLIENTS);
