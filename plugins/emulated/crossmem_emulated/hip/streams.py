@@ -215,7 +215,9 @@ def _call_back(process: HipProcess, stream: Stream) -> None:
             work.run()
         finally:
             with process.lock:
-                stream.queue.remove(work)
+                # The stream may have lost its work meanwhile.
+                if work in stream.queue:
+                    stream.queue.remove(work)
                 if not process.setup.slow_streams:
                     everything = dict.fromkeys(process.streams.values(), sys.maxsize)
                     _advance(process, everything)
