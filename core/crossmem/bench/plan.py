@@ -41,6 +41,13 @@ class Plan:
         in C that start one.
     traced
         Repeated imports under the system call tracer.
+    tensors, tree_nbytes, tree_rounds
+        Tensors of the shared trees, the bytes of all of them, and how often each is shared; also
+        how often an array is sent.
+    array_nbytes
+        Size of the array that is sent through queues, and that readers attach, in bytes.
+    readers
+        Processes that read one array.
     """
 
     sizes: tuple[int, ...] = (4 * KIB, 2 * MIB, 1024 * MIB)
@@ -60,6 +67,11 @@ class Plan:
     separate: int = 10_000
     imports: int = 5
     traced: int = 1000
+    tensors: int = 1000
+    tree_nbytes: int = 64 * MIB
+    tree_rounds: int = 5
+    array_nbytes: int = 64 * MIB
+    readers: int = 8
 
 
 PLANS: Final = MappingProxyType(
@@ -80,6 +92,11 @@ PLANS: Final = MappingProxyType(
             separate=50,
             imports=1,
             traced=20,
+            tensors=10,
+            tree_nbytes=MIB,
+            tree_rounds=2,
+            array_nbytes=4 * MIB,
+            readers=2,
         ),
         "quick": Plan(),
         "full": Plan(
@@ -95,6 +112,9 @@ PLANS: Final = MappingProxyType(
             bandwidth_repeats=15,
             imports=25,
             traced=10_000,
+            tree_nbytes=2048 * MIB,
+            tree_rounds=9,
+            array_nbytes=256 * MIB,
         ),
     }
 )

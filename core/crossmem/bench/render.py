@@ -50,6 +50,9 @@ def make_tables(report: Report) -> list[Table]:
         ("Repeats and parts, µs", "repeats"),
         ("Bandwidth through NumPy", "bandwidth"),
         ("Scale", "scale"),
+        ("Trees of tensors", "trees"),
+        ("One array through a queue", "queues"),
+        ("Readers of one array", "readers"),
         ("Importing, ms", "import"),
         ("Calls from C into an emulated library, µs", "calls"),
     ):

@@ -10,7 +10,7 @@ from statistics import median
 from time import monotonic
 from typing import Any, Self
 
-from crossmem.bench import suite_crossmem
+from crossmem.bench import suite_crossmem, suite_frameworks
 from crossmem.bench.machine import available_nbytes, choose_cpus, describe_machine, version_of
 from crossmem.bench.pair import BenchError, Pair, child_environment
 from crossmem.bench.peer import peer_class
@@ -164,6 +164,7 @@ class Suite:
         self._busy()
         if self.has("crossmem"):
             suite_crossmem.run(self)
+            suite_frameworks.run(self)
         self.report.targets = compute_targets(self.report)
         self.report.seconds = round(monotonic() - start, 1)
         return self.report

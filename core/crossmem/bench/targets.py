@@ -32,6 +32,9 @@ def compute_targets(report: Report) -> list[Target]:
         *_bandwidth(report),
         *_scale(report),
         *_imports(report),
+        *_trees(report),
+        *_queues(report),
+        *_readers(report),
     ]
 
 
@@ -114,3 +117,47 @@ def _imports(report: Report) -> Iterator[Target]:
         report.value("import", "import pydantic, pluggy", "time"),
     )
     yield Target("import crossmem, against pydantic and pluggy", measured, 2.0)
+
+
+def _trees(report: Report) -> Iterator[Target]:
+    sizes = sorted({row.nbytes for row in report.rows if row.section == "trees" and row.nbytes})
+    if not sizes:
+        yield Target("share and receive a tree, against PyTorch's sharing", None, 50, at_least=True)
+        return
+    small, large = sizes[0], sizes[-1]
+
+    def of(subject: str, metric: str, nbytes: int) -> float | None:
+        return report.value("trees", subject, metric, nbytes=nbytes)
+
+    ours, theirs = (of(name, "share and receive", large) for name in ("crossmem", "torch"))
+    name = f"share and receive a tree of {size_name(large)}, faster than PyTorch's sharing by"
+    yield Target(name, _ratio(theirs, ours), 50, at_least=True)
+    measured = _ratio(ours, of("crossmem", "share and receive", small))
+    yield Target(f"a tree of {size_name(large)}, against {size_name(small)}", measured, SAME)
+    measured = _ratio(ours, of("crossmem", "receive again", large))
+    yield Target("receive a tree again, faster than the first time by", measured, 4, at_least=True)
+
+
+def _queues(report: Report) -> Iterator[Target]:
+    sizes = {row.nbytes for row in report.rows if row.section == "queues"}
+    for rival in ("numpy", "ray"):
+        measured = None
+        for nbytes in sizes:
+            measured = _ratio(
+                report.value("queues", rival, "send", nbytes=nbytes),
+                report.value("queues", "crossmem", "send", nbytes=nbytes),
+            )
+        name = f"an array through a queue, faster than {rival} by"
+        note = "" if measured is not None else f"{rival} is not installed, or failed"
+        yield Target(name, measured, 20, at_least=True, note=note)
+
+
+def _readers(report: Report) -> Iterator[Target]:
+    counted = [row.value for row in report.rows if row.metric == "memory counted"]
+    name = "memory counted for all readers of an array, against its size"
+    yield Target(name, round(counted[0], 3) if counted else None, 1.01)
+    measured = _ratio(
+        report.value("readers", "crossmem", "attach, second half"),
+        report.value("readers", "crossmem", "attach, first half"),
+    )
+    yield Target("attach of a later reader, against an earlier one", measured, SAME)

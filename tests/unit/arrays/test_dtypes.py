@@ -144,6 +144,14 @@ def test_ml_dtypes_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
         to_numpy.cache_clear()
 
 
+def test_other_types_that_libraries_add_are_refused() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+
+    for theirs in (np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.bfloat16).newbyteorder("S")):
+        with pytest.raises(UnsupportedError, match="cannot be shared"):
+            dtype_of(theirs)
+
+
 def test_what_pytorch_lacks() -> None:
     pytest.importorskip("torch")
     for text in (f"{SWAPPED}f4", "|S5", '[4,[["a",0,"int32"]]]'):

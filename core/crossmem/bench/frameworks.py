@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What whole trees and arrays of frameworks cost on their way: ``python -m`` this, one case each.
+
+Every case runs in a fresh interpreter with child processes of its own, started by spawn, and
+prints one line of JSON. Times are in seconds; the clock is the same in all processes.
+"""
+
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any, Final
+
+import crossmem
+import crossmem.multiprocessing
+
+__all__ = ["CASES", "main"]
+
+_JOIN_S: Final = 30.0
+_DEVICE: Final = "emulated:0"
+
+
+def _child(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
+    """Start a process that works for this one, and wait until it is ready."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(theirs, *arguments))
+    process.start()
+    theirs.close()
+    ours.recv()
+    return process, ours
+
+
+def _end(process: Any, connection: Connection) -> None:
+    connection.close()
+    process.join(_JOIN_S)
+    if process.is_alive():
+        process.kill()
+
+
+# Trees ------------------------------------------------------------------------------------
+
+
+def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[float]]:
+    """Share a dictionary of tensors and receive it in another process, twice.
+
+    Parameters
+    ----------
+    kind
+        ``"crossmem"``: all lie in one allocation. ``"torch"``: PyTorch moves each into memory
+        of its own, as its sharing of CPU tensors does.
+    tensors
+        How many there are.
+    nbytes
+        Bytes of each.
+    rounds
+        How often; PyTorch gets new tensors each time, since it moves them once only.
+    """
+    torch: Any = import_module("torch")
+    process, connection = _child(_read_trees, kind)
+    firsts, agains = [], []
+    pool = None
+    if kind == "crossmem":
+        pool = crossmem.device(_DEVICE).allocate(tensors * nbytes)
+        memory = pool.as_tensor()
+        # Pages are there before the clock runs, as those of the other kind are.
+        memory.fill_(1)
+    for _ in range(rounds):
+        if pool is not None:
+            weights = {
+                f"layer.{i}.weight": pool.as_tensor((nbytes // 4,), "float32", offset=i * nbytes)
+                for i in range(tensors)
+            }
+        else:
+            weights = {f"layer.{i}.weight": torch.ones(nbytes // 4) for i in range(tensors)}
+        start = perf_counter()
+        if pool is not None:
+            shared = crossmem.share(weights)
+            connection.send_bytes(shared.to_bytes())
+        else:
+            connection.send_bytes(ForkingPickler.dumps(weights))
+        received, again = connection.recv()
+        firsts.append(received - start)
+        agains.append(again)
+        if pool is not None:
+            shared.close()
+    _end(process, connection)
+    return {"share and receive": firsts, "receive again": agains if kind == "crossmem" else []}
+
+
+def _read_trees(connection: Connection, kind: str) -> None:
+    import_module("torch")
+    connection.send("ready")
+    while True:
+        try:
+            blob = connection.recv_bytes()
+        except EOFError:
+            return
+        # What arrives comes from the parent of this very process.
+        load = crossmem.receive if kind == "crossmem" else pickle.loads
+        weights = load(blob)
+        received = perf_counter()
+        again = load(blob) if kind == "crossmem" else None
+        took = perf_counter() - received
+        connection.send((received, took))
+        del weights, again
+
+
+# Queues -----------------------------------------------------------------------------------
+
+
+def queue(kind: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
+    """Send one array through a queue of multiprocessing, or through Ray, until it is there.
+
+    Parameters
+    ----------
+    kind
+        ``"crossmem"``, ``"numpy"`` (pickled) or ``"ray"`` (``put`` and ``get`` of two actors).
+    nbytes
+        Size of the array.
+    rounds
+        How often.
+    """
+    if kind == "ray":
+        return {"send": _through_ray(nbytes, rounds)}
+    numpy: Any = import_module("numpy")
+    array = crossmem.empty(nbytes, "uint8") if kind == "crossmem" else numpy.empty(nbytes, "uint8")
+    array[:] = 1
+    context = get_context("spawn")
+    items, answers = context.Queue(), context.Queue()
+    process = context.Process(target=_read_queue, args=(items, answers))
+    process.start()
+    answers.get()
+    times = []
+    for _ in range(rounds + 1):
+        start = perf_counter()
+        items.put(array)
+        times.append(answers.get() - start)
+    items.put(None)
+    process.join(_JOIN_S)
+    # The first one starts threads and connections.
+    return {"send": times[1:]}
+
+
+def _read_queue(items: Any, answers: Any) -> None:
+    answers.put(0.0)
+    while (array := items.get()) is not None:
+        seen, first = perf_counter(), int(array[-1])
+        answers.put(seen if first else 0.0)
+        del array
+
+
+def _through_ray(nbytes: int, rounds: int) -> list[float]:
+    ray: Any = import_module("ray")
+    numpy: Any = import_module("numpy")
+    store_nbytes = 4 * nbytes + (80 << 20)
+    ray.init(
+        num_cpus=2,
+        object_store_memory=store_nbytes,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+
+    class Actor:
+        def make(self) -> None:
+            self.array = numpy.ones(nbytes, "uint8")
+
+        def put(self) -> Any:
+            return perf_counter(), ray.put(self.array)
+
+        def get(self, put: Any) -> float:
+            start, reference = put
+            array = ray.get(reference)
+            return perf_counter() - float(start) if array[-1] else 0.0
+
+    try:
+        remote = ray.remote(num_cpus=1)(Actor)
+        sender, receiver = remote.remote(), remote.remote()
+        ray.get(sender.make.remote())
+        times = [
+            float(ray.get(receiver.get.remote(sender.put.remote()))) for _ in range(rounds + 1)
+        ]
+    finally:
+        ray.shutdown()
+    return times[1:]
+
+
+# Readers ----------------------------------------------------------------------------------
+
+
+def readers(count: int, nbytes: int) -> dict[str, list[float]]:
+    """Let several processes read one array, one after the other.
+
+    Parameters
+    ----------
+    count
+        How many readers.
+    nbytes
+        Size of the array.
+
+    Returns
+    -------
+    dict
+        ``"attach"``: seconds of each reader's first receive. ``"counted"``: bytes of the memory
+        that the kernel counts in all processes together (Pss), in units of its size.
+    """
+    array = crossmem.empty(nbytes, "uint8")
+    array[:] = 1
+    shared = crossmem.share(array)
+    pointer = array.__array_interface__["data"][0]
+    children, attach = [], []
+    for _ in range(count):
+        process, connection = _child(_read_array)
+        children.append((process, connection))
+        connection.send_bytes(shared.to_bytes())
+        attach.append(connection.recv())
+    counted = _counted(pointer)
+    for _, connection in children:
+        connection.send_bytes(b"count")
+        counted += connection.recv()
+    for process, connection in children:
+        _end(process, connection)
+    return {"attach": attach, "counted": [counted / nbytes]}
+
+
+def _read_array(connection: Connection) -> None:
+    # What every reader pays once in its life is not the array's cost.
+    with crossmem.device(_DEVICE).allocate(1) as warm:
+        crossmem.receive(crossmem.share(warm.as_array()))
+    connection.send("ready")
+    blob = connection.recv_bytes()
+    start = perf_counter()
+    array = crossmem.receive(blob)
+    took = perf_counter() - start
+    array.sum()
+    connection.send(took)
+    connection.recv_bytes()
+    connection.send(_counted(array.__array_interface__["data"][0]))
+    # Whoever is counted after this one shares the memory with it still.
+    with suppress(EOFError):
+        connection.recv_bytes()
+
+
+def _counted(pointer: int) -> int:
+    """Return this process's proportional share of the mapping at an address, in bytes."""
+    inside = False
+    for line in (
+        Path(f"/proc/{os.getpid()}/smaps").read_text("ascii", errors="replace").splitlines()
+    ):
+        first = line.split(maxsplit=1)[0]
+        start, dash, end = first.partition("-")
+        if dash and ":" not in first:
+            inside = int(start, 16) <= pointer < int(end, 16)
+        elif inside and first == "Pss:":
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxyType(
+    {"tree": tree, "queue": queue, "readers": readers}
+)
+"""What can be measured, by name."""
+
+
+def main(arguments: list[str]) -> None:
+    """Measure one case: its name, then its arguments as JSON."""
+    name, given = arguments
+    sys.stdout.write(json.dumps(CASES[name](**json.loads(given))) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a run that measures trees and arrays of frameworks, beside what these offer."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from crossmem.bench.machine import available_nbytes
+from crossmem.bench.plan import MIB
+from crossmem.bench.targets import size_name
+
+if TYPE_CHECKING:
+    from crossmem.bench.suite import Suite
+
+__all__ = ["run"]
+
+_DEADLINE_S: Final = 600.0
+_SMALL_NBYTES: Final = 4096
+
+
+def run(suite: "Suite") -> None:
+    """Measure, and add the rows to the suite's report."""
+    _trees(suite)
+    _queues(suite)
+    _readers(suite)
+
+
+def _case(suite: "Suite", name: str, **arguments: Any) -> dict[str, list[float]]:
+    """Measure one case in a fresh interpreter; nothing where it fails, which is noted."""
+    command = [sys.executable, "-P", "-m", "crossmem.bench.frameworks", name, json.dumps(arguments)]
+    try:
+        done = subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=_DEADLINE_S,
+            env=suite.environment,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        words = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+        suite.note(f"{name} {arguments}: {' '.join(words)}")
+        return {}
+    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _trees(suite: "Suite") -> None:
+    plan = suite.plan
+    if not find_spec("torch"):
+        suite.note("trees of tensors were not measured: torch is not installed")
+        return
+    each = plan.tree_nbytes // plan.tensors
+    for kind, nbytes in (("crossmem", each), ("crossmem", _SMALL_NBYTES), ("torch", each)):
+        size = plan.tensors * nbytes
+        suite.say(f"{plan.tensors} tensors, {size_name(size)} in all, {kind}")
+        # PyTorch has the tensors twice for a moment.
+        if available_nbytes() < 3 * size:
+            suite.note(f"{kind} at {size_name(size)}: too little free memory")
+            continue
+        found = _case(
+            suite,
+            "tree",
+            kind=kind,
+            tensors=plan.tensors,
+            nbytes=nbytes,
+            rounds=plan.tree_rounds if kind == "crossmem" else 1,
+        )
+        for metric, seconds in found.items():
+            rounds = [one * 1e3 for one in seconds]
+            suite.report.add("trees", kind, metric, rounds, "ms", nbytes=size)
+
+
+def _queues(suite: "Suite") -> None:
+    nbytes = suite.plan.array_nbytes
+    for kind in ("crossmem", "numpy", "ray"):
+        if not find_spec("numpy") or (kind == "ray" and not find_spec("ray")):
+            suite.note(f"sending an array with {kind} was not measured: not installed")
+            continue
+        suite.say(f"an array of {size_name(nbytes)} through a queue, {kind}")
+        found = _case(suite, "queue", kind=kind, nbytes=nbytes, rounds=suite.plan.tree_rounds)
+        for metric, seconds in found.items():
+            rounds = [one * 1e3 for one in seconds]
+            suite.report.add("queues", kind, metric, rounds, "ms", nbytes=nbytes)
+
+
+def _readers(suite: "Suite") -> None:
+    if not find_spec("numpy"):
+        return
+    count, nbytes = suite.plan.readers, max(suite.plan.array_nbytes, 4 * MIB)
+    suite.say(f"{count} readers of {size_name(nbytes)}")
+    found = _case(suite, "readers", count=count, nbytes=nbytes)
+    if not found:
+        return
+    attach, add = found["attach"], suite.report.add
+    half = len(attach) // 2
+    add("readers", "crossmem", "attach, first half", [median(attach[:half]) * 1e6], "us")
+    add("readers", "crossmem", "attach, second half", [median(attach[half:]) * 1e6], "us")
+    add("readers", "crossmem", "memory counted", found["counted"], "ratio", nbytes=nbytes)

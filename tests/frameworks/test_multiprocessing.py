@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays and trees cross queues, pipes and pools of multiprocessing without a copy."""
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import crossmem
+import crossmem.multiprocessing
+
+np = pytest.importorskip("numpy")
+sys.path.insert(0, str(Path(__file__).parent))
+queue_actions = pytest.importorskip("queue_actions")
+
+_DEADLINE_S = 60
+METHODS = ("spawn", "forkserver")
+
+
+class Scene:
+    """Queues and processes of one start method; none of these survives the test."""
+
+    def __init__(self, method: str) -> None:
+        self.context: Any = multiprocessing.get_context(method)
+        self.requests = self.context.Queue()
+        self.answers = self.context.Queue()
+        self.processes: list[BaseProcess] = []
+
+    def start(self, work: Callable[..., None], *arguments: Any) -> BaseProcess:
+        process: BaseProcess = self.context.Process(target=work, args=arguments)
+        process.start()
+        self.processes.append(process)
+        return process
+
+    def echo(self) -> BaseProcess:
+        return self.start(queue_actions.echo, self.requests, self.answers)
+
+    def answer(self) -> Any:
+        return self.answers.get(timeout=_DEADLINE_S)
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+            process.join(_DEADLINE_S)
+        for queue in (self.requests, self.answers):
+            queue.cancel_join_thread()
+            queue.close()
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene("spawn")
+    yield made
+    made.end()
+    gc.collect()
+    crossmem.collect()
+
+
+def held() -> int:
+    """Return how many messages of this process hold its memory."""
+    return sum(one.in_message for export in crossmem.exports() for one in export.leases)
+
+
+def until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + _DEADLINE_S
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+        crossmem.collect()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_array_crosses_a_queue_both_ways_and_is_one(method: str) -> None:
+    scene = Scene(method)
+    try:
+        scene.echo()
+        array = crossmem.empty((100, 10), "float32")
+        array[:] = 1
+        part = array[10:20, ::-2]
+        scene.requests.put(part)
+
+        name, seen, back = scene.answer()
+        back[0, 0] = 7
+
+        assert (name, seen) == ("ndarray", float(part.size))
+        assert back.strides == part.strides
+        assert array[10, 9] == 7
+    finally:
+        scene.end()
+
+
+def test_what_is_no_memory_of_crossmem_goes_as_before(scene: Scene) -> None:
+    scene.echo()
+    before = len(crossmem.exports())
+    array = np.arange(6.0)
+
+    scene.requests.put(array)
+    name, seen, back = scene.answer()
+
+    assert (name, seen) == ("ndarray", 15.0)
+    back[0] = 9
+    assert array[0] == 0
+    assert len(crossmem.exports()) == before
+    assert pickle.loads(pickle.dumps(crossmem.empty(3, "int8"))).base is not array  # noqa: S301
+
+
+def test_a_batch_that_is_dropped_right_after_put_arrives(scene: Scene) -> None:
+    for number in range(8):
+        array = crossmem.empty(1000, "int64")
+        array[:] = number
+        scene.requests.put(array)
+        del array
+    # The queue's thread has pickled all of it, and the message is all that holds it now.
+    until(lambda: held() == 8)
+    gc.collect()
+    crossmem.collect()
+    scene.echo()
+
+    sums = [scene.answer()[1] for _ in range(8)]
+
+    assert sums == [1000.0 * number for number in range(8)]
+    until(lambda: held() == 0)
+
+
+def test_a_shared_tree_arrives_though_it_was_closed(scene: Scene) -> None:
+    with crossmem.share({"a": np.ones(5), "b": np.ones(7)}, copy="allow") as shared:
+        scene.requests.put(shared)
+        until(lambda: held() == 1)
+    scene.echo()
+
+    name, seen, back = scene.answer()
+
+    assert (name, seen) == ("dict", 12.0)
+    # What comes back is this process's own memory, and in use here.
+    assert any(one.waiting for one in crossmem.exports())
+    del back
+    until(lambda: not any(one.waiting for one in crossmem.exports()))
+
+
+def test_mappings_and_allocations_arrive_as_mappings(scene: Scene) -> None:
+    scene.echo()
+    with crossmem.device("emulated:0").allocate(4096) as allocation:
+        allocation.write(b"abcd")
+        scene.requests.put(allocation)
+        assert scene.answer() == ("Mapping", b"abcd", False)
+        with crossmem.attach(allocation.export(), readonly="advisory") as mapping:
+            scene.requests.put(mapping)
+            assert scene.answer() == ("Mapping", b"abcd", True)
+
+
+def test_a_sender_may_exit_once_the_message_was_received(scene: Scene) -> None:
+    process = scene.start(queue_actions.send_and_exit, scene.answers, 500)
+
+    array = scene.answer()
+    process.join(_DEADLINE_S)
+
+    assert process.exitcode == 0
+    assert array.sum() == 1000
+
+
+def test_what_was_received_is_sent_on_as_the_handle_that_it_came_with(scene: Scene) -> None:
+    scene.start(queue_actions.forward, scene.requests, scene.answers)
+    array = crossmem.empty(100, "float64")
+    array[:] = 3
+    before = len(crossmem.exports())
+
+    scene.requests.put(array)
+    back = scene.answer()
+    back[:] = 4
+
+    assert array[0] == 4
+    assert len(crossmem.exports()) <= before + 1
+
+
+def test_any_number_of_consumers(scene: Scene) -> None:
+    for _ in range(3):
+        scene.echo()
+    array = crossmem.empty(50, "float32")
+    array[:] = 1
+
+    for _ in range(9):
+        scene.requests.put(array)
+
+    assert [scene.answer()[1] for _ in range(9)] == [50.0] * 9
+
+
+def test_a_killed_consumer_leaves_nothing(scene: Scene) -> None:
+    ours, theirs = scene.context.Pipe()
+    scene.start(queue_actions.hold_forever, scene.requests, theirs)
+    array = crossmem.empty(50, "float32")
+    array[:] = 5
+    number = len(crossmem.exports())
+    scene.requests.put(array)
+    pid, first = ours.recv()
+    del array
+
+    os.kill(pid, signal.SIGKILL)
+
+    assert first == 5.0
+    until(lambda: len(crossmem.exports()) <= number)
+    assert all(one.pid != pid for export in crossmem.exports() for one in export.leases)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pools_share_their_arguments_and_results(method: str) -> None:
+    array = crossmem.empty(4, "float64")
+    array[:] = 1
+    context = multiprocessing.get_context(method)
+
+    with ProcessPoolExecutor(2, mp_context=context) as executor:
+        (done,) = executor.map(queue_actions.double, [array])
+    with context.Pool(1) as pool:
+        (again,) = pool.map(queue_actions.double, [array])
+
+    assert list(array) == list(done) == list(again) == [4.0] * 4
+
+
+def test_a_message_that_nobody_receives_can_be_discarded() -> None:
+    array = crossmem.empty(10, "uint8")
+    allocation = crossmem.device("emulated:0").allocate(64)
+    shared = crossmem.share([array])
+    before = held()
+    message = bytes(ForkingPickler.dumps([array, allocation, shared, "text"]))
+    assert held() == before + 3
+
+    crossmem.multiprocessing.discard(message)
+
+    assert held() == before
+    allocation.free()
+    shared.close()
+
+
+def test_a_sender_waits_where_messages_hold_too_much(
+    monkeypatch: pytest.MonkeyPatch, scene: Scene
+) -> None:
+    code = (
+        "import crossmem, crossmem.multiprocessing\n"
+        "from multiprocessing.reduction import ForkingPickler\n"
+        "array = crossmem.empty(8, 'uint8')\n"
+        "for _ in range(3): ForkingPickler.dumps(array)\n"
+        "try: ForkingPickler.dumps(array)\n"
+        "except crossmem.BusyError as error: print(error)\n"
+    )
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "CROSSMEM_MAX_HOLDS": "3", "CROSSMEM_TIMEOUT": "0.2"},
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=True,
+    )
+
+    assert "CROSSMEM_MAX_HOLDS" in done.stdout
+
+
+def test_plain_pickles_are_bytes_of_handles() -> None:
+    with crossmem.device("emulated:0").allocate(16) as allocation:
+        allocation.write(b"x")
+        with pickle.loads(pickle.dumps(allocation)) as mapping:  # noqa: S301 - made here
+            assert mapping.read(1) == b"x"
+            with pickle.loads(pickle.dumps(mapping)) as again:  # noqa: S301 - made here
+                assert again.handle == mapping.handle
+        with (
+            crossmem.attach(allocation.export(), readonly=True) as mapping,
+            pickle.loads(pickle.dumps(mapping)) as again,  # noqa: S301 - made here
+        ):
+            assert again.readonly
+    with crossmem.share([np.ones(2)], copy="allow") as shared:
+        found = pickle.loads(pickle.dumps(shared))  # noqa: S301 - made here
+        assert crossmem.receive(found)[0].sum() == 2
