@@ -269,9 +269,9 @@ def test_what_pytorch_has_no_tensors_for() -> None:
             memory.as_tensor(3, "int8", strides=(-1,), offset=5)
         with pytest.raises(UnsupportedError, match="no multiple"):
             memory.as_tensor(3, "int16", strides=(3,))
-        with pytest.raises(UnsupportedError, match="PyTorch .* has no"):
+        with pytest.raises(UnsupportedError, match=r"PyTorch .* has no"):
             memory.as_tensor(3, ">f4")
-        with pytest.raises(UnsupportedError, match="PyTorch .* has no"):
+        with pytest.raises(UnsupportedError, match=r"PyTorch .* has no"):
             memory.as_tensor(3, "M8[s]")
 
 

@@ -140,7 +140,9 @@ def test_what_is_received_is_what_was_shared(born: bool, data: st.DataObject) ->
     target = data.draw(st.integers(0, len(arrays) - 1))
     if arrays[target].size and arrays[target].flags.writeable:
         new = data.draw(st.binary(min_size=arrays[0].itemsize, max_size=arrays[0].itemsize))
-        value = np.frombuffer(new if arrays[0].dtype.kind != "U" else bytes(len(new)), arrays[0].dtype)
+        value = np.frombuffer(
+            new if arrays[0].dtype.kind != "U" else bytes(len(new)), arrays[0].dtype
+        )
         firsts[target][...] = value[0]
         arrays[target][...] = value[0]
         for number, found in firsts.items():
@@ -178,7 +180,7 @@ def test_dtypes_that_others_add_travel() -> None:
     "value",
     [
         np.zeros(2).view(np.recarray),
-        np.ma.array([1], mask=[0]),
+        np.ma.array([1], mask=[False]),
         np.array([None]),
         np.zeros(2, "V0"),
     ],
@@ -192,8 +194,8 @@ def test_arrays_that_are_more_or_less_than_their_elements_are_refused(value: Any
 
 
 def test_existing_arrays_are_filled() -> None:
-    source = {"w": np.arange(6.0).reshape(2, 3), "more": [np.arange(4)[::-1], (1, "text")]}
-    target = {"w": np.zeros((2, 3))[:, ::-1], "more": [np.zeros(4, int), (5, "other")]}
+    source: Any = {"w": np.arange(6.0).reshape(2, 3), "more": [np.arange(4)[::-1], (1, "text")]}
+    target: Any = {"w": np.zeros((2, 3))[:, ::-1], "more": [np.zeros(4, int), (5, "other")]}
     kept = target["w"]
 
     with crossmem.share(source, copy="allow") as shared:
@@ -233,9 +235,11 @@ def test_another_tree_is_not_filled(into: Any) -> None:
 
 def test_nothing_is_filled_where_one_does_not_fit() -> None:
     into = [np.zeros(2), np.zeros(3)]
-    with crossmem.share([np.ones(2), np.ones(2)], copy="allow") as shared:
-        with pytest.raises(ConfigurationError, match=r"shape \(2,\).*shape \(3,\)"):
-            crossmem.receive(shared, into=into)
+    with (
+        crossmem.share([np.ones(2), np.ones(2)], copy="allow") as shared,
+        pytest.raises(ConfigurationError, match=r"shape \(2,\).*shape \(3,\)"),
+    ):
+        crossmem.receive(shared, into=into)
 
     assert not into[0].any()
 
