@@ -410,7 +410,7 @@ class Allocation(Memory):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.free()
+        self._end_block(self.free, error)
 
     def __del__(self) -> None:
         owned = getattr(self, "_owned", None)
