@@ -7,7 +7,6 @@ import time
 import warnings
 from contextlib import AbstractContextManager
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from typing_extensions import override
@@ -404,12 +403,7 @@ class Allocation(Memory):
         self._live()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._end_block(self.free, error)
 
     def __del__(self) -> None:
