@@ -83,9 +83,10 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
     """Return what reduces arrays of one class; those that are not crossmem's as before."""
 
     def reduce(array: Any) -> _Reduced:
-        message = message_of(array)
-        if message is None:
+        found = message_of(array)
+        if found is None:
             return fallback(array)
+        message, _memory = found
         return _rebuild_array, (message.to_bytes(), hold(message.handles))
 
     return reduce

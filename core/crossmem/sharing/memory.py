@@ -27,7 +27,7 @@ __all__ = ["Memory", "Uses"]
 class Uses:
     """What is being done with one block of memory, through however many objects."""
 
-    __slots__ = ("copies", "pieces", "viewed")
+    __slots__ = ("__weakref__", "copies", "pieces", "viewed")
 
     def __init__(self) -> None:
         self.copies = 0
@@ -105,6 +105,11 @@ class Memory:
     def closed(self) -> bool:
         """Whether the memory may not be used any more."""
         raise NotImplementedError
+
+    @property
+    def uses(self) -> Uses:
+        """What all objects of this process that show the same memory have in common."""
+        return self._uses
 
     def write(self, data: Any, *, offset: int = 0) -> None:
         """Copy host bytes into the memory.
