@@ -13,13 +13,15 @@ where there are more, and :func:`crossmem.exports` shows them.
 
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, Final
 
 from typing_extensions import override
 
 from crossmem.arrays.libraries import on_use, require
+from crossmem.errors import CrossmemError
 from crossmem.models import ShareableHandle
 from crossmem.sharing.adoption import Adoption
 from crossmem.sharing.allocation import Allocation
@@ -33,6 +35,8 @@ from crossmem.trees.receive import build
 from crossmem.trees.share import message_of
 
 __all__ = ["discard"]
+
+_DISCARD_TIMEOUT_S: Final = 1.0
 
 _Reduced = tuple[Any, ...]
 
@@ -110,19 +114,36 @@ def _held(handle: ShareableHandle, *, readonly: Readonly) -> _Reduced:
 
 def _rebuild_array(blob: bytes, numbers: Sequence[int]) -> Any:
     message = Message.from_bytes(blob)
-    mappings = attach_held(zip(message.handles, numbers, strict=True))
+    held = list(zip(message.handles, numbers, strict=True))
+    with _discarding(held):
+        mappings = attach_held(held)
     for mapping in mappings:
         mapping.leave_to_views()
     return build(message, mappings)
 
 
 def _rebuild_shared(blob: bytes, numbers: Sequence[int]) -> Shared:
-    return Shared.from_held(blob, numbers)
+    with _discarding(zip(Message.from_bytes(blob).handles, numbers, strict=True)):
+        return Shared.from_held(blob, numbers)
 
 
 def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
-    (mapping,) = attach_held([(blob, number)], readonly=readonly)
+    held = [(ShareableHandle.from_bytes(blob), number)]
+    with _discarding(held):
+        (mapping,) = attach_held(held, readonly=readonly)
     return mapping
+
+
+@contextmanager
+def _discarding(held: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
+    """Let go what a message holds where it cannot be received: nobody unpickles it again."""
+    try:
+        yield
+    except CrossmemError:
+        # Its exporter may be the one that does not answer.
+        with suppress(CrossmemError):
+            discard_holds(held, timeout=_DISCARD_TIMEOUT_S)
+        raise
 
 
 # Registering ------------------------------------------------------------------------------
@@ -131,12 +152,12 @@ def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
 def _register(library: str) -> None:
     """Register for the arrays of a library, which has just been used for the first time."""
     module = require(library)
-    classes = {
+    classes: dict[str, Callable[[], tuple[type, ...]]] = {
         "numpy": lambda: (module.ndarray, module.memmap),
         "cupy": lambda: (module.ndarray,),
         "torch": lambda: (module.Tensor, module.nn.Parameter),
     }
-    for kind in classes[library]():  # type: ignore[no-untyped-call]
+    for kind in classes[library]():
         known: Callable[[Any], _Reduced] | None = _registered.get(kind)
         ForkingPickler.register(kind, _reducer(known or _default))
 

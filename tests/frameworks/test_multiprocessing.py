@@ -282,3 +282,24 @@ def test_plain_pickles_are_bytes_of_handles() -> None:
     with crossmem.share([np.ones(2)], copy="allow") as shared:
         found = pickle.loads(pickle.dumps(shared))  # noqa: S301 - made here
         assert crossmem.receive(found)[0].sum() == 2
+
+
+def test_a_message_that_cannot_be_received_holds_nothing_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise crossmem.OutOfMemoryError("no room to map it")
+
+    with crossmem.device("emulated:0").allocate(64) as allocation:
+        array = crossmem.empty(10, "uint8")
+        before = held()
+        with crossmem.share([array]) as shared:
+            messages = [bytes(ForkingPickler.dumps(one)) for one in (array, allocation, shared)]
+        assert held() == before + 3
+        with monkeypatch.context() as patch:
+            patch.setattr("crossmem.multiprocessing.attach_held", fail)
+            patch.setattr("crossmem.trees.shared.attach_held", fail)
+            for message in messages:
+                with pytest.raises(crossmem.OutOfMemoryError):
+                    pickle.loads(message)  # noqa: S301 - made here
+        assert held() == before

@@ -16,10 +16,13 @@ __all__ = ["copy_to", "describe", "empty", "maker"]
 def maker(view: memoryview) -> Callable[[Layout], Any]:
     """Return a function that makes arrays in a buffer, which each of them keeps."""
     numpy = require("numpy")
+    # An array looks through a memoryview at what is below, and lets itself be made writable again
+    # where that is. It does not look through another array.
+    buffer = numpy.asarray(view) if view.readonly else view
 
     def make(layout: Layout) -> Any:
         dtype = to_numpy(layout.dtype)
-        return numpy.ndarray(layout.shape, dtype, view, layout.offset, layout.strides)
+        return numpy.ndarray(layout.shape, dtype, buffer, layout.offset, layout.strides)
 
     return make
 

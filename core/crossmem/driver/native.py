@@ -67,17 +67,19 @@ def open_library(names: Sequence[str], folders: Sequence[str], stem: str) -> cty
     Raises
     ------
     OSError
-        Where none can, with all that was tried and what is wrong with files that exist.
+        Where none can; it names each path that was tried, and what is wrong with it.
     """
-    broken = []
+    tried = []
     for path in candidates(names, folders, stem, _MAPS.read_text("utf-8", "surrogateescape")):
         try:
             return ctypes.CDLL(path)
         except OSError as error:
-            if not str(error).startswith(f"{path}: cannot open shared object file: No such"):
-                broken.append(f"; {path}: {error}")
-    places = " or ".join(("where the loader looks", *folders))
-    msg = f"none of {', '.join(names)} can be loaded, {places}{''.join(broken)}"
+            # The loader names the file that it misses, which may be one that a library needs.
+            reason = str(error).removeprefix(f"{path}: ")
+            if reason.startswith("cannot open shared object file: No such"):
+                reason = "not there" if "/" in path else "not where the loader looks"
+            tried.append(f"{path} ({reason})")
+    msg = f"none of {', '.join(names)} can be loaded; tried {', '.join(tried)}"
     raise OSError(msg)
 
 

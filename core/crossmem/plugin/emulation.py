@@ -26,7 +26,7 @@ class EmulationRequest:
         Memory of each device, such as ``"8GiB"``.
     faults
         Calls that are to fail, each as ``CALL=CODE``, ``CALL=CODE:SKIP`` or
-        ``CALL=CODE:SKIP:COUNT``.
+        ``CALL=CODE:SKIP:COUNT``. They end with the emulation, and one that is lasting has none.
     strict
         Whether uses are recorded that the vendor forbids or leaves undefined, and device
         addresses are closed to the host.

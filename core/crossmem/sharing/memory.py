@@ -460,11 +460,14 @@ class Memory:
                 hint="drop this object and what was made of it, or use as_array(), which counts",
             )
         if self.has_views:
-            keeper = self._keeper() if self._keeper is not None else None
-            which = keeper.describe_views() if keeper is not None else ""
-            msg = f"{self!r} has live views{which}"
+            msg = f"{self!r} has live views{self._describe_views()}"
             raise BusyError(
                 msg,
                 operation=operation,
                 hint="drop the memoryviews, arrays and tensors that were made from it",
             )
+
+    def _describe_views(self) -> str:
+        # Not where it is raised: the error's traceback would keep the keeper, and so the memory.
+        keeper = self._keeper() if self._keeper is not None else None
+        return keeper.describe_views() if keeper is not None else ""

@@ -60,13 +60,17 @@ def receive(
         Where a library or a class is missing here.
     ConfigurationError
         Where ``into`` is another tree.
+    ClosedError, ForkedProcessError
+        Where ``shared`` may not be used any more.
     CrossmemError
         As :func:`crossmem.attach` does.
     """
     drain()
-    message = shared.message if isinstance(shared, Shared) else Message.from_bytes(shared)
-    if isinstance(shared, Shared) and shared.closed:
+    if isinstance(shared, Shared):
         shared.check()
+        message = shared.message
+    else:
+        message = Message.from_bytes(shared)
     mappings = _attach(message, readonly, device, timeout)
     if into is not None:
         _overwrite(into, message, _maker(mappings))

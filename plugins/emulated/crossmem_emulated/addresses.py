@@ -64,6 +64,8 @@ class Piece:
         Whether it is one of several in memory that is mapped as a whole.
     keys
         Keys by which it is exported.
+    is_synchronous
+        Whether the host was told to wait for every copy that it is part of.
     number
         No other memory of this process has it, or had it.
     """
@@ -78,6 +80,7 @@ class Piece:
     is_small: bool = False
     is_part: bool = False
     keys: set[str] = field(default_factory=set)
+    is_synchronous: bool = False
     number: int = field(default_factory=itertools.count(1).__next__)
 
     @property

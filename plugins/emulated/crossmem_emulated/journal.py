@@ -58,7 +58,7 @@ class Faults:
 
     def add(
         self, call: str, code: int, *, skip: int = 0, count: int = 1, pid: int | None = None
-    ) -> None:
+    ) -> int:
         """Let calls fail with a code, without doing anything.
 
         Parameters
@@ -73,12 +73,24 @@ class Faults:
             How many calls fail then.
         pid
             The process whose calls count, None for those of all processes together.
+
+        Returns
+        -------
+        int
+            What :meth:`remove` takes.
         """
         with self._machine.transaction() as tables:
-            tables.execute(
+            made = tables.execute(
                 "INSERT INTO fault (call, code, skip, count, pid) VALUES (?, ?, ?, ?, ?)",
                 (call, code, skip, count, pid),
             )
+            self._version = None
+            return int(made.lastrowid or 0)
+
+    def remove(self, number: int) -> None:
+        """Let calls do their work again, where a fault is not used up."""
+        with self._machine.transaction() as tables:
+            tables.execute("DELETE FROM fault WHERE number = ?", (number,))
         self._version = None
 
     def clear(self) -> None:

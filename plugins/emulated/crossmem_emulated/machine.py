@@ -61,6 +61,9 @@ CREATE TABLE IF NOT EXISTS fault (
 """
 
 
+_DELETE_UNHELD: Final = "DELETE FROM pages WHERE number NOT IN (SELECT pages FROM holding)"
+
+
 def ticks_since_boot() -> int:
     """Return the time in the unit of process start times (proc_pid_stat(5), field 22)."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
@@ -84,7 +87,7 @@ def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
 
 
 class HostLostError(Exception):
-    """A forked child cannot use the emulated host."""
+    """The emulated host cannot be used by this process, or not any more."""
 
 
 class Machine:
@@ -93,7 +96,8 @@ class Machine:
     Parameters
     ----------
     folder
-        Where the tables are: one folder is one host. It is made where it does not exist.
+        Where the tables are: one folder is one host. It is made where it does not exist, but not
+        the folder that it is in: whoever removed that wants nothing more in it.
     schema
         Further tables, of one vendor, each made only where it does not exist. What belongs to a
         process refers to ``process`` with ``ON DELETE CASCADE``, and is gone when that dies.
@@ -116,11 +120,17 @@ class Machine:
         self._connection: sqlite3.Connection | None = None
         self._is_inside = False
         """Whether the thread that has the lock is in a transaction."""
+        self._is_busy = False
+        """Whether another thread was using the tables when a fork began."""
         self._opens = 0
         self._me: tuple[int, int] | None = None
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
             status = folder.stat()
+        except FileNotFoundError:
+            msg = f"there is no emulated host {folder}, and no folder {folder.parent} to make it in"
+            hint = "the command that made it has ended; or set CROSSMEM_EMULATED_STATE to another"
+            raise ConfigurationError(msg, hint=hint) from None
         except OSError as error:
             msg = f"the emulated host's folder {folder} cannot be used: {error.strerror}"
             raise ConfigurationError(msg, hint="set CROSSMEM_EMULATED_STATE") from None
@@ -133,12 +143,12 @@ class Machine:
     @property
     def boot(self) -> Path:
         """The database of this boot: process numbers of another boot mean nothing."""
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
         return self.folder / f"host-{_VERSION}-{boot_id}.sqlite"
 
     def _opened(self) -> sqlite3.Connection:
         """Return the connection. The lock is held."""
-        if self.identity in _lost:
+        if _is_sqlite_lost or self.identity in _lost:
             raise HostLostError(
                 "this process was forked while another thread used the emulated host: start "
                 "processes with spawn"
@@ -146,11 +156,35 @@ class Machine:
         if self._connection is None:
             self._connection = _in_time(self._open)
             self._opens += 1
-            with self.transaction() as tables:
-                self.reap(tables)
+            try:
+                self._begin()
+            except BaseException:
+                self.close()
+                raise
         return self._connection
 
+    def _begin(self) -> None:
+        """Remove what the dead left, and what this process did before it was another program."""
+        me = (*self.identity, os.getpid())
+        with _beginning:
+            with self.transaction() as tables:
+                if me not in _known:
+                    # By pid and start time, a program and the one that it replaced itself with by
+                    # exec are the same.
+                    started = (os.getpid(), process_start_time("self") or 0)
+                    tables.execute("DELETE FROM process WHERE pid = ? AND start_time = ?", started)
+                    tables.execute(_DELETE_UNHELD)
+                self.reap(tables)
+            _known.add(me)
+
     def _open(self) -> sqlite3.Connection:
+        try:
+            status = self.folder.stat()
+        except FileNotFoundError:
+            status = None
+        if status is None or (status.st_dev, status.st_ino) != self.identity:
+            # SQLite would fail too, or begin a new host in a folder that is new.
+            raise HostLostError(f"the emulated host {self.folder} was removed")
         connection = sqlite3.connect(
             self.boot, timeout=0, isolation_level=None, check_same_thread=False
         )
@@ -225,7 +259,7 @@ class Machine:
             # Who cannot look, for want of a descriptor, declares nobody dead.
             return True
         tables.execute("DELETE FROM process WHERE number = ?", (process,))
-        tables.execute("DELETE FROM pages WHERE number NOT IN (SELECT pages FROM holding)")
+        tables.execute(_DELETE_UNHELD)
         return False
 
     def reap(self, tables: sqlite3.Connection) -> None:
@@ -249,7 +283,8 @@ class Machine:
         It does not wait for another thread's call: that may wait for a lock which is held for
         the fork already.
         """
-        if self._lock.acquire(blocking=False):
+        self._is_busy = not self._lock.acquire(blocking=False)
+        if not self._is_busy:
             try:
                 if not self._is_inside:
                     self.close()
@@ -258,6 +293,9 @@ class Machine:
 
     def renew_after_fork(self) -> None:
         """Begin anew in a forked child; what crossed the fork all the same is never used."""
+        global _is_sqlite_lost  # noqa: PLW0603 - of the process
+        # SQLite has locks of its own, and who had them is not here.
+        _is_sqlite_lost = _is_sqlite_lost or self._is_busy
         self._lock = threading.RLock()
         self._is_inside = False
         self._me = None
@@ -271,6 +309,14 @@ class Machine:
 _machines: "weakref.WeakSet[Machine]" = weakref.WeakSet()
 _lost: set[tuple[int, int]] = set()
 """Hosts that this process, or an ancestor that was forked, may not use any more."""
+_is_sqlite_lost = False
+"""Whether that is so of all hosts."""
+
+
+_beginning = threading.Lock()
+"""Held until it is known that this process has begun: its other threads remove nothing of it."""
+_known: set[tuple[int, int, int]] = set()
+"""Hosts that this program has entered, each with the pid that it had."""
 
 
 def _before_fork() -> None:
@@ -279,6 +325,8 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
+    global _beginning  # noqa: PLW0603 - a thread that is not here may have had it
+    _beginning = threading.Lock()
     for machine in list(_machines):
         machine.renew_after_fork()
 

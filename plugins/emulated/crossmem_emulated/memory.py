@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import os
 from ctypes import c_int, c_int64, c_size_t, c_ssize_t
-from errno import EEXIST, EINVAL
+from errno import EEXIST, EINVAL, ENOMEM
 from fcntl import F_ADD_SEALS, F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE
 from os import SEEK_END, close, ftruncate, lseek, memfd_create
@@ -63,6 +63,7 @@ _SIZE_SEALS: Final = F_SEAL_SHRINK | F_SEAL_GROW
 # Without F_SEAL_SEAL, an importer could add seals that keep other importers from writing.
 _ALL_SEALS: Final = _SIZE_SEALS | F_SEAL_SEAL
 _FAILED: Final = -1
+_MOST_NBYTES: Final = (1 << 64) - 1
 _HUGE_PAGE_SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
 
 # Calls through CDLL release the GIL: unmapping large memory, or mapping while another thread
@@ -207,6 +208,9 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
         Address that it has to be, 0 for any.
     """
     spare = 0 if at else alignment
+    if nbytes + spare > _MOST_NBYTES:
+        # ctypes would cut off what does not fit in C's type.
+        raise SystemCallError("mmap", ENOMEM)
     flags = _NOTHING | (_MAP_FIXED_NOREPLACE if at else 0)
     first: int = _mmap(at, nbytes + spare, 0, flags, -1, 0)
     if first == _FAILED:
@@ -304,7 +308,7 @@ def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
     for pattern in ("shmem_enabled", "hugepages-*/shmem_enabled"):
         for path in settings.glob(pattern):
             with contextlib.suppress(OSError):
-                if "[advise]" in path.read_text("ascii"):
+                if "[advise]" in path.read_text("utf-8"):
                     return True
     return False
 

@@ -25,8 +25,9 @@ _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
 """ROCm 5's numbers of the kinds of memory, in today's numbers."""
 
 _FD_BY_VALUE: Final = 70_100_000
-"""The first version that takes a descriptor itself for an import (ROCm/rocm-systems #759, and what
-kvcache-ai/Mooncake #1550 found of 7.0, 7.1 and 7.2). Earlier ones read it from where the argument
+"""The first version that takes a descriptor itself for an import: ROCm/rocm-systems #759 changed
+AMD's ``rocdevice.cpp``, PyTorch's ``CUDASymmetricMemory.cu`` distinguishes the same versions, and
+kvcache-ai/Mooncake #1550 tried 7.0, 7.1 and 7.2. Earlier ones read it from where the argument
 points, and would take the descriptor for an address."""
 
 _CAPTURE_ACTIVE: Final = 1

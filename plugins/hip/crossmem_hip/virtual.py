@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from fcntl import F_DUPFD_CLOEXEC, fcntl
 from functools import partial
 from typing import Final
 
@@ -172,8 +173,13 @@ class Virtual(Mechanism):
         self, ordinal: int, exported: Exported, capacity: int, access: Access, *, home: int
     ) -> Imported:
         (descriptor,) = exported.descriptors
-        with self._vendor.calling("memImportFromShareableHandle"):
-            handle = self._rt.memImportFromShareableHandle(descriptor, _DESCRIPTOR)
+        with ExitStack() as stack:
+            if not descriptor:
+                # Where the argument is the descriptor itself, AMD's runtime takes 0 for none.
+                descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, 1)
+                stack.callback(os.close, descriptor)
+            with self._vendor.calling("memImportFromShareableHandle"):
+                handle = self._rt.memImportFromShareableHandle(descriptor, _DESCRIPTOR)
         return Imported(ordinal, capacity, access, _Physical(self, handle))
 
     @override

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One emulated host is opened whoever else opens it, and never stands in the way of a fork."""
 
+import shutil
 import sqlite3
 import subprocess
 import threading
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from crossmem_emulated.machine import Machine
+from crossmem.errors import ConfigurationError
+from crossmem_emulated.machine import HostLostError, Machine
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -50,6 +52,41 @@ with machine.transaction() as tables:
 """
 
 
+# A program that holds memory, and replaces itself by another one.
+EXEC = """
+from pathlib import Path
+from crossmem_emulated.machine import Machine
+from crossmem_emulated.pages import PageStore
+
+def open_store():
+    return PageStore(Machine(Path(sys.argv[1]), SCHEMA), 64 << 20)
+
+def count():
+    with stores[0].machine.transaction() as tables:
+        return [tables.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES]
+
+TABLES = ("process", "pages", "holding", "vendor")
+SCHEMA = "CREATE TABLE IF NOT EXISTS vendor (process REFERENCES process ON DELETE CASCADE) STRICT;"
+SCHEMA = SCHEMA.replace("process REFERENCES", "process INTEGER REFERENCES")
+stores = [open_store()]
+print(count(), stores[0].used_nbytes(0), flush=True)
+for store in range(2):
+    # Another object for the same host, in the same program, takes nothing away.
+    stores.append(open_store())
+    stores[-1].allocate(0, 1 << 20)
+    with stores[-1].machine.transaction() as tables:
+        tables.execute("INSERT INTO vendor VALUES (?)", (stores[-1].machine.me(tables),))
+print(count(), stores[0].used_nbytes(0), flush=True)
+for store in stores:
+    # Opened again, as it is after a fork.
+    store.machine.close()
+print(count(), stores[0].used_nbytes(0), flush=True)
+if sys.argv[2] != "0":
+    words = Path("/proc/self/cmdline").read_bytes().split(b"\\0")[:-1]
+    os.execv(sys.executable, [*words[:-1], b"0"])
+"""
+
+
 @pytest.fixture
 def locked(tmp_path: Path) -> tuple[Machine, sqlite3.Connection]:
     """Return a host that nobody opened yet, and a connection that keeps others out of it."""
@@ -83,6 +120,30 @@ def test_opening_ends_in_time(
     with machine.transaction():
         pass
     machine.close()
+
+
+def test_a_program_that_replaces_itself_gives_back_what_it_had(run: Run, tmp_path: Path) -> None:
+    ended = run(EXEC, tmp_path, 1)
+
+    assert ended.returncode == 0, ended.stderr
+    full = f"[1, 2, 2, 2] {2 << 20}"
+    assert ended.stdout.splitlines() == ["[0, 0, 0, 0] 0", full, full] * 2
+
+
+def test_a_host_that_was_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "own" / "host"
+    folder.parent.mkdir()
+    machine = Machine(folder, "")
+    with machine.transaction() as tables:
+        machine.me(tables)
+    machine.close()
+    shutil.rmtree(folder.parent)
+
+    with pytest.raises(HostLostError, match="was removed"), machine.transaction():
+        pass
+    with pytest.raises(ConfigurationError, match=f"no folder {folder.parent} to make it in"):
+        Machine(folder, "")
+    assert not folder.parent.exists()
 
 
 def test_a_thread_that_grants_finds_the_host_while_another_forks(run: Run, tmp_path: Path) -> None:

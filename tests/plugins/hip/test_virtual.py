@@ -91,6 +91,24 @@ def test_each_operation_makes_its_calls(rt: Any, life: Any) -> None:
     assert descriptors() == before
 
 
+def test_descriptor_0_is_passed_under_another_number(rt: Any, life: Any) -> None:
+    saved = os.dup(0)
+    try:
+        # What a process without standard input receives.
+        os.close(0)
+        before = descriptors()
+        made = made_by(rt, life.import_)
+        after = descriptors()
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+
+    ((call, descriptor, _),) = made
+    assert call == "memImportFromShareableHandle"
+    assert descriptor > 0
+    assert after == before
+
+
 def test_an_import_that_stands_has_no_handle(rt: Any, new_virtual_story: Any) -> None:
     life = new_virtual_story(remappable=False)
     life.until("map")

@@ -2,6 +2,7 @@
 """Libraries are looked for in one order, and their functions get what C expects."""
 
 import ctypes
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -109,8 +110,10 @@ def test_a_library_that_is_not_there() -> None:
         open_library(("libnowhere.so.2", "libnowhere.so"), ("/nowhere/lib",), "libnowhere.so")
 
     assert str(raised.value) == (
-        "none of libnowhere.so.2, libnowhere.so can be loaded, where the loader looks or "
-        "/nowhere/lib"
+        "none of libnowhere.so.2, libnowhere.so can be loaded; tried "
+        "libnowhere.so.2 (not where the loader looks), "
+        "libnowhere.so (not where the loader looks), "
+        "/nowhere/lib/libnowhere.so.2 (not there), /nowhere/lib/libnowhere.so (not there)"
     )
 
 
@@ -119,7 +122,21 @@ def test_a_file_that_is_no_library(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="none of") as raised:
         open_library(("libnothing.so",), (str(tmp_path),), "libnothing.so")
 
-    assert f"; {tmp_path}/libnothing.so: " in str(raised.value)
+    assert f", {tmp_path}/libnothing.so (file too short)" in str(raised.value)
+
+
+def test_a_library_that_lacks_another(compile_library: Callable[..., Path], tmp_path: Path) -> None:
+    needed = compile_library(SOURCE, tmp_path / "libneeded.so", NUMBER=1)
+    path = tmp_path / "libneedy.so"
+    command = ["cc", "-shared", "-o", str(path), "-x", "c", "/dev/null", "-x", "none"]
+    subprocess.run([*command, "-Wl,--no-as-needed", str(needed)], check=True)
+    needed.unlink()
+    with pytest.raises(OSError, match="none of") as raised:
+        open_library(("libneedy.so",), (str(tmp_path),), "libneedy.so")
+
+    # It is there, so the message must not say that it is not.
+    assert f"{path} (" in str(raised.value)
+    assert "libneeded.so: cannot open" in str(raised.value)
 
 
 def test_a_loaded_copy_is_opened_again(

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is copied where arrays cannot be shared where they lie: each byte once, as it was aligned."""
+"""What is copied where arrays cannot be shared where they lie: each byte, and only once."""
 
 from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,8 @@ repeatable = settings(deadline=None, derandomize=True, database=None, max_exampl
 def in_use() -> list[str]:
     """Return the shared memory that this process has mapped, and what it exports."""
     crossmem.collect()
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        mapped = [line.split()[0] for line in maps if "memfd:" in line]
+    maps = Path("/proc/self/maps").read_text("utf-8").splitlines()
+    mapped = [line.split()[0] for line in maps if "memfd:" in line]
     return mapped + [repr(one.handle) for one in crossmem.exports()]
 
 
@@ -51,7 +53,7 @@ def test_ranges_are_merged_where_they_share_bytes(bounds: list[tuple[int, int]])
         byte for one in bounds for byte in range(*one)
     }
     assert merged == sorted(merged)
-    assert all(one[1] <= other[0] for one, other in zip(merged, merged[1:], strict=False))
+    assert all(one[1] <= other[0] for one, other in pairwise(merged))
     for low, high in bounds:
         assert sum(start <= low and high <= end for start, end in merged) == 1
 

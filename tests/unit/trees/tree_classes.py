@@ -4,7 +4,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from typing_extensions import override
 
@@ -41,7 +41,7 @@ class Careful:
 
     weight: Any
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> "Careful":
+    def __new__(cls, *_args: Any) -> Self:
         ran.append("new")
         return super().__new__(cls)
 
@@ -56,6 +56,7 @@ class Careful:
     def __setstate__(self, state: Any) -> None:
         ran.append("setstate")
 
+    @override
     def __reduce_ex__(self, protocol: Any) -> Any:
         ran.append("reduce")
         return super().__reduce_ex__(protocol)

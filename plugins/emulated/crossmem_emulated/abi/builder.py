@@ -1,26 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Building a library with the machine's C compiler, once for each user and interpreter."""
 
-import hashlib
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from crossmem import __version__
 from crossmem.errors import ConfigurationError
+from crossmem_emulated.abi.cache import cache_folder, kept
+from crossmem_emulated.abi.elf import processor_of
 from crossmem_emulated.abi.library import TYPES, Library
-from crossmem_emulated.abi.sources import declarations, source, version_script
+from crossmem_emulated.abi.sources import declarations, source, stamp, version_script
 
-__all__ = ["build", "cache_folder", "compiler", "link", "publish"]
+__all__ = ["build", "compiler", "link"]
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _OPTIONS: Final = ("-shared", "-fPIC", "-O1", "-std=gnu11", "-w", "-pthread")
@@ -44,9 +43,9 @@ _SHOWN_LINES: Final = 8
 _START: Final = """
 import sys
 try:
-    # Python that was started for this finds what built the library, and not another installation.
     if STARTED:
-        sys.path[:0] = {paths!r}
+        # There is the standard library, and nothing that could stand before it.
+        sys.path.extend({paths!r})
     try:
         from crossmem_emulated.abi.engine import start
     except ImportError:
@@ -70,24 +69,6 @@ atexit._run_exitfuncs()
 for stream in (sys.stdout, sys.stderr):
     stream and stream.flush()
 """
-
-
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of this user in which libraries are kept; it may not exist yet.
-
-    Raises
-    ------
-    ConfigurationError
-        Where this user has no home.
-    """
-    given = environ.get("XDG_CACHE_HOME", "")
-    if Path(given).is_absolute():
-        return Path(given) / "crossmem"
-    try:
-        return Path.home() / ".cache" / "crossmem"
-    except RuntimeError:
-        msg = "this user has no home folder to keep built libraries in"
-        raise ConfigurationError(msg, hint="set XDG_CACHE_HOME to a folder") from None
 
 
 def compiler(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -162,6 +143,10 @@ def link(
     versions.write_text(script, "utf-8")
     wanted = [f"-Wl,-soname,{soname}", f"-Wl,--version-script={versions}", str(place)]
     _run([*command, *_OPTIONS, *wanted, "-o", str(folder / soname), *more], soname)
+    made = folder / soname
+    if not made.is_file() or processor_of(made) != processor_of(Path("/proc/self/exe")):
+        msg = f"{shlex.join(command)} made no {soname} for the processor of this Python"
+        raise ConfigurationError(msg, hint="name a compiler for this machine in CC")
 
 
 def _write_types(library: Library, folder: Path) -> None:
@@ -188,9 +173,6 @@ def _cffi_version() -> str:
 def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder with a library, building it where that was not done yet.
 
-    Builders do not disturb each other: each works in a folder of its own, and the first that is
-    done gives it its name.
-
     Parameters
     ----------
     library
@@ -202,14 +184,14 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
     -------
     Path
         A folder that has the library under all its names, and nothing else that a program
-        looks for. It stays.
+        looks for. It stays, see :func:`~crossmem_emulated.abi.cache.kept`.
 
     Raises
     ------
     ConfigurationError
         Where something is missing that building needs; it says what to install.
     """
-    root = cache_folder(environ) / "abi"
+    script = version_script(library)
 
     def text(folder: Path, soname: str) -> str:
         start = _START.format(
@@ -225,21 +207,8 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
             end=f"exec({_END!r}, {{}})",
         )
 
-    script = version_script(library)
-    names = [*library.sonames, *library.links]
-    parts = (sys.version, __version__, _cffi_version(), text(root, ""), script, *names)
-    key = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
-    folder = root / f"{library.name}-{__version__}-{sys.implementation.cache_tag}-{key}"
-    if folder.is_dir():
-        return folder
-    command = compiler(environ)
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix="build-", dir=root))
-    except OSError as error:
-        msg = f"built libraries cannot be kept in {root}: {error.strerror}"
-        raise ConfigurationError(msg, hint="set XDG_CACHE_HOME to a folder of yours") from None
-    try:
+    def make(work: Path, folder: Path) -> None:
+        command = compiler(environ)
         _write_types(library, work)
         for soname in library.sonames:
             link(command, work, soname, text(folder, soname), script, *_LINK_OPTIONS)
@@ -247,17 +216,9 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
             (work / name).symlink_to(library.sonames[0])
         # Some programs look in a folder of that name, under the root of the vendor's software.
         (work / "lib").symlink_to(".")
-        publish(work, folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return folder
 
-
-def publish(work: Path, folder: Path) -> None:
-    """Give a folder its name, unless another builder was first."""
-    try:
-        work.rename(folder)
-    except OSError:
-        # What the other one made is the same.
-        if not folder.is_dir():
-            raise
+    names = [*library.sonames, *library.links]
+    # Which compiler it is does not matter: all make the same of the same source.
+    parts = [sys.version, _cffi_version(), text(cache_folder(environ), ""), script, *names]
+    name = f"{library.name}-{sys.implementation.cache_tag}"
+    return kept(name, parts, make, stamp=stamp(library), environ=environ)

@@ -4,16 +4,33 @@
 import atexit
 import functools
 import json
+import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["VARIABLE", "Calls"]
+__all__ = ["VARIABLE", "Calls", "read_calls"]
+
+_log = logging.getLogger(__name__)
 
 VARIABLE: Final = "CROSSMEM_EMULATED_CALLS"
 """Folder to which processes write what they called when they end; nothing is counted without."""
+
+_SUFFIX: Final = ".json"
+
+
+def read_calls(folder: Path) -> Mapping[str, int]:
+    """Return what the processes called that wrote to a folder, and log which could not tell."""
+    counts: Counter[str] = Counter()
+    for path in sorted(folder.glob("*")):
+        try:
+            counts.update({str(name): int(n) for name, n in json.loads(path.read_bytes()).items()})
+        except (OSError, ValueError, AttributeError, TypeError):
+            pid = path.stem.rpartition("-")[2]
+            _log.warning("process %s was killed while it ended: its calls are not counted", pid)
+    return dict(sorted(counts.items()))
 
 
 class Calls:
@@ -48,9 +65,11 @@ class Calls:
     def _write(self) -> None:
         if not self._counts:
             return
-        path = Path(self._folder, f"{self._library}-{os.getpid()}.json")
+        path = Path(self._folder, f"{self._library}-{os.getpid()}.part")
         try:
             path.write_text(json.dumps(self._counts), "utf-8")
+            # A process may be killed while it writes.
+            path.rename(path.with_suffix(_SUFFIX))
         except OSError:
             # The folder is gone with the command that asked for it.
             return

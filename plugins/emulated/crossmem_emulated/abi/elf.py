@@ -6,13 +6,16 @@ vendors build for Linux.
 """
 
 import mmap
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Needs", "needs_of"]
+from crossmem.errors import ConfigurationError
+
+__all__ = ["Needs", "needs_of", "processor_of"]
 
 _IDENT: Final = b"\x7fELF\x02\x01"
 _HEADER: Final = struct.Struct("<16xHHIQQQIHHHHHH")
@@ -51,11 +54,21 @@ class Needs:
 
 
 class _File:
+    """Reads what a file has; struct.error where it is not there, for want of the file's end."""
+
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         fields = _HEADER.unpack_from(data)
         first, size, count = fields[5], fields[10], fields[11]
         self.sections = [_SECTION.unpack_from(data, first + size * i) for i in range(count)]
+
+    def _bytes(self, section: tuple[int, ...]) -> bytes:
+        start, size = section[4], section[5]
+        found = self._data[start : start + size]
+        if len(found) < size:
+            msg = f"there are {len(found)} bytes of {size} at {start}"
+            raise struct.error(msg)
+        return found
 
     def section(self, kind: int) -> tuple[int, ...] | None:
         """Return the header of the first section of a kind."""
@@ -63,12 +76,17 @@ class _File:
 
     def text(self, section: tuple[int, ...], offset: int) -> str:
         """Return a text that a section refers to."""
-        start = self.sections[section[6]][4] + offset
-        return self._data[start : self._data.find(b"\0", start)].decode("utf-8", "replace")
+        link = section[6]
+        start = self.sections[link][4] + offset if link < len(self.sections) else -1
+        end = self._data.find(b"\0", start) if start >= 0 else -1
+        if end < 0:
+            msg = f"a text at {offset} of section {link} has no end"
+            raise struct.error(msg)
+        return self._data[start:end].decode("utf-8", "replace")
 
     def records(self, section: tuple[int, ...], shape: struct.Struct) -> Iterator[tuple[int, ...]]:
         """Yield the entries of a section."""
-        yield from shape.iter_unpack(self._data[section[4] : section[4] + section[5]])
+        yield from shape.iter_unpack(self._bytes(section))
 
     def libraries(self) -> Iterator[str]:
         section = self.section(_DYNAMIC_SECTION)
@@ -89,6 +107,8 @@ class _File:
                 _, _, number, name, after = _VERNAUX.unpack_from(self._data, one)
                 found[number] = library, self.text(section, name)  # type: ignore[arg-type]
                 one += after
+            if not following:
+                break
             place += following
         return found
 
@@ -97,7 +117,7 @@ class _File:
         if section is None:
             return
         versions = self.versions()
-        of_symbols = self._data[numbers[4] : numbers[4] + numbers[5]] if numbers else b""
+        of_symbols = self._bytes(numbers) if numbers else b""
         for index, symbol in enumerate(self.records(section, _SYMBOL)):
             name, info, _, home, _, _ = symbol
             if home != _UNDEFINED or not name or info >> 4 == _WEAK:
@@ -111,10 +131,36 @@ class _File:
 
 
 def needs_of(path: Path) -> Needs | None:
-    """Return what a file needs, None where it is no such library."""
+    """Return what a file needs, None where it is no such library.
+
+    Raises
+    ------
+    ConfigurationError
+        Where it cannot be read, or is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_IDENT)) != _IDENT:
+                return None
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                elf = _File(data)
+                return Needs(tuple(elf.libraries()), tuple(elf.symbols()))
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}"
+        raise ConfigurationError(msg, hint="may this user read it?") from None
+    except (struct.error, OverflowError) as error:
+        msg = f"{path} is damaged: it is no whole library ({error})"
+        raise ConfigurationError(msg, hint="install the package again that it belongs to") from None
+
+
+def processor_of(path: Path) -> tuple[int, int, int]:
+    """Return for which processor a file is: its class, its byte order and the vendor's number.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be read.
+    """
     with path.open("rb") as file:
-        if file.read(len(_IDENT)) != _IDENT:
-            return None
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            elf = _File(data)
-            return Needs(tuple(elf.libraries()), tuple(elf.symbols()))
+        header = os.pread(file.fileno(), _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+    return header[4], header[5], _HEADER.unpack(header)[1]

@@ -6,14 +6,15 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from crossmem.errors import ConfigurationError
+from crossmem_emulated.abi.cache import stamp_of
 from crossmem_emulated.abi.calls import Calls
 from crossmem_emulated.abi.library import TYPES, Library, library_named
+from crossmem_emulated.abi.sources import stamp
 
 __all__ = ["start"]
 
@@ -23,15 +24,20 @@ _kept: Final[dict[int, object]] = {}
 """What a table refers to, by its address."""
 
 
-def _declared(folder: str) -> Any:
+def _declared(library: Library, folder: Path) -> Any:
     """Return the FFI object with a library's declarations."""
-    path = Path(folder, f"{TYPES}.py")
-    loader = SourceFileLoader(f"{TYPES}_{path.parent.name}", str(path))
-    spec = spec_from_loader(loader.name, loader)
-    assert spec is not None  # noqa: S101 - it was given
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module.ffi
+    if stamp_of(folder) != stamp(library):
+        # An environment outlives an upgrade, and what was built for it.
+        raise ConfigurationError(
+            f"it was built by another crossmem than this one, or {folder} is damaged",
+            hint=f"run `crossmem emulate {library.name} --print-env` again for a new environment, "
+            f"or `crossmem emulate {library.name} -- COMMAND`",
+        )
+    path = folder / f"{TYPES}.py"
+    found: dict[str, Any] = {}
+    # Not imported, which would write into the folder.
+    exec(compile(path.read_bytes(), path, "exec"), found)  # noqa: S102 - what cffi wrote
+    return found["ffi"]
 
 
 def start(name: str, soname: str, folder: str, table: int, ready: int) -> None:
@@ -52,7 +58,7 @@ def start(name: str, soname: str, folder: str, table: int, ready: int) -> None:
         if table in _kept:
             return
         library = library_named(name)
-        ffi = _declared(folder)
+        ffi = _declared(library, Path(folder))
         _kept[table] = _fill(library, soname, ffi, ffi.cast("struct cm_table *", table))
         ctypes.c_int.from_address(ready).value = 1
 

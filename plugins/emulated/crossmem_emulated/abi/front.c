@@ -41,9 +41,13 @@ static struct {
     void (*PyOS_AfterFork_Child)(void);
 } cm_python;
 
+/* Who holds it never waits for the GIL, because who has the GIL may wait for it. */
 static pthread_mutex_t cm_mutex = PTHREAD_MUTEX_INITIALIZER;
-/* Whether Python is there, 1, or cannot be had, -1. Changed while the mutex is held. */
-static atomic_int cm_loaded;
+/* Guarded by the mutex: how many threads are in a first call, and who waits until none is. */
+static int cm_starting;
+static pthread_cond_t cm_over = PTHREAD_COND_INITIALIZER;
+/* Guarded by the mutex: whether Python is there, 1, or cannot be had, -1. */
+static int cm_loaded;
 /* Whether this library started Python. */
 static int cm_started;
 /* Set by Python when the table is filled, 1, or cannot be, -1. */
@@ -98,15 +102,38 @@ static void *cm_open_python(void)
     return NULL;
 }
 
+/* A thread that is cancelled while it has the GIL, or any other lock, leaves the rest of the
+ * program waiting for ever. So it is not cancelled before its call is over. */
+static inline int cm_shield(void)
+{
+    int before;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    return before;
+}
+
+static inline void cm_unshield(int before)
+{
+    pthread_setcancelstate(before, NULL);
+}
+
 /* Runs what the program registered with Python's atexit, such as the flushing of logs. Python
  * itself stays: destructors of the program may still call the library. */
 static void cm_at_exit(void)
 {
     if (cm_python.Py_IsInitialized()) {
+        int before = cm_shield();
         int state = cm_python.PyGILState_Ensure();
         cm_python.PyRun_SimpleString(cm_exit_code);
         cm_python.PyGILState_Release(state);
+        cm_unshield(before);
     }
+}
+
+static void cm_set(void *handle, const char *flag)
+{
+    int *place = dlsym(handle, flag);
+    if (place)
+        *place = 1;
 }
 
 static int cm_start_python(void *handle)
@@ -119,10 +146,10 @@ static int cm_start_python(void *handle)
         cm_complain("this Python cannot be embedded: Py_SetProgramName", " is missing");
         return 0;
     }
-    /* PYTHONHOME and the like are meant for other Pythons than this one. */
-    int *ignore_environment = dlsym(handle, "Py_IgnoreEnvironmentFlag");
-    if (ignore_environment)
-        *ignore_environment = 1;
+    /* PYTHONHOME and the like are meant for other Pythons than this one. What it imports beside
+     * the standard library is in folders that the start code names. */
+    cm_set(handle, "Py_IgnoreEnvironmentFlag");
+    cm_set(handle, "Py_NoSiteFlag");
     /* Python sets the locale, which is the program's business. */
     const char *current = setlocale(LC_ALL, NULL);
     char *locale = current ? strdup(current) : NULL;
@@ -140,40 +167,45 @@ static int cm_start_python(void *handle)
     return 1;
 }
 
-/* Makes sure that there is a running Python. No thread waits for the mutex with the GIL held
- * while another that holds the mutex waits for the GIL: there is no GIL yet in that case. */
+/* Makes sure that there is a running Python. The mutex is held; there is no GIL to wait for. */
 static int cm_load(void)
 {
-    pthread_mutex_lock(&cm_mutex);
-    if (!atomic_load(&cm_loaded)) {
-        void *handle = RTLD_DEFAULT;
-        int loaded = 1;
-        if (!dlsym(RTLD_DEFAULT, "Py_IsInitialized")) {
-            handle = cm_open_python();
-            loaded = handle != NULL;
-        }
-        loaded = loaded && cm_look_up(handle);
-        if (loaded && !cm_python.Py_IsInitialized())
-            loaded = cm_start_python(handle);
-        atomic_store(&cm_loaded, loaded ? 1 : -1);
+    void *handle = RTLD_DEFAULT;
+    if (!dlsym(RTLD_DEFAULT, "Py_IsInitialized")) {
+        handle = cm_open_python();
+        if (!handle)
+            return 0;
     }
-    pthread_mutex_unlock(&cm_mutex);
-    return atomic_load(&cm_loaded) == 1;
+    return cm_look_up(handle) && (cm_python.Py_IsInitialized() || cm_start_python(handle));
 }
 
-static int cm_start(void)
+/* Fills the table. Another thread may do the same meanwhile; Python lets one of them wait. */
+static void cm_fill(void)
 {
-    if (atomic_load(&cm_ready) < 0 || !cm_load() || !cm_python.Py_IsInitialized())
-        return 0;
     char code[sizeof cm_start_code + 128];
     snprintf(code, sizeof code, "%s(%llu, %llu, %d)", cm_start_code,
              (unsigned long long)(uintptr_t)&cm_table, (unsigned long long)(uintptr_t)&cm_ready,
              cm_started);
     int state = cm_python.PyGILState_Ensure();
-    /* Another thread may do the same meanwhile; Python sees to it that one of them waits. */
     if (cm_python.PyRun_SimpleString(code) || !atomic_load(&cm_ready))
         atomic_store(&cm_ready, -1);
     cm_python.PyGILState_Release(state);
+}
+
+static int cm_start(void)
+{
+    pthread_mutex_lock(&cm_mutex);
+    if (!cm_loaded)
+        cm_loaded = cm_load() ? 1 : -1;
+    if (cm_loaded > 0 && !atomic_load(&cm_ready) && cm_python.Py_IsInitialized()) {
+        cm_starting++;
+        pthread_mutex_unlock(&cm_mutex);
+        cm_fill();
+        pthread_mutex_lock(&cm_mutex);
+        cm_starting--;
+        pthread_cond_broadcast(&cm_over);
+    }
+    pthread_mutex_unlock(&cm_mutex);
     return atomic_load(&cm_ready) > 0;
 }
 
@@ -186,14 +218,31 @@ static inline int cm_enter(void)
 }
 
 /* Python has to know of a fork that it does not do itself. Its own has the GIL. */
-static int cm_fork_state = -1;
+enum { CM_NOTHING_BEGUN = -2, CM_KNOWN = -1 };
+/* One of these, or what Python gets back. */
+static __thread int cm_fork_state;
+static __thread int cm_fork_shield;
 
 static void cm_before_fork(void)
 {
+    cm_fork_shield = cm_shield();
     pthread_mutex_lock(&cm_mutex);
-    cm_fork_state = -1;
-    if (atomic_load(&cm_ready) > 0 && cm_python.Py_IsInitialized() &&
-        !cm_python.PyGILState_Check()) {
+    cm_fork_state = CM_KNOWN;
+    if (cm_loaded > 0 && cm_python.Py_IsInitialized() && cm_python.PyGILState_Check()) {
+        /* A first call needs the GIL to go on, so this fork cannot wait for it. */
+        pthread_mutex_unlock(&cm_mutex);
+        return;
+    }
+    /* What a thread has locked in a first call would stay locked in the child. */
+    while (cm_starting)
+        pthread_cond_wait(&cm_over, &cm_mutex);
+    if (!cm_loaded) {
+        /* Nothing begins before the fork is done: the mutex stays locked. */
+        cm_fork_state = CM_NOTHING_BEGUN;
+        return;
+    }
+    pthread_mutex_unlock(&cm_mutex);
+    if (cm_loaded > 0 && cm_python.Py_IsInitialized()) {
         cm_fork_state = cm_python.PyGILState_Ensure();
         cm_python.PyOS_BeforeFork();
     }
@@ -201,21 +250,33 @@ static void cm_before_fork(void)
 
 static void cm_after_fork_in_parent(void)
 {
+    if (cm_fork_state == CM_NOTHING_BEGUN)
+        pthread_mutex_unlock(&cm_mutex);
     if (cm_fork_state >= 0) {
         cm_python.PyOS_AfterFork_Parent();
         cm_python.PyGILState_Release(cm_fork_state);
     }
-    pthread_mutex_unlock(&cm_mutex);
+    cm_unshield(cm_fork_shield);
 }
 
 static void cm_after_fork_in_child(void)
 {
-    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-    memcpy(&cm_mutex, &fresh, sizeof fresh);
+    /* Other threads, which are not here, may have had these. */
+    cm_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    cm_over = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    if (cm_starting && !atomic_load(&cm_ready)) {
+        /* What that thread was importing is locked for ever. */
+        atomic_store(&cm_ready, -1);
+        cm_complain("this process was forked while another thread made the first call", "");
+    }
+    cm_starting = 0;
     if (cm_fork_state >= 0) {
         cm_python.PyOS_AfterFork_Child();
-        cm_python.PyGILState_Release(cm_fork_state);
+        /* What Python knows of this thread stays: Python 3.11 aborts where it knows of none, and
+         * the thread that started it is not here. */
+        cm_python.PyEval_SaveThread();
     }
+    cm_unshield(cm_fork_shield);
 }
 
 __attribute__((constructor)) static void cm_on_load(void)

@@ -7,18 +7,15 @@ answers that it is not supported, and says so once.
 """
 
 import ctypes.util
-import hashlib
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from crossmem import __version__
-from crossmem_emulated.abi.builder import cache_folder, compiler, link, publish
+from crossmem_emulated.abi.builder import compiler, link
+from crossmem_emulated.abi.cache import kept
 from crossmem_emulated.abi.elf import Needs, needs_of
 
 __all__ = ["build_stand_ins", "installed_users"]
@@ -77,7 +74,8 @@ def _is_installed(soname: str, environ: Mapping[str, str]) -> bool:
     for variable in ("ROCM_PATH", "ROCM_HOME"):
         folders += [os.path.join(environ[variable], "lib")] if environ.get(variable) else []  # noqa: PTH118
     folders += [str(path / "lib") for path in Path("/opt").glob("rocm*")]
-    if any(folder and Path(folder, soname).exists() for folder in folders):
+    # A folder that this user may not look into counts as one that lacks it.
+    if any(folder and os.path.exists(f"{folder}/{soname}") for folder in folders):  # noqa: PTH110
         return True
     stem = soname.removeprefix("lib").partition(".so")[0]
     return ctypes.util.find_library(stem) == soname
@@ -142,26 +140,17 @@ def build_stand_ins(users: Iterable[Path], environ: Mapping[str, str] = os.envir
     Raises
     ------
     ConfigurationError
-        Where there is no C compiler, or it fails.
+        Where a file is damaged, there is no C compiler, or it fails.
     """
-    files = [(path, path.stat()) for path in users]
-    known = "\0".join(f"{path}:{status.st_size}:{status.st_mtime_ns}" for path, status in files)
-    root = cache_folder(environ) / "abi"
-    wanted = _wanted(filter(None, (needs_of(path) for path, _ in files)), environ)
+    wanted = _wanted(filter(None, map(needs_of, users)), environ)
     if not wanted:
         return None
-    parts = "\0".join([__version__, known, *sorted(wanted)])
-    key = hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
-    folder = root / f"maths-{__version__}-{key}"
-    if folder.is_dir():
-        return folder
-    command = compiler(environ)
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="build-", dir=root))
-    try:
-        for soname, symbols in wanted.items():
-            link(command, work, soname, _source(soname, symbols), _script(symbols))
-        publish(work, folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return folder
+    texts = {name: (_source(name, symbols), _script(symbols)) for name, symbols in wanted.items()}
+
+    def make(work: Path, _folder: Path) -> None:
+        command = compiler(environ)
+        for soname, (source, script) in texts.items():
+            link(command, work, soname, source, script)
+
+    parts = [part for name in sorted(texts) for part in (name, *texts[name])]
+    return kept("maths", parts, make, stamp="", environ=environ)

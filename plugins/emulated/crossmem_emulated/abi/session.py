@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running programs on an emulated library: what they have to be started with, and what they did."""
 
-import json
 import os
 import re
-import shutil
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Mapping
+import sqlite3
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,16 +13,19 @@ from crossmem.errors import ConfigurationError
 from crossmem.plugin import Breach, Emulation, EmulationReport, EmulationRequest
 from crossmem_emulated.abi.builder import build
 from crossmem_emulated.abi.calls import VARIABLE as CALLS_VARIABLE
+from crossmem_emulated.abi.calls import read_calls
+from crossmem_emulated.abi.held import HeldFolder, remove_abandoned
 from crossmem_emulated.abi.library import Library, library_named
 from crossmem_emulated.abi.maths import build_stand_ins, installed_users
 from crossmem_emulated.journal import Faults, Journal
-from crossmem_emulated.machine import Machine
+from crossmem_emulated.machine import HostLostError, Machine
 from crossmem_emulated.options import VARIABLES, Options
 
 __all__ = ["prepare"]
 
 _FAULT: Final = re.compile(r"(?P<call>\w+)=(?P<code>-?\d+)(?::(?P<skip>\d+)(?::(?P<count>\d+))?)?")
 _STATE: Final = "CROSSMEM_EMULATED_STATE"
+_OWN: Final = "crossmem-emulate-"
 _ROOT_VARIABLES: Final = ("ROCM_PATH", "ROCM_HOME")
 """Where some programs look for the library before the loader does."""
 
@@ -44,7 +45,7 @@ def _variables(library: Library, request: EmulationRequest) -> dict[str, str]:
     return {name: str(value) for name, value in given.items() if value is not None}
 
 
-def _add_fault(faults: Faults, library: Library, text: str) -> None:
+def _add_fault(faults: Faults, library: Library, text: str) -> int:
     match = _FAULT.fullmatch(text)
     entry = library.entry_of(match["call"]) if match else None
     if match is None or entry is None:
@@ -52,15 +53,7 @@ def _add_fault(faults: Faults, library: Library, text: str) -> None:
         hint = "CALL is a function of the library: hipMalloc=2:3 lets its fourth call fail with 2"
         raise ConfigurationError(msg, hint=hint)
     skip, count = int(match["skip"] or 0), int(match["count"] or 1)
-    faults.add(entry, int(match["code"]), skip=skip, count=count)
-
-
-def _calls(folders: list[Path]) -> Mapping[str, int]:
-    counts: Counter[str] = Counter()
-    for folder in folders:
-        for path in folder.glob("*.json"):
-            counts.update(json.loads(path.read_text("utf-8")))
-    return dict(sorted(counts.items()))
+    return faults.add(entry, int(match["code"]), skip=skip, count=count)
 
 
 def prepare(
@@ -86,45 +79,60 @@ def prepare(
     variables = _variables(library, request)
     options = Options.from_environ({**environ, **variables})
     library.check_profile(getattr(options, library.profile_field))
+    if request.is_lasting and request.faults:
+        msg = "calls cannot be made to fail in an environment that is printed: its host outlives it"
+        hint = f"run the program by `crossmem emulate {api} --fault ... -- COMMAND`"
+        raise ConfigurationError(msg, hint=hint)
     folders = [build(library, environ)]
     if api == "hip":
         # Only then may there be a package that was built for ROCm.
         stand_ins = build_stand_ins(installed_users(), environ)
         folders += [stand_ins] if stand_ins else []
         variables.update({name: str(folders[0]) for name in _ROOT_VARIABLES if environ.get(name)})
-    state, own = options.state, []
-    if not request.is_lasting:
-        if request.state is None and not environ.get(_STATE):
-            state = Path(tempfile.mkdtemp(prefix="crossmem-emulate-", dir=state.parent))
-            variables[_STATE] = str(state)
-            own.append(state)
-        calls = Path(tempfile.mkdtemp(prefix="crossmem-calls-"))
-        variables[CALLS_VARIABLE] = str(calls)
-        own.append(calls)
-    machine = Machine(state, "")
-    close = _closer(machine, own)
-    try:
+    with ExitStack() as stack:
+        state, calls = options.state, None
+        own = _own_folder(stack, is_wanted=not request.is_lasting)
+        if own is not None:
+            if request.state is None and not environ.get(_STATE):
+                state = own / "host"
+                variables[_STATE] = str(state)
+            calls = own / "calls"
+            calls.mkdir()
+            variables[CALLS_VARIABLE] = str(calls)
+        machine = Machine(state, "")
+        stack.callback(machine.close)
         faults = Faults(machine)
         for text in request.faults:
-            _add_fault(faults, library, text)
+            # A host that was there before does not keep what was meant for this program.
+            stack.callback(_remove_fault, faults, _add_fault(faults, library, text))
         start = len(Journal(machine).read())
-    except BaseException:
-        close()
-        raise
+        close = stack.pop_all().close
 
     def report() -> EmulationReport:
         found = Journal(machine).read()[start:]
         return EmulationReport(
-            violations=tuple(Breach(*one) for one in found), calls=_calls(own[-1:])
+            violations=tuple(Breach(*one) for one in found),
+            calls=read_calls(calls) if calls else {},
         )
 
     return Emulation(library_path=tuple(folders), variables=variables, report=report, close=close)
 
 
-def _closer(machine: Machine, folders: list[Path]) -> Callable[[], None]:
-    def close() -> None:
-        machine.close()
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+def _own_folder(stack: ExitStack, *, is_wanted: bool) -> Path | None:
+    """Return a folder that is removed at the end; those of dead processes are removed now."""
+    parent = Options().state.parent
+    remove_abandoned(parent, _OWN)
+    if not is_wanted:
+        return None
+    try:
+        folder = HeldFolder(parent, _OWN)
+    except OSError as error:
+        raise ConfigurationError(f"no folder can be made in {parent}: {error.strerror}") from None
+    stack.callback(folder.remove)
+    return folder.path
 
-    return close
+
+def _remove_fault(faults: Faults, number: int) -> None:
+    # The host may be gone.
+    with suppress(HostLostError, sqlite3.OperationalError):
+        faults.remove(number)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is compiled: C source and version script of a library, written from its declarations."""
 
+import hashlib
 import json
 from collections.abc import Iterable
 from importlib import resources
 from typing import Final
 
+from crossmem import __version__
 from crossmem_emulated.abi.library import Library, Prototype
 
-__all__ = ["declarations", "source", "version_script"]
+__all__ = ["declarations", "source", "stamp", "version_script"]
 
 _TABLE: Final = "struct cm_table"
 
@@ -21,24 +23,32 @@ def declarations(library: Library) -> str:
     return f"{library.types}\n{_TABLE} {{\n{fields}\n}};\n"
 
 
+def stamp(library: Library) -> str:
+    """Return what a built library and the Python side must have in common to work together."""
+    text = f"{__version__}\0{declarations(library)}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 def _forwarder(one: Prototype, library: Library) -> str:
-    arguments = ", ".join(one.names)
-    is_void = one.result == "void"
-    if is_void:
-        failure = ""
-    elif one.result == "const char *":
+    call = f"cm_table.{one.name}({', '.join(one.names)})"
+    if one.result == "void":
+        return _function(one, f"if (state > 0)\n        {call};", "")
+    if one.result == "const char *":
         # Who asks for a text prints it.
-        failure = ' "unknown error"'
+        failure = '"unknown error"'
     elif one.result.endswith("*"):
-        failure = " NULL"
+        failure = "NULL"
     else:
-        failure = f" state ? {library.ended} : {library.unknown}"
-    call = f"cm_table.{one.name}({arguments});"
+        failure = f"state ? {library.ended} : {library.unknown}"
+    work = f"{one.result} result = state > 0 ? {call} : ({one.result})({failure});"
+    return _function(one, work, " result")
+
+
+def _function(one: Prototype, work: str, result: str) -> str:
     return (
         f"EXPORTED {one.result} {one.name}({one.parameters})\n{{\n"
-        f"    int state = cm_enter();\n"
-        f"    if (state <= 0)\n        return{failure};\n"
-        f"    {'' if is_void else 'return '}{call}\n}}\n"
+        f"    int before = cm_shield(), state = cm_enter();\n"
+        f"    {work}\n    cm_unshield(before);\n    return{result};\n}}\n"
     )
 
 

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from crossmem_emulated.acl import (
     access,
+    callbacks,
     copies,
     device,
     events,
@@ -39,6 +40,7 @@ __all__ = ["PROFILES", "Acl", "Violation"]
 # Importing them registers their functions.
 _FAMILIES = (
     access,
+    callbacks,
     copies,
     device,
     events,

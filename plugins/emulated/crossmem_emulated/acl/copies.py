@@ -13,6 +13,7 @@ from crossmem_emulated.acl.codes import Code, Kind
 from crossmem_emulated.acl.keys import is_withdrawn
 from crossmem_emulated.acl.process import AclProcess, Work
 from crossmem_emulated.acl.streams import find_stream
+from crossmem_emulated.acl.work import submit
 from crossmem_emulated.addresses import Piece
 
 __all__ = ["Side", "copy", "fill"]
@@ -195,7 +196,7 @@ def copy(
         _move(to, start)
         return
     ranges = ((to_pointer, nbytes), (from_pointer, nbytes))
-    process.submit(find_stream(process, stream), Work(call, ranges, lambda: _move(to, start)))
+    submit(process, find_stream(process, stream), Work(call, ranges, lambda: _move(to, start)))
 
 
 @entry("rt.memcpy", "kkkki")
@@ -236,7 +237,7 @@ def fill(
         _write(side, pattern)
         return
     work = Work(call, ((pointer, count),), lambda: _write(side, pattern))
-    process.submit(find_stream(process, stream), work)
+    submit(process, find_stream(process, stream), work)
 
 
 def _write(side: Side, pattern: bytes) -> None:

@@ -7,9 +7,10 @@ from typing import Final
 
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code
-from crossmem_emulated.acl.process import AclProcess, Context, DeviceState, Stream
+from crossmem_emulated.acl.process import AclProcess, Again, Context, DeviceState, Stream
 from crossmem_emulated.acl.release import release_device
 from crossmem_emulated.acl.schema import BARE_TGID_BASE
+from crossmem_emulated.acl.work import finish
 
 __all__: list[str] = []
 
@@ -227,8 +228,10 @@ def _destroy_context(process: AclProcess, handle: int) -> None:
     context = _find_context(process, handle)
     if context.is_default:
         raise Refused(Code.RT_PARAM_INVALID, "the default context goes with its device", "ACL-X3")
-    for stream in [one for one in process.streams.values() if one.context == handle]:
-        process.finish(stream)
+    streams = [one for one in process.streams.values() if one.context == handle]
+    if finish(process, *streams):
+        raise Again
+    for stream in streams:
         del process.streams[stream.handle]
     del process.contexts[handle]
 

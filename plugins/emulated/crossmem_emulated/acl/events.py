@@ -10,6 +10,7 @@ from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code
 from crossmem_emulated.acl.process import AclProcess, Event, Work
 from crossmem_emulated.acl.streams import check_timeout, find_stream
+from crossmem_emulated.acl.work import finish_until, submit
 
 __all__ = ["IPC_HANDLE_NBYTES"]
 
@@ -92,10 +93,10 @@ def _record_event(process: AclProcess, handle: int, stream_handle: int) -> None:
 
     work = Work("rt.record_event", (), reach)
     event.stream, event.record, event.time_ns = stream, work, None
-    process.submit(stream, work)
+    submit(process, stream, work)
     if event.flags == _IPC:
         # Another process cannot make this one's streams work, so they do it now.
-        process.finish_until(stream, work)
+        finish_until(process, stream, work)
 
 
 @entry("rt.reset_event", "kk")
@@ -107,7 +108,11 @@ def _reset_event(process: AclProcess, handle: int, stream_handle: int) -> None:
     def forget() -> None:
         event.stream = event.record = event.time_ns = None
 
-    process.submit(find_stream(process, stream_handle), Work("rt.reset_event", (), forget))
+    submit(process, find_stream(process, stream_handle), Work("rt.reset_event", (), forget))
+
+
+def _nothing() -> None:
+    """Do what there is to do once a wait is over."""
 
 
 @entry("rt.stream_wait_event", "kk")
@@ -119,9 +124,9 @@ def _stream_wait_event(process: AclProcess, stream_handle: int, handle: int) -> 
     source, record = event.stream, event.record
     if source is None or record is None:
         return
-    wait = Work("rt.stream_wait_event", (), lambda: process.finish_until(source, record))
+    wait = Work("rt.stream_wait_event", (), _nothing, after=(source, record.sequence))
     event.waits.append((stream, wait))
-    process.submit(stream, wait)
+    submit(process, stream, wait)
 
 
 @entry("c.stream_wait_event_with_timeout", "kki")
@@ -166,17 +171,17 @@ def _query_event_wait_status(process: AclProcess, handle: int) -> int:
 
 @entry("rt.synchronize_event", "k")
 def _synchronize_event(process: AclProcess, handle: int) -> None:
-    event = _find(process, handle)
-    if event.flags & _EXTERNAL:
-        _refuse(event, "being waited for")
-    if event.stream is not None and event.record is not None:
-        process.finish_until(event.stream, event.record)
+    _synchronize_event_with_timeout(process, handle, -1)
 
 
 @entry("rt.synchronize_event_with_timeout", "ki")
 def _synchronize_event_with_timeout(process: AclProcess, handle: int, timeout_ms: int) -> None:
     check_timeout(timeout_ms)
-    _synchronize_event(process, handle)
+    event = _find(process, handle)
+    if event.flags & _EXTERNAL:
+        _refuse(event, "being waited for")
+    if event.stream is not None and event.record is not None:
+        finish_until(process, event.stream, event.record, timeout_ms)
 
 
 def _time_of(event: Event) -> int:

@@ -20,20 +20,46 @@ from crossmem_emulated.journal import Faults, Journal
 from crossmem_emulated.machine import HostLostError, Machine
 from crossmem_emulated.pages import NoRoomError, PageStore
 
-__all__ = ["AclProcess", "Context", "DeviceState", "Event", "Stream", "Work"]
+__all__ = ["AclProcess", "Again", "Caller", "Context", "DeviceState", "Event", "Stream", "Work"]
 
 _FIRST_HANDLE: Final = 0x5AFE_0000_0000
 _HANDLE_STEP: Final = 64
 
 
+class Again(Exception):  # noqa: N818 - no fault of anybody's
+    """A function waited before it did anything, and begins again: others may have called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls a function of the program that is work of a stream.
+
+    Parameters
+    ----------
+    thread
+        The thread that asks for functions to call, None for a new one.
+    is_waited_for
+        Whether the stream goes on only when the function has ended.
+    """
+
+    thread: int | None = None
+    is_waited_for: bool = True
+
+
 @dataclass(slots=True, eq=False)
 class Work:
-    """A copy that was given to a stream and is not done yet."""
+    """What was given to a stream and is not done yet."""
 
     call: str
     ranges: tuple[tuple[int, int], ...]
     """Address and size in bytes of all that it touches."""
     run: Callable[[], None]
+    after: tuple["Stream", int] | None = None
+    """Another stream, and the last piece of its work that this one waits for."""
+    caller: Caller | None = None
+    """Who runs it, None for whoever comes."""
+    is_running: bool = False
+    sequence: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +72,8 @@ class Stream:
     priority: int = 0
     flags: int = 0
     queue: list[Work] = field(default_factory=list)
+    subscriber: int | None = None
+    """The thread that calls functions of the program that are its work."""
 
 
 @dataclass(slots=True, eq=False)
@@ -147,6 +175,11 @@ class AclProcess:
 
     def _begin(self) -> None:
         self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        """Told whenever a function of the program is to be called, or has ended."""
+        self.reports: dict[int, list[tuple[Stream, Work]]] = {}
+        """Functions that a thread is to call."""
+        self.sequence = itertools.count(1)
         self.thread = threading.local()
         self._errors = threading.local()
         self.space = Space(is_host_readable=not self.strict)
@@ -217,7 +250,11 @@ class AclProcess:
         if code is not None:
             self.recent_error = f"acl.{called.name} was made to fail with {code}"
             raise Refused(code, self.recent_error)  # type: ignore[arg-type]  # any number
-        return called.function(self, *values)
+        while True:
+            try:
+                return called.function(self, *values)
+            except Again:
+                continue
 
     def _refuse(self, called: Entry, refused: Refused) -> tuple[tuple[Any, ...] | None, int]:
         self.recent_error = f"acl.{called.name}: {refused.text}"
@@ -266,24 +303,6 @@ class AclProcess:
         return self.visible.index(index) if index in self.visible else None
 
     # Work -------------------------------------------------------------------------------------
-
-    def submit(self, stream: Stream, work: Work) -> None:
-        """Give work to a stream, which does it at once unless it is slow."""
-        if self.slow_streams:
-            stream.queue.append(work)
-        else:
-            work.run()
-
-    def finish(self, *streams: Stream) -> None:
-        """Do all the work of some streams."""
-        for stream in streams:
-            while stream.queue:
-                stream.queue.pop(0).run()
-
-    def finish_until(self, stream: Stream, last: Work) -> None:
-        """Do a stream's work up to one piece, which may be done already."""
-        while last in stream.queue:
-            stream.queue.pop(0).run()
 
     def check_idle(self, call: str, start: int, nbytes: int) -> None:
         """Note where memory is taken away from work that waits; the work is lost then."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams, and waiting for what was given to them."""
 
-from collections.abc import Callable
 from typing import Final
 
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code
-from crossmem_emulated.acl.process import AclProcess, Stream, Work
+from crossmem_emulated.acl.process import AclProcess, Again, Stream
+from crossmem_emulated.acl.work import finish
 
 __all__ = ["check_timeout", "find_stream"]
 
@@ -26,7 +26,7 @@ def find_stream(process: AclProcess, handle: int) -> Stream:
 
 
 def check_timeout(timeout_ms: int) -> None:
-    """Refuse what is neither -1, for ever, nor a time. Here, work is done when it is waited for."""
+    """Refuse what is neither -1, for ever, nor a time."""
     if timeout_ms < _FOREVER or not timeout_ms:
         raise Refused(Code.RT_PARAM_INVALID, f"{timeout_ms} is no time to wait", "ACL-E40")
 
@@ -55,7 +55,8 @@ def _check_own(process: AclProcess, stream: Stream) -> None:
 def _destroy_stream(process: AclProcess, handle: int) -> None:
     stream = find_stream(process, handle)
     _check_own(process, stream)
-    process.finish(stream)
+    if finish(process, stream):
+        raise Again
     del process.streams[handle]
 
 
@@ -65,29 +66,31 @@ def _destroy_stream_force(process: AclProcess, handle: int) -> None:
     _check_own(process, stream)
     stream.queue.clear()
     del process.streams[handle]
+    process.changed.notify_all()
 
 
 @entry("rt.synchronize_stream", "k")
 def _synchronize_stream(process: AclProcess, handle: int) -> None:
-    process.finish(find_stream(process, handle))
+    finish(process, find_stream(process, handle))
 
 
 @entry("rt.synchronize_stream_with_timeout", "ki")
 def _synchronize_stream_with_timeout(process: AclProcess, handle: int, timeout_ms: int) -> None:
     check_timeout(timeout_ms)
-    process.finish(find_stream(process, handle))
+    finish(process, find_stream(process, handle), timeout_ms=timeout_ms)
 
 
 @entry("rt.synchronize_device", "")
 def _synchronize_device(process: AclProcess) -> None:
-    device = process.current().device
-    process.finish(*(one for one in process.streams.values() if one.device == device))
+    _synchronize_device_with_timeout(process, _FOREVER)
 
 
 @entry("rt.synchronize_device_with_timeout", "i")
 def _synchronize_device_with_timeout(process: AclProcess, timeout_ms: int) -> None:
     check_timeout(timeout_ms)
-    _synchronize_device(process)
+    device = process.current().device
+    streams = (one for one in process.streams.values() if one.device == device)
+    finish(process, *streams, timeout_ms=timeout_ms)
 
 
 @entry("rt.stream_query", "k", 0)
@@ -119,8 +122,3 @@ def _stream_get_flags(process: AclProcess, handle: int) -> int:
 def _device_get_stream_priority_range(process: AclProcess) -> tuple[int, int]:
     process.current()
     return _LEAST_PRIORITY, 0
-
-
-@entry("c.launch_host_func", "ko")
-def _launch_host_func(process: AclProcess, handle: int, function: Callable[[], None]) -> None:
-    process.submit(find_stream(process, handle), Work("c.launch_host_func", (), function))

@@ -16,13 +16,18 @@ from crossmem_emulated.hip import (
     attributes,
     blocks,
     callbacks,
+    captures,
     contexts,
     copies,
     devices,
     events,
     exports,
+    fills,
     host,
+    limits,
     physical,
+    planes,
+    pools,
     shares,
     streams,
     virtual,
@@ -31,6 +36,7 @@ from crossmem_emulated.hip.attributes import PointerAttributes
 from crossmem_emulated.hip.calls import ENTRIES, Entry, parse
 from crossmem_emulated.hip.codes import CUDARuntimeError, HipBuildRuntimeError, constants_of
 from crossmem_emulated.hip.masks import visible_devices
+from crossmem_emulated.hip.pools import MemPoolProps
 from crossmem_emulated.hip.process import HipProcess, Quirk, Setup
 from crossmem_emulated.hip.profiles import PROFILES, profile_named
 from crossmem_emulated.journal import Faults, Violation
@@ -52,13 +58,18 @@ _FAMILIES = (
     attributes,
     blocks,
     callbacks,
+    captures,
     contexts,
     copies,
     devices,
     events,
     exports,
+    fills,
     host,
+    limits,
     physical,
+    planes,
+    pools,
     shares,
     streams,
     virtual,
@@ -106,6 +117,7 @@ class Runtime:
         Where there is no such profile, or the host's folder cannot be used.
     """
 
+    MemPoolProps = MemPoolProps
     PointerAttributes = PointerAttributes
 
     def __init__(
@@ -179,6 +191,11 @@ class Runtime:
     def tells_names(self) -> bool:
         """Whether the text of an error is its name, as in ROCm 5."""
         return self._process.profile.is_before_6
+
+    @property
+    def has_virtual_memory(self) -> bool:
+        """Whether there is virtual memory."""
+        return self._process.profile.has_virtual
 
     def check_status(self, status: int) -> None:
         """Raise where a call failed, and forget the failure as CuPy does."""

@@ -22,6 +22,7 @@ class Attribute(IntEnum):
     """What can be asked about an address; the numbers are the same in HIP and CUDA."""
 
     MEMORY_TYPE = 2
+    SYNC_MEMOPS = 6
     BUFFER_ID = 7
     IS_MANAGED = 8
     DEVICE_ORDINAL = 9
@@ -102,14 +103,17 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
         raise Refused(Status.NOT_SUPPORTED, "this release does not know")
     kind, (start, nbytes) = _type_of(owner), _range_of(owner)
     origin = owner.origin if isinstance(owner, Piece) else None
-    handle_types = 0
+    handle_types = pool = 0
     if isinstance(owner, Piece) and origin is Origin.VIRTUAL:
         handle_types = owner.source.physical.handle_type
+    if isinstance(owner, Piece) and origin is Origin.POOL:
+        pool = owner.source.handle
     if attribute == Attribute.MEMORY_TYPE and process.profile.is_hip:
         return _number_of(process, kind)
     return {
         # CUDA knows no other kind here.
         Attribute.MEMORY_TYPE: min(kind, MemoryType.DEVICE),
+        Attribute.SYNC_MEMOPS: int(owner.is_synchronous),
         Attribute.BUFFER_ID: owner.number if isinstance(owner, Piece) else start,
         Attribute.IS_MANAGED: int(kind is MemoryType.MANAGED),
         Attribute.DEVICE_ORDINAL: _device_of(process, owner),
@@ -118,10 +122,21 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
         Attribute.RANGE_SIZE: nbytes,
         Attribute.MAPPED: 1,
         Attribute.ALLOWED_HANDLE_TYPES: handle_types,
-        Attribute.MEMPOOL_HANDLE: int(origin is Origin.POOL),
+        Attribute.MEMPOOL_HANDLE: pool,
         Attribute.MAPPING_SIZE: owner.nbytes,
         Attribute.MAPPING_BASE_ADDR: owner.start,
     }[Attribute(attribute)]
+
+
+@entry("pointerSetAttribute(value, int attribute, intptr_t ptr)")
+def _pointer_set_attribute(process: HipProcess, value: int, attribute: int, pointer: int) -> None:
+    if attribute != Attribute.SYNC_MEMOPS or value not in {0, 1}:
+        raise Refused(Status.INVALID_VALUE, f"attribute {attribute} cannot be set to {value}")
+    owner = _owner_of(process, pointer)
+    if owner is None:
+        status = Status.INVALID_DEVICE_POINTER if pointer else Status.INVALID_VALUE
+        raise Refused(status, f"{pointer:#x} is in no allocation")
+    owner.is_synchronous = bool(value)
 
 
 class PointerAttributes:

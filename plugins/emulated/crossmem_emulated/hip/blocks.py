@@ -13,14 +13,22 @@ from crossmem_emulated.hip.codes import LARGEST_NBYTES, MemoryType, Status
 from crossmem_emulated.hip.exports import withdraw
 from crossmem_emulated.hip.origins import Origin
 from crossmem_emulated.hip.process import HipProcess, Quirk
-from crossmem_emulated.hip.streams import check_idle, check_safe, find_stream, finish_device
+from crossmem_emulated.hip.reserves import Pool
+from crossmem_emulated.hip.streams import check_idle, check_safe, finish_device
 from crossmem_emulated.pages import NoRoomError, Pages
 
-__all__ = ["HostBlock", "Slab", "find_host_block", "free_piece"]
+__all__ = [
+    "HostBlock",
+    "Slab",
+    "allocate",
+    "find_host_block",
+    "free_piece",
+    "malloc_from",
+    "release_host",
+]
 
 _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
-_HIP_LACKS: Final = "HIP does not support {}"
 
 
 @dataclass(slots=True, eq=False)
@@ -39,11 +47,14 @@ class HostBlock:
 
     start: int
     nbytes: int
+    device: int
+    """Which was current, by its number in this process."""
     buffer: Any = None
     pages: Pages | None = None
     flags: int = 0
     is_registered: bool = False
     """Whether the program allocated it, and only had it pinned."""
+    is_synchronous: bool = False
 
     @property
     def kind(self) -> MemoryType:
@@ -99,26 +110,50 @@ def _malloc_small(process: HipProcess, index: int, nbytes: int) -> int:
     return start
 
 
-def _malloc_large(process: HipProcess, index: int, nbytes: int, origin: Origin) -> int:
-    pages = _allocate_pages(process, index, nbytes)
+def _attach(
+    process: HipProcess, pages: Pages, nbytes: int, origin: Origin, source: Pool | None = None
+) -> int:
+    """Give pages an address, or give them back."""
     try:
         region = process.space.reserve(pages.nbytes, is_reservation=False)
     except memory.SystemCallError:
         process.store.release(pages)
         raise
-    process.space.attach(Piece(region.start, nbytes, region, pages, 0, origin))
+    process.space.attach(Piece(region.start, nbytes, region, pages, 0, origin, source))
     return region.start
+
+
+def malloc_from(process: HipProcess, pool: Pool, nbytes: int) -> int:
+    """Return memory of a pool."""
+    index, size = process.setup.visible[pool.device], -(-nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
+    for pages in pool.kept:
+        if pages.nbytes == size:
+            pool.kept.remove(pages)
+            break
+    else:
+        try:
+            pages = _allocate_pages(process, index, nbytes)
+        except Refused:
+            # What it keeps may be what lacks.
+            pool.trim(process.store, 0)
+            pages = _allocate_pages(process, index, nbytes)
+    pointer = _attach(process, pages, nbytes, Origin.POOL, pool)
+    pool.note(nbytes, pages)
+    return pointer
+
+
+def allocate(process: HipProcess, size: int) -> int:
+    """Return new memory of the current device."""
+    index = process.setup.visible[process.current().device]
+    if size <= _LARGEST_SMALL_NBYTES:
+        return _malloc_small(process, index, size)
+    return _attach(process, _allocate_pages(process, index, size), size, Origin.MALLOC)
 
 
 @entry("malloc(size_t size) -> intptr_t")
 def _malloc(process: HipProcess, size: int) -> int:
     check_safe(process)
-    index = process.setup.visible[process.current().device]
-    if not size:
-        return 0
-    if size <= _LARGEST_SMALL_NBYTES:
-        return _malloc_small(process, index, size)
-    return _malloc_large(process, index, size, Origin.MALLOC)
+    return allocate(process, size) if size else 0
 
 
 @entry("free(intptr_t ptr)")
@@ -128,7 +163,7 @@ def _free(process: HipProcess, pointer: int) -> None:
         return
     block = process.host_blocks.get(pointer)
     if block is not None and block.pages is not None:
-        _release_host(process, block)
+        release_host(process, block)
         return
     piece = process.space.pieces.get(pointer)
     if piece is not None and piece.origin is Origin.IPC:
@@ -148,41 +183,19 @@ def free_piece(process: HipProcess, call: str, piece: Piece) -> None:
     was_exported = withdraw(process, call, piece)
     check_idle(process, call, piece.start, piece.nbytes)
     process.space.detach(piece)
-    slab: Slab | None = piece.source
-    if slab is not None:
-        slab.live.remove(piece.start)
-        if slab.live:
+    source = piece.source
+    if isinstance(source, Slab):
+        source.live.remove(piece.start)
+        if source.live:
             return
-        process.slabs.remove(slab)
+        process.slabs.remove(source)
     process.space.release(piece.region)
-    if was_exported and process.has(Quirk.PIN_AFTER_FREE):
+    if isinstance(source, Pool):
+        source.take_back(process.store, piece.nbytes, piece.pages)
+    elif was_exported and process.has(Quirk.PIN_AFTER_FREE):
         process.leaked.append(piece.pages)
     else:
         process.store.release(piece.pages)
-
-
-@entry(
-    "mallocAsync(size_t size, intptr_t stream) -> intptr_t",
-    hip_lacks=_HIP_LACKS.format("mallocAsync"),
-)
-def _malloc_async(process: HipProcess, size: int, stream: int) -> int:
-    device = find_stream(process, stream).device
-    if not size:
-        return 0
-    return _malloc_large(process, process.setup.visible[device], size, Origin.POOL)
-
-
-@entry("freeAsync(intptr_t ptr, intptr_t stream)", hip_lacks=_HIP_LACKS.format("freeAsync"))
-def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
-    where = find_stream(process, stream)
-    piece = process.space.pieces.get(pointer)
-    if piece is None or piece.origin in {Origin.IPC, Origin.VIRTUAL}:
-        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
-    # What the stream itself still has to do comes first.
-    for work in list(where.queue):
-        where.queue.remove(work)
-        work.run()
-    free_piece(process, "freeAsync", piece)
 
 
 @entry("memGetInfo()")
@@ -215,7 +228,8 @@ def _host_alloc(process: HipProcess, size: int, flags: int) -> int:
     except OSError as error:
         raise Refused(Status.OUT_OF_MEMORY, f"the host has no room: {error}") from None
     pointer = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-    process.host_blocks[pointer] = HostBlock(pointer, size, buffer, flags=flags)
+    device = process.current().device
+    process.host_blocks[pointer] = HostBlock(pointer, size, device, buffer, flags=flags)
     return pointer
 
 
@@ -227,10 +241,11 @@ def _free_host(process: HipProcess, pointer: int) -> None:
     block = process.host_blocks.get(pointer)
     if block is None or block.pages is not None or block.is_registered:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
-    _release_host(process, block)
+    release_host(process, block)
 
 
-def _release_host(process: HipProcess, block: HostBlock) -> None:
+def release_host(process: HipProcess, block: HostBlock) -> None:
+    """Give memory back that the host can use, or no longer have it pinned."""
     for device in range(len(process.setup.visible)):
         finish_device(process, device)
     del process.host_blocks[block.start]
@@ -243,6 +258,7 @@ def _malloc_managed(process: HipProcess, size: int, flags: int) -> int:
     check_safe(process)
     if not size or flags not in {1, 2}:
         raise Refused(Status.INVALID_VALUE, f"{size} bytes with flags {flags}")
-    pages = _allocate_pages(process, process.setup.visible[process.current().device], size)
-    process.host_blocks[pages.address] = HostBlock(pages.address, size, pages=pages)
+    device = process.current().device
+    pages = _allocate_pages(process, process.setup.visible[device], size)
+    process.host_blocks[pages.address] = HostBlock(pages.address, size, device, pages=pages)
     return pages.address

@@ -22,8 +22,11 @@ def _stream_add_callback(
     if flags:
         raise Refused(Status.INVALID_VALUE, f"flags are {flags}, not 0")
     stream = find_stream(process, handle)
-    work = Work("streamAddCallback", (), lambda: callback(handle, 0, argument))
-    submit(process, stream, work)
+
+    def run() -> None:
+        callback(handle, 0, argument)
+
+    submit(process, stream, Work("streamAddCallback", (), run, is_callback=True))
 
 
 @entry("launchHostFunc(intptr_t stream, callback, intptr_t arg)")
@@ -31,7 +34,8 @@ def _launch_host_func(
     process: HipProcess, handle: int, callback: Callable[[int], None], argument: int
 ) -> None:
     stream = find_stream(process, handle)
-    submit(process, stream, Work("launchHostFunc", (), lambda: callback(argument)))
+    work = Work("launchHostFunc", (), lambda: callback(argument), is_callback=True)
+    submit(process, stream, work)
 
 
 @entry("streamGetFlags(intptr_t stream) -> unsigned int")

@@ -33,11 +33,14 @@ class Status(IntEnum):
     INVALID_VALUE = 1
     OUT_OF_MEMORY = 2
     NOT_INITIALIZED = 3
+    INVALID_PITCH_VALUE = 12
     INVALID_DEVICE_POINTER = 17
     INVALID_MEMCPY_DIRECTION = 21
     NO_DEVICE = 100
     INVALID_DEVICE = 101
     INVALID_CONTEXT = 201
+    UNSUPPORTED_LIMIT = 215
+    CONTEXT_ALREADY_IN_USE = 216
     PEER_ACCESS_UNSUPPORTED = 217
     INVALID_HANDLE = 400
     ILLEGAL_STATE = 401
@@ -47,6 +50,7 @@ class Status(IntEnum):
     PEER_ACCESS_NOT_ENABLED = 705
     HOST_MEMORY_ALREADY_REGISTERED = 712
     HOST_MEMORY_NOT_REGISTERED = 713
+    NOT_PERMITTED = 800
     NOT_SUPPORTED = 801
     CAPTURE_UNSUPPORTED = 900
     CAPTURE_INVALIDATED = 901
@@ -78,6 +82,7 @@ _CUDA: Final[Mapping[int, tuple[str, str]]] = {
     1: ("cudaErrorInvalidValue", "invalid argument"),
     2: ("cudaErrorMemoryAllocation", "out of memory"),
     3: ("cudaErrorInitializationError", "initialization error"),
+    12: ("cudaErrorInvalidPitchValue", "invalid pitch argument"),
     17: ("cudaErrorInvalidDevicePointer", "invalid device pointer"),
     21: ("cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"),
     35: (
@@ -94,6 +99,11 @@ _CUDA: Final[Mapping[int, tuple[str, str]]] = {
     205: ("cudaErrorMapBufferObjectFailed", "mapping of buffer object failed"),
     206: ("cudaErrorUnmapBufferObjectFailed", "unmapping of buffer object failed"),
     208: ("cudaErrorAlreadyMapped", "resource already mapped"),
+    215: ("cudaErrorUnsupportedLimit", "limit is not supported on this architecture"),
+    216: (
+        "cudaErrorDeviceAlreadyInUse",
+        "exclusive-thread device already in use by a different thread",
+    ),
     217: (
         "cudaErrorPeerAccessUnsupported",
         "peer access is not supported between these two devices",

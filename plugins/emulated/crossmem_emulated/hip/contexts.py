@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contexts, which are the drivers' and not of CuPy's runtime module, and the reset of a device."""
 
-from crossmem_emulated.hip.blocks import free_piece
+from crossmem_emulated.hip.blocks import HostBlock, free_piece, release_host
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import Status
+from crossmem_emulated.hip.events import destroy_event
+from crossmem_emulated.hip.limits import forget_limits
 from crossmem_emulated.hip.origins import Origin
+from crossmem_emulated.hip.pools import forget_pools
 from crossmem_emulated.hip.process import Context, HipProcess
 from crossmem_emulated.hip.shares import close_import
-from crossmem_emulated.hip.streams import check_safe, finish_device
+from crossmem_emulated.hip.streams import check_safe, destroy_stream, finish_device
 
 __all__: list[str] = []
-
-
-def _stack(process: HipProcess) -> list[int]:
-    """Return the contexts under the current one of this thread, the last on top."""
-    stack: list[int] | None = getattr(process.thread, "stack", None)
-    if stack is None:
-        stack = process.thread.stack = []
-    return stack
 
 
 def _find(process: HipProcess, handle: int) -> Context:
@@ -27,16 +22,23 @@ def _find(process: HipProcess, handle: int) -> Context:
     return context
 
 
-def _push(process: HipProcess, context: Context) -> None:
-    _stack(process).append(process.current().handle)
-    process.thread.context = context.handle
+def _choose(process: HipProcess, context: Context) -> None:
+    """Make a context's device the one that stays, where nothing goes back to another."""
+    if not process.profile.has_contexts:
+        process.thread.context = context.handle
 
 
 @entry("ctxCreate(unsigned int flags, int device) -> intptr_t")
 def _ctx_create(process: HipProcess, _flags: int, device: int) -> int:
+    if process.profile.is_hip and not 0 <= device < len(process.setup.visible):
+        raise Refused(Status.INVALID_VALUE, f"there is no device {device}")
     process.check_device(device)
-    context = process.new_context(device, is_primary=False)
-    _push(process, context)
+    if process.profile.has_contexts:
+        context = process.new_context(device, is_primary=False)
+    else:
+        # A context is the device, and making one does not choose it.
+        context = process.primary_of(device)
+    process.stack().append(context.handle)
     return context.handle
 
 
@@ -47,33 +49,40 @@ def _ctx_get_current(process: HipProcess) -> int:
 
 @entry("ctxSetCurrent(intptr_t context)")
 def _ctx_set_current(process: HipProcess, handle: int) -> None:
-    process.thread.context = _find(process, handle).handle
+    context = _find(process, handle) if handle else None
+    # It takes the place of what is on top.
+    del process.stack()[-1:]
+    if context is not None:
+        process.stack().append(handle)
+        _choose(process, context)
 
 
 @entry("ctxPushCurrent(intptr_t context)")
 def _ctx_push_current(process: HipProcess, handle: int) -> None:
-    _push(process, _find(process, handle))
+    context = _find(process, handle)
+    process.stack().append(handle)
+    _choose(process, context)
 
 
 @entry("ctxPopCurrent() -> intptr_t")
 def _ctx_pop_current(process: HipProcess) -> int:
-    handle, stack = process.current().handle, _stack(process)
+    stack = process.stack()
     if not stack:
         raise Refused(Status.INVALID_CONTEXT, "no context was pushed", "HIP-X3")
-    process.thread.context = stack.pop()
-    return handle
+    return stack.pop()
 
 
 @entry("ctxDestroy(intptr_t context)")
 def _ctx_destroy(process: HipProcess, handle: int) -> None:
-    context = process.contexts.get(handle)
-    if context is None or context.is_primary:
+    stack, context = process.stack(), process.contexts.get(handle)
+    if not handle and process.profile.is_hip:
+        raise Refused(Status.INVALID_VALUE, "the context is null", "HIP-X3")
+    if process.profile.has_contexts and (context is None or context.is_primary):
         raise Refused(Status.INVALID_CONTEXT, f"{handle:#x} is no context to destroy", "HIP-X3")
-    stack = _stack(process)
-    if process.current() is context and stack:
-        process.thread.context = stack.pop()
-    stack[:] = [one for one in stack if one != handle]
-    del process.contexts[handle]
+    if stack and stack[-1] == handle:
+        stack.pop()
+    if process.profile.has_contexts:
+        del process.contexts[handle]
 
 
 # Each device's own ------------------------------------------------------------------------------
@@ -97,16 +106,57 @@ def _device_primary_ctx_get_state(process: HipProcess, device: int) -> tuple[int
     return 0, device in process.primary
 
 
+@entry("devicePrimaryCtxSetFlags(int device, unsigned int flags)")
+def _device_primary_ctx_set_flags(process: HipProcess, device: int, flags: int) -> None:
+    process.check_device(device)
+    if process.profile.is_hip:
+        text = f"flags {flags} come too late: the context is in use from the beginning"
+        raise Refused(Status.CONTEXT_ALREADY_IN_USE, text)
+
+
+@entry("devicePrimaryCtxReset(int device)")
+def _device_primary_ctx_reset(process: HipProcess, device: int) -> None:
+    if process.profile.is_documented:
+        check_safe(process)
+        process.check_device(device)
+        _reset(process, "devicePrimaryCtxReset", device)
+    # What runtimes do is nothing, whatever the device.
+
+
 @entry("deviceReset()")
 def _device_reset(process: HipProcess) -> None:
-    """Give back all that this process has of the current device, as an exit would."""
     check_safe(process)
-    device = process.current().device
+    _reset(process, "deviceReset", process.current().device)
+
+
+def _reset(process: HipProcess, call: str, device: int) -> None:
+    """Give back all that this process has of a device, as an exit would."""
     finish_device(process, device)
     index = process.setup.visible[device]
     for opened in list(process.imports):
         if opened.context.device == device:
-            close_import(process, "deviceReset", opened)
+            close_import(process, call, opened)
     for piece in list(process.space.pieces.values()):
         if piece.pages.device == index and piece.origin in {Origin.MALLOC, Origin.POOL}:
-            free_piece(process, "deviceReset", piece)
+            free_piece(process, call, piece)
+    for block in list(process.host_blocks.values()):
+        if _is_reset(process, block, device):
+            release_host(process, block)
+    for stream in [one for one in process.streams.values() if one.device == device]:
+        destroy_stream(process, stream)
+    forget_pools(process, device)
+    forget_limits(process, device)
+    if process.profile.is_documented:
+        for event in [one for one in process.events.values() if one.device == device]:
+            destroy_event(process, event)
+
+
+def _is_reset(process: HipProcess, block: HostBlock, device: int) -> bool:
+    """Whether memory that the host can use goes with a device.
+
+    Documents say that what was allocated there goes. AMD's runtime forgets it where there is one
+    device, and otherwise takes it for memory of all of them.
+    """
+    if process.profile.is_documented:
+        return block.device == device
+    return len(process.setup.visible) == 1

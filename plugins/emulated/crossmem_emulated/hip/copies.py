@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies: which are possible, in which direction, and when they are done."""
 
-import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,21 +9,35 @@ from crossmem_emulated import memory
 from crossmem_emulated.addresses import Piece
 from crossmem_emulated.hip.blocks import find_host_block
 from crossmem_emulated.hip.calls import Refused, entry
-from crossmem_emulated.hip.codes import Kind, MemoryType, Status
+from crossmem_emulated.hip.codes import Kind, Status
 from crossmem_emulated.hip.origins import Origin
 from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.shares import Import
 from crossmem_emulated.hip.streams import (
+    PER_THREAD,
     Stream,
     Work,
+    current_legacy,
     find_stream,
-    legacy_of,
+    finish,
     submit,
-    wait_for_legacy,
 )
 from crossmem_emulated.hip.virtual import READ, READ_WRITE, access_of
 
-__all__ = ["Side"]
+__all__ = [
+    "Parts",
+    "Side",
+    "check_direction",
+    "do_now",
+    "give_back",
+    "is_waiting",
+    "move",
+    "side_of",
+]
+
+Parts = Sequence[tuple[int, int]]
+"""Where the emulation reaches bytes, and how many there are each."""
+
 
 _SIDES: Final = {
     Kind.HOST_TO_HOST: (False, False),
@@ -45,22 +59,25 @@ class Side:
     is_device
         Whether it is on a device, None where it is both there and on the host.
     parts
-        Where the emulation reaches its bytes, and how many there are each.
+        Its bytes.
+    is_synchronous
+        Whether the host waits even where it has no part in the copy.
     """
 
     pointer: int
     is_device: bool | None
-    parts: tuple[tuple[int, int], ...]
+    parts: Parts
+    is_synchronous: bool = False
 
 
-def _side(process: HipProcess, pointer: int, nbytes: int, device: int, access: int) -> Side:
+def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access: int) -> Side:
     """Return one end of a copy that a device makes, or refuse."""
     if process.space.region_of(pointer) is None:
         block = find_host_block(process, pointer)
         if block is not None and pointer + nbytes > block.start + block.nbytes:
             raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes are too many", "HIP-X4")
-        is_managed = block is not None and block.kind is MemoryType.MANAGED
-        return Side(pointer, None if is_managed else False, ((pointer, nbytes),))
+        # What is pinned or managed has an address for devices, which is the same one.
+        return Side(pointer, False if block is None else None, ((pointer, nbytes),))
     spans = list(process.space.spans(pointer, nbytes))
     if sum(size for _, _, size in spans) != nbytes:
         raise Refused(
@@ -72,7 +89,22 @@ def _side(process: HipProcess, pointer: int, nbytes: int, device: int, access: i
         elif piece.origin is Origin.VIRTUAL:
             _check_virtual_access(piece, device, access)
     parts = tuple((place, size) for _, place, size in spans)
-    return Side(pointer, is_device=True, parts=parts)
+    is_synchronous = any(piece.is_synchronous for piece, _, _ in spans)
+    return Side(pointer, is_device=True, parts=parts, is_synchronous=is_synchronous)
+
+
+def _is_pageable(process: HipProcess, pointer: int) -> bool:
+    """Whether an address is in memory of the host that is not pinned."""
+    return process.space.region_of(pointer) is None and find_host_block(process, pointer) is None
+
+
+def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, int]) -> None:
+    """Have a copy done that was given to a stream, where an end is memory that is not pinned.
+
+    It is the caller's again, though a function of the program be in the stream.
+    """
+    if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
+        finish(process, [stream], work.sequence)
 
 
 def _check_peers(process: HipProcess, opened: Import) -> None:
@@ -93,7 +125,10 @@ def _check_virtual_access(piece: Piece, device: int, access: int) -> None:
         raise Refused(Status.INVALID_VALUE, text, "HIP-V5")
 
 
-def _check_direction(process: HipProcess, call: str, kind: int, target: Side, source: Side) -> None:
+def check_direction(process: HipProcess, call: str, kind: int, target: Side, source: Side) -> None:
+    """Refuse a copy that does not go where its kind says."""
+    if kind not in set(Kind):
+        raise Refused(Status.INVALID_MEMCPY_DIRECTION, f"there is no kind {kind}", "HIP-X2")
     if kind == Kind.DEFAULT:
         return
     for claimed, side in zip(_SIDES[Kind(kind)], (source, target), strict=True):
@@ -106,8 +141,15 @@ def _check_direction(process: HipProcess, call: str, kind: int, target: Side, so
         process.violate(call, "HIP-X2", text)
 
 
-def _move(target: Side, source: Side) -> None:
-    targets, sources = list(target.parts), list(source.parts)
+def is_waiting(target: Side, source: Side) -> bool:
+    """Whether the host waits for a copy: not where it has no part in it, the documents say."""
+    is_on_devices = target.is_device is True and source.is_device is True
+    return not is_on_devices or target.is_synchronous or source.is_synchronous
+
+
+def move(target: Parts, source: Parts) -> None:
+    """Copy bytes to as many others."""
+    targets, sources = list(target), list(source)
     while targets:
         (to, room), (start, size) = targets.pop(0), sources.pop(0)
         nbytes = min(room, size)
@@ -126,40 +168,56 @@ def _prepared(
     nbytes: int,
     kind: int,
 ) -> tuple[Work, bool]:
-    """Return a copy, checked, and whether the host has no part in it.
+    """Return a copy, checked, and whether the host waits for it.
 
     Each end is an address and the device that has to reach it.
     """
-    if kind not in set(Kind):
-        raise Refused(Status.INVALID_MEMCPY_DIRECTION, f"there is no kind {kind}", "HIP-X2")
     if not target[0] or not source[0]:
         raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
-    to = _side(process, target[0], nbytes, target[1], READ_WRITE)
-    start = _side(process, source[0], nbytes, source[1], READ)
-    _check_direction(process, call, kind, to, start)
+    to = side_of(process, target[0], nbytes, target[1], READ_WRITE)
+    start = side_of(process, source[0], nbytes, source[1], READ)
+    check_direction(process, call, kind, to, start)
     ranges = ((target[0], nbytes), (source[0], nbytes))
-    is_on_devices = to.is_device is True and start.is_device is True
-    return Work(call, ranges, lambda: _move(to, start)), is_on_devices
+    work = Work(call, ranges, lambda: move(to.parts, start.parts))
+    return work, is_waiting(to, start)
 
 
-def _do_now(process: HipProcess, work: Work, *, is_on_devices: bool) -> None:
-    """Do a copy of a function that the vendor calls synchronous."""
-    device = process.current().device
-    if is_on_devices:
-        # The host does not wait for those, the documents say.
-        submit(process, legacy_of(process, device), work)
-        return
-    wait_for_legacy(process, device)
-    work.run()
+def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> None:
+    """Do the work of a function that the vendor calls synchronous, in its stream.
+
+    Parameters
+    ----------
+    process
+        Who calls it.
+    stream
+        The legacy stream, or the thread's own.
+    work
+        The work.
+    waits
+        Whether the host waits for it.
+    """
+    submit(process, stream, work)
+    if waits:
+        finish(process, [stream], work.sequence)
+
+
+def _copy(
+    process: HipProcess, stream: Stream, ends: tuple[int, int], nbytes: int, kind: int
+) -> None:
+    if nbytes:
+        target, source = ((pointer, stream.device) for pointer in ends)
+        work, waits = _prepared(process, "memcpy", target, source, nbytes, kind)
+        do_now(process, stream, work, waits=waits)
 
 
 @entry("memcpy(intptr_t dst, intptr_t src, size_t size, int kind)")
 def _memcpy(process: HipProcess, target: int, source: int, nbytes: int, kind: int) -> None:
-    if nbytes:
-        here = process.current().device
-        ends = (target, here), (source, here)
-        work, is_on_devices = _prepared(process, "memcpy", *ends, nbytes, kind)
-        _do_now(process, work, is_on_devices=is_on_devices)
+    _copy(process, current_legacy(process), (target, source), nbytes, kind)
+
+
+@entry("memcpy_spt(intptr_t dst, intptr_t src, size_t size, int kind)")
+def _memcpy_spt(process: HipProcess, target: int, source: int, nbytes: int, kind: int) -> None:
+    _copy(process, find_stream(process, PER_THREAD), (target, source), nbytes, kind)
 
 
 @entry("memcpyAsync(intptr_t dst, intptr_t src, size_t size, int kind, intptr_t stream)")
@@ -171,6 +229,7 @@ def _memcpy_async(
         ends = (target, where.device), (source, where.device)
         work, _ = _prepared(process, "memcpyAsync", *ends, nbytes, kind)
         submit(process, where, work)
+        give_back(process, where, work, (target, source))
 
 
 @entry("memcpyPeer(intptr_t dst, int dstDevice, intptr_t src, int srcDevice, size_t size)")
@@ -182,7 +241,7 @@ def _memcpy_peer(
     if nbytes:
         ends = (target, to), (source, start)
         work, _ = _prepared(process, "memcpyPeer", *ends, nbytes, Kind.DEVICE_TO_DEVICE)
-        _do_now(process, work, is_on_devices=True)
+        submit(process, current_legacy(process), work)
 
 
 @entry(
@@ -199,56 +258,3 @@ def _memcpy_peer_async(  # noqa: PLR0917 - as CuPy passes them
         ends = (target, to), (source, start)
         work, _ = _prepared(process, "memcpyPeerAsync", *ends, nbytes, Kind.DEVICE_TO_DEVICE)
         submit(process, where, work)
-
-
-def _fill(side: Side, pattern: bytes) -> None:
-    done = 0
-    for place, size in side.parts:
-        if len(pattern) == 1:
-            ctypes.memset(place, pattern[0], size)
-        else:
-            # A part can begin inside of the pattern.
-            first = done % len(pattern)
-            data = pattern[first:] + pattern * (size // len(pattern) + 1)
-            ctypes.memmove(place, data, size)
-        done += size
-
-
-def _prepared_fill(
-    process: HipProcess, call: str, pointer: int, pattern: bytes, count: int, stream: Stream
-) -> Work:
-    if not pointer:
-        raise Refused(Status.INVALID_VALUE, "the address is null", "HIP-X4")
-    nbytes = len(pattern) * count
-    side = _side(process, pointer, nbytes, stream.device, READ_WRITE)
-    if side.is_device is False:
-        text = f"{pointer:#x} is no address of a device"
-        raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
-    return Work(call, ((pointer, nbytes),), lambda: _fill(side, pattern))
-
-
-def _add_fill(name: str, nbytes: int, size: str) -> None:
-    """Register a function that fills memory, and the one that does it in a stream."""
-    mask = (1 << 8 * nbytes) - 1
-
-    def fill(
-        process: HipProcess, call: str, pointer: int, value: int, count: int, stream: Stream
-    ) -> None:
-        if count:
-            pattern = (value & mask).to_bytes(nbytes, "little")
-            submit(process, stream, _prepared_fill(process, call, pointer, pattern, count, stream))
-
-    @entry(f"{name}(intptr_t ptr, int value, size_t {size})")
-    def _now(process: HipProcess, pointer: int, value: int, count: int) -> None:
-        stream = legacy_of(process, process.current().device)
-        fill(process, name, pointer, value, count, stream)
-
-    @entry(f"{name}Async(intptr_t ptr, int value, size_t {size}, intptr_t stream)")
-    def _in_stream(process: HipProcess, pointer: int, value: int, count: int, stream: int) -> None:
-        where = find_stream(process, stream)
-        fill(process, f"{name}Async", pointer, value, count, where)
-
-
-_add_fill("memset", 1, "size")
-_add_fill("memsetD16", 2, "count")
-_add_fill("memsetD32", 4, "count")

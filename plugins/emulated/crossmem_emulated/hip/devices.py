@@ -54,6 +54,9 @@ def _get_device(process: HipProcess) -> int:
 def _set_device(process: HipProcess, device: int) -> None:
     process.check_device(device)
     process.thread.context = process.primary_of(device).handle
+    if process.profile.has_contexts and process.stack():
+        # It takes the place of what is current.
+        process.stack()[-1] = process.thread.context
 
 
 @entry("init(unsigned int flags)")

@@ -113,6 +113,8 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = {
         "hipErrorGraphExecUpdateFailure",
         "the graph was not updated: a change is against the constraints of such updates",
     ),
+    911: ("hipErrorInvalidChannelDescriptor", "invalid channel descriptor"),
+    912: ("hipErrorInvalidTexture", "invalid texture"),
     999: ("hipErrorUnknown", "unknown error"),
     1052: ("hipErrorRuntimeMemory", "runtime memory call returned error"),
     1053: ("hipErrorRuntimeOther", "runtime call other than memory returned error"),

@@ -11,7 +11,7 @@ from crossmem_emulated.hip.codes import CONSTANTS, HANDLE_NBYTES, Status
 from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.streams import Stream, Work, find_stream, finish, submit
 
-__all__ = ["Event"]
+__all__ = ["Event", "destroy_event"]
 
 _DISABLE_TIMING: Final = CONSTANTS["eventDisableTiming"]
 _INTERPROCESS: Final = CONSTANTS["eventInterprocess"]
@@ -27,6 +27,8 @@ class Event:
 
     handle: int
     flags: int
+    device: int
+    """Which was current when it was made or opened."""
     stream: Stream | None = None
     sequence: int = 0
     token: bytes | None = None
@@ -51,15 +53,19 @@ def _event_create_with_flags(process: HipProcess, flags: int) -> int:
     known = _ALL_FLAGS | (_OF_AMD if process.profile.is_hip else 0)
     if flags & ~known or (flags & _INTERPROCESS and not flags & _DISABLE_TIMING):
         raise Refused(Status.INVALID_VALUE, f"flags {flags}", "HIP-E24")
-    event = Event(next(process.handles), flags)
+    event = Event(next(process.handles), flags, process.current().device)
     process.events[event.handle] = event
     return event.handle
 
 
 @entry("eventDestroy(intptr_t event)")
 def _event_destroy(process: HipProcess, handle: int) -> None:
-    event = _find(process, handle)
-    del process.events[handle]
+    destroy_event(process, _find(process, handle))
+
+
+def destroy_event(process: HipProcess, event: Event) -> None:
+    """Forget an event, here and, where it was shared, for those who would open it."""
+    del process.events[event.handle]
     with process.machine.transaction() as tables:
         me = process.machine.me(tables)
         query = "DELETE FROM hip_event WHERE token = ? AND owner = ?"
@@ -105,15 +111,17 @@ def _event_elapsed_time(process: HipProcess, start: int, end: int) -> float:
     return 0.001
 
 
+def _nothing() -> None:
+    """Do what there is to do once a wait is over."""
+
+
 @entry("streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)")
 def _stream_wait_event(process: HipProcess, handle: int, event_handle: int, _flags: int) -> None:
     stream, event = find_stream(process, handle), _find(process, event_handle)
     source = event.stream
     if source is not None and source is not stream:
         until = event.sequence
-        submit(
-            process, stream, Work("streamWaitEvent", (), lambda: finish(process, [source], until))
-        )
+        submit(process, stream, Work("streamWaitEvent", (), _nothing, after=(source, until)))
 
 
 # Between processes ----------------------------------------------------------------------------
@@ -145,6 +153,7 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
         if row[0] == process.machine.me(tables):
             text = "this process made the event itself"
             raise Refused(Status.INVALID_CONTEXT, text, "HIP-E24")
-    event = Event(next(process.handles), _DISABLE_TIMING | _INTERPROCESS, token=handle)
+    flags, device = _DISABLE_TIMING | _INTERPROCESS, process.current().device
+    event = Event(next(process.handles), flags, device, token=handle)
     process.events[event.handle] = event
     return event.handle

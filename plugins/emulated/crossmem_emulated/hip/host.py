@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of the program's own that it has pinned, and what devices know of the host's memory."""
 
-from crossmem_emulated.hip.blocks import HostBlock, find_host_block
+from crossmem_emulated.hip.blocks import HostBlock, find_host_block, release_host
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import MemoryType, Status
 from crossmem_emulated.hip.process import HipProcess
-from crossmem_emulated.hip.streams import check_safe, find_stream, finish_device
+from crossmem_emulated.hip.streams import check_safe, find_stream
 
 __all__: list[str] = []
 
@@ -26,7 +26,9 @@ def _host_register(process: HipProcess, pointer: int, nbytes: int, flags: int) -
         if block.start < pointer + nbytes and pointer < block.start + block.nbytes:
             text = f"{pointer:#x} is pinned already"
             raise Refused(Status.HOST_MEMORY_ALREADY_REGISTERED, text)
-    process.host_blocks[pointer] = HostBlock(pointer, nbytes, flags=flags, is_registered=True)
+    process.host_blocks[pointer] = HostBlock(
+        pointer, nbytes, process.current().device, flags=flags, is_registered=True
+    )
 
 
 @entry("hostUnregister(intptr_t ptr)", hip_answers=Status.UNKNOWN)
@@ -36,9 +38,7 @@ def _host_unregister(process: HipProcess, pointer: int) -> None:
     if block is None or not block.is_registered:
         text = f"{pointer:#x} was not registered"
         raise Refused(Status.HOST_MEMORY_NOT_REGISTERED, text, "HIP-X4")
-    for device in range(len(process.setup.visible)):
-        finish_device(process, device)
-    del process.host_blocks[pointer]
+    release_host(process, block)
 
 
 @entry("hostGetDevicePointer(intptr_t ptr, unsigned int flags) -> intptr_t")

@@ -17,12 +17,20 @@ from crossmem_emulated.hip.origins import Origin
 from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.pages import Pages
 
-__all__ = ["ON_DEVICE", "Physical", "check_virtual", "drop", "find_physical", "granularity_of"]
+__all__ = [
+    "ON_DEVICE",
+    "PINNED",
+    "Physical",
+    "check_virtual",
+    "drop",
+    "find_physical",
+    "granularity_of",
+]
 
 ON_DEVICE: Final = 1
 """Type of the only location that is emulated."""
 
-_PINNED: Final = 1
+PINNED: Final = 1
 _NO_HANDLE: Final = 0
 _DESCRIPTOR: Final = 1
 _HANDLE_TYPES: Final = frozenset({_NO_HANDLE, _DESCRIPTOR})
@@ -99,7 +107,7 @@ def _check_properties(
     process: HipProcess, kind: int, handle_type: int, location_type: int, device: int
 ) -> int:
     """Return a device's index on the host, or refuse."""
-    if kind != _PINNED or location_type != ON_DEVICE:
+    if kind != PINNED or location_type != ON_DEVICE:
         text = f"memory of type {kind} at a location of type {location_type}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V1")
     if not 0 <= device < len(process.setup.visible):
@@ -178,7 +186,7 @@ def _mem_get_allocation_properties_from_handle(
     check_virtual(process)
     physical = find_physical(process, handle)
     device = process.ordinal_of(physical.pages.device)
-    return _PINNED, physical.handle_type, ON_DEVICE, -1 if device is None else device
+    return PINNED, physical.handle_type, ON_DEVICE, -1 if device is None else device
 
 
 # Between processes ----------------------------------------------------------------------------
@@ -207,7 +215,8 @@ def _mem_import_from_shareable_handle(
     process: HipProcess, descriptor: int, handle_type: int
 ) -> int:
     check_virtual(process)
-    if handle_type != _DESCRIPTOR or descriptor < 0:
+    is_none = descriptor < 0 or (process.profile.takes_descriptors and not descriptor)
+    if handle_type != _DESCRIPTOR or is_none:
         text = f"handle {descriptor} of type {handle_type}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V8")
     pages = process.store.receive(descriptor)

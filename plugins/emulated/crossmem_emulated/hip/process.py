@@ -20,11 +20,15 @@ from crossmem_emulated.journal import Faults, Journal
 from crossmem_emulated.machine import HostLostError, Machine
 from crossmem_emulated.pages import NoRoomError, Pages, PageStore
 
-__all__ = ["Context", "HipProcess", "Quirk", "Setup"]
+__all__ = ["Again", "Context", "HipProcess", "Quirk", "Setup"]
 
 _FIRST_HANDLE: Final = 0x1FA6_0000_0000
 _HANDLE_STEP: Final = 64
 _SLOW_OPEN_S: Final = 0.5
+
+
+class Again(Exception):  # noqa: N818 - no fault of anybody's
+    """A function waited before it did anything, and begins again: others may have called."""
 
 
 class Quirk:
@@ -113,6 +117,8 @@ class HipProcess:
 
     def _begin(self) -> None:
         self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        """Told whenever a function of the program, which was work of a stream, has ended."""
         self.thread = threading.local()
         self.space = Space(is_host_readable=not self.setup.strict)
         self.handles = itertools.count(_FIRST_HANDLE, _HANDLE_STEP)
@@ -131,6 +137,13 @@ class HipProcess:
         self.exports: dict[int, list[int]] = {}
         """Numbers of what is exported, by the address of the allocation."""
         self.imports: list[Any] = []
+        self.pools: dict[int, Any] = {}
+        self.default_pools: dict[int, Any] = {}
+        self.current_pools: dict[int, Any] = {}
+        """By device, where a program chose one."""
+        self.limits: dict[tuple[int, int], int] = {}
+        """By device and number, where a program set them."""
+        self.device_flags: dict[int, int] = {}
         self.physical: dict[int, Any] = {}
         """Memory without an address of its own, by handle; also what is only mapped still."""
         self.leaked: list[Pages] = []
@@ -184,17 +197,33 @@ class HipProcess:
         return self.lock
 
     def _work(self, called: Entry, values: list[Any]) -> Any:
+        if called.needs_device:
+            # Before the host is asked anything: a child that is forked meanwhile has lost it.
+            self.is_used = True
         code = self.faults.take(called.name)
         if code is not None:
             raise Refused(code, f"{called.name} was made to fail with {code}")
+        if called.needs_device and not self.setup.visible:
+            # Counting devices was right even where all else answered with a wrong code.
+            is_count = called.name == "getDeviceCount"
+            status = Status.NO_DEVICE if is_count else self.profile.no_device
+            raise Refused(status, "no device is visible")
         if called.needs_device:
-            self.is_used = True
-            if not self.setup.visible:
-                # Counting devices was right even where all else answered with a wrong code.
-                is_count = called.name == "getDeviceCount"
-                status = Status.NO_DEVICE if is_count else self.profile.no_device
-                raise Refused(status, "no device is visible")
-        return called.function(self, *values)
+            self._check_callback(called)
+        while True:
+            try:
+                return called.function(self, *values)
+            except Again:
+                continue
+
+    def _check_callback(self, called: Entry) -> None:
+        """Note calls of functions that are work of a stream; they must not make any."""
+        if getattr(self.thread, "callback", None) is None:
+            return
+        text = "a function that is work of a stream calls the library"
+        if not self.profile.is_hip:
+            raise Refused(Status.NOT_PERMITTED, text, "HIP-E25")
+        self.violate(called.name, "HIP-E25", text)
 
     def violate(self, call: str, rule: str, text: str) -> None:
         """Record a use that the vendor forbids or leaves undefined, where the rules are strict."""
@@ -231,8 +260,20 @@ class HipProcess:
 
     def current(self) -> Context:
         """Return the context of the calling thread: of device 0, where it chose none."""
-        context = self.contexts.get(getattr(self.thread, "context", 0))
+        handle = getattr(self.thread, "context", 0)
+        if self.profile.has_contexts:
+            # Another thread may have destroyed some of them.
+            bound = [one for one in self.stack() if one in self.contexts]
+            handle = bound[-1] if bound else handle
+        context = self.contexts.get(handle)
         return self.primary_of(0) if context is None else context
+
+    def stack(self) -> list[int]:
+        """Return the contexts that the calling thread was given, the current one on top."""
+        stack: list[int] | None = getattr(self.thread, "stack", None)
+        if stack is None:
+            stack = self.thread.stack = []
+        return stack
 
     def check_device(self, device: int) -> int:
         """Return a device's index on the host, or refuse."""

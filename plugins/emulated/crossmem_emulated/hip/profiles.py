@@ -47,14 +47,17 @@ class Profile:
         Whether an address inside of a mapping closes it.
     unknown_is_unregistered
         Whether an unknown address has attributes.
-    ends_contexts
-        Whether a second context of one device is refused.
+    has_contexts
+        Whether a device can have several contexts; a context is the device itself otherwise.
     knows_exportable
         Whether it can be asked whether memory can be exported.
     has_virtual
         Whether it has virtual memory.
     no_such_device
         What creating virtual memory answers where there is no such device.
+    takes_descriptors
+        Whether an import's argument is the descriptor itself, as AMD has it since ROCm 7.1; 0 then
+        is no argument.
     """
 
     name: str
@@ -70,10 +73,11 @@ class Profile:
     keeps_ordinals: bool = False
     closes_inside: bool = False
     unknown_is_unregistered: bool = True
-    ends_contexts: bool = False
+    has_contexts: bool = False
     knows_exportable: bool = True
     has_virtual: bool = True
     no_such_device: Status = Status.INVALID_VALUE
+    takes_descriptors: bool = False
 
     @property
     def is_before_6(self) -> bool:
@@ -94,7 +98,7 @@ PROFILES: Final[dict[str, Profile]] = {
             version=7_00_51831,
             is_documented=True,
             unknown_is_unregistered=False,
-            ends_contexts=True,
+            has_contexts=True,
             knows_exportable=False,
         ),
         Profile("clr24", version=6_03_42131, knows_exportable=False),
@@ -105,6 +109,7 @@ PROFILES: Final[dict[str, Profile]] = {
             keeps_ordinals=True,
             closes_inside=True,
             no_such_device=Status.INVALID_DEVICE,
+            takes_descriptors=True,
         ),
         Profile(
             "rocm5",
@@ -126,7 +131,7 @@ PROFILES: Final[dict[str, Profile]] = {
             unreachable=Status.PEER_ACCESS_UNSUPPORTED,
             no_such_device=Status.INVALID_DEVICE,
             looks_first=True,
-            ends_contexts=True,
+            has_contexts=True,
         ),
     )
 }

@@ -117,7 +117,7 @@ def _find(
 
 def _is_same_place(process: HipProcess, opened: Import, context: Context) -> bool:
     """Whether memory that is open is what a context gets that opens it again."""
-    return not process.profile.ends_contexts or opened.context is context
+    return not process.profile.has_contexts or opened.context is context
 
 
 def _open_again(opened: Import, context: Context) -> int:
@@ -131,10 +131,7 @@ def _check_context(process: HipProcess, owner: int, index: int, context: Context
         is_shared = opened.owner == owner and opened.pages.device == index
         if is_shared and opened.context.device == context.device and opened.context is not context:
             text = f"two contexts of device {context.device} open memory of one process"
-            if process.profile.ends_contexts:
-                raise Refused(Status.INVALID_HANDLE, text, "HIP-E13")
-            process.violate("ipcOpenMemHandle", "HIP-E13", text)
-            return
+            raise Refused(Status.INVALID_HANDLE, text, "HIP-E13")
 
 
 def _check_reach(process: HipProcess, context: Context, index: int) -> None:

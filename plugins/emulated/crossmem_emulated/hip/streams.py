@@ -1,34 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams: work in order, and captures of it."""
+"""Streams: work in order, and what a capture of it forbids."""
 
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import Status
-from crossmem_emulated.hip.process import HipProcess
+from crossmem_emulated.hip.process import Again, HipProcess
 
 __all__ = [
+    "CAPTURE_MODES",
+    "PER_THREAD",
+    "Capture",
     "Stream",
     "Work",
     "check_idle",
     "check_safe",
+    "current_legacy",
+    "destroy_stream",
     "find_stream",
     "finish",
     "finish_device",
+    "is_capture_in_way",
     "legacy_of",
     "submit",
-    "wait_for_legacy",
 ]
 
 _LEGACY: Final = frozenset({0, 1})
-_PER_THREAD: Final = 2
+PER_THREAD: Final = 2
+"""The stream that each thread has of its own."""
 _NON_BLOCKING: Final = 1
-_MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = range(3)
+CAPTURE_MODES: Final = range(3)
+"""What captures forbid: nothing to any thread, nothing to other threads, or nothing at all."""
+_MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
 _HIGHEST_PRIORITY: Final = -1
-_LACKS: Final = "{} is not supported in ROCm"
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +47,11 @@ class Work:
     ranges: tuple[tuple[int, int], ...]
     """Address and size in bytes of all that it touches."""
     run: Callable[[], None]
+    after: tuple["Stream", int] | None = None
+    """Another stream, and the last piece of its work that this one waits for."""
+    is_callback: bool = False
+    """Whether it is a function of the program, which has a thread of its own."""
+    is_running: bool = False
     sequence: int = 0
 
 
@@ -77,12 +90,17 @@ def legacy_of(process: HipProcess, device: int) -> Stream:
     return stream
 
 
+def current_legacy(process: HipProcess) -> Stream:
+    """Return the legacy stream of the current device."""
+    return legacy_of(process, process.current().device)
+
+
 def find_stream(process: HipProcess, handle: int) -> Stream:
     """Return a stream; 0 and 1 are the legacy one of the current device, 2 the thread's own."""
     device = process.current().device
     if handle in _LEGACY:
         return legacy_of(process, device)
-    if handle == _PER_THREAD:
+    if handle == PER_THREAD:
         key = ("thread", device, threading.get_ident())
         return process.streams.setdefault(key, Stream(handle, device))  # type: ignore[no-any-return]
     stream: Stream | None = process.streams.get(handle)
@@ -100,11 +118,13 @@ def submit(process: HipProcess, stream: Stream, work: Work) -> None:
     work.sequence = next(process.sequence)
     stream.queue.append(work)
     if not process.setup.slow_streams:
-        finish(process, [stream])
+        _advance(process, _needed(process, [stream], work.sequence))
 
 
-def finish(process: HipProcess, streams: Iterable[Stream], until: int | None = None) -> None:
-    """Do the work of some streams, and what it waits for, in the order in which it was given.
+def finish(process: HipProcess, streams: Iterable[Stream], until: int = sys.maxsize) -> bool:
+    """Do the work of some streams, and what it waits for.
+
+    Functions of the program are waited for; other calls have their turn meanwhile.
 
     Parameters
     ----------
@@ -113,19 +133,97 @@ def finish(process: HipProcess, streams: Iterable[Stream], until: int | None = N
     streams
         The streams.
     until
-        Last piece of work that is meant, None for all.
+        Last piece of work that is meant.
+
+    Returns
+    -------
+    bool
+        Whether others had their turn: what was known of the process may not hold any more.
     """
-    wanted = set(streams)
-    for device in {one.device for one in wanted if one.is_blocking}:
-        # The legacy stream and the blocking ones wait for each other.
-        wanted |= {one for one in _of_device(process, device) if one.is_blocking}
+    limits = _needed(process, streams, until)
+    mine = getattr(process.thread, "callback", None)
+    have_others_called = False
+    while True:
+        _advance(process, limits)
+        if not any(_has_work(one, limit) for one, limit in limits.items()):
+            return have_others_called
+        if any(mine in one.queue for one in limits):
+            text = "a function that is work of a stream waits for the stream"
+            raise Refused(Status.UNKNOWN, text, "HIP-E25")
+        process.changed.wait()
+        have_others_called = True
+
+
+def _has_work(stream: Stream, limit: int) -> bool:
+    return bool(stream.queue) and stream.queue[0].sequence <= limit
+
+
+def _needed(process: HipProcess, streams: Iterable[Stream], until: int) -> dict[Stream, int]:
+    """Return the last piece of work of each stream that some work of some streams needs."""
+    limits: dict[Stream, int] = {}
+    todo = [(one, until) for one in streams]
+    while todo:
+        stream, limit = todo.pop()
+        works = [work for work in stream.queue if work.sequence <= limit]
+        if not works or works[-1].sequence <= limits.get(stream, 0):
+            continue
+        last = limits[stream] = works[-1].sequence
+        todo += [work.after for work in works if work.after is not None]
+        todo += [(one, last) for one in _coupled(process, stream)]
+    return limits
+
+
+def _coupled(process: HipProcess, stream: Stream) -> list[Stream]:
+    """Return the streams that wait for one, and it for them: the legacy and the blocking ones."""
+    if not stream.is_blocking:
+        return []
+    return [
+        one
+        for one in _of_device(process, stream.device)
+        if one.is_blocking and one.is_legacy != stream.is_legacy
+    ]
+
+
+def _can_begin(process: HipProcess, stream: Stream) -> bool:
+    """Whether the first piece of a stream's work waits for nothing."""
+    work = stream.queue[0]
+    if work.is_running or (work.after is not None and _has_work(*work.after)):
+        return False
+    return not any(_has_work(one, work.sequence) for one in _coupled(process, stream))
+
+
+def _advance(process: HipProcess, limits: Mapping[Stream, int]) -> None:
+    """Do the work of some streams, as far as no function of the program has to end first."""
     while ready := [
-        (one.queue[0].sequence, one)
-        for one in wanted
-        if one.queue and (until is None or one.queue[0].sequence <= until)
+        one for one, limit in limits.items() if _has_work(one, limit) and _can_begin(process, one)
     ]:
-        _, stream = min(ready, key=lambda pair: pair[0])
-        stream.queue.pop(0).run()
+        stream = min(ready, key=lambda one: one.queue[0].sequence)
+        if stream.queue[0].is_callback:
+            _call_back(process, stream)
+        else:
+            stream.queue.pop(0).run()
+
+
+def _call_back(process: HipProcess, stream: Stream) -> None:
+    """Run a function of the program on a thread of its own; nobody has to wait for that."""
+    work = stream.queue[0]
+    work.is_running = True
+
+    def run() -> None:
+        process.thread.callback = work
+        try:
+            work.run()
+        finally:
+            with process.lock:
+                # The stream may have lost its work meanwhile.
+                if work in stream.queue:
+                    stream.queue.remove(work)
+                if not process.setup.slow_streams:
+                    everything = dict.fromkeys(process.streams.values(), sys.maxsize)
+                    _advance(process, everything)
+                process.changed.notify_all()
+
+    threading.Thread(target=run, name="crossmem-hip-callback", daemon=True).start()
 
 
 def _of_device(process: HipProcess, device: int) -> list[Stream]:
@@ -133,14 +231,9 @@ def _of_device(process: HipProcess, device: int) -> list[Stream]:
 
 
 def finish_device(process: HipProcess, device: int) -> None:
-    """Do all the work of a device."""
-    finish(process, _of_device(process, device))
-
-
-def wait_for_legacy(process: HipProcess, device: int) -> None:
-    """Do the work that a synchronous copy waits for."""
-    _check_implicit(process, device)
-    finish(process, [legacy_of(process, device)])
+    """Do all the work of a device; the call begins again where it had to wait for that."""
+    if finish(process, _of_device(process, device)):
+        raise Again
 
 
 def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
@@ -168,6 +261,12 @@ def _break(streams: Iterable[Stream], status: Status, text: str) -> None:
         raise Refused(status, text, "HIP-X6")
 
 
+def is_capture_in_way(process: HipProcess, device: int) -> bool:
+    """Whether a stream is captured that the legacy stream would wait for."""
+    streams = _of_device(process, device)
+    return any(one.capture is not None for one in streams if one.is_blocking)
+
+
 def _check_implicit(process: HipProcess, device: int) -> None:
     streams = [one for one in _of_device(process, device) if one.is_blocking]
     _break(streams, Status.CAPTURE_IMPLICIT, "the legacy stream would wait for a captured one")
@@ -175,66 +274,21 @@ def _check_implicit(process: HipProcess, device: int) -> None:
 
 def check_safe(process: HipProcess) -> None:
     """Refuse what may synchronize, where a capture forbids that to the calling thread."""
-    me = threading.get_ident()
+    mode = getattr(process.thread, "capture_mode", _MODE_GLOBAL)
     streams = [
         one
         for one in process.streams.values()
-        if one.capture is not None
-        and (
-            one.capture.mode == _MODE_GLOBAL
-            or (one.capture.mode == _MODE_OF_THREAD and one.capture.thread == me)
-        )
+        if one.capture is not None and _forbids(one.capture, mode)
     ]
     _break(streams, Status.CAPTURE_UNSUPPORTED, "a stream is captured")
 
 
-@entry(
-    "streamBeginCapture(intptr_t stream, int mode=streamCaptureModeRelaxed)",
-    hip_lacks=_LACKS.format("streamBeginCapture"),
-)
-def _stream_begin_capture(process: HipProcess, handle: int, mode: int) -> None:
-    stream = find_stream(process, handle)
-    if stream.is_legacy:
-        raise Refused(Status.CAPTURE_UNSUPPORTED, "the legacy stream is not captured", "HIP-X6")
-    if stream.capture is not None or mode not in range(_MODE_RELAXED + 1):
-        raise Refused(Status.INVALID_VALUE, f"it is captured already, or mode {mode}", "HIP-X6")
-    stream.capture = Capture(mode, threading.get_ident())
-
-
-@entry("streamEndCapture(intptr_t stream) -> intptr_t", hip_lacks=_LACKS.format("streamEndCapture"))
-def _stream_end_capture(process: HipProcess, handle: int) -> int:
-    stream = find_stream(process, handle)
-    capture, stream.capture = stream.capture, None
-    if capture is None:
-        raise Refused(Status.ILLEGAL_STATE, "the stream is not captured", "HIP-X6")
-    if capture.is_broken:
-        raise Refused(Status.CAPTURE_INVALIDATED, "the capture was broken by an earlier call")
-    graph = next(process.handles)
-    process.graphs[graph] = None
-    return graph
-
-
-@entry("streamIsCapturing(intptr_t stream) -> bool", hip_lacks=_LACKS.format("streamIsCapturing"))
-def _stream_is_capturing(process: HipProcess, handle: int) -> bool:
-    stream = find_stream(process, handle)
-    if stream.is_legacy and any(
-        one.capture is not None for one in _of_device(process, stream.device) if one.is_blocking
-    ):
-        # No breach, and no capture is lost by asking.
-        raise Refused(Status.CAPTURE_IMPLICIT, "a stream that it would wait for is captured")
-    if stream.capture is not None and stream.capture.is_broken:
-        # CuPy's own words.
-        raise RuntimeError(
-            "the stream was capturing, but an error has invalidated the capture sequence"
-        )
-    return stream.capture is not None
-
-
-@entry("graphDestroy(intptr_t graph)")
-def _graph_destroy(process: HipProcess, graph: int) -> None:
-    if graph not in process.graphs:
-        raise Refused(Status.INVALID_VALUE, f"there is no graph {graph:#x}", "HIP-X3")
-    del process.graphs[graph]
+def _forbids(capture: Capture, mode: int) -> bool:
+    """Whether a capture forbids this thread, in the mode that it chose, what may synchronize."""
+    if _MODE_RELAXED in {mode, capture.mode}:
+        return False
+    is_own = capture.thread == threading.get_ident()
+    return is_own or (mode == capture.mode == _MODE_GLOBAL)
 
 
 # Functions ----------------------------------------------------------------------------------
@@ -272,8 +326,14 @@ def _stream_destroy(process: HipProcess, handle: int) -> None:
     stream = find_stream(process, handle)
     if handle not in process.streams:
         raise Refused(Status.INVALID_HANDLE, "this stream is nobody's to destroy", "HIP-X3")
-    finish(process, [stream])
-    del process.streams[handle]
+    if finish(process, [stream]):
+        raise Again
+    destroy_stream(process, stream)
+
+
+def destroy_stream(process: HipProcess, stream: Stream) -> None:
+    """Forget a stream that has no work left; the device's own and threads' own stay."""
+    process.streams.pop(stream.handle, None)
 
 
 @entry("streamSynchronize(intptr_t stream)")

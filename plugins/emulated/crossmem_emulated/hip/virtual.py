@@ -21,11 +21,12 @@ from crossmem_emulated.hip.physical import (
 from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.streams import check_idle, check_safe
 
-__all__ = ["READ", "READ_WRITE", "Mapping", "access_of"]
+__all__ = ["ACCESS", "READ", "READ_WRITE", "Mapping", "access_of"]
 
 READ: Final = 1
 READ_WRITE: Final = 3
-_ACCESS: Final = frozenset({0, READ, READ_WRITE})
+ACCESS: Final = frozenset({0, READ, READ_WRITE})
+"""What a device can be allowed: nothing, to read, and to write too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -170,7 +171,7 @@ def _mem_set_access(
     indexes: set[int] = set()
     for location_type, device, flags in access:
         indexes.add(_check_location(process, location_type, device))
-        if flags not in _ACCESS:
+        if flags not in ACCESS:
             raise Refused(Status.INVALID_VALUE, f"there is no access {flags}", "HIP-V5")
         wanted[device] = flags
     if not wanted:

@@ -2,11 +2,13 @@
 """Programs, compiled as their authors would, and run on the emulated ``libamdhip64``."""
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -14,12 +16,50 @@ from crossmem_emulated.abi.builder import build
 from crossmem_emulated.abi.library import library_named
 
 PROGRAMS = Path(__file__).parent / "programs"
+HEADERS = "CROSSMEM_TEST_HIP_INCLUDE"
+SYSTEM = Path("/usr/include")
 TIMEOUT_S = 60
 MEASURING = ("COV_CORE_", "COVERAGE_")
 OURS = ("CROSSMEM_", "HIP_", "ROCR_", "CUDA_VISIBLE", "LD_LIBRARY_PATH", "ROCM_")
 
 Compile = Callable[..., Path]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+class Release(NamedTuple):
+    """A release of AMD's: its headers, the compiler's options for them, and the library's name."""
+
+    headers: Path
+    options: tuple[str, ...]
+    soname: str
+
+
+def _headers(release: str) -> Path | None:
+    """Return the folder with AMD's headers of a release, None where there are none."""
+    places = [SYSTEM, *Path("/opt").glob("rocm*/include")]
+    if given := os.environ.get(HEADERS):
+        places = [Path(folder) for folder in given.split(os.pathsep)]
+    for place in places:
+        version = place / "hip" / "hip_version.h"
+        if version.exists():
+            found = re.search(r"HIP_VERSION_MAJOR +(\d+)", version.read_text("utf-8"))
+            if found and found.group(1) == release:
+                return place
+    return None
+
+
+@pytest.fixture(scope="session", params=["5", "6", "7"])
+def amd(request: pytest.FixtureRequest) -> Release:
+    """Return how to compile with AMD's own headers, for each release."""
+    folder = _headers(request.param)
+    if folder is None:
+        # Who says where they are wants them used.
+        give_up = pytest.fail if os.environ.get(HEADERS) else pytest.skip
+        give_up(f"needs AMD's headers of ROCm {request.param}: run fetch_headers.py, set {HEADERS}")
+    # The compiler's own folders must stay in their order.
+    where = () if folder == SYSTEM else ("-isystem", str(folder))
+    options = ("-DAMD_HEADERS", "-Wno-deprecated-declarations", *where)
+    return Release(folder, options, f"libamdhip64.so.{request.param}")
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +88,7 @@ def compile_program(
 ) -> Compile:
     """Return a function that compiles a program for one of the library's names."""
     folder = tmp_path_factory.mktemp("programs")
+    made: dict[tuple[str, ...], Path] = {}
 
     def do(
         name: str,
@@ -55,13 +96,16 @@ def compile_program(
         language: str = "c",
         soname: str = "libamdhip64.so.7",
     ) -> Path:
-        target = folder / f"{name}-{language}-{len(options)}-{soname}"
-        if not target.exists():
-            command = [compiler, "-x", language, "-pthread", *options, str(PROGRAMS / f"{name}.c")]
+        key = (name, language, soname, *options)
+        if key not in made:
+            target = folder / f"{name}-{len(made)}"
+            (source,) = PROGRAMS.glob(f"{name}.c*")
+            command = [compiler, "-x", language, "-pthread", *options, str(source)]
             link = ["-x", "none", "-o", str(target), f"-L{library}", f"-l:{soname}", "-lstdc++"]
             done = subprocess.run([*command, *link], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
-        return target
+            made[key] = target
+        return made[key]
 
     return do
 

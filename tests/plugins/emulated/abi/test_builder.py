@@ -13,7 +13,7 @@ import pytest
 
 from crossmem.errors import ConfigurationError
 from crossmem_emulated.abi import builder
-from crossmem_emulated.abi.builder import build, cache_folder, compiler
+from crossmem_emulated.abi.builder import build, compiler
 from crossmem_emulated.abi.library import Library, library_named
 from crossmem_emulated.abi.sources import version_script
 
@@ -162,12 +162,30 @@ def test_a_cache_that_cannot_be_written(environ: dict[str, str], tmp_path: Path)
     assert "XDG_CACHE_HOME" in str(caught.value.hint)
 
 
-def test_where_libraries_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_a_compiler_for_another_machine(environ: dict[str, str], tmp_path: Path) -> None:
+    cross = tmp_path / "cross-cc"
+    # Number 8, which is MIPS, in place of what the real compiler wrote.
+    patch = "printf '\\010\\000' | dd of=\"$2\" bs=1 seek=18 conv=notrunc 2>/dev/null"
+    find = 'while [ "$1" != -o ]; do shift; done'
+    cross.write_text(f'#!/bin/sh\ngcc "$@" || exit\n{find}\n{patch}\n')
+    cross.chmod(0o755)
 
-    assert cache_folder({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/crossmem")
-    # What is not absolute does not count, says the standard that names the variable.
-    assert cache_folder({"XDG_CACHE_HOME": "caches"}) == tmp_path / ".cache" / "crossmem"
+    with pytest.raises(ConfigurationError, match=r"cross-cc made no libtoy\.so\.2 for the proc"):
+        build(LIBRARY, {**environ, "CC": str(cross)})
+    with pytest.raises(ConfigurationError, match=r"true made no libtoy\.so\.2 for the proc"):
+        build(LIBRARY, {**environ, "CC": "true"})
+    assert build(LIBRARY, environ).is_dir()
+
+
+def test_a_library_that_lost_a_file_is_built_again(environ: dict[str, str]) -> None:
+    folder = build(LIBRARY, environ)
+    (folder / "libtoy.so.1").unlink()
+    with (folder / "libtoy.so.2").open("r+b") as file:
+        file.truncate(5000)
+
+    assert build(LIBRARY, environ) == folder
+    assert python(environ, "print(toy.toyAdd(3, 4))") == ["7\n", ""]
+    assert python(environ, "print(toy.toyAdd(3, 4))", "libtoy.so.1") == ["7\n", ""]
 
 
 def test_versions_of_symbols() -> None:
@@ -230,6 +248,36 @@ def test_what_is_missing_is_refused_and_said_once(environ: dict[str, str]) -> No
 
     assert out == "[801, 801, None]\n"
     assert err.count("libtoy.so.2 does not emulate toyMissing:") == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        # Upgrades that the library, which is loaded already, knows nothing of.
+        "test_builder.LIBRARY = replace(old, prototypes=PROTOTYPES.replace('toyAdd', 'toySum'))",
+        "test_builder.LIBRARY = replace(old, types=TYPES.replace('24', '25'))",
+        "sources.__version__ = '99'",
+        "os.remove(os.path.join(folder, 'contents.json'))",
+        "os.rename(folder, folder + '-moved')",
+    ],
+)
+def test_an_environment_of_before_an_upgrade(environ: dict[str, str], change: str) -> None:
+    code = f"""
+import os
+from dataclasses import replace
+from crossmem_emulated.abi import sources
+from test_builder import PROTOTYPES, TYPES
+old, folder = test_builder.LIBRARY, os.path.dirname({{path!r}})
+{change}
+print(toy.toyAdd(1, 1), toy.toyAdd(1, 1))
+"""
+    path = build(LIBRARY, environ) / "libtoy.so"
+    out, err = python(environ, code.format(path=str(path)))
+
+    assert out == "999 999\n"
+    (line,) = err.splitlines()
+    assert "libtoy.so.2 cannot work in this process: it was built by another crossmem" in line
+    assert "run `crossmem emulate hip --print-env` again" in line
 
 
 def test_threads_that_come_first_together(environ: dict[str, str]) -> None:

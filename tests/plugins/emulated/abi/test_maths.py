@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stand-ins have what a package needs of ROCm's other libraries, and take nobody's place."""
 
+import contextlib
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from crossmem.errors import ConfigurationError
 from crossmem_emulated.abi.elf import needs_of
 from crossmem_emulated.abi.maths import build_stand_ins
 
@@ -69,6 +72,46 @@ def test_what_is_no_library(tmp_path: Path) -> None:
 
     assert needs_of(path) is None
     assert needs_of(Path(__file__)) is None
+
+
+def test_what_is_damaged(user: Path, tmp_path: Path) -> None:
+    whole, path = user.read_bytes(), tmp_path / "damaged.so"
+    refused = 0
+    for size in range(6, len(whole), 61):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ConfigurationError, match=f"^{path} is damaged") as caught:
+            needs_of(path)
+        refused += 1
+
+    assert refused > 100
+    assert "install the package again" in str(caught.value.hint)
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        build_stand_ins([path], environ(tmp_path))
+
+
+def test_what_is_changed(user: Path, tmp_path: Path) -> None:
+    whole, path = user.read_bytes(), tmp_path / "changed.so"
+    places = random.Random(5)
+    for _ in range(300):
+        changed = bytearray(whole)
+        for _ in range(20):
+            # The headers of sections are the last bytes, that of the file the first.
+            place = places.choice([places.randrange(6, 64), -places.randrange(1, 2000)])
+            changed[place] = places.randrange(256)
+        path.write_bytes(changed)
+        with contextlib.suppress(ConfigurationError):
+            needs_of(path)
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere\.so cannot be read: No such file"):
+        build_stand_ins([tmp_path / "nowhere.so"], environ(tmp_path))
+
+
+def test_a_folder_that_cannot_be_looked_into(user: Path, tmp_path: Path) -> None:
+    given = environ(tmp_path, LD_LIBRARY_PATH="/" + "x" * 5000)
+
+    assert build_stand_ins([user], given) is not None
 
 
 def test_stand_ins_are_loaded_and_refuse(user: Path, tmp_path: Path) -> None:

@@ -1,35 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """C and C++ programs for AMD's library run on the emulation without being changed."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from crossmem_emulated.abi.hip import LIBRARY
 from crossmem_emulated.journal import Journal
 from crossmem_emulated.machine import Machine
 
 if TYPE_CHECKING:
-    from tests.plugins.emulated.abi.conftest import Compile, Run
+    from tests.plugins.emulated.abi.conftest import Compile, Release, Run
 else:
-    Compile = Run = Any
+    Compile = Release = Run = Any
 
-VARIABLE = "CROSSMEM_TEST_HIP_INCLUDE"
 STRICT = ("-Wall", "-Wextra", "-Werror")
 
 
-@pytest.fixture(scope="session")
-def amd() -> tuple[str, ...]:
-    """Return the compiler's options for AMD's own headers."""
-    for folder in (os.environ.get(VARIABLE), "/usr/include", "/opt/rocm/include"):
-        if folder and Path(folder, "hip", "hip_runtime_api.h").exists():
-            return ("-DAMD_HEADERS", "-w", f"-I{folder}")
-    pytest.skip(f"needs AMD's headers: install libamdhip64-dev, or set {VARIABLE}")
-
-
 @pytest.mark.parametrize("language", ["c", "c++"])
-@pytest.mark.parametrize("name", ["sharing", "device", "virtual", "visible"])
+@pytest.mark.parametrize(
+    "name", ["sharing", "device", "settings", "usual", "virtual", "visible", "server"]
+)
 def test_every_code_is_right(compile_program: Compile, run: Run, name: str, language: str) -> None:
     done = run(compile_program(name, *STRICT, language=language))
 
@@ -38,22 +30,46 @@ def test_every_code_is_right(compile_program: Compile, run: Run, name: str, lang
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])
-@pytest.mark.parametrize("name", ["sharing", "device"])
-def test_programs_of_rocm_5(
-    compile_program: Compile, run: Run, amd: tuple[str, ...], name: str, language: str
+@pytest.mark.parametrize("name", ["sharing", "device", "usual", "virtual", "visible", "server"])
+def test_programs_of_each_release(
+    compile_program: Compile, run: Run, amd: Release, name: str, language: str
 ) -> None:
-    # Their numbers are others, and the name that they are linked with says so.
-    program = compile_program(name, *amd, language=language, soname="libamdhip64.so.5")
+    # Numbers and structures are others, and the name that a program is linked with says so. Where
+    # that is ROCm 5 there is no virtual memory, but its headers describe what came later.
+    soname = "libamdhip64.so.7" if name == "virtual" else amd.soname
+    program = compile_program(name, *STRICT, *amd.options, language=language, soname=soname)
 
     done = run(program)
 
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_virtual_memory_as_older_headers_describe_it(
-    compile_program: Compile, run: Run, amd: tuple[str, ...]
+def test_a_program_that_starts_itself_again(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("several", *STRICT, language="c++"))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_program_that_starts_itself_again_with_each_release(
+    compile_program: Compile, run: Run, amd: Release
 ) -> None:
-    done = run(compile_program("virtual", *amd))
+    options = [*STRICT, *amd.options]
+    done = run(compile_program("several", *options, language="c++", soname=amd.soname))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("soname", [*LIBRARY.sonames, *LIBRARY.links])
+def test_functions_are_looked_up_by_name(compile_program: Compile, run: Run, soname: str) -> None:
+    program = compile_program("lookup", *STRICT, "-Wl,--as-needed")
+
+    done = run(program, soname)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_virtual_memory_as_older_headers_describe_it(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("virtual", *STRICT, "-DROCM_5_2"))
 
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -66,6 +82,12 @@ def test_sharing_however_the_emulation_is_set_up(
     settings = {"CROSSMEM_EMULATED_STRICT": strict, "CROSSMEM_EMULATED_SLOW_STREAMS": slow}
 
     done = run(compile_program("sharing", *STRICT), **settings)
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_thread_s_own_stream_is_not_the_usual_one(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("settings", *STRICT), CROSSMEM_EMULATED_SLOW_STREAMS="1")
 
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -93,6 +115,36 @@ def test_a_child_forked_after_the_first_call_cannot_go_on(
     done = run(compile_program("life", *STRICT), "forks")
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_fork_while_another_thread_makes_the_first_call(
+    compile_program: Compile, run: Run
+) -> None:
+    done = run(compile_program("ends", *STRICT), "early")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("part", ["cancelled", "leaves", "starter", "late", "last"])
+def test_threads_and_programs_begin_and_end_at_any_time(
+    compile_program: Compile, run: Run, part: str
+) -> None:
+    done = run(compile_program("ends", *STRICT), part)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_functions_of_the_program_are_work_of_streams(
+    compile_program: Compile, run: Run, host: Path, language: str
+) -> None:
+    done = run(compile_program("callbacks", *STRICT, language=language))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    machine = Machine(host, "")
+    rules = {one.rule for one in Journal(machine).read()}
+    machine.close()
+    assert rules == {"HIP-E25"}
 
 
 def test_signals_stay_the_program_s(compile_program: Compile, run: Run) -> None:

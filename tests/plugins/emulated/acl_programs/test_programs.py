@@ -73,6 +73,20 @@ def test_events_of_two_processes(compile_program: Compile, run: Run, host: Path,
     assert broken_rules(host) == ["ACL-E37"]
 
 
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_functions_of_the_program_are_work_of_streams(
+    compile_program: Compile, run: Run, host: Path, language: str
+) -> None:
+    assert run(compile_program("callbacks", language)) == "called\n"
+    assert broken_rules(host) == ["ACL-E43", "ACL-E43", "ACL-E43"]
+
+
+def test_a_fork_while_another_thread_makes_the_first_call(
+    compile_program: Compile, run: Run
+) -> None:
+    assert run(compile_program("callbacks"), "early") == "called\n"
+
+
 def test_logs_of_programs(compile_program: Compile, run: Run) -> None:
     printed = run(compile_program("threads"), ASCEND_SLOG_PRINT_TO_STDOUT="1")
 

@@ -91,6 +91,11 @@ class Program(HostProgram):
         self.rt.memcpy(ctypes.addressof(target), pointer, nbytes, TO_HOST)
         return target.raw
 
+    def own_memory(self, nbytes: int) -> int:
+        """Return the address of memory that the vendor knows nothing of."""
+        self.kept = ctypes.create_string_buffer(nbytes)
+        return ctypes.addressof(self.kept)
+
     def open(self, handle: bytes) -> int:
         """Open memory with the flags that this edition wants."""
         pointer: int = self.rt.ipcOpenMemHandle(handle, self.lazy_flag)
@@ -122,6 +127,10 @@ class Program(HostProgram):
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
 
+    def renumber(self, descriptor: int, number: int) -> None:
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
     def open_file(self, path: str) -> int:
         return os.open(path, os.O_RDONLY)
 
@@ -137,6 +146,16 @@ class Program(HostProgram):
         """Return the code of a call as C sees it; the failure is remembered."""
         code: int = self.rt.call(name, *arguments)[0]
         return code
+
+    def c(self, name: str, *arguments: Any) -> Any:
+        """Call a function as C does, which has some that CuPy's builds for ROCm lack."""
+        code, value = self.rt.call(name, *arguments)
+        self.rt.check_status(code)
+        return value
+
+    def new_pool(self, *properties: int) -> int:
+        pool: int = self.c("memPoolCreate", self.rt.MemPoolProps(*properties))
+        return pool
 
     def in_threads(self, count: int, *call: Any) -> list[Any]:
         """Make the same call in several threads at the same time."""
@@ -176,6 +195,7 @@ class Actor(HostProcess):
     def __init__(self, environment: Mapping[str, str]) -> None:
         super().__init__(Program, environment, is_real=REAL is not None)
         self.rt: Any = Functions(self.call, "rt")
+        self.c: Any = Functions(lambda name, *more: self.call("c", name[2:], *more), "c")
 
     def write(self, pointer: int, data: bytes) -> None:
         self.call("write", pointer, data)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ON_DEVICE,
         REAL,
         TO_DEVICE,
+        TO_HOST,
         Actor,
         differs,
         emulation_only,
@@ -26,6 +27,7 @@ else:
         ON_DEVICE,
         REAL,
         TO_DEVICE,
+        TO_HOST,
         Actor,
         differs,
         emulation_only,
@@ -62,13 +64,54 @@ def test_x1_another_devices_work(start: Start) -> None:
 @emulation_only
 @differs({"documented cuda": 1, "clr24 clr26 rocm5": 0})
 def test_x2_directions(exporter: Actor, code: int) -> None:
-    pointer, pinned = exporter.rt.malloc(BLOCK), exporter.rt.hostAlloc(BLOCK, 0)
+    pointer, own = exporter.rt.malloc(BLOCK), exporter.call("own_memory", 4)
 
-    assert status(exporter.rt.memcpy, pointer, pinned, 4, 0) == code
+    assert status(exporter.rt.memcpy, pointer, own, 4, 0) == code
     exporter.check_broken("HIP-X2")
-    assert status(exporter.rt.memcpy, pointer, pinned, 4, ON_DEVICE) == 1
-    assert status(exporter.rt.memcpy, pointer, pinned, 4, 5) == 21
-    exporter.rt.memcpy(pointer, pinned, 4, BY_ADDRESS)
+    assert status(exporter.rt.memcpy, pointer, own, 4, ON_DEVICE) == 1
+    assert status(exporter.rt.memcpy, own, pointer, 4, ON_DEVICE) == 1
+    assert status(exporter.rt.memcpy, pointer, own, 4, 5) == 21
+    exporter.rt.memcpy(pointer, own, 4, BY_ADDRESS)
+
+
+@emulation_only
+@differs({"documented cuda": 1, "clr24 clr26 rocm5": 0})
+def test_x2_pinned_memory_is_on_both_sides(exporter: Actor, code: int) -> None:
+    pointer, pinned = exporter.rt.malloc(BLOCK), exporter.rt.hostAlloc(BLOCK, 0)
+    exporter.call("poke", pinned, b"data")
+
+    for kind in (TO_DEVICE, ON_DEVICE, BY_ADDRESS):
+        exporter.rt.memset(pointer, 0, 4)
+        exporter.rt.memcpy(pointer, pinned, 4, kind)
+        assert exporter.read(pointer, 4) == b"data"
+    for kind in (TO_HOST, ON_DEVICE, BY_ADDRESS):
+        exporter.rt.memset(pinned, ord("."), BLOCK)
+        exporter.rt.memcpy(pinned + 1, pointer, 4, kind)
+        exporter.rt.deviceSynchronize()
+        assert exporter.call("peek", pinned, 6) == b".data."
+    exporter.rt.memcpy(pinned, pinned + 1, 4, 0)
+    assert exporter.call("peek", pinned, 4) == b"data"
+    exporter.check_broken()
+    assert status(exporter.rt.memset, pinned + 1, 0, BLOCK) == 1
+    assert status(exporter.rt.memcpy, pinned, pointer, 4, 0) == code
+    exporter.check_broken("HIP-X4", "HIP-X2")
+
+
+@emulation_only
+def test_x2_the_programs_own_memory_is_pinned(exporter: Actor) -> None:
+    pointer, own = exporter.rt.malloc(BLOCK), exporter.call("own_memory", 16)
+    exporter.rt.memset(pointer, ord("x"), 4)
+    assert status(exporter.rt.memset, own, ord("."), 16) == 1
+    exporter.check_broken("HIP-X4")
+    # CuPy's builds for ROCm lack this function, which C programs have.
+    assert exporter.call("raw", "hostRegister", own, 16, 0) == 0
+    exporter.rt.memset(own, ord("."), 16)
+    exporter.rt.memcpy(own + 4, pointer, 4, ON_DEVICE)
+    exporter.rt.deviceSynchronize()
+
+    assert exporter.call("peek", own, 9) == b"....xxxx."
+    assert exporter.call("raw", "hostUnregister", own) == 0
+    assert status(exporter.rt.memcpy, own, pointer, 4, ON_DEVICE) == 1
 
 
 @emulation_only

@@ -191,6 +191,20 @@ def test_v8_what_is_no_memory(exporter: Actor, importer: Actor, host: Any, start
 
 
 @KINDS
+def test_v8_descriptor_0(exporter: Actor, importer: Actor, profile: str) -> None:
+    _, descriptor = exporter.export_virtual()
+    importer.call("renumber", exporter.give(descriptor, importer), 0)
+
+    if profile == "clr26":
+        # The argument is the descriptor itself there, and 0 is no argument.
+        assert status(importer.rt.memImportFromShareableHandle, 0, 1) == 1
+        importer.check_broken("HIP-V8")
+    else:
+        assert importer.rt.memImportFromShareableHandle(0, 1)
+        importer.check_broken()
+
+
+@KINDS
 def test_v8_a_device_that_is_not_visible(exporter: Actor, start: Start, two_devices: None) -> None:
     handle = exporter.call("create", BLOCK, 1)
     descriptor = exporter.rt.memExportToShareableHandle(handle, 1, 0)

@@ -91,6 +91,15 @@ def _launch_host_func(
     return binding.call(name, handle, lambda: function(arguments))[1]
 
 
+def _launch_callback(
+    binding: _Binding, name: str, function: Any, data: Any, kind: int, stream: Any
+) -> int:
+    if function == binding.ffi.NULL:
+        return binding.missing(name)
+    handle = _address(binding.ffi, stream)
+    return binding.call(name, function, data, int(kind), handle)[1]
+
+
 def _ipc_get_event_handle(binding: _Binding, name: str, event: Any, handle: Any) -> int:
     if handle == binding.ffi.NULL:
         return binding.missing(name)
@@ -370,6 +379,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
     "aclrtGetPrimaryCtxState": _get_primary_ctx_state,
     "aclrtDeviceGetUuid": _device_get_uuid,
     "aclrtLaunchHostFunc": _launch_host_func,
+    "aclrtLaunchCallback": _launch_callback,
     "aclrtIpcGetEventHandle": _ipc_get_event_handle,
     "aclrtIpcOpenEventHandle": _ipc_open_event_handle,
     "aclrtMallocWithCfg": _malloc_with_cfg,

@@ -2,8 +2,9 @@
 """AMD's ``libamdhip64``: its types, functions and symbol versions, and the emulation behind it.
 
 The facts are in files beside this one: ``types.h`` and ``functions.h`` declare what is emulated,
-``registration.c`` defines what needs no emulation, and ``symbols.txt`` names everything that
-AMD's library exports, with the version of each symbol. What is named there only is refused.
+``registration.c`` and ``plain.c`` define what needs no emulation, and ``symbols.txt`` names
+everything that AMD's library exports, with the version of each symbol. What is named there only is
+refused.
 """
 
 from importlib import resources
@@ -37,18 +38,17 @@ def _symbols() -> dict[str, str]:
 
 _ENTRIES: Final = {
     "CtxGetDevice": "getDevice",
+    "CtxGetSharedMemConfig": "deviceGetSharedMemConfig",
     "CtxSynchronize": "deviceSynchronize",
+    "ExtHostAlloc": "hostAlloc",
     "ExtMallocWithFlags": "malloc",
     "FreeHost": "freeHost",
     "HostFree": "freeHost",
     "HostMalloc": "hostAlloc",
-    "Malloc3D": "malloc",
+    "Malloc3D": "mallocPitch",
     "MallocHost": "hostAlloc",
-    "MallocPitch": "malloc",
     "MemAllocHost": "hostAlloc",
-    "MemAllocPitch": "malloc",
-    "Memcpy2D": "memcpy",
-    "Memcpy2DAsync": "memcpyAsync",
+    "MemAllocPitch": "mallocPitch",
     "MemcpyDtoD": "memcpy",
     "MemcpyDtoDAsync": "memcpyAsync",
     "MemcpyDtoH": "memcpy",
@@ -56,8 +56,6 @@ _ENTRIES: Final = {
     "MemcpyHtoD": "memcpy",
     "MemcpyHtoDAsync": "memcpyAsync",
     "MemcpyWithStream": "memcpyAsync",
-    "Memset2D": "memset",
-    "Memset2DAsync": "memsetAsync",
     "MemsetD8": "memset",
     "MemsetD8Async": "memsetAsync",
 }
@@ -68,8 +66,11 @@ def _entry_of(name: str) -> str | None:
     """Return CuPy's name of a function, None where the emulation has none of its own for it."""
     # Naming it is what registers the entries.
     rest = name.removeprefix("hip")
-    entry = _ENTRIES.get(rest, rest[:1].lower() + rest[1:])
-    return entry if entry in ENTRIES else None
+    for one in (rest, rest.removesuffix("_spt")):
+        entry = _ENTRIES.get(one, one[:1].lower() + one[1:])
+        if entry in ENTRIES:
+            return entry
+    return None
 
 
 def _library() -> Library:
@@ -80,7 +81,7 @@ def _library() -> Library:
         links=("libamdhip64.so",),
         types=_text("types.h"),
         prototypes=_text("functions.h"),
-        code=_text("registration.c"),
+        code=_text("registration.c") + _text("plain.c"),
         node=_NODE,
         nodes=nodes,
         unknown=999,

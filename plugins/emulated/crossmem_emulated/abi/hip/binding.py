@@ -8,7 +8,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from crossmem.errors import ConfigurationError
-from crossmem_emulated.abi.hip import devices, memory, streams, virtual
+from crossmem_emulated.abi.hip import devices, lookup, memory, pools, streams, threads, virtual
 from crossmem_emulated.abi.hip.convert import Converter, Function
 from crossmem_emulated.abi.library import Binding
 from crossmem_emulated.hip import Runtime
@@ -18,6 +18,8 @@ from crossmem_emulated.options import Options
 __all__ = ["HipBinding"]
 
 _NOT_SUPPORTED: Final = 801
+_INTERNAL_ERROR: Final = 11
+"""What is nearest to "not supported" of the codes that the compiler of kernels has."""
 _UNKNOWN: Final = 999
 _OF_ROCM_5: Final = "libamdhip64.so.5"
 
@@ -48,22 +50,29 @@ class HipBinding(Binding):
 
     def __init__(self, ffi: Any, soname: str) -> None:
         self._ffi = ffi
+        self._soname = soname
         self._runtime = _runtime(soname)
         self._texts: dict[str, Any] = {}
 
     @override
     def functions(self) -> Mapping[str, Function]:
         convert = Converter(self._ffi, self._runtime)
+        usual = {**memory.functions(convert), **streams.functions(convert)}
         return {
             **self._errors(),
             **devices.functions(convert),
-            **memory.functions(convert),
-            **streams.functions(convert),
+            **lookup.functions(convert, self._soname),
+            **pools.functions(convert),
+            **threads.functions(convert, usual),
+            **usual,
             **virtual.functions(convert),
         }
 
     @override
     def refuse(self, name: str) -> int:
+        if name.startswith("hiprtc"):
+            # Its results are no failures that the thread remembers.
+            return _INTERNAL_ERROR
         return self._runtime.refuse(name, _NOT_SUPPORTED)
 
     def _text(self, text: str) -> Any:

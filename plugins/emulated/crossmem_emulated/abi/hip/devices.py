@@ -4,7 +4,7 @@
 from typing import Any
 
 from crossmem_emulated.abi.hip.convert import INVALID_VALUE, Converter, Function
-from crossmem_emulated.abi.hip.facts import ATTRIBUTES, FACTS
+from crossmem_emulated.abi.hip.facts import ATTRIBUTES, FACTS, POINTERS
 
 __all__ = ["functions"]
 
@@ -25,7 +25,8 @@ class _Devices:
         if status:
             return status, {}
         _, uuid = self._call("deviceGetUuid", device)
-        return 0, {**FACTS, **found, "uuid": {"bytes": uuid}}
+        more = {"virtualMemoryManagementSupported": self._convert.runtime.has_virtual_memory}
+        return 0, {**FACTS, **found, **more, "uuid": {"bytes": uuid}}
 
     def count(self, place: Any) -> int:
         status = int(self._convert.into("getDeviceCount")(place))
@@ -46,15 +47,21 @@ class _Devices:
         return 0
 
     def attribute(self, place: Any, number: int, device: int) -> int:
-        field = ATTRIBUTES.get(number)
-        if not place or field is None:
+        if not place:
             return self._convert.null("deviceGetAttribute")
         status, facts = self._describe(device)
-        if not status:
-            name, _, index = field.partition(".")
-            value = facts.get(name, 0)
-            place[0] = min(value[int(index)] if index else value, 2**31 - 1)
-        return status
+        if status:
+            return status
+        field = ATTRIBUTES.get(number)
+        if field is None:
+            return self._convert.null("deviceGetAttribute")
+        name, _, index = field.partition(".")
+        value = facts.get(name, 0)
+        if name in POINTERS:
+            self._ffi.cast("void **", place)[0] = self._ffi.cast("void *", value)
+        else:
+            place[0] = min(value[int(index)] if index and value else value, 2**31 - 1)
+        return 0
 
     def ordinal(self, place: Any, device: int) -> int:
         status = self._convert.null("deviceGet") if not place else self._describe(device)[0]
@@ -132,12 +139,6 @@ class _Devices:
             return self._convert.runtime.refuse("deviceEnablePeerAccess", INVALID_VALUE)
         return self._call("deviceEnablePeerAccess", peer)[0]
 
-    def device_flags(self, place: Any) -> int:
-        if not place:
-            return self._convert.null("getDeviceFlags")
-        place[0] = 0
-        return self._call("getDevice")[0]
-
     def create_context(self, place: Any, flags: int, device: int) -> int:
         return int(self._convert.into("ctxCreate")(place, flags, device))
 
@@ -146,6 +147,15 @@ class _Devices:
         status, handle = self._call("ctxPopCurrent")
         if place and not status:
             place[0] = handle
+        return status
+
+    def context_state(self, device: int, flags: Any, active: Any) -> int:
+        """Say what a device's context is like; whoever called need not want all of it."""
+        status, found = self._call("devicePrimaryCtxGetState", device)
+        if not status:
+            for place, value in zip((flags, active), found, strict=True):
+                if place:
+                    place[0] = value
         return status
 
 
@@ -175,8 +185,15 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipGetDevicePropertiesR0600": devices.properties,
         "hipDeviceSynchronize": plain("deviceSynchronize"),
         "hipDeviceReset": plain("deviceReset"),
-        "hipSetDeviceFlags": lambda _flags: convert.call("getDevice")[0],
-        "hipGetDeviceFlags": devices.device_flags,
+        "hipSetDeviceFlags": plain("setDeviceFlags"),
+        "hipGetDeviceFlags": into("getDeviceFlags"),
+        "hipDeviceGetLimit": into("deviceGetLimit"),
+        "hipDeviceSetLimit": plain("deviceSetLimit"),
+        "hipDeviceGetCacheConfig": into("deviceGetCacheConfig"),
+        "hipDeviceSetCacheConfig": plain("deviceSetCacheConfig"),
+        "hipDeviceGetSharedMemConfig": into("deviceGetSharedMemConfig"),
+        "hipDeviceSetSharedMemConfig": plain("deviceSetSharedMemConfig"),
+        "hipCtxGetSharedMemConfig": into("deviceGetSharedMemConfig"),
         "hipDeviceCanAccessPeer": into("deviceCanAccessPeer"),
         "hipDeviceEnablePeerAccess": devices.enable_peer,
         "hipDeviceDisablePeerAccess": plain("deviceDisablePeerAccess"),
@@ -188,13 +205,9 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipCtxGetCurrent": into("ctxGetCurrent"),
         "hipCtxGetDevice": into("getDevice"),
         "hipCtxSynchronize": plain("deviceSynchronize"),
-        "hipDevicePrimaryCtxGetState": lambda device, flags, active: pair(
-            "devicePrimaryCtxGetState"
-        )(flags, active, device),
+        "hipDevicePrimaryCtxGetState": devices.context_state,
         "hipDevicePrimaryCtxRetain": into("devicePrimaryCtxRetain"),
         "hipDevicePrimaryCtxRelease": plain("devicePrimaryCtxRelease"),
-        "hipDevicePrimaryCtxReset": plain("devicePrimaryCtxRelease"),
-        "hipDevicePrimaryCtxSetFlags": lambda device, _flags: convert.call(
-            "devicePrimaryCtxRelease", device
-        )[0],
+        "hipDevicePrimaryCtxReset": plain("devicePrimaryCtxReset"),
+        "hipDevicePrimaryCtxSetFlags": plain("devicePrimaryCtxSetFlags"),
     }

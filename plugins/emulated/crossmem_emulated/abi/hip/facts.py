@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["ATTRIBUTES", "FACTS"]
+__all__ = ["ATTRIBUTES", "FACTS", "POINTERS"]
 
 _KIB: Final = 1 << 10
 
@@ -17,12 +17,16 @@ FACTS: Final[Mapping[str, Any]] = {
     "cooperativeLaunch": 1,
     "cooperativeMultiDeviceLaunch": 1,
     "deviceOverlap": 1,
+    "fineGrainSupport": 1,
     "gcnArch": 942,
+    "globalL1CacheSupported": 1,
     "hostRegisterSupported": 1,
     "ipcEventSupported": 1,
     "isLargeBar": 1,
     "l2CacheSize": 4096 * _KIB,
+    "localL1CacheSupported": 1,
     "managedMemory": 1,
+    "maxAvailableVgprsPerThread": 512,
     "maxBlocksPerMultiProcessor": 2,
     "maxGridSize": (2**31 - 1, 65536, 65536),
     "maxSharedMemoryPerMultiProcessor": 64 * _KIB,
@@ -32,45 +36,58 @@ FACTS: Final[Mapping[str, Any]] = {
     "memPitch": 2**31 - 1,
     "memoryBusWidth": 8192,
     "memoryClockRate": 1_300_000,
+    "memoryPoolsSupported": 1,
+    "numberOfXccs": 8,
     "pageableMemoryAccess": 0,
+    "pciChipId": 0x74A1,
+    "persistingL2CacheMaxSize": 4096 * _KIB,
     "regsPerBlock": 65536,
     "regsPerMultiprocessor": 65536,
     "sharedMemPerBlock": 64 * _KIB,
     "sharedMemPerMultiprocessor": 64 * _KIB,
     "streamPrioritiesSupported": 1,
+    "surfaceAlignment": 256,
     "textureAlignment": 256,
     "texturePitchAlignment": 256,
     "totalConstMem": 2**31 - 1,
     "unifiedAddressing": 1,
+    "wallClockRate": 100_000,
 }
-"""By the names of the fields of ``hipDeviceProp_t``; what is missing is 0."""
+"""By the names of the fields of ``hipDeviceProp_t``, or of attributes that have no field; what is
+missing is 0, such as all about images, which this device does not have."""
 
 _FIRST_OF_AMD: Final = 10_000
-# Numbers count from 0; a dash is one that is not emulated. A digit after a dot is the place in a
-# field that has several.
+# Numbers count from 0; a dash is one that AMD's runtime refuses too. A digit after a dot is the
+# place in a field that has several.
 _COMMON: Final = """
 ECCEnabled accessPolicyMaxWindowSize asyncEngineCount canMapHostMemory
 canUseHostPointerForRegisteredMem clockRate computeMode computePreemptionSupported
 concurrentKernels concurrentManagedAccess cooperativeLaunch cooperativeMultiDeviceLaunch
 deviceOverlap directManagedMemAccessFromHost globalL1CacheSupported hostNativeAtomicSupported
-integrated isMultiGpuBoard kernelExecTimeoutEnabled l2CacheSize localL1CacheSupported - -
-major managedMemory maxBlocksPerMultiProcessor
+integrated isMultiGpuBoard kernelExecTimeoutEnabled l2CacheSize localL1CacheSupported -
+luidDeviceNodeMask major managedMemory maxBlocksPerMultiProcessor
 maxThreadsDim.0 maxThreadsDim.1 maxThreadsDim.2 maxGridSize.0 maxGridSize.1 maxGridSize.2
-- - - - - - - - - - - - - - - - - - - - - - -
+maxSurface1D - - - - - -
+maxTexture1D - maxTexture1DLinear maxTexture1DMipmap maxTexture2D.0 maxTexture2D.1 - - - -
+maxTexture3D.0 maxTexture3D.1 maxTexture3D.2 - maxTextureCubemap -
 - maxThreadsPerBlock maxThreadsPerMultiProcessor memPitch memoryBusWidth memoryClockRate
 minor multiGpuBoardGroupID multiProcessorCount - pageableMemoryAccess
 pageableMemoryAccessUsesHostPageTables pciBusID pciDeviceID pciDomainID persistingL2CacheMaxSize
 regsPerBlock regsPerMultiprocessor reservedSharedMemPerBlock sharedMemPerBlock
-sharedMemPerBlockOptin sharedMemPerMultiprocessor singleToDoublePrecisionPerfRatio
-streamPrioritiesSupported surfaceAlignment tccDriver textureAlignment texturePitchAlignment
+sharedMemPerBlockOptin sharedMemPerMultiprocessor -
+streamPrioritiesSupported surfaceAlignment - textureAlignment texturePitchAlignment
 totalConstMem totalGlobalMem unifiedAddressing - warpSize memoryPoolsSupported
-virtualMemoryManagementSupported hostRegisterSupported
+virtualMemoryManagementSupported hostRegisterSupported memoryPoolSupportedHandleTypes hostNumaId
+dmaBufSupported gpuDirectRDMAWithHipVMMSupported handleTypeFabricSupported
+hostAllocDmaBufSupported
 """
 _OF_AMD: Final = """
-clockInstructionRate - maxSharedMemoryPerMultiProcessor - - - -
+- - maxSharedMemoryPerMultiProcessor - - hdpMemFlushCntl hdpRegFlushCntl
 cooperativeMultiDeviceUnmatchedFunc cooperativeMultiDeviceUnmatchedGridDim
 cooperativeMultiDeviceUnmatchedBlockDim cooperativeMultiDeviceUnmatchedSharedMem
-isLargeBar asicRevision - - multiProcessorCount
+isLargeBar asicRevision canUseStreamWaitValue imageSupport multiProcessorCount fineGrainSupport
+wallClockRate numberOfXccs maxAvailableVgprsPerThread pciChipId expertSchedMode
+maxDynDataPrefetchRegions
 """
 
 ATTRIBUTES: Final[Mapping[int, str]] = {
@@ -80,3 +97,6 @@ ATTRIBUTES: Final[Mapping[int, str]] = {
     if name != "-"
 }
 """Field that each number of ``hipDeviceAttribute_t`` asks for."""
+
+POINTERS: Final = frozenset({"hdpMemFlushCntl", "hdpRegFlushCntl"})
+"""Fields that are addresses, and are written as such; the emulated device has no registers."""

@@ -41,6 +41,16 @@ hipError_t hipDeviceCanAccessPeer(int *can, int device, int peer);
 hipError_t hipDeviceEnablePeerAccess(int peer, unsigned int flags);
 hipError_t hipDeviceDisablePeerAccess(int peer);
 
+hipError_t hipDeviceGetLimit(size_t *value, int limit);
+hipError_t hipDeviceSetLimit(int limit, size_t value);
+hipError_t hipDeviceGetCacheConfig(int *config);
+hipError_t hipDeviceSetCacheConfig(int config);
+hipError_t hipDeviceGetSharedMemConfig(int *config);
+hipError_t hipDeviceSetSharedMemConfig(int config);
+hipError_t hipCtxGetSharedMemConfig(int *config);
+hipError_t hipGetProcAddress(const char *symbol, void **place, int version, uint64_t flags, int *found);
+hipError_t hipGetProcAddress_spt(const char *symbol, void **place, int version, uint64_t flags, int *found);
+
 /* Contexts */
 hipError_t hipCtxCreate(hipObject *context, unsigned int flags, int device);
 hipError_t hipCtxDestroy(hipObject context);
@@ -75,6 +85,22 @@ hipError_t hipDrvPointerGetAttributes(unsigned int count, const int *attributes,
 hipError_t hipMemAdvise(hipAddress pointer, size_t size, int advice, int device);
 hipError_t hipMemPrefetchAsync(hipAddress pointer, size_t size, int device, hipObject stream);
 
+hipError_t hipPointerSetAttribute(const void *value, int attribute, hipAddress pointer);
+hipError_t hipMemGetHandleForAddressRange(void *handle, hipAddress pointer, size_t size, int type, unsigned long long flags);
+
+/* Pools */
+hipError_t hipDeviceGetDefaultMemPool(hipObject *pool, int device);
+hipError_t hipDeviceGetMemPool(hipObject *pool, int device);
+hipError_t hipDeviceSetMemPool(int device, hipObject pool);
+hipError_t hipMemPoolCreate(hipObject *pool, const hipMemPoolProps *properties);
+hipError_t hipMemPoolDestroy(hipObject pool);
+hipError_t hipMemPoolTrimTo(hipObject pool, size_t size);
+hipError_t hipMemPoolGetAttribute(hipObject pool, int attribute, void *value);
+hipError_t hipMemPoolSetAttribute(hipObject pool, int attribute, void *value);
+hipError_t hipMemPoolGetAccess(int *flags, hipObject pool, hipMemLocation *location);
+hipError_t hipMemPoolSetAccess(hipObject pool, const hipMemAccessDesc *access, size_t count);
+hipError_t hipMallocFromPoolAsync(hipAddress *pointer, size_t size, hipObject pool, hipObject stream);
+
 /* Virtual memory */
 hipError_t hipMemAddressReserve(hipAddress *pointer, size_t size, size_t alignment, hipAddress wish, unsigned long long flags);
 hipError_t hipMemAddressFree(hipAddress pointer, size_t size);
@@ -93,6 +119,7 @@ hipError_t hipMemImportFromShareableHandle(hipHandle *handle, hipAddress descrip
 /* The host's memory */
 hipError_t hipHostMalloc(hipAddress *pointer, size_t size, unsigned int flags);
 hipError_t hipHostAlloc(hipAddress *pointer, size_t size, unsigned int flags);
+hipError_t hipExtHostAlloc(hipAddress *pointer, size_t size, unsigned int flags);
 hipError_t hipMallocHost(hipAddress *pointer, size_t size);
 hipError_t hipMemAllocHost(hipAddress *pointer, size_t size);
 hipError_t hipHostFree(hipAddress pointer);
@@ -151,6 +178,7 @@ hipError_t hipLaunchHostFunc(hipObject stream, hipHostFn_t function, void *data)
 hipError_t hipStreamBeginCapture(hipObject stream, int mode);
 hipError_t hipStreamEndCapture(hipObject stream, hipObject *graph);
 hipError_t hipStreamIsCapturing(hipObject stream, int *status);
+hipError_t hipThreadExchangeStreamCaptureMode(int *mode);
 hipError_t hipGraphDestroy(hipObject graph);
 hipError_t hipEventCreate(hipObject *event);
 hipError_t hipEventCreateWithFlags(hipObject *event, unsigned int flags);
@@ -161,8 +189,31 @@ hipError_t hipEventQuery(hipObject event);
 hipError_t hipEventSynchronize(hipObject event);
 hipError_t hipEventElapsedTime(float *milliseconds, hipObject start, hipObject end);
 
+/* With the thread's own stream for the usual one */
+hipError_t hipMemcpy_spt(hipAddress target, hipAddress source, size_t size, int kind);
+hipError_t hipMemcpyAsync_spt(hipAddress target, hipAddress source, size_t size, int kind, hipObject stream);
+hipError_t hipMemcpy2D_spt(hipAddress target, size_t target_pitch, hipAddress source, size_t source_pitch, size_t width, size_t height, int kind);
+hipError_t hipMemcpy2DAsync_spt(hipAddress target, size_t target_pitch, hipAddress source, size_t source_pitch, size_t width, size_t height, int kind, hipObject stream);
+hipError_t hipMemset_spt(hipAddress pointer, int value, size_t size);
+hipError_t hipMemsetAsync_spt(hipAddress pointer, int value, size_t size, hipObject stream);
+hipError_t hipMemset2D_spt(hipAddress pointer, size_t pitch, int value, size_t width, size_t height);
+hipError_t hipMemset2DAsync_spt(hipAddress pointer, size_t pitch, int value, size_t width, size_t height, hipObject stream);
+hipError_t hipStreamQuery_spt(hipObject stream);
+hipError_t hipStreamSynchronize_spt(hipObject stream);
+hipError_t hipStreamWaitEvent_spt(hipObject stream, hipObject event, unsigned int flags);
+hipError_t hipStreamGetFlags_spt(hipObject stream, unsigned int *flags);
+hipError_t hipStreamGetPriority_spt(hipObject stream, int *priority);
+hipError_t hipStreamAddCallback_spt(hipObject stream, hipStreamCallback_t callback, void *data, unsigned int flags);
+hipError_t hipLaunchHostFunc_spt(hipObject stream, hipHostFn_t function, void *data);
+hipError_t hipStreamBeginCapture_spt(hipObject stream, int mode);
+hipError_t hipStreamEndCapture_spt(hipObject stream, hipObject *graph);
+hipError_t hipStreamIsCapturing_spt(hipObject stream, int *status);
+hipError_t hipEventRecord_spt(hipObject event, hipObject stream);
+
 /* Not emulated, with results that are no codes */
 const char *hipApiName(uint32_t id);
 const char *hipGetCmdName(unsigned int op);
 const char *hipKernelNameRef(hipObject function);
 const char *hipKernelNameRefByPtr(const void *function, hipObject stream);
+void hipInitActivityCallback(void *by_id, void *by_op, void *argument);
+void hipRegisterTracerCallback(const void *function);

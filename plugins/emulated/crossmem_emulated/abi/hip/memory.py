@@ -3,17 +3,17 @@
 
 from typing import Any, Final
 
-from crossmem_emulated.abi.hip.convert import INVALID_VALUE, Converter, Function
+from crossmem_emulated.abi.hip.convert import Converter, Function
 
 __all__ = ["functions"]
 
-_PITCH: Final = 256
-_INVALID_PITCH: Final = 12
+_ELEMENTS: Final = frozenset({4, 8, 16})
+"""What :c:func:`hipMemAllocPitch` takes for the size of an element, in bytes."""
 _DEVICE_POINTER, _HOST_POINTER = 3, 4
 _MANAGED: Final = frozenset({3, 4})
 """The numbers of managed memory since ROCm 6, and before."""
 # How many bytes the answer to a question about an address has.
-_SIZES: Final = {2: 4, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4, 17: 8}
+_SIZES: Final = {2: 4, 6: 1, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4, 17: 8}
 
 
 class _Memory:
@@ -23,26 +23,33 @@ class _Memory:
         self._convert = convert
         self._ffi = convert.ffi
         self._call = convert.call
-        self._refuse = convert.runtime.refuse
 
     # Allocations ------------------------------------------------------------------------------
 
     def pitched(self, place: Any, pitch: Any, width: int, height: int) -> int:
         if not place or not pitch:
             return self._convert.null("mallocPitch")
-        row = -(-width // _PITCH) * _PITCH
-        status, pointer = self._call("malloc", row * height)
+        status, found = self._call("mallocPitch", width, height, 1)
         if not status:
-            place[0], pitch[0] = pointer, row
+            place[0], row = found
+            if row is not None:
+                pitch[0] = row
         return status
+
+    def pitched_elements(
+        self, place: Any, pitch: Any, width: int, height: int, element: int
+    ) -> int:
+        if not width or not height or element not in _ELEMENTS:
+            return self._convert.null("mallocPitch")
+        return self.pitched(place, pitch, width, height)
 
     def cubic(self, place: Any, extent: Any) -> int:
         if not place:
             return self._convert.null("malloc3D")
-        row = -(-extent.width // _PITCH) * _PITCH
-        status, pointer = self._call("malloc", row * extent.height * extent.depth)
+        status, found = self._call("mallocPitch", extent.width, extent.height, extent.depth)
         if not status:
-            place[0] = (pointer, row, extent.width, extent.height)
+            pointer, row = found
+            place[0] = (pointer, row or 0, extent.width, extent.height)
         return status
 
     def host(self, place: Any, size: int, flags: int = 0) -> int:
@@ -96,6 +103,12 @@ class _Memory:
     def _put(self, place: Any, nbytes: int, value: int) -> None:
         self._ffi.memmove(place, value.to_bytes(nbytes, "little", signed=value < 0), nbytes)
 
+    def set_attribute(self, place: Any, attribute: int, pointer: int) -> int:
+        if not place or not pointer:
+            return self._convert.null("pointerSetAttribute")
+        value = self._ffi.cast("unsigned int *", place)[0]
+        return self._call("pointerSetAttribute", value, attribute, pointer)[0]
+
     def several(self, count: int, attributes: Any, places: Any, pointer: int) -> int:
         if not count or not attributes or not places:
             return self._convert.null("drvPointerGetAttributes")
@@ -132,50 +145,9 @@ class _Memory:
     def _bytes(self, handle: Any) -> bytes:
         return bytes(self._ffi.buffer(self._ffi.addressof(handle)))
 
-    # Copies -----------------------------------------------------------------------------------
-
-    def plane(  # noqa: PLR0917 - as C passes them
-        self,
-        target: int,
-        target_pitch: int,
-        source: int,
-        source_pitch: int,
-        width: int,
-        height: int,
-        kind: int,
-        *stream: int,
-    ) -> int:
-        name = "memcpyAsync" if stream else "memcpy"
-        if not width or not height:
-            return 0
-        if width > target_pitch or width > source_pitch:
-            return self._refuse(name, _INVALID_PITCH)
-        if width == target_pitch == source_pitch:
-            return self._call(name, target, source, width * height, kind, *stream)[0]
-        for row in range(height):
-            ends = target + row * target_pitch, source + row * source_pitch
-            status, _ = self._call(name, *ends, width, kind, *stream)
-            if status:
-                return status
-        return 0
-
-    def fill_plane(
-        self, pointer: int, pitch: int, value: int, width: int, height: int, *stream: int
-    ) -> int:
-        name = "memsetAsync" if stream else "memset"
-        if not width or not height:
-            return 0
-        if width > pitch:
-            return self._refuse(name, INVALID_VALUE)
-        for row in range(height):
-            status, _ = self._call(name, pointer + row * pitch, value, width, *stream)
-            if status:
-                return status
-        return 0
-
 
 def _copies(convert: Converter) -> dict[str, Function]:
-    memory, call = _Memory(convert), convert.call
+    call = convert.call
     found: dict[str, Function] = {}
 
     def add_direction(name: str, kind: int) -> None:
@@ -193,8 +165,8 @@ def _copies(convert: Converter) -> dict[str, Function]:
         "hipMemcpyWithStream": convert.plain("memcpyAsync"),
         "hipMemcpyPeer": convert.plain("memcpyPeer"),
         "hipMemcpyPeerAsync": convert.plain("memcpyPeerAsync"),
-        "hipMemcpy2D": memory.plane,
-        "hipMemcpy2DAsync": memory.plane,
+        "hipMemcpy2D": convert.plain("memcpy2D"),
+        "hipMemcpy2DAsync": convert.plain("memcpy2DAsync"),
         "hipMemset": convert.plain("memset"),
         "hipMemsetAsync": convert.plain("memsetAsync"),
         "hipMemsetD8": convert.plain("memset"),
@@ -203,8 +175,8 @@ def _copies(convert: Converter) -> dict[str, Function]:
         "hipMemsetD16Async": convert.plain("memsetD16Async"),
         "hipMemsetD32": convert.plain("memsetD32"),
         "hipMemsetD32Async": convert.plain("memsetD32Async"),
-        "hipMemset2D": memory.fill_plane,
-        "hipMemset2DAsync": memory.fill_plane,
+        "hipMemset2D": convert.plain("memset2D"),
+        "hipMemset2DAsync": convert.plain("memset2DAsync"),
     }
 
 
@@ -217,24 +189,26 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipMalloc": into("malloc"),
         "hipExtMallocWithFlags": lambda place, size, _flags: into("malloc")(place, size),
         "hipMallocPitch": memory.pitched,
-        "hipMemAllocPitch": lambda place, pitch, width, height, _element: memory.pitched(
-            place, pitch, width, height
-        ),
+        "hipMemAllocPitch": memory.pitched_elements,
         "hipMalloc3D": memory.cubic,
         "hipMallocManaged": into("mallocManaged"),
-        "hipMallocAsync": into("mallocAsync"),
         "hipFree": plain("free"),
-        "hipFreeAsync": plain("freeAsync"),
         "hipMemGetInfo": convert.pair("memGetInfo"),
         "hipMemPtrGetInfo": memory.size_of,
         "hipMemGetAddressRange": memory.range_of,
         "hipPointerGetAttributes": memory.attributes,
         "hipPointerGetAttribute": memory.attribute,
         "hipDrvPointerGetAttributes": memory.several,
+        "hipPointerSetAttribute": memory.set_attribute,
+        # No device has its memory as a dma-buf, which the attribute says.
+        "hipMemGetHandleForAddressRange": lambda *_arguments: convert.null(
+            "memGetHandleForAddressRange"
+        ),
         "hipMemAdvise": plain("memAdvise"),
         "hipMemPrefetchAsync": plain("memPrefetchAsync"),
         "hipHostMalloc": memory.host,
         "hipHostAlloc": memory.host,
+        "hipExtHostAlloc": memory.host,
         "hipMallocHost": memory.host,
         "hipMemAllocHost": memory.host,
         "hipHostFree": plain("freeHost"),

@@ -49,6 +49,12 @@ class _Streams:
             place[0] = _ACTIVE if is_active else 0
         return status
 
+    def exchange_mode(self, place: Any) -> int:
+        if not place:
+            return self._convert.null("threadExchangeStreamCaptureMode")
+        exchange = self._convert.into("threadExchangeStreamCaptureMode")
+        return int(exchange(place, place[0]))
+
     def record(self, event: int, stream: int, _flags: int) -> int:
         return self._call("eventRecord", event, stream)[0]
 
@@ -74,6 +80,7 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipStreamBeginCapture": plain("streamBeginCapture"),
         "hipStreamEndCapture": into_last("streamEndCapture"),
         "hipStreamIsCapturing": streams.is_capturing,
+        "hipThreadExchangeStreamCaptureMode": streams.exchange_mode,
         "hipGraphDestroy": plain("graphDestroy"),
         "hipEventCreate": into("eventCreate"),
         "hipEventCreateWithFlags": into("eventCreateWithFlags"),

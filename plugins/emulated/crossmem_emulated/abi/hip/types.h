@@ -25,6 +25,7 @@ typedef struct {
 
 typedef struct { int type, id; } hipMemLocation;
 typedef struct { hipMemLocation location; int flags; } hipMemAccessDesc;
+typedef struct { int allocType, handleTypes; hipMemLocation location; } hipMemPoolProps;
 /* Since ROCm 6, and as ROCm 5.2 laid it out. */
 typedef union {
     struct {

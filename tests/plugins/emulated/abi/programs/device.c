@@ -145,7 +145,7 @@ static void use_streams(void)
     ANSWERS(0, hipCtxPopCurrent(&popped));
     HOLDS(context == popped);
     ANSWERS(0, hipCtxDestroy(context));
-    ANSWERS(201, hipCtxDestroy(context));
+    ANSWERS(is_rocm_5() ? 0 : 201, hipCtxDestroy(context));
     /* Kernels cannot run. */
     ANSWERS(801, hipModuleUnload(NULL));
     ANSWERS(801, hipModuleUnload(NULL));
@@ -159,8 +159,8 @@ int main(void)
     use_streams();
     HOLDS(!strcmp(hipGetErrorName((hipError_t)17), "hipErrorInvalidDevicePointer"));
     HOLDS(!strcmp(hipGetErrorName((hipError_t)4711), "hipErrorUnknown"));
-#ifndef AMD_HEADERS
-    HOLDS(!strcmp(hipGetErrorString(17), "invalid device pointer"));
+#if ROCM > 5
+    HOLDS(!strcmp(hipGetErrorString((hipError_t)17), "invalid device pointer"));
 #endif
     finish();
 }

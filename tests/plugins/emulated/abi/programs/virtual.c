@@ -123,7 +123,7 @@ int main(void)
     ANSWERS(1, hipMemCreate(NULL, size, &properties, 0));
     ANSWERS(1, hipMemCreate(&handle, 0, &properties, 0));
     ANSWERS(0, hipMemCreate(&handle, size, &properties, 0));
-#ifndef AMD_HEADERS
+#ifndef ROCM_5_2
     ANSWERS(0, hipMemGetAllocationPropertiesFromHandle(&found, handle));
     HOLDS(found.type == properties.type && found.requestedHandleType == FD);
     HOLDS(found.location.id == 0 && !found.win32HandleMetaData);

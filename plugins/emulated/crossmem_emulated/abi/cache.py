@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where built libraries are kept: whole, and written by nobody but this user.
+
+What is in a folder here is loaded into processes. So nothing is taken that another user could have
+put there, and nothing that is not what was built.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import stat
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from crossmem import __version__
+from crossmem.errors import ConfigurationError
+from crossmem_emulated.abi.held import HeldFolder, remove_abandoned
+
+__all__ = ["cache_folder", "kept", "stamp_of"]
+
+_LIST: Final = "contents.json"
+"""What a folder was built for and its files, with their digests; written last."""
+_WORK: Final = "build-"
+_LINK: Final = "-> "
+_OTHERS: Final = 0o022
+_ATTEMPTS: Final = 10
+_HINT: Final = "set XDG_CACHE_HOME to a folder of yours"
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of this user in which libraries are kept; it may not exist yet.
+
+    Raises
+    ------
+    ConfigurationError
+        Where this user has no home.
+    """
+    given = environ.get("XDG_CACHE_HOME", "")
+    if Path(given).is_absolute():
+        return Path(given) / "crossmem" / "abi"
+    try:
+        return Path.home() / ".cache" / "crossmem" / "abi"
+    except RuntimeError:
+        msg = "this user has no home folder to keep built libraries in"
+        raise ConfigurationError(msg, hint="set XDG_CACHE_HOME to a folder") from None
+
+
+def kept(
+    name: str,
+    parts: Iterable[str],
+    make: Callable[[Path, Path], None],
+    *,
+    stamp: str,
+    environ: Mapping[str, str],
+) -> Path:
+    """Return a folder of the cache, filling it where that was not done yet or got lost.
+
+    Builders do not disturb each other: each works in a folder of its own, and the first that is
+    done gives it the name. What builders left that were killed is removed.
+
+    Parameters
+    ----------
+    name
+        How the folder's name begins.
+    parts
+        All that its contents are made from, but for this machine.
+    make
+        Fills a folder; it is given that and the one that the contents are for.
+    stamp
+        What :func:`stamp_of` returns of the folder.
+    environ
+        Variables that name the cache.
+
+    Raises
+    ------
+    ConfigurationError
+        Where the cache cannot be used, or another user could have written in it.
+    """
+    root = cache_folder(environ)
+    # A home may be shared by machines, and a folder by systems with other C libraries.
+    machine = (platform.machine(), str(sysconfig.get_config_var("SOABI")), *platform.libc_ver())
+    key = hashlib.blake2b("\0".join([__version__, *machine, *parts]).encode(), digest_size=8)
+    folder = root / f"{name}-{__version__}-{key.hexdigest()}"
+    try:
+        _prepare(root)
+        remove_abandoned(root, _WORK)
+        if _is_whole(folder):
+            return folder
+        work = HeldFolder(root, _WORK)
+        try:
+            made = work.path / "made"
+            made.mkdir(mode=0o700)
+            make(made, folder)
+            _list(made, stamp)
+            _publish(made, folder)
+        finally:
+            work.remove()
+    except OSError as error:
+        msg = f"built libraries cannot be kept in {root}: {error.strerror}"
+        raise ConfigurationError(msg, hint=_HINT) from None
+    return folder
+
+
+def stamp_of(folder: Path) -> str:
+    """Return what a folder was built for; empty where it is not there or does not say so."""
+    found = _listed(folder)
+    return str(found.get("stamp", "")) if found else ""
+
+
+def _prepare(root: Path) -> None:
+    home = root.parent.parent
+    for one in (root.parent, root):
+        one.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check(one, stat.S_IFDIR)
+    for one in (home, *home.resolve().parents):
+        mode = one.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise ConfigurationError(
+                f"{root} is not safe to load libraries from: everybody can replace it, because "
+                f"{one} has mode {stat.S_IMODE(mode):04o}",
+                hint=_HINT,
+            )
+
+
+def _check(path: Path, kind: int) -> None:
+    """Raise where a file may come from another user, or is not of the kind that was built."""
+    status = path.lstat()
+    mode, me = status.st_mode, os.geteuid()
+    # A link has no permissions of its own.
+    is_open = kind != stat.S_IFLNK and mode & _OTHERS
+    if stat.S_IFMT(mode) != kind or status.st_uid != me or is_open:
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFREG: "a file", stat.S_IFLNK: "a link"}
+        raise ConfigurationError(
+            f"{path} is not safe to load libraries from: it must be {kinds[kind]} of user {me} "
+            f"that nobody else can write; it is {kinds.get(stat.S_IFMT(mode), 'something else')} "
+            f"of user {status.st_uid} with mode {stat.S_IMODE(mode):04o}",
+            hint=f"look who made it, and remove it; or {_HINT}",
+        )
+
+
+def _listed(folder: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((folder / _LIST).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {_LIST}
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder is there with all that was built, and with nothing else.
+
+    Raises
+    ------
+    ConfigurationError
+        Where something in it may come from another user.
+    """
+    if not os.path.lexists(folder):
+        return False
+    _check(folder, stat.S_IFDIR)
+    try:
+        _check(folder / _LIST, stat.S_IFREG)
+        files = (_listed(folder) or {}).get("files")
+        if not isinstance(files, dict) or _names(folder) != files.keys():
+            return False
+        for name, contents in files.items():
+            is_link = str(contents).startswith(_LINK)
+            _check(folder / name, stat.S_IFLNK if is_link else stat.S_IFREG)
+            if _contents(folder / name) != contents:
+                return False
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _contents(path: Path) -> str:
+    if path.is_symlink():
+        return f"{_LINK}{path.readlink()}"
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _list(folder: Path, stamp: str) -> None:
+    for path in folder.iterdir():
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~_OTHERS)
+    files = {name: _contents(folder / name) for name in sorted(_names(folder))}
+    target = folder / _LIST
+    target.write_text(json.dumps({"stamp": stamp, "files": files}, indent=1), "utf-8")
+    target.chmod(0o600)
+
+
+def _publish(made: Path, folder: Path) -> None:
+    """Give a folder its name, unless another builder was first; what is damaged makes room."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            made.rename(folder)
+        except OSError as error:
+            if error.errno not in {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}:
+                raise
+        else:
+            return
+        if _is_whole(folder):
+            return
+        try:
+            folder.rename(made.with_name(f"damaged-{attempt}"))
+        except FileNotFoundError:
+            # Another builder was about to do the same.
+            continue
+    msg = f"{folder} is replaced again and again by something that is damaged"
+    raise ConfigurationError(msg, hint="remove it")

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders that last as long as the process that made them, and are removed when it is dead.
+
+A process keeps a file of its folder locked. The kernel gives the lock back when the process ends,
+whatever ended it, so a folder whose lock can be had is nobody's any more.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+__all__ = ["HeldFolder", "remove_abandoned"]
+
+_LOCK: Final = "lock"
+_GONE: Final = ".gone"
+"""How the name of a folder ends that is being removed: who still has its path finds nothing."""
+
+_ATTEMPTS: Final = 100
+_held: Final[set[int]] = set()
+
+
+class HeldFolder:
+    """A folder of this process's own.
+
+    Parameters
+    ----------
+    parent
+        Where it is made.
+    prefix
+        How its name begins.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be made.
+    """
+
+    def __init__(self, parent: Path, prefix: str) -> None:
+        for _ in range(_ATTEMPTS):
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            lock = _locked(self.path, operation=fcntl.LOCK_EX)
+            if lock is not None:
+                break
+            # It was not locked yet, so another process took it for one that nobody needs.
+        else:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        self._lock = lock
+        _held.add(lock)
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it; a forked child leaves it to its parent."""
+        if self._lock not in _held:
+            return
+        _remove(self.path)
+        _held.discard(self._lock)
+        os.close(self._lock)
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove folders of this user whose processes are dead; others may be doing the same."""
+    for path in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                continue
+            lock = _locked(path, operation=fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock is not None:
+                try:
+                    _remove(path)
+                finally:
+                    os.close(lock)
+
+
+def _locked(folder: Path, *, operation: int) -> int | None:
+    """Return the descriptor of a folder's lock, None where the folder is gone by then."""
+    path = folder / _LOCK
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        lock = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, operation)
+        if os.path.samestat(os.fstat(lock), path.lstat()):
+            return lock
+    except FileNotFoundError:
+        pass
+    except BaseException:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
+
+
+def _remove(path: Path) -> None:
+    if path.suffix != _GONE:
+        with contextlib.suppress(OSError):
+            path = path.rename(f"{path}{_GONE}")
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _after_fork_in_child() -> None:
+    # A child that lives on does not keep its parent's folders.
+    for lock in _held:
+        os.close(lock)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions about pools of memory."""
+
+from typing import Any, Final
+
+from crossmem_emulated.abi.hip.convert import Converter, Function
+from crossmem_emulated.hip import Runtime
+
+__all__ = ["functions"]
+
+_THRESHOLD: Final = 4
+"""What comes before is an int, and the rest are sizes."""
+
+
+class _Pools:
+    """Functions that are given structs, or values of several types."""
+
+    def __init__(self, convert: Converter) -> None:
+        self._convert = convert
+        self._ffi = convert.ffi
+        self._call = convert.call
+
+    def create(self, place: Any, properties: Any) -> int:
+        if not place or not properties:
+            return self._convert.null("memPoolCreate")
+        location = properties.location
+        props = Runtime.MemPoolProps(
+            properties.allocType, properties.handleTypes, location.type, location.id
+        )
+        return int(self._convert.into("memPoolCreate")(place, props))
+
+    def _typed(self, attribute: int, place: Any) -> Any:
+        """Return where an attribute's value is, as what it is."""
+        kind = "uint64_t *" if attribute >= _THRESHOLD else "int *"
+        return self._ffi.cast(kind, place)
+
+    def get_attribute(self, pool: int, attribute: int, place: Any) -> int:
+        if not place:
+            return self._convert.null("memPoolGetAttribute")
+        typed = self._typed(attribute, place)
+        return int(self._convert.into("memPoolGetAttribute")(typed, pool, attribute))
+
+    def set_attribute(self, pool: int, attribute: int, place: Any) -> int:
+        if not place:
+            return self._convert.null("memPoolSetAttribute")
+        value = self._typed(attribute, place)[0]
+        return self._call("memPoolSetAttribute", pool, attribute, value)[0]
+
+    def get_access(self, place: Any, pool: int, location: Any) -> int:
+        if not location:
+            return self._convert.null("memPoolGetAccess")
+        ask = self._convert.into("memPoolGetAccess")
+        return int(ask(place, pool, location.type, location.id))
+
+    def set_access(self, pool: int, access: Any, count: int) -> int:
+        if not access:
+            return self._convert.null("memPoolSetAccess")
+        # No more are read than may be there: one is more than there are devices.
+        _, devices = self._call("getDeviceCount")
+        listed = access[0 : min(count, (devices or 0) + 1)]
+        wanted = [(one.location.type, one.location.id, one.flags) for one in listed]
+        return self._call("memPoolSetAccess", pool, wanted)[0]
+
+
+def functions(convert: Converter) -> dict[str, Function]:
+    """Return the functions, by their name in C."""
+    pools, into, plain = _Pools(convert), convert.into, convert.plain
+    return {
+        "hipDeviceGetDefaultMemPool": into("deviceGetDefaultMemPool"),
+        "hipDeviceGetMemPool": into("deviceGetMemPool"),
+        "hipDeviceSetMemPool": plain("deviceSetMemPool"),
+        "hipMemPoolCreate": pools.create,
+        "hipMemPoolDestroy": plain("memPoolDestroy"),
+        "hipMemPoolTrimTo": plain("memPoolTrimTo"),
+        "hipMemPoolGetAttribute": pools.get_attribute,
+        "hipMemPoolSetAttribute": pools.set_attribute,
+        "hipMemPoolGetAccess": pools.get_access,
+        "hipMemPoolSetAccess": pools.set_access,
+        "hipMallocAsync": into("mallocAsync"),
+        "hipMallocFromPoolAsync": into("mallocFromPoolAsync"),
+        "hipFreeAsync": plain("freeAsync"),
+    }

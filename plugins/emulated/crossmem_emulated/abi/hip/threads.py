@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that take the thread's own stream for the usual one: those that end in ``_spt``.
+
+Programs that are compiled for it call them under the usual names.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from crossmem_emulated.abi.hip.convert import Converter, Function
+
+__all__ = ["functions"]
+
+_PER_THREAD: Final = 2
+# Where the stream is among the arguments.
+_PLACES: Final = {
+    "hipMemcpyAsync": 4,
+    "hipMemcpy2DAsync": 7,
+    "hipMemsetAsync": 3,
+    "hipMemset2DAsync": 5,
+    "hipStreamQuery": 0,
+    "hipStreamSynchronize": 0,
+    "hipStreamWaitEvent": 0,
+    "hipStreamGetFlags": 0,
+    "hipStreamGetPriority": 0,
+    "hipStreamAddCallback": 0,
+    "hipLaunchHostFunc": 0,
+    "hipStreamBeginCapture": 0,
+    "hipStreamEndCapture": 0,
+    "hipStreamIsCapturing": 0,
+    "hipEventRecord": 1,
+}
+
+
+def _with_own_stream(function: Function, place: int) -> Function:
+    def with_own_stream(*arguments: Any) -> Any:
+        listed = list(arguments)
+        listed[place] = listed[place] or _PER_THREAD
+        return function(*listed)
+
+    return with_own_stream
+
+
+def functions(convert: Converter, usual: Mapping[str, Function]) -> dict[str, Function]:
+    """Return the functions, by their name in C.
+
+    Parameters
+    ----------
+    convert
+        What converts.
+    usual
+        The functions that take a stream.
+    """
+    return {
+        "hipMemcpy_spt": convert.plain("memcpy_spt"),
+        "hipMemcpy2D_spt": convert.plain("memcpy2D_spt"),
+        "hipMemset_spt": convert.plain("memset_spt"),
+        "hipMemset2D_spt": convert.plain("memset2D_spt"),
+        **{f"{name}_spt": _with_own_stream(usual[name], place) for name, place in _PLACES.items()},
+    }

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of the program that are work of a stream, and the threads that call them (ACL-E43)."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from crossmem_emulated.acl.calls import Refused, entry
+from crossmem_emulated.acl.codes import Code
+from crossmem_emulated.acl.process import AclProcess, Caller, Work
+from crossmem_emulated.acl.streams import check_timeout, find_stream
+from crossmem_emulated.acl.work import end_callback, submit
+
+__all__: list[str] = []
+
+_BLOCK: Final = 1
+
+
+@entry("c.launch_host_func", "ko")
+def _launch_host_func(process: AclProcess, handle: int, function: Callable[[], None]) -> None:
+    stream = find_stream(process, handle)
+    submit(process, stream, Work("c.launch_host_func", (), function, caller=Caller()))
+
+
+@entry("rt.subscribe_report", "Kk")
+def _subscribe_report(process: AclProcess, thread: int, handle: int) -> None:
+    stream = find_stream(process, handle)
+    if stream.subscriber is not None:
+        text = f"the stream's functions are called by thread {stream.subscriber:#x} already"
+        raise Refused(Code.RT_STREAM_SUBSCRIBE, text, "ACL-E43")
+    stream.subscriber = thread
+
+
+@entry("rt.unsubscribe_report", "Kk")
+def _unsubscribe_report(process: AclProcess, thread: int, handle: int) -> None:
+    stream = find_stream(process, handle)
+    if stream.subscriber != thread:
+        text = f"thread {thread:#x} does not call the stream's functions"
+        raise Refused(Code.RT_THREAD_SUBSCRIBE, text, "ACL-E43")
+    stream.subscriber = None
+
+
+@entry("rt.launch_callback", "ooik")
+def _launch_callback(
+    process: AclProcess, function: Callable[[Any], None], data: Any, kind: int, handle: int
+) -> None:
+    stream = find_stream(process, handle)
+    if kind not in {0, _BLOCK}:
+        raise Refused(Code.INVALID_PARAM, f"{kind} says not whether the stream waits")
+    if stream.subscriber is None:
+        text = "no thread calls the stream's functions"
+        raise Refused(Code.RT_STREAM_NO_CB_REG, text, "ACL-E43")
+    caller = Caller(stream.subscriber, is_waited_for=kind == _BLOCK)
+    submit(process, stream, Work("rt.launch_callback", (), lambda: function(data), caller=caller))
+
+
+@entry("rt.process_report", "i")
+def _process_report(process: AclProcess, timeout_ms: int) -> None:
+    check_timeout(timeout_ms)
+    me = threading.get_ident()
+    deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
+    while not process.reports.get(me):
+        if all(one.subscriber != me for one in process.streams.values()):
+            # Programs start the thread first, so this is no breach.
+            raise Refused(Code.RT_THREAD_SUBSCRIBE, "this thread calls no stream's functions")
+        if not process.changed.wait(None if deadline is None else deadline - time.monotonic()):
+            text = f"there was no function to call in {timeout_ms} ms"
+            raise Refused(Code.RT_REPORT_TIMEOUT, text)
+    stream, work = process.reports[me].pop(0)
+    process.thread.callback = work
+    # Others call meanwhile: the function may wait for them.
+    process.lock.release()
+    try:
+        work.run()
+    finally:
+        process.lock.acquire()
+        process.thread.callback = None
+        end_callback(process, stream, work)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures of a stream's work, which breaks them where it would wait for it."""
+
+import threading
+from typing import Final
+
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import Status
+from crossmem_emulated.hip.process import HipProcess
+from crossmem_emulated.hip.streams import CAPTURE_MODES, Capture, find_stream, is_capture_in_way
+
+__all__: list[str] = []
+
+_LACKS: Final = "{} is not supported in ROCm"
+
+
+@entry(
+    "streamBeginCapture(intptr_t stream, int mode=streamCaptureModeRelaxed)",
+    hip_lacks=_LACKS.format("streamBeginCapture"),
+)
+def _stream_begin_capture(process: HipProcess, handle: int, mode: int) -> None:
+    stream = find_stream(process, handle)
+    if stream.is_legacy:
+        raise Refused(Status.CAPTURE_UNSUPPORTED, "the legacy stream is not captured", "HIP-X6")
+    if stream.capture is not None or mode not in CAPTURE_MODES:
+        raise Refused(Status.INVALID_VALUE, f"it is captured already, or mode {mode}", "HIP-X6")
+    stream.capture = Capture(mode, threading.get_ident())
+
+
+@entry("streamEndCapture(intptr_t stream) -> intptr_t", hip_lacks=_LACKS.format("streamEndCapture"))
+def _stream_end_capture(process: HipProcess, handle: int) -> int:
+    stream = find_stream(process, handle)
+    capture, stream.capture = stream.capture, None
+    if capture is None:
+        raise Refused(Status.ILLEGAL_STATE, "the stream is not captured", "HIP-X6")
+    if capture.is_broken:
+        raise Refused(Status.CAPTURE_INVALIDATED, "the capture was broken by an earlier call")
+    graph = next(process.handles)
+    process.graphs[graph] = None
+    return graph
+
+
+@entry("streamIsCapturing(intptr_t stream) -> bool", hip_lacks=_LACKS.format("streamIsCapturing"))
+def _stream_is_capturing(process: HipProcess, handle: int) -> bool:
+    stream = find_stream(process, handle)
+    if stream.is_legacy and is_capture_in_way(process, stream.device):
+        # No breach, and no capture is lost by asking.
+        raise Refused(Status.CAPTURE_IMPLICIT, "a stream that it would wait for is captured")
+    if stream.capture is not None and stream.capture.is_broken:
+        # CuPy's own words.
+        raise RuntimeError(
+            "the stream was capturing, but an error has invalidated the capture sequence"
+        )
+    return stream.capture is not None
+
+
+@entry("graphDestroy(intptr_t graph)")
+def _graph_destroy(process: HipProcess, graph: int) -> None:
+    if graph not in process.graphs:
+        raise Refused(Status.INVALID_VALUE, f"there is no graph {graph:#x}", "HIP-X3")
+    del process.graphs[graph]
+
+
+@entry("threadExchangeStreamCaptureMode(int mode) -> int")
+def _thread_exchange_stream_capture_mode(process: HipProcess, mode: int) -> int:
+    """Choose what captures forbid to this thread, and return what it had chosen before."""
+    if mode not in CAPTURE_MODES:
+        raise Refused(Status.INVALID_VALUE, f"there is no mode {mode}", "HIP-X6")
+    before: int = getattr(process.thread, "capture_mode", 0)
+    process.thread.capture_mode = mode
+    return before

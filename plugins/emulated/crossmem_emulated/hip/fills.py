@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fills: memory that a device sets to one value."""
+
+import ctypes
+from collections.abc import Callable
+
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import Status
+from crossmem_emulated.hip.copies import Parts, Side, side_of
+from crossmem_emulated.hip.process import HipProcess
+from crossmem_emulated.hip.streams import (
+    PER_THREAD,
+    Stream,
+    Work,
+    current_legacy,
+    find_stream,
+    submit,
+)
+from crossmem_emulated.hip.virtual import READ_WRITE
+
+__all__ = ["fill", "filled_side"]
+
+
+def fill(parts: Parts, pattern: bytes) -> None:
+    """Write a pattern again and again."""
+    done = 0
+    for place, size in parts:
+        if len(pattern) == 1:
+            ctypes.memset(place, pattern[0], size)
+        else:
+            # A part can begin inside of the pattern.
+            first = done % len(pattern)
+            data = pattern[first:] + pattern * (size // len(pattern) + 1)
+            ctypes.memmove(place, data, size)
+        done += size
+
+
+def filled_side(process: HipProcess, pointer: int, nbytes: int, device: int) -> Side:
+    """Return what a device is to fill, or refuse."""
+    if not pointer:
+        raise Refused(Status.INVALID_VALUE, "the address is null", "HIP-X4")
+    side = side_of(process, pointer, nbytes, device, READ_WRITE)
+    if side.is_device is False:
+        text = f"{pointer:#x} is no address of a device"
+        raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
+    return side
+
+
+def _prepared(
+    process: HipProcess, call: str, pointer: int, pattern: bytes, count: int, stream: Stream
+) -> Work:
+    nbytes = len(pattern) * count
+    side = filled_side(process, pointer, nbytes, stream.device)
+    return Work(call, ((pointer, nbytes),), lambda: fill(side.parts, pattern))
+
+
+def _add_fill(name: str, nbytes: int, size: str) -> None:
+    """Register a function that fills memory, and the one that does it in a stream."""
+    mask = (1 << 8 * nbytes) - 1
+
+    def add(name: str, stream_of: Callable[..., Stream], more: str = "") -> None:
+        @entry(f"{name}(intptr_t ptr, int value, size_t {size}{more})")
+        def _fill(process: HipProcess, pointer: int, value: int, count: int, *handle: int) -> None:
+            stream = stream_of(process, *handle)
+            if count:
+                pattern = (value & mask).to_bytes(nbytes, "little")
+                submit(process, stream, _prepared(process, name, pointer, pattern, count, stream))
+
+    add(name, current_legacy)
+    add(f"{name}Async", find_stream, ", intptr_t stream")
+    if nbytes == 1:
+        add(f"{name}_spt", lambda process: find_stream(process, PER_THREAD))
+
+
+_add_fill("memset", 1, "size")
+_add_fill("memsetD16", 2, "count")
+_add_fill("memsetD32", 4, "count")

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that lie apart: memory for them, copies and fills.
+
+Sizes are products, and what is too large for C's type is refused before anything is done.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from crossmem_emulated.hip.blocks import allocate
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import LARGEST_NBYTES, Status
+from crossmem_emulated.hip.copies import (
+    Parts,
+    Side,
+    check_direction,
+    do_now,
+    give_back,
+    is_waiting,
+    move,
+    side_of,
+)
+from crossmem_emulated.hip.fills import fill, filled_side
+from crossmem_emulated.hip.process import HipProcess
+from crossmem_emulated.hip.streams import (
+    PER_THREAD,
+    Stream,
+    Work,
+    check_safe,
+    current_legacy,
+    find_stream,
+    submit,
+)
+from crossmem_emulated.hip.virtual import READ, READ_WRITE
+
+__all__: list[str] = []
+
+_PITCH: Final = 256
+_MOST_NBYTES: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """Rows of one width, each as far from the one before.
+
+    Parameters
+    ----------
+    pointer
+        Address of the first row.
+    pitch
+        From the beginning of a row to that of the next, in bytes.
+    width
+        Bytes in a row.
+    height
+        How many rows.
+    """
+
+    pointer: int
+    pitch: int
+    width: int
+    height: int
+
+    @property
+    def nbytes(self) -> int:
+        """From the first byte to the last."""
+        return self.pitch * (self.height - 1) + self.width
+
+    def check(self) -> None:
+        """Refuse what no process has addresses for."""
+        if not self.pointer:
+            raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
+        if self.nbytes > LARGEST_NBYTES:
+            text = f"{self.height} rows of {self.pitch} bytes at {self.pointer:#x}"
+            raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
+
+    def rows(self, side: Side, *, is_whole: bool) -> Iterator[Parts]:
+        """Yield the bytes of each row, or at once all that lie without gaps."""
+        if is_whole:
+            yield side.parts
+            return
+        for row in range(self.height):
+            yield _cut(side.parts, row * self.pitch, self.width)
+
+
+def _cut(parts: Parts, offset: int, nbytes: int) -> Parts:
+    found = []
+    for place, size in parts:
+        if offset < size and nbytes:
+            taken = min(size - offset, nbytes)
+            found.append((place + offset, taken))
+            nbytes -= taken
+        offset = max(0, offset - size)
+    return found
+
+
+@entry("mallocPitch(size_t width, size_t height, size_t depth)")
+def _malloc_pitch(
+    process: HipProcess, width: int, height: int, depth: int
+) -> tuple[int, int | None]:
+    """Return address and pitch, which stays unknown where there is nothing."""
+    check_safe(process)
+    if not width or not height or not depth:
+        return 0, None
+    if width > _MOST_NBYTES - _PITCH:
+        raise Refused(Status.INVALID_VALUE, f"rows of {width} bytes", "HIP-X7")
+    pitch = -(-width // _PITCH) * _PITCH
+    return allocate(process, pitch * height * depth), pitch
+
+
+# Copies ---------------------------------------------------------------------------------------
+
+
+def _copy(
+    process: HipProcess, call: str, stream: Stream, target: Plane, source: Plane, kind: int
+) -> tuple[Work, bool]:
+    """Return a copy, checked, and whether the host waits for it."""
+    if target.width > min(target.pitch, source.pitch):
+        text = f"rows of {target.width} bytes, {target.pitch} and {source.pitch} bytes apart"
+        raise Refused(Status.INVALID_PITCH_VALUE, text, "HIP-X7")
+    target.check()
+    source.check()
+    to = side_of(process, target.pointer, target.nbytes, stream.device, READ_WRITE)
+    start = side_of(process, source.pointer, source.nbytes, stream.device, READ)
+    check_direction(process, call, kind, to, start)
+
+    def run() -> None:
+        is_whole = target.pitch == source.pitch == target.width
+        rows = target.rows(to, is_whole=is_whole), source.rows(start, is_whole=is_whole)
+        for targets, sources in zip(*rows, strict=True):
+            move(targets, sources)
+
+    ranges = ((target.pointer, target.nbytes), (source.pointer, source.nbytes))
+    return Work(call, ranges, run), is_waiting(to, start)
+
+
+_CUPY_ANSWERS: Final = Status.UNKNOWN
+_ENDS: Final = (
+    "intptr_t dst, size_t dpitch, intptr_t src, size_t spitch, size_t width, size_t height, "
+    "MemoryKind kind"
+)
+
+
+def _add_copies(name: str, stream: int | None) -> None:
+    """Register a copy that the vendor calls synchronous."""
+
+    @entry(f"{name}({_ENDS})", hip_answers=_CUPY_ANSWERS)
+    def _memcpy_2d(  # noqa: PLR0917 - as CuPy passes them
+        process: HipProcess,
+        target: int,
+        to_pitch: int,
+        source: int,
+        from_pitch: int,
+        width: int,
+        height: int,
+        kind: int,
+    ) -> None:
+        if not width or not height:
+            return
+        where = current_legacy(process) if stream is None else find_stream(process, stream)
+        ends = Plane(target, to_pitch, width, height), Plane(source, from_pitch, width, height)
+        work, waits = _copy(process, name, where, *ends, kind)
+        do_now(process, where, work, waits=waits)
+
+
+_add_copies("memcpy2D", None)
+_add_copies("memcpy2D_spt", PER_THREAD)
+
+
+@entry(f"memcpy2DAsync({_ENDS}, intptr_t stream)", hip_answers=_CUPY_ANSWERS)
+def _memcpy_2d_async(  # noqa: PLR0917 - as CuPy passes them
+    process: HipProcess,
+    target: int,
+    to_pitch: int,
+    source: int,
+    from_pitch: int,
+    width: int,
+    height: int,
+    kind: int,
+    stream: int,
+) -> None:
+    where = find_stream(process, stream)
+    if width and height:
+        ends = Plane(target, to_pitch, width, height), Plane(source, from_pitch, width, height)
+        work, _ = _copy(process, "memcpy2DAsync", where, *ends, kind)
+        submit(process, where, work)
+        give_back(process, where, work, (target, source))
+
+
+# Fills ----------------------------------------------------------------------------------------
+
+
+def _add_fill(name: str, stream_of: Callable[..., Stream], more: str = "") -> None:
+    @entry(f"{name}(intptr_t ptr, size_t pitch, int value, size_t width, size_t height{more})")
+    def _memset_2d(
+        process: HipProcess,
+        pointer: int,
+        pitch: int,
+        value: int,
+        width: int,
+        height: int,
+        *handle: int,
+    ) -> None:
+        stream = stream_of(process, *handle)
+        if not width or not height:
+            return
+        if width > pitch:
+            text = f"rows of {width} bytes, {pitch} bytes apart"
+            raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
+        plane = Plane(pointer, pitch, width, height)
+        plane.check()
+        side = filled_side(process, pointer, plane.nbytes, stream.device)
+        pattern = bytes([value & 0xFF])
+
+        def run() -> None:
+            for parts in plane.rows(side, is_whole=pitch == width):
+                fill(parts, pattern)
+
+        submit(process, stream, Work(name, ((pointer, plane.nbytes),), run))
+
+
+_add_fill("memset2D", current_legacy)
+_add_fill("memset2DAsync", find_stream, ", intptr_t stream")
+_add_fill("memset2D_spt", lambda process: find_stream(process, PER_THREAD))

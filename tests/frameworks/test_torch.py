@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of PyTorch: shared, received, tied, written through, and what PyTorch cannot do."""
+
+import gc
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import crossmem
+from crossmem import BusyError, ConfigurationError, InvalidSizeError, UnsupportedError
+from crossmem.conformance.peers import Peer, PeerDiedError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; tox -e torch has it")
+
+# Peers get this process's sys.path, and find torch_actions there.
+sys.path.insert(0, str(Path(__file__).parent))
+
+if TYPE_CHECKING:
+    from tests.frameworks import torch_actions
+else:
+    import torch_actions
+
+# PyTorch warns of what is new in it, or old.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex32, torch.complex64, torch.complex128),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+    *(torch.float8_e8m0fnu, torch.uint16, torch.uint32, torch.uint64),
+]
+look = torch_actions.look
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Peer]:
+    """Return a process that has PyTorch too."""
+    with tempfile.TemporaryDirectory(prefix="crossmem-") as folder:
+        one = Peer("emulated:0", environment={"CROSSMEM_RUN_DIR": folder}, tracing=False)
+        yield one
+        one.destroy()
+
+
+@pytest.fixture
+def start_peer() -> Iterator[Any]:
+    """Return a function that starts such a process, for tests that end it."""
+    started: list[Peer] = []
+
+    def start() -> Peer:
+        started.append(Peer("emulated:0", tracing=False))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.destroy()
+
+
+def values(dtype: Any, *shape: int) -> Any:
+    """Return a tensor of any bytes; of booleans, those that are."""
+    count = int(np.prod(shape)) * dtype.itemsize
+    data = torch.arange(count, dtype=torch.int64)
+    raw = (data % 2 if dtype is torch.bool else data * 37 % 251).to(torch.uint8)
+    return raw.view(dtype).reshape(shape)
+
+
+@st.composite
+def families(draw: st.DrawFn) -> list[Any]:
+    """Draw a tensor and views of it."""
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    family = [values(dtype, *shape)]
+    for _ in range(draw(st.integers(0, 4))):
+        one = draw(st.sampled_from(family))
+        match draw(st.sampled_from(["index", "slice", "transpose", "expand", "flat", "same"])):
+            case "index" if one.ndim and one.shape[0]:
+                family.append(one[draw(st.integers(0, one.shape[0] - 1))])
+            case "slice" if one.ndim:
+                low, step = draw(st.integers(0, 3)), draw(st.integers(1, 3))
+                family.append(one[low::step])
+            case "transpose" if one.ndim > 1:
+                family.append(one.transpose(0, draw(st.integers(1, one.ndim - 1))))
+            case "expand":
+                family.append(one.expand(3, *one.shape))
+            case "flat":
+                family.append(one.reshape(-1))
+            case _:
+                family.append(one)
+    return family
+
+
+@repeatable
+@given(families(), st.data())
+def test_what_is_received_is_what_was_shared(tensors: list[Any], data: st.DataObject) -> None:
+    with crossmem.share({"all": tensors}, copy="allow") as shared:
+        found = crossmem.receive(shared.to_bytes())["all"]
+
+    for mine, theirs in zip(tensors, found, strict=True):
+        assert (look(theirs)[0], look(theirs)[2:]) == (look(mine)[0], look(mine)[2:])
+        if mine.numel() > 1:
+            steps = zip(mine.shape, mine.stride(), theirs.stride(), strict=True)
+            assert all(one == other for size, one, other in steps if size > 1)
+    for i, mine in enumerate(tensors):
+        for j, other in enumerate(tensors):
+            if mine is other:
+                assert found[i] is found[j]
+            elif mine.numel() and other.numel():
+                apart = found[j].data_ptr() - found[i].data_ptr()
+                if mine.untyped_storage().data_ptr() == other.untyped_storage().data_ptr():
+                    assert apart == other.data_ptr() - mine.data_ptr()
+    # Through one tensor, the others change as they did here.
+    number = data.draw(st.integers(0, len(tensors) - 1))
+    if tensors[number].numel():
+        for family in (tensors, found):
+            one = family[number]
+            while one.ndim:
+                one = one[-1]
+            one.copy_(values(one.dtype, 4)[3])
+        assert [look(one)[2:] for one in found] == [look(one)[2:] for one in tensors]
+
+
+def test_other_processes_see_the_same(peer: Peer) -> None:
+    trees = [[values(one, 3, 4), values(one, 3, 4).T[1:], values(one)] for one in DTYPES]
+    shared = [crossmem.share(one, copy="allow") for one in trees]
+
+    found = peer.call(torch_actions.digests, [one.to_bytes() for one in shared], within=60)
+
+    assert found == [[look(one) for one in tree] for tree in trees]
+    for one in shared:
+        one.close()
+
+
+def make_model() -> Any:
+    class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(8, 8)
+            self.last = torch.nn.Linear(8, 8)
+            self.last.weight = self.first.weight
+
+    return Model()
+
+
+def test_a_state_dict_keeps_its_tied_weights(peer: Peer) -> None:
+    model = make_model()
+    state = model.state_dict()
+    with crossmem.share(state, copy="allow") as shared:
+        tied, one_storage, total = peer.call(torch_actions.receive_model, shared.to_bytes())
+        mine = crossmem.receive(shared)
+        peer.call(torch_actions.add, 1.0)
+
+        assert (tied, one_storage) == (True, True)
+        assert total == pytest.approx(float(state["first.weight"].sum()))
+        assert torch.equal(mine["last.weight"], state["first.weight"] + 1)
+        assert shared.copied_nbytes == (8 * 8 + 8 + 8) * 4
+    other = make_model()
+    other.load_state_dict(mine)
+    assert torch.equal(other.last.weight, mine["first.weight"])
+
+
+def test_parameters_are_received_as_tensors_and_filled_in_place() -> None:
+    source, target = make_model(), make_model()
+    with crossmem.share(list(source.parameters()), copy="allow") as shared:
+        found = crossmem.receive(shared)
+        crossmem.receive(shared, into=list(target.parameters()))
+
+    assert [type(one) for one in found] == [torch.Tensor] * 3
+    assert not any(one.requires_grad for one in found)
+    for one, other in zip(source.parameters(), target.parameters(), strict=True):
+        assert torch.equal(one, other)
+        assert other.requires_grad
+
+
+def test_arrays_and_tensors_in_the_same_memory_stay_so() -> None:
+    array = np.arange(6, dtype="float32")
+    with crossmem.share([array, torch.from_numpy(array)[2:]], copy="allow") as shared:
+        assert shared.copied_nbytes == array.nbytes
+        found, tensor = crossmem.receive(shared)
+    tensor[0] = -1
+
+    assert found[2] == -1
+    assert isinstance(found, np.ndarray)
+
+
+def test_tensors_of_one_library_fill_arrays_of_the_other() -> None:
+    target = np.zeros(3, "float32")
+    with crossmem.share(torch.arange(3.0), copy="allow") as shared:
+        crossmem.receive(shared, into=target)
+
+    assert list(target) == [0, 1, 2]
+
+
+# Memory ------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_is_the_memory() -> None:
+    with crossmem.device("emulated:0").allocate(64) as memory:
+        memory.write(bytes(range(64)))
+        tensor = memory.as_tensor((2, 3), torch.int16, strides=(8, 2), offset=4)
+        odd = memory.as_tensor(2, "int32", offset=5)
+
+        assert tensor.data_ptr() == memory.ptr + 4
+        assert tensor.stride() == (4, 1)
+        assert int(odd[1]) == int.from_bytes(bytes(range(9, 13)), "little")
+        assert memory.as_tensor(dtype="int64", offset=60).shape == (0,)
+        assert memory.as_tensor(dtype="int16", offset=63).shape == (0,)
+        odd[0] = -1
+        assert memory.read(4, offset=5) == b"\xff" * 4
+        with pytest.raises(InvalidSizeError):
+            memory.as_tensor(17, torch.float32)
+        with pytest.raises(BusyError, match=r"Tensor \(2, 3\) of torch.int16"):
+            memory.free()
+        part = tensor[1:]
+        del tensor, odd
+        with pytest.raises(BusyError):
+            memory.free()
+        del part
+        memory.free()
+
+
+def test_tensors_can_be_shared_from_birth(peer: Peer) -> None:
+    tensor = crossmem.empty((3, 4), torch.bfloat16)
+    tensor.copy_(torch.arange(12).reshape(3, 4))
+
+    assert (type(tensor), tensor.dtype, tuple(tensor.shape)) == (
+        torch.Tensor,
+        torch.bfloat16,
+        (3, 4),
+    )
+    with crossmem.share([tensor, tensor[1]]) as shared:
+        assert shared.copied_nbytes == 0
+        (found,) = peer.call(torch_actions.digests, [shared.to_bytes()])
+    assert found == [look(tensor), look(tensor[1])]
+
+
+def test_a_view_keeps_memory_that_nobody_else_keeps() -> None:
+    def mapped() -> int:
+        gc.collect()
+        crossmem.collect()
+        return Path("/proc/self/maps").read_text("utf-8").count("memfd:")
+
+    before = mapped()
+    tensor = crossmem.empty(1000, torch.float64)
+    tensor.fill_(2)
+    part = tensor.view(10, 100)[3:]
+    del tensor
+
+    assert (mapped(), float(part.sum())) == (before + 1, 1400.0)
+    del part
+    assert mapped() == before
+
+
+# What PyTorch cannot -----------------------------------------------------------------------------
+
+
+def test_what_pytorch_has_no_tensors_for() -> None:
+    with crossmem.device("emulated:0").allocate(64) as memory:
+        with pytest.raises(UnsupportedError, match="negative"):
+            memory.as_tensor(3, "int8", strides=(-1,), offset=5)
+        with pytest.raises(UnsupportedError, match="no multiple"):
+            memory.as_tensor(3, "int16", strides=(3,))
+        with pytest.raises(UnsupportedError, match=r"PyTorch .* has no"):
+            memory.as_tensor(3, ">f4")
+        with pytest.raises(UnsupportedError, match=r"PyTorch .* has no"):
+            memory.as_tensor(3, "M8[s]")
+
+
+class Special(torch.Tensor):  # type: ignore[misc,name-defined]
+    """Is more than a tensor."""
+
+
+def test_tensors_that_are_more_than_their_elements_are_refused() -> None:
+    dense = torch.eye(3)
+    refused = [
+        dense.to_sparse(),
+        dense.to_sparse_csr(),
+        torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
+        torch.view_as_complex(torch.ones(2, 2)).conj(),
+        torch.empty(3, device="meta"),
+        dense.as_subclass(Special),
+        torch.nested.nested_tensor([dense], layout=torch.jagged),
+    ]
+    for one in refused:
+        with pytest.raises(UnsupportedError):
+            crossmem.share(one, copy="allow")
+
+
+def test_what_is_no_tensor_is_refused_by_its_place() -> None:
+    with pytest.raises(UnsupportedError, match=r"x\['dtype'\]"):
+        crossmem.share({"dtype": torch.float32})
+    with pytest.raises(UnsupportedError, match=r"x\['w'\].*ordinary memory"):
+        crossmem.share({"w": torch.ones(2)})
+    with (
+        crossmem.share(torch.ones(2), copy="allow") as shared,
+        pytest.raises(ConfigurationError),
+    ):
+        crossmem.receive(shared, into=torch.ones(2, dtype=torch.float64))
+
+
+def test_writing_to_what_the_kernel_keeps_ends_the_process(start_peer: Any) -> None:
+    peer = start_peer()
+    with crossmem.share([torch.ones(2)], copy="allow") as shared:
+        with pytest.raises(PeerDiedError) as died:
+            peer.call(torch_actions.write_read_only, shared.to_bytes())
+
+        assert died.value.exitcode == -signal.SIGSEGV
+        assert list(crossmem.receive(shared)[0]) == [1, 1]

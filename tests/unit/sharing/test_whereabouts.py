@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index by address, against a list that is searched from end to end."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crossmem.sharing.whereabouts import Whereabouts
+
+repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=100)
+
+
+class Block:
+    """Stands in for memory: it has a size and may be closed."""
+
+    def __init__(self, start: int, nbytes: int) -> None:
+        self.start = start
+        self.nbytes = nbytes
+        self.closed = False
+
+    def shows(self, pointer: int, nbytes: int) -> bool:
+        end = self.start + self.nbytes
+        return not self.closed and self.start <= pointer and pointer + nbytes <= end
+
+
+class Keeper:
+    """Stands in for the views of a block."""
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, 60), st.sampled_from([1, 2, 3, 8, 40])),
+        st.tuples(st.just("find"), st.integers(0, 70), st.sampled_from([1, 2, 5, 41])),
+        st.tuples(st.sampled_from(["close", "forget"]), st.integers(0, 20), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@repeatable
+@given(actions)
+def test_the_index_finds_what_a_list_has(steps: Any) -> None:
+    index = Whereabouts()
+    known: list[tuple[Block, Keeper]] = []
+    for action, number, nbytes in steps:
+        if action == "add":
+            known.append((Block(number, nbytes), Keeper()))
+            index.add(known[-1][0], number, known[-1][1])  # type: ignore[arg-type]
+        elif action == "close" and known:
+            known[number % len(known)][0].closed = True
+        elif action == "forget" and known:
+            del known[number % len(known)]
+        elif action == "find":
+            found: Any = index.find(number, nbytes)
+            there = [block for block, _keeper in known if block.shows(number, nbytes)]
+            assert (found is None) == (not there)
+            assert found is None or any(found is one for one in there)
+    known.clear()
+
+    assert index.find(0, 1) is None
+    assert index._spots == []
+
+
+def test_the_last_of_several_is_found_first() -> None:
+    index, blocks, keepers = Whereabouts(), [Block(0, 9), Block(4, 2), Block(4, 2)], []
+    for one in blocks:
+        keepers.append(Keeper())
+        index.add(one, one.start, keepers[-1])  # type: ignore[arg-type]
+
+    assert index.find(4, 1) is blocks[2]  # type: ignore[comparison-overlap]
+    assert index.find(5, 2) is blocks[0]  # type: ignore[comparison-overlap]
+    blocks[2].closed = True
+    assert index.find(4, 1) is blocks[1]  # type: ignore[comparison-overlap]
+    keepers[1] = keepers[0]
+    assert index.find(4, 1) is blocks[0]  # type: ignore[comparison-overlap]
