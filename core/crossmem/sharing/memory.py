@@ -2,7 +2,7 @@
 """What allocations and mappings have in common: bytes at an address, read, written and viewed."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -446,6 +446,16 @@ class Memory:
     def has_views(self) -> bool:
         """Whether a view, or something made from one, is alive."""
         return self._is_lent or (self._keeper is not None and self._keeper() is not None)
+
+    def _end_block(self, give_back: Callable[[], object], error: BaseException | None) -> None:
+        """Give the memory back at the end of a ``with`` block that raised ``error``, if any."""
+        try:
+            give_back()
+        except BusyError:
+            if error is None:
+                raise
+            # That error says more, and its traceback may be what keeps the views.
+            self.leave_to_views()
 
     def _refuse_if_used(self, operation: str) -> None:
         """Raise where the memory is in use. The lock of lifetimes is held."""
