@@ -11,8 +11,9 @@ from crossmem.driver import Block
 from crossmem.errors import ConfigurationError, InvalidSizeError, UnsupportedError
 from crossmem.guards import check_size
 from crossmem.models import EventKind
-from crossmem.sharing.allocation import Allocation, Busy, Owned
+from crossmem.sharing.allocation import Allocation, Busy
 from crossmem.sharing.foreign import MAX_ADDRESS, Ground, check_address, look_at
+from crossmem.sharing.owned import Owned
 from crossmem.sharing.process import Process, drain, is_current
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from crossmem.models import Capabilities, DeviceInfo
 from crossmem.plugin import choose
 from crossmem.plugin.offers import PLUGIN_FAULTS
 from crossmem.sharing.adoption import Adoption, Neighbours, adopt
-from crossmem.sharing.allocation import Allocation, Owned
+from crossmem.sharing.allocation import Allocation
+from crossmem.sharing.owned import Owned
 from crossmem.sharing.process import Process, drain, refuse_foreign, refuse_forked_backend
 from crossmem.sharing.ranges import AddressRange
 from crossmem.sharing.reservation import Reservation

@@ -23,8 +23,8 @@ from crossmem.sharing.opening import Opening, OpeningTable
 from crossmem.sharing.work import after_work
 
 if TYPE_CHECKING:
-    from crossmem.sharing.allocation import Owned
     from crossmem.sharing.device import Device
+    from crossmem.sharing.owned import Owned
 
 __all__ = ["Entry", "LocalEntry", "RemoteEntry"]
 

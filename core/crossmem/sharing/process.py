@@ -28,8 +28,8 @@ from crossmem.sharing.table import ImportTable
 from crossmem.sharing.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
-    from crossmem.sharing.allocation import Owned
     from crossmem.sharing.device import Device
+    from crossmem.sharing.owned import Owned
     from crossmem.sharing.reservation import Reservation
 
 __all__ = [
