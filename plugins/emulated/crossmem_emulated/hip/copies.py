@@ -83,6 +83,10 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
         raise Refused(
             Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x} are not all mapped", "HIP-X4"
         )
+    # What was allocated next to it is other memory. Mappings that lie together are used as one.
+    if len(spans) > 1 and any(piece.origin is not Origin.VIRTUAL for piece, _, _ in spans):
+        text = f"{nbytes} bytes at {pointer:#x} are of several allocations"
+        raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
     for piece, _, _ in spans:
         if piece.origin is Origin.IPC:
             _check_peers(process, piece.source)

@@ -17,7 +17,8 @@ _DISABLE_TIMING: Final = CONSTANTS["eventDisableTiming"]
 _INTERPROCESS: Final = CONSTANTS["eventInterprocess"]
 _ALL_FLAGS: Final = CONSTANTS["eventBlockingSync"] | _DISABLE_TIMING | _INTERPROCESS
 _OF_AMD: Final = 0x2000_0000 | 0x4000_0000 | 0x8000_0000
-"""How far AMD's events make memory visible, which is everywhere here."""
+"""How far AMD's events make memory visible, which is everywhere here; one of them at most."""
+_WAIT_EXTERNAL: Final = 1
 _PID_NBYTES: Final = 4
 
 
@@ -38,8 +39,7 @@ class Event:
 def _find(process: HipProcess, handle: int) -> Event:
     event: Event | None = process.events.get(handle)
     if event is None:
-        status = Status.INVALID_HANDLE if handle else Status.INVALID_VALUE
-        raise Refused(status, f"there is no event {handle:#x}", "HIP-X3")
+        raise Refused(Status.INVALID_HANDLE, f"there is no event {handle:#x}", "HIP-X3")
     return event
 
 
@@ -51,7 +51,8 @@ def _event_create(process: HipProcess) -> int:
 @entry("eventCreateWithFlags(unsigned int flags) -> intptr_t")
 def _event_create_with_flags(process: HipProcess, flags: int) -> int:
     known = _ALL_FLAGS | (_OF_AMD if process.profile.is_hip else 0)
-    if flags & ~known or (flags & _INTERPROCESS and not flags & _DISABLE_TIMING):
+    is_one = (flags & _OF_AMD).bit_count() <= 1
+    if flags & ~known or not is_one or (flags & _INTERPROCESS and not flags & _DISABLE_TIMING):
         raise Refused(Status.INVALID_VALUE, f"flags {flags}", "HIP-E24")
     event = Event(next(process.handles), flags, process.current().device)
     process.events[event.handle] = event
@@ -116,7 +117,9 @@ def _nothing() -> None:
 
 
 @entry("streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)")
-def _stream_wait_event(process: HipProcess, handle: int, event_handle: int, _flags: int) -> None:
+def _stream_wait_event(process: HipProcess, handle: int, event_handle: int, flags: int) -> None:
+    if flags & ~_WAIT_EXTERNAL:
+        raise Refused(Status.INVALID_VALUE, f"flags {flags}")
     stream, event = find_stream(process, handle), _find(process, event_handle)
     source = event.stream
     if source is not None and source is not stream:
@@ -129,6 +132,8 @@ def _stream_wait_event(process: HipProcess, handle: int, event_handle: int, _fla
 
 @entry("ipcGetEventHandle(intptr_t event)", hip_answers=Status.UNKNOWN)
 def _ipc_get_event_handle(process: HipProcess, handle: int) -> bytes:
+    if not handle and process.profile.is_hip:
+        raise Refused(Status.INVALID_VALUE, "there is no event 0x0", "HIP-X3")
     event = _find(process, handle)
     if not event.flags & _INTERPROCESS:
         raise Refused(Status.INVALID_HANDLE, "the event is not for other processes", "HIP-E24")

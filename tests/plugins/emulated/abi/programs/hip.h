@@ -54,6 +54,8 @@ enum { hipMemcpyHostToHost, hipMemcpyHostToDevice, hipMemcpyDeviceToHost,
 enum { hipDeviceAttributeMaxThreadsPerBlock = 56, hipDeviceAttributePciBusId = 67,
        hipDeviceAttributeWarpSize = 87 };
 enum { hipEventDisableTiming = 2, hipEventInterprocess = 4 };
+#define hipEventReleaseToDevice 0x40000000
+#define hipEventReleaseToSystem 0x80000000
 typedef struct { int type, id; } hipMemLocation;
 typedef struct { hipMemLocation location; int flags; } hipMemAccessDesc;
 #ifdef ROCM_5_2
@@ -205,6 +207,7 @@ hipError_t hipEventCreateWithFlags(hipEvent_t *, unsigned int);
 hipError_t hipEventRecord(hipEvent_t, hipStream_t);
 hipError_t hipEventQuery(hipEvent_t);
 hipError_t hipEventSynchronize(hipEvent_t);
+hipError_t hipEventElapsedTime(float *, hipEvent_t, hipEvent_t);
 hipError_t hipEventDestroy(hipEvent_t);
 hipError_t hipModuleUnload(hipModule_t);
 hipError_t hipGetLastError(void);

@@ -168,8 +168,48 @@ static void reset(void)
     ANSWERS(0, hipFree(memory));
 }
 
+/* What was allocated next to it does not make an allocation longer. */
+static void use_neighbours(void)
+{
+    char bytes[8] = {0}, *first = NULL, *second = NULL;
+
+    ANSWERS(0, hipMalloc((void **)&first, 1 << 20));
+    ANSWERS(0, hipMalloc((void **)&second, 1 << 20));
+    char *last = first + (1 << 20) - 4;
+    HOLDS(second == last + 4);
+    ANSWERS(1, hipMemcpy(bytes, last, 8, hipMemcpyDeviceToHost));
+    ANSWERS(1, hipMemcpyAsync(last, bytes, 8, hipMemcpyHostToDevice, NULL));
+    ANSWERS(1, hipMemset(last, 1, 8));
+    ANSWERS(1, hipMemcpy(second, last, 8, hipMemcpyDeviceToDevice));
+    ANSWERS(0, hipMemcpy(bytes, last, 4, hipMemcpyDeviceToHost));
+    ANSWERS(0, hipFree(first));
+    ANSWERS(0, hipFree(second));
+}
+
+static void use_no_event(void)
+{
+    hipEvent_t event = NULL;
+    hipIpcEventHandle_t handle;
+    float time = 0;
+
+    ANSWERS(400, hipEventRecord(NULL, NULL));
+    ANSWERS(400, hipEventQuery(NULL));
+    ANSWERS(400, hipEventSynchronize(NULL));
+    ANSWERS(400, hipEventElapsedTime(&time, NULL, NULL));
+    ANSWERS(400, hipEventDestroy(NULL));
+    ANSWERS(400, hipStreamWaitEvent(NULL, NULL, 0));
+    ANSWERS(1, hipIpcGetEventHandle(&handle, NULL));
+    ANSWERS(1, hipEventCreateWithFlags(&event, hipEventReleaseToDevice | hipEventReleaseToSystem));
+    ANSWERS(0, hipEventCreateWithFlags(&event, hipEventReleaseToDevice));
+    ANSWERS(1, hipStreamWaitEvent(NULL, event, 2));
+    ANSWERS(0, hipStreamWaitEvent(NULL, event, 0));
+    ANSWERS(0, hipEventDestroy(event));
+}
+
 int main(void)
 {
+    use_neighbours();
+    use_no_event();
     use_pinned_memory();
     use_planes();
     if (is_rocm_5()) {
