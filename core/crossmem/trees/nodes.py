@@ -196,8 +196,16 @@ def _field_names(kind: type) -> list[str]:
     return names
 
 
-_WRONG: Final = (ArithmeticError, AttributeError, CrossmemError, LookupError, TypeError, ValueError)
-"""What comes of values that nobody writes."""
+_WRONG: Final = (
+    ArithmeticError,
+    AttributeError,
+    CrossmemError,
+    LookupError,
+    SystemError,
+    TypeError,
+    ValueError,
+)
+"""What comes of values that nobody writes; of no characters, NumPy's text is a SystemError."""
 
 
 def read(node: Any, arrays: Sequence[Any]) -> Any:

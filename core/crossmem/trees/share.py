@@ -10,13 +10,14 @@ from crossmem.errors import (
     BackendNotFoundError,
     BackendUnavailableError,
     ConfigurationError,
+    CrossmemError,
     UnsupportedError,
 )
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.adoption import Neighbours
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
-from crossmem.sharing.process import Process, drain
+from crossmem.sharing.process import Process, current, drain
 from crossmem.trees.born import HOST_DEVICE
 from crossmem.trees.homes import Copy, Homes, Leaf
 from crossmem.trees.leaves import describe
@@ -106,18 +107,18 @@ def share(
 
 def message_of(array: Any) -> Message | None:
     """Return what describes one array that lies in memory of crossmem; None for any other."""
-    process = drain()
     try:
         found = describe(array)
-    except UnsupportedError:
+    except CrossmemError:
         return None
     if found is None or found.layout.extent is None:
         return None
     leaf = Leaf(array, found, lambda: "the array")
     low, high = leaf.bounds
-    if process.whereabouts.find(low, high - low) is None:
+    # Not drain(), which raises at exit: ordinary arrays are sent there too.
+    if current().whereabouts.find(low, high - low) is None:
         return None
-    homes = Homes(process, None, "rw", None, None, lambda: host_device(None))
+    homes = Homes(drain(), None, "rw", None, None, lambda: host_device(None))
     handles, rows = _rows(homes, [leaf])
     return Message(handles, rows, {"a": 0}, None)
 

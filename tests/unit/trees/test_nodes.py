@@ -398,6 +398,7 @@ def test_a_class_that_is_different_here_is_refused(node: Any) -> None:
         {"s": [5, "AA=="]},
         {"s": [["float32"], "AA=="]},
         {"s": ["|V2147483647", ""]},
+        {"s": ["<U1", "/////w=="]},
         {"s": "float32"},
         {"c": [5, []]},
         {"c": ["tree_classes:Plain", 5]},
