@@ -35,7 +35,7 @@ nitpick_ignore_regex = [
     # Other projects' names, and what pydantic's field annotations consist of.
     ("py:class", r"(?!crossmem\.).*"),
     # Arguments of constructors that only crossmem calls.
-    ("py:class", r"crossmem\.(control|settings|sharing)\..*"),
+    ("py:class", r"crossmem\.(control|settings|sharing|trees)\..*"),
     # Fields of dataclasses are documented as parameters.
     ("py:attr", r"Backend\..*"),
     # pluggy's own words about its marker.

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MAX_LINES = 500
-SOURCE_FOLDERS = ("core", "docs", "plugins", "tests")
+SOURCE_FOLDERS = ("core", "docs", "examples", "plugins", "tests")
 PACKAGE_PARENTS = [ROOT / "core", *sorted((ROOT / "plugins").iterdir())]
 
 

@@ -16,6 +16,7 @@ GetPage = Callable[[str], Any]
 
 MODULES = (
     "crossmem",
+    "crossmem.cupy",
     "crossmem.driver",
     "crossmem.errors",
     "crossmem.models",

@@ -117,6 +117,22 @@ def test_what_is_no_memory_of_crossmem_goes_as_before(scene: Scene) -> None:
     assert pickle.loads(pickle.dumps(crossmem.empty(3, "int8"))).base is not array  # noqa: S301
 
 
+@pytest.mark.parametrize(("readonly", "is_writable"), [(True, False), ("advisory", True)])
+def test_what_is_kept_from_being_written_stays_so_where_it_is_sent(
+    readonly: Any, is_writable: bool
+) -> None:
+    with crossmem.share(crossmem.empty(3, "int8")) as shared:
+        array = crossmem.receive(shared, readonly=readonly)
+
+        found = pickle.loads(ForkingPickler.dumps(array))  # noqa: S301
+        unused = ForkingPickler.dumps(array)
+
+    assert found.flags.writeable is is_writable
+    assert held() == 1
+    crossmem.multiprocessing.discard(unused)
+    assert held() == 0
+
+
 @pytest.mark.parametrize("dtype", [[], [(f"f{i}", "i1") for i in range(600)], "V0"])
 def test_arrays_that_cannot_be_shared_go_as_before(dtype: Any) -> None:
     crossmem.empty(1, "int8")

@@ -2,7 +2,9 @@
 """Tensors of PyTorch: shared, received, tied, written through, and what PyTorch cannot do."""
 
 import gc
+import re
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -315,3 +317,16 @@ def test_writing_to_what_the_kernel_keeps_ends_the_process(start_peer: Any) -> N
 
         assert died.value.exitcode == -signal.SIGSEGV
         assert list(crossmem.receive(shared)[0]) == [1, 1]
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs/how-to/pytorch.md"
+    blocks = re.findall(r"^```py\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    script = tmp_path / "example.py"
+    script.write_text("\n\n".join(blocks))
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=100, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "3 [15.0, 15.0, 15.0, 15.0]"

@@ -35,7 +35,17 @@ from crossmem.errors import (
     WrongHostError,
 )
 from crossmem.models import handle as handles
-from crossmem.sharing import allocation, attach, device, entry, mapping, memory, process, table
+from crossmem.sharing import (
+    allocation,
+    attach,
+    device,
+    entry,
+    mapping,
+    memory,
+    owned,
+    process,
+    table,
+)
 from crossmem_emulated import memory as kernel
 from crossmem_emulated.driver import EmulatedDriver
 
@@ -101,7 +111,7 @@ def c04_access_may_go_over_the_end() -> None:
 def c05_allocations_are_named_by_their_address() -> None:
     setattr(allocation, "os", SimpleNamespace(urandom=bytes))  # noqa: B010 - mypy knows modules
 
-    @instead(allocation.Owned, "__init__")
+    @instead(owned.Owned, "__init__")
     def _(old: Any, self: Any, which: Any, where: Any, _number: int, block: Any) -> None:
         old(self, which, where, block.pointer, block)
 
@@ -155,7 +165,7 @@ def c08_own_memory_is_imported_like_others() -> None:
 
 @mutant
 def c09_free_takes_memory_from_leases() -> None:
-    @instead(allocation.Owned, "retire")
+    @instead(owned.Owned, "retire")
     def _(old: Any, self: Any) -> None:
         old(self)
         self.free_now()
@@ -168,7 +178,7 @@ def c09_busy_memory_is_no_error() -> None:
 
 @mutant
 def c09_deferred_memory_is_never_freed() -> None:
-    always(allocation.Owned, "on_idle", None)
+    always(owned.Owned, "on_idle", None)
 
 
 @mutant
@@ -423,7 +433,7 @@ def c21_every_export_waits() -> None:
 
 @mutant
 def c22_memory_is_freed_while_it_is_exported() -> None:
-    @instead(allocation.Owned, "free_now")
+    @instead(owned.Owned, "free_now")
     def _(old: Any, self: Any) -> None:
         self.exported.clear()
         old(self)

@@ -6,7 +6,7 @@ from typing import Any
 from mutation import always, instead, mutant, property_is
 
 from crossmem.errors import CrossmemError
-from crossmem.sharing import allocation, attach, device, memory
+from crossmem.sharing import attach, device, memory, owned
 from crossmem_emulated.driver import EmulatedDriver
 
 
@@ -34,7 +34,7 @@ def c18_a_backend_that_cannot_be_forked_is_loaded() -> None:
 
 @mutant
 def c20_what_is_leased_is_pulled_from_importers() -> None:
-    property_is(allocation.Owned, "_is_leased", value=False)
+    property_is(owned.Owned, "_is_leased", value=False)
 
 
 @mutant

@@ -206,9 +206,16 @@ def test_c17_dropped_objects_are_given_back_with_a_warning(
     assert settle(lambda: [repr(one) for one in peer.call(actions.exports) if one.leases]) == []
 
 
-def test_c17_objects_stay_in_their_process(allocate: Allocate) -> None:
+def test_c17_a_pickle_carries_a_handle_and_no_object(allocate: Allocate) -> None:
     allocation = allocate(NBYTES)
-    with crossmem.import_handle(allocation.export()) as imported, imported.map() as mapping:
-        for one in (allocation, imported, mapping):
-            with pytest.raises(crossmem.UnsupportedError, match="handle"):
-                pickle.dumps(one)
+    handle = allocation.export()
+    with crossmem.import_handle(handle) as imported, imported.map() as mapping:
+        with pytest.raises(crossmem.UnsupportedError, match="handle"):
+            pickle.dumps(imported)
+        for one in (allocation, mapping):
+            with pickle.loads(pickle.dumps(one)) as again:  # noqa: S301 - just made
+                assert isinstance(again, crossmem.Mapping)
+                assert again.handle == handle
+    allocation.free()
+    with pytest.raises(crossmem.ClosedError):
+        pickle.dumps(allocation)

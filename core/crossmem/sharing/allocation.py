@@ -5,7 +5,6 @@ import os
 import time
 import warnings
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from typing_extensions import override
@@ -227,13 +226,8 @@ class Allocation(Memory):
         self._live()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.free()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._end_block(self.free, error)
 
     def __del__(self) -> None:
         owned = getattr(self, "_owned", None)

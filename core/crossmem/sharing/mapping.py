@@ -290,7 +290,7 @@ class Mapping(Memory):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.unmap()
+        self._end_block(self.unmap, error)
 
     def __del__(self) -> None:
         entry = getattr(self, "_entry", None)

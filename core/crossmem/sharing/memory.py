@@ -2,7 +2,7 @@
 """What allocations and mappings have in common: bytes at an address, read, written and viewed."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ __all__ = ["Memory", "Uses"]
 class Uses:
     """What is being done with one block of memory, through however many objects."""
 
-    __slots__ = ("copies", "pieces", "viewed")
+    __slots__ = ("__weakref__", "copies", "pieces", "viewed")
 
     def __init__(self) -> None:
         self.copies = 0
@@ -105,6 +105,11 @@ class Memory:
     def closed(self) -> bool:
         """Whether the memory may not be used any more."""
         raise NotImplementedError
+
+    @property
+    def uses(self) -> Uses:
+        """What all objects of this process that show the same memory have in common."""
+        return self._uses
 
     def write(self, data: Any, *, offset: int = 0) -> None:
         """Copy host bytes into the memory.
@@ -446,6 +451,16 @@ class Memory:
     def has_views(self) -> bool:
         """Whether a view, or something made from one, is alive."""
         return self._is_lent or (self._keeper is not None and self._keeper() is not None)
+
+    def _end_block(self, give_back: Callable[[], object], error: BaseException | None) -> None:
+        """Give the memory back at the end of a ``with`` block that raised ``error``, if any."""
+        try:
+            give_back()
+        except BusyError:
+            if error is None:
+                raise
+            # That error says more, and its traceback may be what keeps the views.
+            self.leave_to_views()
 
     def _refuse_if_used(self, operation: str) -> None:
         """Raise where the memory is in use. The lock of lifetimes is held."""

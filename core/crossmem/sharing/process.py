@@ -149,8 +149,10 @@ class Process:
             self.pending.extend(put_back)
 
     def start_reaper(self) -> None:
-        """Free memory as soon as its last lease has ended, where the settings ask for it."""
-        if self.settings.reaper:
+        """Do from now on what waits, as soon as it can be done, in a thread."""
+        with self.lock:
+            if self._reaper is not None or self.is_exiting:
+                return
             self._reaper = threading.Thread(target=self._reap, name="crossmem-reaper", daemon=True)
             self._reaper.start()
 
@@ -263,7 +265,8 @@ def _begin() -> Process:
                 # they can still import.
                 util.Finalize(None, process.shut_down, exitpriority=-10)
             _current = process
-            process.start_reaper()
+            if settings.reaper:
+                process.start_reaper()
         return _current
 
 

@@ -58,7 +58,11 @@ def _maker(memory: "Memory", kind: Kind) -> Callable[[Layout], Any]:
     device, capabilities = memory.device, memory.device.capabilities
     if kind == "numpy" and capabilities.host_visible:
         return numpy_arrays.maker(memory.view())
-    if kind == "cupy" and capabilities.cuda_array_interface:
+    if (
+        kind == "cupy"
+        and capabilities.cuda_array_interface
+        and cupy_arrays.backend() == device.backend
+    ):
         return cupy_arrays.maker(memory.ptr, memory.nbytes, memory.keeper(), device.ordinal)
     if kind == "torch" and capabilities.host_visible:
         return torch_tensors.maker_in_buffer(memory.keeper().buffer)
@@ -104,8 +108,6 @@ def _layout(
         start = Layout(found, (0,), None, offset)
         start.check(memory.nbytes)
         shape = ((memory.nbytes - start.offset) // found.itemsize,)
-    elif not isinstance(shape, Sequence):
-        shape = (shape,)
     return Layout(found, shape, strides, offset)
 
 

@@ -2,7 +2,6 @@
 """Arrays and tensors that can be shared from birth."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any, Final
 
 from crossmem.arrays import Kind, Layout, dtype_of
@@ -51,15 +50,12 @@ def empty(
         Where the device has no room now.
     """
     home = device if isinstance(device, Device) else device_of(device)
-    layout = Layout(dtype_of(dtype), shape if isinstance(shape, Sequence) else (shape,))
+    layout = Layout(dtype_of(dtype), shape)
     torch = used("torch")
     is_tensor = torch is not None and isinstance(dtype, torch.dtype)
     kind: Kind = "torch" if is_tensor else kind_of_arrays(home)
     if layout.extent is None:
         return without_elements(kind, layout)
-    with ExitStack() as undo:
-        allocation = undo.enter_context(home.allocate(layout.nbytes))
-        made = maker(allocation, kind)(layout)
-        allocation.leave_to_views()
-        undo.pop_all()
-    return made
+    allocation = home.allocate(layout.nbytes)
+    allocation.leave_to_views()
+    return maker(allocation, kind)(layout)

@@ -115,7 +115,7 @@ class Homes:
             where = leaf.found.device
             way, reason = None, "it is ordinary memory of the host"
             if where is not None:
-                home = device(where, runtime=runtime_in_use(self.process, where.partition(":")[0]))
+                home = self._home_of(where)
                 way, reason = _way(home, low)
                 if way is not None:
                     key = (where, way.base)
@@ -172,9 +172,13 @@ class Homes:
         self.owned.append(adoption)
         return adoption
 
+    def _home_of(self, where: str) -> Device:
+        """Return a device in the runtime that this process uses."""
+        return device(where, runtime=runtime_in_use(self.process, where.partition(":")[0]))
+
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
         """Copy each byte that an array covers once, and all of them into one allocation."""
-        home = self.host() if where is None else device(where)
+        home = self.host() if where is None else self._home_of(where)
         kind = CopyKind.HOST_TO_DEVICE if where is None else CopyKind.DEVICE_TO_DEVICE
         runs = _merge([leaf.bounds for leaf in leaves])
         starts, end = [], 0

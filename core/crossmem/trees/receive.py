@@ -9,6 +9,7 @@ from crossmem.errors import ConfigurationError
 from crossmem.sharing.attach import Readonly, attach_many
 from crossmem.sharing.device import Device
 from crossmem.sharing.mapping import Mapping
+from crossmem.sharing.memory import Memory
 from crossmem.sharing.process import drain
 from crossmem.sharing.views import maker
 from crossmem.trees.leaves import copy_to, describe, empty
@@ -78,13 +79,13 @@ def receive(
     return build(message, mappings)
 
 
-def build(message: Message, mappings: Sequence[Mapping]) -> Any:
-    """Return the arrays and tensors of a message in the mappings of its handles."""
-    make = _maker(mappings)
+def build(message: Message, memories: Sequence[Memory]) -> Any:
+    """Return the arrays and tensors of a message in the memory of its handles."""
+    make = _maker(memories)
     return read(message.tree, [make(row, row.kind) for row in message.rows])
 
 
-def _maker(mappings: Sequence[Mapping]) -> Callable[[Row, Kind], Any]:
+def _maker(memories: Sequence[Memory]) -> Callable[[Row, Kind], Any]:
     makers: dict[tuple[int, Kind], Callable[[Layout], Any]] = {}
 
     def make(row: Row, kind: Kind) -> Any:
@@ -92,7 +93,7 @@ def _maker(mappings: Sequence[Mapping]) -> Callable[[Row, Kind], Any]:
             return empty(kind, row.layout)
         found = makers.get((row.handle, kind))
         if found is None:
-            found = makers[row.handle, kind] = maker(mappings[row.handle], kind)
+            found = makers[row.handle, kind] = maker(memories[row.handle], kind)
         return found(row.layout)
 
     return make

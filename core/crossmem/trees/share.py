@@ -17,6 +17,7 @@ from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.adoption import Neighbours
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
+from crossmem.sharing.memory import Memory
 from crossmem.sharing.process import Process, current, drain
 from crossmem.trees.born import HOST_DEVICE
 from crossmem.trees.homes import Copy, Homes, Leaf
@@ -105,8 +106,11 @@ def share(
     return Shared(process, message, cell=cell, homes=homes, kept=leaves)
 
 
-def message_of(array: Any) -> Message | None:
-    """Return what describes one array that lies in memory of crossmem; None for any other."""
+def message_of(array: Any) -> tuple[Message, Memory] | None:
+    """Return what describes one array, and the memory of crossmem in which it lies.
+
+    None for any other array.
+    """
     try:
         found = describe(array)
     except CrossmemError:
@@ -116,11 +120,12 @@ def message_of(array: Any) -> Message | None:
     leaf = Leaf(array, found, lambda: "the array")
     low, high = leaf.bounds
     # Not drain(), which raises at exit: ordinary arrays are sent there too.
-    if current().whereabouts.find(low, high - low) is None:
+    memory = current().whereabouts.find(low, high - low)
+    if memory is None:
         return None
     homes = Homes(drain(), None, "rw", None, None, lambda: host_device(None))
     handles, rows = _rows(homes, [leaf])
-    return Message(handles, rows, {"a": 0}, None)
+    return Message(handles, rows, {"a": 0}, None), memory
 
 
 def _rows(homes: Homes, leaves: list[Leaf]) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...]]:

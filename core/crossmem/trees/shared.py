@@ -209,6 +209,11 @@ class Shared:
             raise ClosedError(msg)
 
     @property
+    def kept(self) -> object:
+        """What keeps the memory, apart from this object: for what is to outlive it."""
+        return self._owned, self._kept, self._received
+
+    @property
     def closed(self) -> bool:
         """Whether this was closed."""
         return self._is_closed

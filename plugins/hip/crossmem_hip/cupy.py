@@ -18,7 +18,7 @@ __all__ = ["RUNTIME", "current_streams", "fault_of", "import_cupy"]
 RUNTIME: Final = "cupy_backends.cuda.api.runtime"
 """What ``cupy.cuda.runtime`` is."""
 
-_STREAMS: Final = "cupy_backends.cuda.stream"
+_STREAMS: Final = "cupy.cuda.stream"
 
 
 def fault_of(family: Family) -> str:
@@ -52,7 +52,7 @@ def current_streams() -> tuple[int, ...]:
     """Return which streams CuPy and PyTorch use in this thread; neither is imported for that."""
     found = []
     if (cupy := sys.modules.get(_STREAMS)) is not None:
-        found.append(int(cupy.get_current_stream_ptr()))
+        found.append(int(cupy.get_current_stream().ptr))
     if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
         found.append(int(torch.cuda.current_stream().cuda_stream))
     return tuple(one for one in found if one)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from crossmem.errors import BackendUnavailableError
+from crossmem.errors import BackendUnavailableError, CrossmemError
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.hookspecs import FindRuntime
 from crossmem.plugin.markers import hookimpl
@@ -28,12 +28,25 @@ def _probe(family: Family) -> Availability:
     if fault := _fault_of_both(family):
         is_absent = find_spec(_PACKAGE) is None
         return Availability("not_installed" if is_absent else "unusable", fault)
-    if not any(_DEV.glob(family.device_files)):
+    if not any(_DEV.glob(family.device_files)) and not _has_devices(family):
         return Availability(
             "unusable",
-            f"there is no device of {family.vendor}: no file matches {_DEV / family.device_files}",
+            f"there is no device of {family.vendor}: no file matches {_DEV / family.device_files}, "
+            f"and {family.function('getDeviceCount')} finds none",
         )
     return Availability("available")
+
+
+def _has_devices(family: Family) -> bool:
+    """Whether there are devices all the same: other systems have other files, emulations none."""
+    from crossmem_hip.cupy import import_cupy  # noqa: PLC0415
+    from crossmem_hip.library import open_runtime  # noqa: PLC0415
+
+    try:
+        found = open_runtime(family) if _fault_of_cupy(family) else import_cupy(family)
+        return found.getDeviceCount() > 0
+    except (CrossmemError, RuntimeError):
+        return False
 
 
 def _fault_of_both(family: Family) -> str:

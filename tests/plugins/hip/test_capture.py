@@ -101,20 +101,21 @@ def test_the_question_can_fail(driver: GpuDriver, rt: Any) -> None:
 
 
 def test_streams_are_those_of_libraries_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("cupy_backends.cuda.stream", "torch"):
+    for name in ("cupy.cuda.stream", "torch"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert current_streams() == ()
 
-    cupy = SimpleNamespace(get_current_stream_ptr=lambda: 5)
+    stream = SimpleNamespace(ptr=5)
+    cupy = SimpleNamespace(get_current_stream=lambda: stream)
     torch = SimpleNamespace(
         cuda=SimpleNamespace(
             is_initialized=lambda: True, current_stream=lambda: SimpleNamespace(cuda_stream=6)
         )
     )
-    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.stream", cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda.stream", cupy)
     monkeypatch.setitem(sys.modules, "torch", torch)
     assert current_streams() == (5, 6)
 
     torch.cuda.is_initialized = lambda: False
-    cupy.get_current_stream_ptr = lambda: 0
+    stream.ptr = 0
     assert current_streams() == ()

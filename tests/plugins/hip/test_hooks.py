@@ -190,7 +190,10 @@ def test_the_probe_looks_for_cupy_and_the_devices(
     backend: Backend, family: Family, cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hooks, "_DEV", tmp_path)
+    count = cupy.getDeviceCount
+    cupy.getDeviceCount = lambda: 0
     no_device = backend.probe()
+    cupy.getDeviceCount = count
     (tmp_path / family.device_files.replace("[0-9]*", "0")).touch()
     usable = backend.probe()
     monkeypatch.setattr(hooks, "find_spec", lambda _: None)
@@ -200,6 +203,29 @@ def test_the_probe_looks_for_cupy_and_the_devices(
     assert f"there is no device of {family.vendor}" in no_device.reason
     assert usable.available
     assert cupy.calls == []
+
+
+@pytest.mark.parametrize("is_cupy", [True, False])
+def test_devices_without_files_are_devices(
+    is_cupy: bool,
+    backend: Backend,
+    cupy: Any,
+    opened: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Under `crossmem emulate`, and where the vendor's device files have other names.
+    monkeypatch.setattr(hooks, "_DEV", tmp_path)
+    if not is_cupy:
+        monkeypatch.setattr(hooks, "find_spec", lambda _: None)
+
+    assert backend.probe().available
+
+    def refuse() -> int:
+        raise cupy.CUDARuntimeError(100)
+
+    cupy.getDeviceCount = opened.getDeviceCount = refuse
+    assert not backend.probe().available
 
 
 def test_the_installed_cupy_has_all_that_is_needed() -> None:

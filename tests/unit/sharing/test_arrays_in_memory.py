@@ -3,6 +3,7 @@
 
 import gc
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import crossmem
 from crossmem import Allocation, BusyError, ClosedError, ConfigurationError, InvalidSizeError
+from crossmem.arrays import to_numpy
 
 NBYTES = 4096
 
@@ -182,6 +184,51 @@ def test_memory_that_is_dropped_without_a_word_is_reported() -> None:
     with pytest.warns(ResourceWarning, match="4096 bytes"):
         arrays.clear()
     crossmem.collect()
+
+
+def raise_with_views(blob: bytes | None) -> None:
+    device = crossmem.device("emulated:0")
+    with device.allocate(NBYTES) if blob is None else crossmem.attach(blob) as memory:
+        array = memory.as_array()
+        array[NBYTES] = 1
+
+
+@pytest.mark.parametrize("what", ["allocation", "mapping"])
+def test_an_error_in_a_block_is_not_replaced_by_that_of_its_views(
+    memory: Allocation, what: str
+) -> None:
+    before = mapped()
+    blob = memory.export().to_bytes() if what == "mapping" else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(IndexError):
+            raise_with_views(blob)
+        gc.collect()
+
+        assert mapped() == before
+
+
+def test_a_block_ends_under_no_live_view() -> None:
+    arrays = []
+    with (
+        pytest.raises(BusyError),
+        crossmem.device("emulated:0").allocate(NBYTES) as memory,
+    ):
+        arrays.append(memory.as_array())
+    arrays.clear()
+    memory.free()
+
+
+def test_what_no_library_has_says_so_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    # Other tests may have asked before.
+    to_numpy.cache_clear()
+    before = mapped()
+    with pytest.raises(crossmem.UnsupportedError, match="ml_dtypes"):
+        crossmem.empty(3, "float8_e8m0fnu")
+    gc.collect()
+
+    assert mapped() == before
 
 
 def test_read_only_memory_has_read_only_arrays(memory: Allocation) -> None:

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees from another node: their bytes through Ray's object store, into memory of this node.
+
+A task beside the sender attaches the memory as any process there does, and yields what the arrays
+cover in pieces. What arrives is memory of crossmem again: arrays that overlapped still do, and on
+this node they are sent on as handles.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cache
+from pickle import PickleBuffer
+from typing import Any, Final, NamedTuple
+
+from crossmem.arrays import Layout
+from crossmem.errors import UnsupportedError
+from crossmem.models import ShareableHandle
+from crossmem.ray.session import import_ray, is_answering_thread, waiting
+from crossmem.sharing.allocation import Allocation
+from crossmem.sharing.attach import attach_many
+from crossmem.sharing.device import device, runtime_in_use
+from crossmem.sharing.process import drain
+from crossmem.trees.message import Message, Row
+from crossmem.trees.receive import build
+
+__all__ = ["copy_from", "read_out"]
+
+_PIECE_NBYTES: Final = 16 * 2**20
+_PIECES: Final = 4
+"""How many pieces may be under way: what an object store needs room for, whatever is copied."""
+
+_ALIGNMENT: Final = 256
+"""Copied bytes keep their offsets modulo this, and with that what their elements need."""
+
+
+class _Run(NamedTuple):
+    """Consecutive bytes that arrays cover.
+
+    Parameters
+    ----------
+    low, high
+        First byte in the handle's memory, and the one past the last.
+    start
+        Where the first byte goes.
+    """
+
+    low: int
+    high: int
+    start: int
+
+
+def copy_from(origin: str, blob: bytes) -> Any:
+    """Return a tree of another node, copied.
+
+    Parameters
+    ----------
+    origin
+        Ray's id of that node.
+    blob
+        What describes the tree there.
+
+    Raises
+    ------
+    UnsupportedError
+        Where this thread must not wait for Ray.
+    CrossmemError
+        As for an import on that node, and where there is no memory for it on this one.
+    """
+    if is_answering_thread():
+        msg = "await and ObjectRef.future run on Ray's own thread, which cannot wait for a copy"
+        raise UnsupportedError(
+            msg,
+            operation="receive",
+            hint="say `await asyncio.to_thread(ray.get, ref)`, or pass ref as an argument",
+        )
+    ray = import_ray()
+    message = Message.from_bytes(blob)
+    runs = [_runs(message.rows, number) for number in range(len(message.handles))]
+    place = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(origin, soft=False)
+    parts = [[(run.low, run.high) for run in own] for own in runs]
+    memories = []
+    with waiting():
+        pieces = _task().options(scheduling_strategy=place).remote(blob, parts)
+        for handle, own in zip(message.handles, runs, strict=True):
+            memory = _allocate(handle, own)
+            for run in own:
+                for offset in range(0, run.high - run.low, _PIECE_NBYTES):
+                    (piece,) = ray.get(next(pieces))
+                    memory.write(piece, offset=run.start + offset)
+            memories.append(memory)
+    rows = tuple(_moved(row, runs) for row in message.rows)
+    return build(message._replace(rows=rows), memories)
+
+
+def _allocate(handle: ShareableHandle, runs: list[_Run]) -> Allocation:
+    """Return memory for what arrays cover, on the first device of the backend that it is from."""
+    home = device(f"{handle.backend}:0", runtime=runtime_in_use(drain(), handle.backend))
+    *_, last = runs
+    memory = home.allocate(last.start + last.high - last.low)
+    memory.leave_to_views()
+    return memory
+
+
+def read_out(blob: bytes, parts: list[list[tuple[int, int]]]) -> Iterator[list[PickleBuffer]]:
+    """Yield parts of the memory of each handle, in pieces; a task of Ray's.
+
+    Parameters
+    ----------
+    blob
+        What describes the tree.
+    parts
+        For each handle, the first byte of each part and the one past its last.
+    """
+    with ExitStack() as stack:
+        mappings = attach_many(Message.from_bytes(blob).handles)
+        for mapping in mappings:
+            stack.callback(mapping.unmap)
+        for mapping, own in zip(mappings, parts, strict=True):
+            for low, high in own:
+                for offset in range(low, high, _PIECE_NBYTES):
+                    nbytes = min(_PIECE_NBYTES, high - offset)
+                    # Out of band: neither side makes another copy of it.
+                    yield [PickleBuffer(mapping.read(nbytes, offset=offset))]
+
+
+@cache
+def _task() -> Any:
+    options = {"num_cpus": 0, "_generator_backpressure_num_objects": _PIECES}
+    return import_ray().remote(**options)(read_out)
+
+
+def _runs(rows: tuple[Row, ...], number: int) -> list[_Run]:
+    """Return what arrays cover of one handle, in order, each byte once."""
+    runs: list[_Run] = []
+    end = 0
+    extents = sorted(row.layout.extent or (0, 0) for row in rows if row.handle == number)
+    for low, high in extents:
+        if runs and low < runs[-1].high:
+            runs[-1] = runs[-1]._replace(high=max(runs[-1].high, high))
+        else:
+            runs.append(_Run(low, high, end + (low - end) % _ALIGNMENT))
+        end = runs[-1].start + runs[-1].high - runs[-1].low
+    return runs
+
+
+def _moved(row: Row, runs: list[list[_Run]]) -> Row:
+    """Return how an array lies in what was copied."""
+    layout = row.layout
+    if row.handle is None or layout.extent is None:
+        return row
+    own = runs[row.handle]
+    # The run in which it lies is the last one that does not begin behind it.
+    run = own[bisect_right(own, layout.extent[0], key=lambda one: one.low) - 1]
+    offset = layout.offset - run.low + run.start
+    return row._replace(layout=Layout(layout.dtype, layout.shape, layout.strides, offset))

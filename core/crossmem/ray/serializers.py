@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Ray does with arrays, tensors and shared trees: handles on one node, copies between nodes.
+
+Where a message will be received is not known when it is written: an object may be got anywhere. So
+a message has handles and the id of its node, and whoever receives it compares that with its own.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from crossmem.arrays.libraries import on_use, require
+from crossmem.models import Event, EventKind
+from crossmem.ray.copying import copy_from
+from crossmem.ray.holding import keep_token, token_for, token_of
+from crossmem.ray.session import check, import_ray, is_message, node
+from crossmem.sharing.attach import attach_many
+from crossmem.sharing.mapping import Mapping
+from crossmem.sharing.process import drain
+from crossmem.trees.message import Message
+from crossmem.trees.receive import build
+from crossmem.trees.share import message_of, share
+from crossmem.trees.shared import Shared
+
+__all__ = ["register"]
+
+Reduced = tuple[Any, ...]
+"""What ``__reduce_ex__`` returns: a function, its arguments, and what else there is."""
+
+_PROTOCOL: Final = 5
+_CLASSES: Final = {"numpy": "ndarray", "cupy": "ndarray", "torch": "Tensor"}
+_before: dict[type, Callable[[Any], Reduced] | None] = {}
+"""How classes were serialised before; None: as they reduce themselves."""
+
+
+def register() -> None:
+    """Let this process send what lies in memory of crossmem through Ray without a copy.
+
+    That goes for arrays of NumPy and CuPy, tensors of PyTorch, and what :func:`crossmem.share`
+    returns. Call it in the driver and in every worker that sends; ``worker_process_setup_hook`` of
+    Ray's ``runtime_env`` does the latter. Calling it again is harmless. A process that only
+    receives need not call it.
+
+    Raises
+    ------
+    UnsupportedError
+        Where Ray is not installed, or lacks something that this needs.
+    """
+    check()
+    drain().start_reaper()
+    if Shared not in _before:
+        _register(Shared, _reduce_shared)
+        on_use(_register_library)
+
+
+def _register_library(name: str) -> None:
+    """Register for the arrays of a library: it has just been used for the first time."""
+    _register(getattr(require(name), _CLASSES[name]), _reduce_array)
+
+
+def _register(kind: type, reduce: Callable[[Any], Reduced]) -> None:
+    ray = import_ray()
+    _before[kind] = ray.cloudpickle.CloudPickler.dispatch.get(kind)
+    ray.util.register_serializer(kind, serializer=reduce, deserializer=_rebuild)
+
+
+def _rebuild(reduced: Reduced) -> Any:
+    """Make what was reduced. For one class, Ray knows only one function, of one argument."""
+    function, arguments, *state = reduced
+    value = function(*arguments)
+    if state and state[0] is not None:
+        value.__setstate__(state[0])
+    return value
+
+
+def _reduce_as_before(value: Any) -> Reduced:
+    """Return what Ray would have serialised: its buffers stay out of band."""
+    before = _before[type(value)]
+    reduced: Reduced = before(value) if before is not None else value.__reduce_ex__(_PROTOCOL)
+    return reduced
+
+
+# Sending ----------------------------------------------------------------------------------
+
+
+def _reduce_array(array: Any) -> Reduced:
+    found = message_of(array) if is_message() else None
+    if found is None:
+        return _reduce_as_before(array)
+    message, memory = found
+    memory.device.synchronize()
+    learns = getattr(array, "requires_grad", False)
+    rebuild = _rebuild_learning_tensor if learns else _rebuild_array
+    return rebuild, (message.to_bytes(), node(), token_of(memory))
+
+
+def _reduce_shared(shared: Shared) -> Reduced:
+    if not is_message():
+        return _reduce_as_before(shared)
+    shared.check()
+    return _rebuild_shared, (shared.to_bytes(), node(), token_for(shared, shared.kept))
+
+
+# Receiving --------------------------------------------------------------------------------
+
+
+def _rebuild_learning_tensor(blob: bytes, origin: str, token: Any) -> Any:
+    return _rebuild_array(blob, origin, token).requires_grad_()
+
+
+def _rebuild_array(blob: bytes, origin: str, token: Any) -> Any:
+    if node() == origin:
+        message = Message.from_bytes(blob)
+        array = build(message, _attach(message, token))
+    else:
+        array = copy_from(origin, blob)
+    _note(blob, origin)
+    return array
+
+
+def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared:
+    """Return a shared tree; on another node, a copy without versions: nobody publishes it."""
+    if node() == origin:
+        message = Message.from_bytes(blob)
+        shared = Shared(drain(), message, received=_attach(message, token))
+        keep_token(shared, token)
+    else:
+        copied = share(copy_from(origin, blob))
+        shared = Shared(drain(), copied.message._replace(cell=None), kept=copied)
+    _note(blob, origin)
+    return shared
+
+
+def _attach(message: Message, token: Any) -> list[Mapping]:
+    mappings = attach_many(message.handles)
+    for mapping in mappings:
+        mapping.leave_to_views()
+        keep_token(mapping.uses, token)
+    return mappings
+
+
+def _note(blob: bytes, origin: str) -> None:
+    """Tell observers what was received, and how; give it back when it is dropped."""
+    process = drain()
+    # An actor that waits for its next call would otherwise keep what it has dropped.
+    process.start_reaper()
+    message = Message.from_bytes(blob)
+    for handle in message.handles[:1]:
+        process.registry.emit(
+            Event(
+                EventKind.RECEIVED if node() == origin else EventKind.RECEIVED_COPY,
+                backend=handle.backend,
+                device=handle.device,
+                nbytes=sum(row.layout.nbytes for row in message.rows),
+                owner_pid=handle.owner.pid,
+                detail=f"from Ray's node {origin}",
+            )
+        )

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A data loader: workers make batches and put them into a queue of ``multiprocessing``.
+
+One import is all that this needs. A batch that was made by ``crossmem.empty`` then crosses the
+queue as a handle of a few hundred bytes, and the consumer works on the worker's memory.
+
+    python examples/loader.py --device emulated:0
+    crossmem emulate hip -- python examples/loader.py --device hip:0
+    python examples/loader.py --device cuda:0
+"""
+
+import argparse
+import time
+from multiprocessing import Queue, get_context
+from typing import Any
+
+import numpy as np
+from host import digest, expect, get, put
+
+import crossmem
+import crossmem.multiprocessing
+
+DEADLINE_S = 60.0
+
+
+def work(
+    batches: "Queue[Any]", device: str, numbers: range, shape: tuple[int, ...], tickets: Any
+) -> None:
+    """Make the batches with these numbers."""
+    for number in numbers:
+        # Not more than the consumer wants to have at once: each batch is memory of the device.
+        tickets.acquire()
+        samples = np.random.default_rng(number).random(shape, "float32")
+        batch = crossmem.empty(shape, "float32", device)
+        put(batch, samples)
+        batches.put((number, batch, digest(samples)))
+        # The worker may forget the batch now: its message holds the memory until it is received.
+    # And it may exit: a worker waits until what it sent was received.
+
+
+def main() -> None:
+    """Start the workers, and consume what they make."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="emulated:0")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batches", type=int, default=32)
+    parser.add_argument("--shape", type=int, nargs="+", default=[64, 4096])
+    options = parser.parse_args()
+
+    context = get_context("spawn")  # a forked child cannot use a GPU
+    batches: Queue[Any] = context.Queue()
+    tickets = context.Semaphore(2 * options.workers)
+    workers = [
+        context.Process(
+            target=work,
+            args=(
+                batches,
+                options.device,
+                range(first, options.batches, options.workers),
+                tuple(options.shape),
+                tickets,
+            ),
+            daemon=True,
+        )
+        for first in range(options.workers)
+    ]
+    for process in workers:
+        process.start()
+
+    seen = set()
+    nbytes, start = 0, None
+    for _ in range(options.batches):
+        number, batch, wanted = batches.get(timeout=DEADLINE_S)
+        if start is None:
+            start = time.perf_counter()  # the workers have started by now
+        # This is where a model would be trained with the batch.
+        expect(digest(get(batch)), wanted, f"batch {number}")
+        seen.add(number)
+        nbytes += batch.nbytes
+        # Forgetting the batch gives its memory back, at the next call of crossmem.
+        del batch
+        tickets.release()
+    took_s = time.perf_counter() - (start or 0)
+    expect(seen, set(range(options.batches)), "numbers of the batches")
+    print(
+        f"{options.batches} batches from {options.workers} workers on {options.device}: "
+        f"{options.batches / took_s:.0f} a second, {nbytes / took_s / 1e9:.2f} GB/s"
+    )
+    crossmem.collect()
+    for process in workers:
+        process.join(DEADLINE_S)
+        expect(process.exitcode, 0, "exit code of a worker")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs in ``examples/`` run, on host memory and on a GPU, and see what goes wrong."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numpy")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DEADLINE_S = 110
+PROGRAMS = {
+    "weights": r"shared 1000 tensors on .* ms\n(reader .* ms\n){2}(version .* began\n){3}",
+    "kv_cache": r"moved 64 blocks of 262144 bytes on .* GB/s\n",
+    "loader": r"32 batches from 2 workers on .* GB/s\n",
+}
+# In this process alone, so that it expects something else than what the other one has written.
+ANOTHER_DIGEST = """
+import runpy, sys
+import host
+digest = host.digest
+host.digest = lambda values: digest(values)[::-1]
+sys.argv[0] = {!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES)},
+    )
+
+
+def test_every_program_is_run() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PROGRAMS, "host"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_on_host_memory(name: str) -> None:
+    devices = ["emulated:0", "emulated:1"] if name == "weights" else ["emulated:0"]
+    done = run(EXAMPLES / f"{name}.py", "--device", *devices)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(PROGRAMS[name], done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_on_a_gpu(name: str, gpu: str) -> None:
+    import cupy
+
+    count = min(2, cupy.cuda.runtime.getDeviceCount()) if name == "weights" else 1
+    done = run(EXAMPLES / f"{name}.py", "--device", *(f"{gpu}:{one}" for one in range(count)))
+
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(PROGRAMS[name], done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_difference_is_an_error(name: str) -> None:
+    small = {"weights": "--tensors=2", "kv_cache": "--requests=1", "loader": "--batches=1"}
+    done = run("-c", ANOTHER_DIGEST.format(str(EXAMPLES / f"{name}.py")), small[name])
+
+    assert done.returncode == 1
+    assert re.search(r"found .*, wanted ", done.stderr)
