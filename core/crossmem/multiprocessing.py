@@ -68,7 +68,7 @@ class _Discarder(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _discard_tree(blob: bytes, numbers: Sequence[int]) -> None:
+def _discard_tree(blob: bytes, numbers: Sequence[int], *_readonly: Readonly) -> None:
     discard_holds(zip(Message.from_bytes(blob).handles, numbers, strict=True))
 
 
@@ -86,8 +86,10 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
         found = message_of(array)
         if found is None:
             return fallback(array)
-        message, _memory = found
-        return _rebuild_array, (message.to_bytes(), hold(message.handles))
+        message, memory = found
+        # "advisory" is the wish of one reader, and not of those that it sends to.
+        readonly = isinstance(memory, Mapping) and memory.asked_readonly is True
+        return _rebuild_array, (message.to_bytes(), hold(message.handles), readonly)
 
     return reduce
 
@@ -113,11 +115,11 @@ def _held(handle: ShareableHandle, *, readonly: Readonly) -> _Reduced:
 # Receiving --------------------------------------------------------------------------------
 
 
-def _rebuild_array(blob: bytes, numbers: Sequence[int]) -> Any:
+def _rebuild_array(blob: bytes, numbers: Sequence[int], readonly: Readonly) -> Any:
     message = Message.from_bytes(blob)
     held = list(zip(message.handles, numbers, strict=True))
     with _discarding(held):
-        mappings = attach_held(held)
+        mappings = attach_held(held, readonly=readonly)
     for mapping in mappings:
         mapping.leave_to_views()
     return build(message, mappings)

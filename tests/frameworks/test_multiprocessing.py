@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -114,6 +115,51 @@ def test_what_is_no_memory_of_crossmem_goes_as_before(scene: Scene) -> None:
     assert array[0] == 0
     assert len(crossmem.exports()) == before
     assert pickle.loads(pickle.dumps(crossmem.empty(3, "int8"))).base is not array  # noqa: S301
+
+
+@pytest.mark.parametrize(("readonly", "is_writable"), [(True, False), ("advisory", True)])
+def test_what_is_kept_from_being_written_stays_so_where_it_is_sent(
+    readonly: Any, is_writable: bool
+) -> None:
+    with crossmem.share(crossmem.empty(3, "int8")) as shared:
+        array = crossmem.receive(shared, readonly=readonly)
+
+        found = pickle.loads(ForkingPickler.dumps(array))  # noqa: S301
+        unused = ForkingPickler.dumps(array)
+
+    assert found.flags.writeable is is_writable
+    assert held() == 1
+    crossmem.multiprocessing.discard(unused)
+    assert held() == 0
+
+
+@pytest.mark.parametrize("dtype", [[], [(f"f{i}", "i1") for i in range(600)], "V0"])
+def test_arrays_that_cannot_be_shared_go_as_before(dtype: Any) -> None:
+    crossmem.empty(1, "int8")
+    array = np.zeros(2, dtype)
+
+    found = pickle.loads(ForkingPickler.dumps(array))  # noqa: S301
+
+    assert found.dtype == array.dtype
+
+
+def test_ordinary_arrays_go_as_before_at_exit() -> None:
+    code = (
+        "import atexit, crossmem, crossmem.multiprocessing, numpy\n"
+        "from multiprocessing.reduction import ForkingPickler as Pickler\n"
+        "atexit.register(lambda: print(len(Pickler.dumps(numpy.arange(3)))))\n"
+        "crossmem.share(crossmem.empty(3, 'int8')).close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=True,
+    )
+
+    assert done.stderr == ""
+    assert int(done.stdout) > 0
 
 
 def test_a_batch_that_is_dropped_right_after_put_arrives(scene: Scene) -> None:

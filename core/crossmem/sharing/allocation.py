@@ -27,7 +27,7 @@ from crossmem.sharing.process import drain, is_current, is_mine, refuse_foreign
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
 
-__all__ = ["Allocation", "Busy"]
+__all__ = ["Allocation", "Busy", "export_again"]
 
 Busy = Literal["defer", "raise", "wait"]
 """What ``free`` does where other processes still hold leases."""
@@ -141,12 +141,7 @@ class Allocation(Memory):
         with owned.lock:
             # Another thread may have freed it before the lock was ours.
             self._live()
-            key = (allow, access, lease)
-            handle = owned.handles.get(key)
-            if handle is None:
-                handle = _export(owned, allow, access, lease, synchronize)
-                owned.handles[key] = handle
-        return handle
+            return export_again(owned, allow, access, lease=lease, synchronize=synchronize)
 
     def free(self, *, busy: Busy = "defer", timeout: float | None = None) -> None:
         """Give the memory back. Freeing twice is harmless.
@@ -250,6 +245,23 @@ class Allocation(Memory):
         from crossmem.sharing.attach import attach  # noqa: PLC0415
 
         return attach, (self.export().to_bytes(),)
+
+
+def export_again(
+    owned: Owned,
+    allow: Allow | None,
+    access: Access,
+    *,
+    lease: bool = True,
+    synchronize: bool = True,
+) -> ShareableHandle:
+    """Return the handle of memory of this process; see :meth:`Allocation.export`."""
+    key = (allow, access, lease)
+    with owned.lock:
+        handle = owned.handles.get(key)
+        if handle is None:
+            handle = owned.handles[key] = _export(owned, allow, access, lease, synchronize)
+    return handle
 
 
 def _export(

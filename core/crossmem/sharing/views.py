@@ -108,8 +108,6 @@ def _layout(
         start = Layout(found, (0,), None, offset)
         start.check(memory.nbytes)
         shape = ((memory.nbytes - start.offset) // found.itemsize,)
-    elif not isinstance(shape, Sequence):
-        shape = (shape,)
     return Layout(found, shape, strides, offset)
 
 

@@ -3,7 +3,7 @@
 
 import threading
 import weakref
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,8 +33,8 @@ class Whereabouts:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._spots: list[_Spot] = []
-        self._gone: deque[tuple[int, int]] = deque()
-        """Start and number of what no longer counts; the garbage collector fills this."""
+        self._gone: deque[tuple[int, int, int]] = deque()
+        """Start, end and number of what no longer counts; the garbage collector fills this."""
         self._longest = 0
         self._number = 0
 
@@ -44,10 +44,9 @@ class Whereabouts:
         with self._lock:
             self._purge()
             self._number += 1
-            key = (pointer, self._number)
+            key = (pointer, pointer + memory.nbytes, self._number)
             reference = weakref.ref(keeper, lambda _: gone.append(key))
-            end = pointer + memory.nbytes
-            insort(self._spots, _Spot(pointer, end, self._number, weakref.ref(memory), reference))
+            insort(self._spots, _Spot(*key, weakref.ref(memory), reference))
             self._longest = max(self._longest, memory.nbytes)
 
     def find(self, pointer: int, nbytes: int) -> "Memory | None":
@@ -68,13 +67,9 @@ class Whereabouts:
     def _purge(self) -> None:
         """Forget what no longer counts. The lock is held."""
         while self._gone:
-            start, number = self._gone.popleft()
-            index = bisect_right(self._spots, start, key=_start_of)
-            while index:
-                index -= 1
-                if self._spots[index].number == number:
-                    del self._spots[index]
-                    break
+            gone = self._gone.popleft()
+            # Each number is there once, so nothing behind it is ever compared.
+            del self._spots[bisect_left(self._spots, gone)]
         if not self._spots:
             self._longest = 0
 

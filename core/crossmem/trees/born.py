@@ -50,7 +50,7 @@ def empty(
         Where the device has no room now.
     """
     home = device if isinstance(device, Device) else device_of(device)
-    layout = Layout(dtype_of(dtype), shape if isinstance(shape, Sequence) else (shape,))
+    layout = Layout(dtype_of(dtype), shape)
     torch = used("torch")
     is_tensor = torch is not None and isinstance(dtype, torch.dtype)
     kind: Kind = "torch" if is_tensor else kind_of_arrays(home)

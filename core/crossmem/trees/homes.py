@@ -14,7 +14,7 @@ from crossmem.driver import CopyKind
 from crossmem.errors import UnsupportedError
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.adoption import Neighbours
-from crossmem.sharing.allocation import Allocation
+from crossmem.sharing.allocation import Allocation, export_again
 from crossmem.sharing.device import Device, device, runtime_in_use
 from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.memory import Memory
@@ -145,15 +145,22 @@ class Homes:
 
     def _in(self, memory: Memory, pointer: int, where: Callable[[], str]) -> Place:
         """Return where an address of some memory is for others."""
+        offset = pointer - memory.ptr
         if isinstance(memory, Mapping):
             handle = memory.handle
+            owned = self.process.owned.get(handle.allocation)
+            if handle.owner == self.process.identity and owned and not owned.is_retired:
+                # It is this process that says who may receive, whatever was said before.
+                offset += handle.offset
+                handle = export_again(owned, self.allow, self.access)
+                offset -= handle.offset
         elif isinstance(memory, Allocation):
             handle = memory.export(allow=self.allow, access=self.access)
         else:
             msg = f"{where()} lies in an address range of crossmem"
             raise UnsupportedError(msg, operation="share", hint="share what is mapped there")
         self.devices.add(memory.device)
-        return Place(handle, pointer - memory.ptr)
+        return Place(handle, offset)
 
     def _adopt(self, way: ShareWay, home: Device, leaves: list[Leaf]) -> Memory:
         low = min(leaf.bounds[0] for leaf in leaves)

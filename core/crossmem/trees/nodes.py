@@ -20,8 +20,9 @@ null, true, 1  themselves; so do texts of Unicode and finite floats
 ============== ==================================================================================
 
 A class is only ever looked up among the modules that the reader has imported, must be a dataclass
-or named tuple with exactly these fields, and none of its code is run. So fields that a descriptor
-of its own computes are refused.
+or named tuple with exactly these fields, and none of its code is run, but for ``__hash__`` and
+``__eq__`` of what is a key. So fields that a descriptor of its own computes are refused, and
+classes with ``__del__``.
 """
 
 import math
@@ -176,6 +177,7 @@ def _name_of_class(kind: type, path: tuple[Any, ...]) -> str:
         msg = f"{_name(path)} is of a class that other processes cannot find: {name}"
         hint = "define the class in a module, under its own name"
         raise UnsupportedError(msg, operation="share", hint=hint)
+    _refuse_end(kind, "share")
     return name
 
 
@@ -196,8 +198,16 @@ def _field_names(kind: type) -> list[str]:
     return names
 
 
-_WRONG: Final = (ArithmeticError, AttributeError, CrossmemError, LookupError, TypeError, ValueError)
-"""What comes of values that nobody writes."""
+_WRONG: Final = (
+    ArithmeticError,
+    AttributeError,
+    CrossmemError,
+    LookupError,
+    SystemError,
+    TypeError,
+    ValueError,
+)
+"""What comes of values that nobody writes; of no characters, NumPy's text is a SystemError."""
 
 
 def read(node: Any, arrays: Sequence[Any]) -> Any:
@@ -273,7 +283,15 @@ def _class(name: str) -> type:
     if not isinstance(found, type):
         msg = f"class {_short(path)} of module {_short(module_name)} is not known to this process"
         raise UnsupportedError(msg, operation="receive", hint="import the module first")
+    _refuse_end(found, "receive")
     return found
+
+
+def _refuse_end(kind: type, operation: str) -> None:
+    """Refuse a class whose objects run code when they are dropped, with fields of a stranger's."""
+    if getattr_static(kind, "__del__", None) is not None:
+        msg = f"class {kind.__qualname__} has a __del__, which would run with what was sent"
+        raise UnsupportedError(msg, operation=operation, hint="share the fields as a dict")
 
 
 def _find(module_name: str, path: str) -> Any:

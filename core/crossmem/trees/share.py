@@ -10,6 +10,7 @@ from crossmem.errors import (
     BackendNotFoundError,
     BackendUnavailableError,
     ConfigurationError,
+    CrossmemError,
     UnsupportedError,
 )
 from crossmem.models import Access, ShareableHandle
@@ -17,7 +18,7 @@ from crossmem.sharing.adoption import Neighbours
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
 from crossmem.sharing.memory import Memory
-from crossmem.sharing.process import Process, drain
+from crossmem.sharing.process import Process, current, drain
 from crossmem.trees.born import HOST_DEVICE
 from crossmem.trees.homes import Copy, Homes, Leaf
 from crossmem.trees.leaves import describe
@@ -110,19 +111,19 @@ def message_of(array: Any) -> tuple[Message, Memory] | None:
 
     None for any other array.
     """
-    process = drain()
     try:
         found = describe(array)
-    except UnsupportedError:
+    except CrossmemError:
         return None
     if found is None or found.layout.extent is None:
         return None
     leaf = Leaf(array, found, lambda: "the array")
     low, high = leaf.bounds
-    memory = process.whereabouts.find(low, high - low)
+    # Not drain(), which raises at exit: ordinary arrays are sent there too.
+    memory = current().whereabouts.find(low, high - low)
     if memory is None:
         return None
-    homes = Homes(process, None, "rw", None, None, lambda: host_device(None))
+    homes = Homes(drain(), None, "rw", None, None, lambda: host_device(None))
     handles, rows = _rows(homes, [leaf])
     return Message(handles, rows, {"a": 0}, None), memory
 

@@ -184,6 +184,8 @@ class Shared:
     def _look(self, timeout: float | None) -> OwnCell | RemoteCell:
         self.check()
         with self._lock:
+            # Another thread may have closed this before the lock was ours.
+            self.check()
             if self._cell is None:
                 if self.message.cell is None:
                     msg = f"{self!r} has no version"

@@ -6,25 +6,24 @@ version. Each word is written at once, as aligned words are on every machine tha
 """
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
 from weakref import WeakKeyDictionary
 
 from crossmem.control.records import Allow
-from crossmem.errors import ClosedError, OwnerGoneError, OwnerUnresponsiveError
+from crossmem.errors import ClosedError, OwnerGoneError, OwnerUnresponsiveError, StaleHandleError
 from crossmem.models import Access
 from crossmem.sharing.allocation import Allocation
 from crossmem.sharing.attach import attach
 from crossmem.sharing.device import Device
-from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.process import Process
 from crossmem.trees.message import CELL_NBYTES, Cell
 
 __all__ = ["OwnCell", "RemoteCell", "new_cell", "wait_until_newer"]
 
 _BOARD_NBYTES: Final = 4096
+_CELLS: Final = _BOARD_NBYTES // CELL_NBYTES
 _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
 """How long a waiting reader sleeps at most between two looks."""
@@ -36,8 +35,9 @@ class _Board:
     def __init__(self, process: Process, allocation: Allocation, allow: Allow | None) -> None:
         allocation.leave_to_views()
         self.process = process
+        self.allow = allow
         self.words = allocation.view().cast("Q")
-        self.free = list(range(_BOARD_NBYTES // CELL_NBYTES))
+        self.free = list(range(_CELLS))
         access: Access = "ro" if allocation.device.capabilities.readonly_exports else "rw"
         self.handle = allocation.export(allow=allow, access=access)
 
@@ -48,7 +48,6 @@ class OwnCell:
     def __init__(self, board: _Board, index: int) -> None:
         self._board = board
         self._index = index
-        self._lock = threading.Lock()
         tree = int.from_bytes(os.urandom(8), "little") | 1
         board.words[2 * index + 1] = 0
         board.words[2 * index] = tree
@@ -76,18 +75,27 @@ class OwnCell:
         ClosedError
             As :meth:`read`.
         """
-        # Taking and letting go a lock is a barrier for the processor too.
-        with self._lock:
+        # Against close(): the cell may be another tree's right after it. Taking and letting go a
+        # lock is a barrier for the processor too.
+        with self._board.process.lock:
             version = self.read() + 1
             self._board.words[2 * self._index + 1] = version
         return version
 
     def close(self) -> None:
         """Tell readers that there will be no more, and let another tree have the cell."""
-        with self._board.process.lock:
-            if self._board.words[2 * self._index] == self.cell.tree:
-                self._board.words[2 * self._index] = 0
-                self._board.free.append(self._index)
+        board = self._board
+        with board.process.lock:
+            if board.words[2 * self._index] != self.cell.tree:
+                return
+            board.words[2 * self._index] = 0
+            board.free.append(self._index)
+            # Who may import can differ from tree to tree; what is for all is used again.
+            if board.allow is not None and len(board.free) == _CELLS:
+                boards = _boards[board.process][board.allow]
+                boards.remove(board)
+                if not boards:
+                    del _boards[board.process][board.allow]
 
 
 class RemoteCell:
@@ -96,7 +104,10 @@ class RemoteCell:
     def __init__(self, cell: Cell, timeout: float | None) -> None:
         self._tree = cell.tree
         self._first = cell.offset // 8
-        self._mapping: Mapping = attach(cell.handle, readonly="advisory", timeout=timeout)
+        try:
+            self._mapping = attach(cell.handle, readonly="advisory", timeout=timeout)
+        except StaleHandleError as error:
+            raise _closed() from error
         self._mapping.leave_to_views()
         self._words = self._mapping.view().cast("Q")
 
@@ -110,8 +121,7 @@ class RemoteCell:
         """
         version = self._words[self._first + 1]
         if self._words[self._first] != self._tree:
-            msg = "the process that shares this tree closed it"
-            raise ClosedError(msg, operation="wait")
+            raise _closed()
         return version
 
     def check_owner(self) -> None:
@@ -125,6 +135,11 @@ class RemoteCell:
         if not self._mapping.owner_alive:
             msg = f"process {self._mapping.handle.owner.pid}, which shares this tree, is dead"
             raise OwnerGoneError(msg, operation="wait")
+
+
+def _closed() -> ClosedError:
+    msg = "the process that shares this tree closed it"
+    return ClosedError(msg, operation="wait")
 
 
 def wait_until_newer(

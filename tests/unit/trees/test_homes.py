@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is copied where arrays cannot be shared where they lie: each byte, and only once."""
 
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -125,6 +126,25 @@ def test_what_was_born_in_crossmem_is_not_copied() -> None:
 
         assert array[3, 4] == found["some"][0, 3] == -1
     del array, found
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_who_may_receive_is_said_again_for_what_came_from_this_process(readonly: bool) -> None:
+    only = crossmem.Allow(pids=(os.getpid(),))
+    array = crossmem.empty(4000, "uint8")
+    array[:] = np.arange(4000) % 251
+    with crossmem.share(array[1000:2000]) as everyone:
+        part = everyone.message.handles[0].slice(1000, 1000)
+    mapping = crossmem.attach(part, readonly=readonly)
+    mapping.leave_to_views()
+    alias = mapping.as_array(100, offset=10)
+
+    with crossmem.share(alias, allow=only) as few, crossmem.share(alias) as all_again:
+        assert few.message.handles[0].core != part.core
+        assert all_again.message.handles[0].core == part.core
+        for shared in (few, all_again):
+            assert (crossmem.receive(shared) == array[1010:1110]).all()
+    del array, mapping, alias
 
 
 @pytest.mark.parametrize("succeeding", [0, 1])

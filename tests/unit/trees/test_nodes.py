@@ -275,6 +275,16 @@ def test_no_code_of_a_class_runs_while_it_is_read() -> None:
     assert tree_classes.ran == []
 
 
+def test_a_class_with_code_that_runs_at_its_end_is_refused() -> None:
+    assert "__del__" in refuse(UnsupportedError, [tree_classes.Ending()])
+    tree_classes.ran.clear()
+
+    with pytest.raises(UnsupportedError, match="__del__"):
+        read({"c": ["tree_classes:Ending", [["value", "of a stranger"]]]}, [])
+
+    assert tree_classes.ran == []
+
+
 class Lazy(ModuleType):
     """A module with code that runs when something is asked of it."""
 
@@ -398,6 +408,7 @@ def test_a_class_that_is_different_here_is_refused(node: Any) -> None:
         {"s": [5, "AA=="]},
         {"s": [["float32"], "AA=="]},
         {"s": ["|V2147483647", ""]},
+        {"s": ["<U1", "/////w=="]},
         {"s": "float32"},
         {"c": [5, []]},
         {"c": ["tree_classes:Plain", 5]},

@@ -108,6 +108,14 @@ class WithDescriptor:
     value: int = _Computed()  # type: ignore[assignment]
 
 
+@dataclass
+class Ending:
+    value: Any = None
+
+    def __del__(self) -> None:
+        ran.append("__del__")
+
+
 def make_local() -> Callable[[], Any]:
     @dataclass
     class Local:

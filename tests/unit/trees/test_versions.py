@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions of trees within one process: their memory, and threads that close them."""
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import crossmem
+from crossmem import ClosedError, Shared
+from crossmem.trees.versions import OwnCell
+
+ONLY = crossmem.Allow(pids=(os.getpid(),))
+
+
+def exported() -> set[Any]:
+    crossmem.collect()
+    return {one.handle for one in crossmem.exports()}
+
+
+@pytest.fixture(autouse=True)
+def board() -> Iterator[None]:
+    """Have the board that stays, so that what else a test leaves is seen."""
+    with crossmem.share(None):
+        before = exported()
+    yield
+
+    assert exported() == before
+
+
+def test_versions_of_trees_for_few_leave_no_memory() -> None:
+    before = exported()
+    for pid in range(2, 12):
+        crossmem.share(None, allow=crossmem.Allow(pids=(pid,))).close()
+    first, second = crossmem.share(None, allow=ONLY), crossmem.share(None, allow=ONLY)
+    first.close()
+    assert len(exported()) == len(before) + 1
+
+    assert second.publish() == 1
+    second.close()
+
+    assert exported() == before
+
+
+def test_a_tree_for_few_that_was_closed_says_so() -> None:
+    with crossmem.share(None, allow=ONLY) as shared:
+        reader, late = (Shared.from_bytes(shared.to_bytes()) for _ in range(2))
+        assert reader.version == 0
+    for one in (reader, late):
+        with pytest.raises(ClosedError, match="closed it"):
+            assert one.version
+    reader.close()
+    del reader, one
+
+
+def test_publishing_while_another_thread_closes_changes_no_other_tree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = crossmem.share(None)
+    read, others = OwnCell.read, []
+
+    def close_and_share() -> None:
+        shared.close()
+        # The cell that was given back last is the next one's.
+        others.append(crossmem.share(None))
+
+    closing = threading.Thread(target=close_and_share)
+
+    def read_slowly(cell: OwnCell) -> int:
+        version = read(cell)
+        if cell is shared._cell:
+            closing.start()
+            closing.join(0.3)
+        return version
+
+    monkeypatch.setattr(OwnCell, "read", read_slowly)
+    assert shared.publish() == 1
+    monkeypatch.undo()
+    closing.join()
+
+    (other,) = others
+    assert other.version == 0
+    other.close()
+
+
+def test_a_thread_that_waits_for_the_lock_sees_that_the_tree_was_closed() -> None:
+    shared, errors = crossmem.share(None), []
+
+    def publish() -> None:
+        try:
+            shared.publish()
+        except crossmem.CrossmemError as error:
+            errors.append(type(error))
+
+    publishing = threading.Thread(target=publish)
+    with shared._lock:
+        publishing.start()
+        publishing.join(0.2)
+        # What close() does with this lock held, and right after.
+        cell, shared._cell = shared._cell, None
+        shared._is_closed = True
+    publishing.join()
+
+    assert errors == [ClosedError]
+    assert isinstance(cell, OwnCell)
+    cell.close()
