@@ -63,7 +63,7 @@ for number in range(3):
     runtime.memMap(segment + number * chunk, chunk, 0, handle, 0)
     runtime.memRelease(handle)
 runtime.memSetAccess(segment, 3 * chunk, [(1, 0, 3)])
-print(*crossmem.how_can_share(segment + chunk + 5, device).mechanisms)
+print(*crossmem.how_can_share(segment + chunk + 5, device).mechanisms, flush=True)
 parts = [
     device.adopt(segment + chunk + at, 100, owner=object(), neighbours="expose")
     for at in (0, 4096)

@@ -20,7 +20,7 @@ from crossmem.models import Access, Capabilities, DeviceInfo
 BOARDS: Final = 2
 BOARD_NBYTES: Final = 4 << 30
 PAGE: Final = mmap.PAGESIZE
-PAYLOAD: Final = struct.Struct("<4sQ")
+PAYLOAD: Final = struct.Struct("<4sQQ")
 """What goes with a descriptor: a magic, and the capacity in bytes."""
 
 # With these seals, no process can shrink the file under another one's mapping.
@@ -129,7 +129,9 @@ class AcmeDriver(Driver):
 
     @override
     def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
-        return Exported((PAYLOAD.pack(b"ACME", block.capacity),), (block.reference,))
+        # The descriptor's number is what no other export has as long as this one lives.
+        payload = PAYLOAD.pack(b"ACME", block.capacity, block.reference)
+        return Exported((payload,), (block.reference,))
 
     @override
     def import_(
@@ -143,7 +145,8 @@ class AcmeDriver(Driver):
         capacity: int,
         access: Access,
     ) -> Imported:
-        if exported.payloads != (PAYLOAD.pack(b"ACME", capacity),):
+        (payload,) = exported.payloads
+        if len(payload) != PAYLOAD.size or PAYLOAD.unpack(payload)[:2] != (b"ACME", capacity):
             raise InvalidHandleError("the payload is not one of Acme's", backend="acme")
         (descriptor,) = exported.descriptors
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
