@@ -108,25 +108,27 @@ def _rebuild_learning_tensor(blob: bytes, origin: str, token: Any) -> Any:
 
 
 def _rebuild_array(blob: bytes, origin: str, token: Any) -> Any:
+    message = Message.from_bytes(blob)
     if node() == origin:
-        message = Message.from_bytes(blob)
         array = build(message, _attach(message, token))
+        _note(EventKind.RECEIVED, message, origin)
     else:
         array = copy_from(origin, blob)
-    _note(blob, origin)
+        _note(EventKind.RECEIVED_COPY, message, origin)
     return array
 
 
 def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared:
     """Return a shared tree; on another node, a copy without versions: nobody publishes it."""
+    message = Message.from_bytes(blob)
     if node() == origin:
-        message = Message.from_bytes(blob)
         shared = Shared(drain(), message, received=_attach(message, token))
         keep_token(shared, token)
+        _note(EventKind.RECEIVED, message, origin)
     else:
         copied = share(copy_from(origin, blob))
         shared = Shared(drain(), copied.message._replace(cell=None), kept=copied)
-    _note(blob, origin)
+        _note(EventKind.RECEIVED_COPY, message, origin)
     return shared
 
 
@@ -138,16 +140,15 @@ def _attach(message: Message, token: Any) -> list[Mapping]:
     return mappings
 
 
-def _note(blob: bytes, origin: str) -> None:
-    """Tell observers what was received, and how; give it back when it is dropped."""
+def _note(kind: EventKind, message: Message, origin: str) -> None:
+    """Tell observers what was received, and have it given back as soon as it is dropped."""
     process = drain()
     # An actor that waits for its next call would otherwise keep what it has dropped.
     process.start_reaper()
-    message = Message.from_bytes(blob)
     for handle in message.handles[:1]:
         process.registry.emit(
             Event(
-                EventKind.RECEIVED if node() == origin else EventKind.RECEIVED_COPY,
+                kind,
                 backend=handle.backend,
                 device=handle.device,
                 nbytes=sum(row.layout.nbytes for row in message.rows),
