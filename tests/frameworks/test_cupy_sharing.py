@@ -110,8 +110,7 @@ def test_managed_memory_is_copied_where_that_is_allowed(gpu: str, peer: Any) -> 
             crossmem.device(f"{gpu}:0").identity
         ]
         peer("receive", "tree", shared.to_bytes(), {})
-        array.set(np.zeros(64, "float32"))
-        cupy.cuda.runtime.deviceSynchronize()
+        actions.put(array, 0)
 
         assert peer("tell", "tree") == {"it": expected}
 
@@ -169,7 +168,8 @@ def test_versions(gpu: str, peer: Any) -> None:
     with crossmem.share(array) as shared:
         peer("receive", "array", shared.to_bytes(), {})
         for version in (1, 2):
-            array.set(np.full(4, 10 * version, "float32"))
+            host = np.full(4, 10 * version, "float32")
+            array.set(host)
             assert shared.publish() == version
             assert peer("wait", shared.to_bytes(), version - 1) == version
             assert peer("tell", "array")[-1] == [10.0 * version] * 4
