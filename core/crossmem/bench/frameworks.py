@@ -164,6 +164,7 @@ def _through_ray(nbytes: int, rounds: int) -> list[float]:
     numpy: Any = import_module("numpy")
     store_nbytes = 4 * nbytes + (80 << 20)
     ray.init(
+        address="local",
         num_cpus=2,
         object_store_memory=store_nbytes,
         include_dashboard=False,
