@@ -6,7 +6,7 @@ numbers of blocks travel. The decode process copies a block into its own pool, o
 gives the number back.
 
     python examples/kv_cache.py --device emulated:0
-    crossmem emulate hip -- python examples/kv_cache.py --device hip:0
+    crossmem emulate hip --profile clr26 -- python examples/kv_cache.py --device hip:0
     python examples/kv_cache.py --device cuda:0
 """
 

@@ -5,7 +5,7 @@ One import is all that this needs. A batch that was made by ``crossmem.empty`` t
 queue as a handle of a few hundred bytes, and the consumer works on the worker's memory.
 
     python examples/loader.py --device emulated:0
-    crossmem emulate hip -- python examples/loader.py --device hip:0
+    crossmem emulate hip --profile clr26 -- python examples/loader.py --device hip:0
     python examples/loader.py --device cuda:0
 """
 

@@ -6,7 +6,7 @@ step of the training the trainer publishes a new version, which the readers wait
 sent again, and nothing is copied.
 
     python examples/weights.py --device emulated:0 emulated:1
-    crossmem emulate hip -- python examples/weights.py --device hip:0 hip:1
+    crossmem emulate hip --profile clr26 -- python examples/weights.py --device hip:0 hip:1
     python examples/weights.py --device cuda:0
 """
 

@@ -32,10 +32,19 @@ def look(array: Any) -> Any:
     return np.ndarray(array.shape, array.dtype, host, before, array.strides)
 
 
+def put(array: Any, values: Any) -> None:
+    """Overwrite an array without gaps with what NumPy makes of some values."""
+    host = np.ascontiguousarray(
+        np.broadcast_to(np.asarray(values).astype(array.dtype), array.shape)
+    )
+    array.set(host)
+    # Until then the device may read what is on the host.
+    cupy.cuda.runtime.deviceSynchronize()
+
+
 def numbers(array: Any) -> Any:
     """Fill an array without gaps with 0, 1, 2 and so on, and return it."""
-    array.set(np.arange(array.size).astype(array.dtype).reshape(array.shape))
-    cupy.cuda.runtime.deviceSynchronize()
+    put(array, np.arange(array.size).reshape(array.shape))
     return array
 
 
@@ -77,9 +86,7 @@ def tell(key: str) -> Any:
 
 def write(key: str, value: float) -> None:
     """Overwrite an array without gaps."""
-    array = _kept[key]
-    array.set(np.full(array.shape, value, array.dtype))
-    cupy.cuda.runtime.deviceSynchronize()
+    put(_kept[key], value)
 
 
 def overwrite(key: str, shape: tuple[int, ...], dtype: str, blob: bytes) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import crossmem
 import crossmem.multiprocessing
+from crossmem.trees import homes
 
 cupy = pytest.importorskip("cupy", reason="CuPy cannot be imported", exc_type=ImportError)
 np = pytest.importorskip("numpy")
@@ -86,14 +87,36 @@ def test_a_whole_allocation_of_cupy_s_is_adopted(gpu: str, peer: Any) -> None:
 
 def test_a_block_of_a_pool_has_neighbours(peer: Any) -> None:
     one, other = (actions.numbers(cupy.empty(100, "int32")) for _ in range(2))
-    with pytest.raises(crossmem.UnsupportedError, match="bytes more that the vendor shares"):
-        crossmem.share(one)
+    with pytest.raises(crossmem.UnsupportedError, match="bytes more that the vendor") as raised:
+        crossmem.share([1, one])
+    assert str(raised.value).startswith("x[1] cannot be shared where it lies: ")
+    assert 'neighbours="expose", or say copy="allow"' in str(raised.value)
+
+    with crossmem.share([one, one[::-1]], copy="allow") as shared:
+        assert shared.copied_nbytes == 400
+        peer("receive", "list", shared.to_bytes(), {})
+        assert peer("tell", "list") == [said(one), said(one[::-1])]
 
     with crossmem.share({"a": one, "b": one[::-1], "c": other}, neighbours="expose") as shared:
         peer("receive", "tree", shared.to_bytes(), {})
         there = peer("tell", "tree")
 
     assert there == {"a": said(one), "b": said(one[::-1]), "c": said(other)}
+
+
+def test_the_vendor_is_asked_once_for_what_lies_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def ask(pointer: int, device: crossmem.Device) -> crossmem.ShareReport:
+        asked.append(pointer)
+        return crossmem.how_can_share(pointer, device)
+
+    monkeypatch.setattr(homes, "how_can_share", ask)
+    one, other = (actions.numbers(cupy.empty((50, 10), "float32")) for _ in range(2))
+    with crossmem.share([*one, *other], neighbours="expose") as shared:
+        handles = shared.message.handles
+
+    assert len(asked) == len(handles) == 2
 
 
 def test_managed_memory_is_copied_where_that_is_allowed(gpu: str, peer: Any) -> None:
@@ -110,8 +133,7 @@ def test_managed_memory_is_copied_where_that_is_allowed(gpu: str, peer: Any) -> 
             crossmem.device(f"{gpu}:0").identity
         ]
         peer("receive", "tree", shared.to_bytes(), {})
-        array.set(np.zeros(64, "float32"))
-        cupy.cuda.runtime.deviceSynchronize()
+        actions.put(array, 0)
 
         assert peer("tell", "tree") == {"it": expected}
 
@@ -169,7 +191,8 @@ def test_versions(gpu: str, peer: Any) -> None:
     with crossmem.share(array) as shared:
         peer("receive", "array", shared.to_bytes(), {})
         for version in (1, 2):
-            array.set(np.full(4, 10 * version, "float32"))
+            host = np.full(4, 10 * version, "float32")
+            array.set(host)
             assert shared.publish() == version
             assert peer("wait", shared.to_bytes(), version - 1) == version
             assert peer("tell", "array")[-1] == [10.0 * version] * 4

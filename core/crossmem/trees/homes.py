@@ -13,7 +13,7 @@ from crossmem.control.records import Allow
 from crossmem.driver import CopyKind
 from crossmem.errors import UnsupportedError
 from crossmem.models import Access, ShareableHandle
-from crossmem.sharing.adoption import Neighbours
+from crossmem.sharing.adoption import Neighbours, neighbours_of
 from crossmem.sharing.allocation import Allocation, export_again
 from crossmem.sharing.device import Device, device, runtime_in_use
 from crossmem.sharing.mapping import Mapping
@@ -92,6 +92,8 @@ class Homes:
     devices: set[Device] = field(default_factory=set)
     """Devices that hold something."""
     copied_nbytes: int = 0
+    _near: dict[str, ShareWay] = field(default_factory=dict)
+    """What was last found out on each device."""
 
     def find(self, leaves: list[Leaf]) -> list[Place]:
         """Return a place for each array, in their order.
@@ -104,7 +106,7 @@ class Homes:
             Where a vendor's call failed.
         """
         places: dict[int, Place] = {}
-        foreign: dict[tuple[str, int], tuple[ShareWay, Device, list[int]]] = {}
+        foreign: dict[tuple[str, int], tuple[ShareWay, list[int]]] = {}
         to_copy: dict[str | None, list[int]] = {}
         for number, leaf in enumerate(leaves):
             low, high = leaf.bounds
@@ -115,22 +117,21 @@ class Homes:
             where = leaf.found.device
             way, reason = None, "it is ordinary memory of the host"
             if where is not None:
-                home = self._home_of(where)
-                way, reason = _way(home, low)
+                way, reason = self._way(where, low)
                 if way is not None:
-                    key = (where, way.base)
-                    foreign.setdefault(key, (way, home, []))[2].append(number)
+                    foreign.setdefault((where, way.base), (way, []))[1].append(number)
                     continue
-            if self.copy is None:
-                msg = f"{leaf.where()} cannot be shared where it lies: {reason}"
-                raise UnsupportedError(
-                    msg,
-                    operation="share",
-                    hint='make it with crossmem.empty(), or say copy="allow"',
-                )
+            self._refuse_unless_copied(leaf, reason, "make it with crossmem.empty()")
             to_copy.setdefault(where, []).append(number)
-        for way, home, numbers in foreign.values():
-            memory = self._adopt(way, home, [leaves[one] for one in numbers])
+        for (where, _base), (way, numbers) in foreign.items():
+            group = [leaves[one] for one in numbers]
+            low, high = _span(group)
+            around = neighbours_of(way.exposed_nbytes, high - low)
+            if around is not None and self.neighbours is None:
+                self._refuse_unless_copied(group[0], around, 'say neighbours="expose"')
+                to_copy.setdefault(where, []).extend(numbers)
+                continue
+            memory = self._adopt(way, self._home_of(where), group)
             for one in numbers:
                 places[one] = self._in(memory, leaves[one].found.pointer, leaves[one].where)
         for where, numbers in to_copy.items():
@@ -163,8 +164,7 @@ class Homes:
         return Place(handle, offset)
 
     def _adopt(self, way: ShareWay, home: Device, leaves: list[Leaf]) -> Memory:
-        low = min(leaf.bounds[0] for leaf in leaves)
-        high = max(leaf.bounds[1] for leaf in leaves)
+        low, high = _span(leaves)
         owner = tuple(leaf.value for leaf in leaves)
         chosen = home.for_mechanism(way.mechanism)
         adoption = chosen.adopt(low, high - low, owner=owner, neighbours=self.neighbours)
@@ -175,6 +175,24 @@ class Homes:
     def _home_of(self, where: str) -> Device:
         """Return a device in the runtime that this process uses."""
         return device(where, runtime=runtime_in_use(self.process, where.partition(":")[0]))
+
+    def _way(self, where: str, pointer: int) -> tuple[ShareWay | None, str]:
+        """Return the first mechanism that can share some memory, or why none can."""
+        near = self._near.get(where)
+        if near is not None and near.base <= pointer < near.base + near.nbytes:
+            # Of arrays that lie together, the vendor is asked once.
+            return near, ""
+        report = how_can_share(pointer, self._home_of(where))
+        for way in report.ways:
+            if way.obstacle is None:
+                self._near[where] = way
+                return way, ""
+        return None, str(report)
+
+    def _refuse_unless_copied(self, leaf: Leaf, reason: str, hint: str) -> None:
+        if self.copy is None:
+            msg = f"{leaf.where()} cannot be shared where it lies: {reason}"
+            raise UnsupportedError(msg, operation="share", hint=f'{hint}, or say copy="allow"')
 
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
         """Copy each byte that an array covers once, and all of them into one allocation."""
@@ -206,13 +224,10 @@ class Homes:
         return places
 
 
-def _way(home: Device, pointer: int) -> tuple[ShareWay | None, str]:
-    """Return the first mechanism that can share some memory, or why none can."""
-    report = how_can_share(pointer, home)
-    for way in report.ways:
-        if way.obstacle is None:
-            return way, ""
-    return None, str(report)
+def _span(leaves: list[Leaf]) -> tuple[int, int]:
+    """Return the first address of what lies in one allocation, and the one past the last."""
+    bounds = [leaf.bounds for leaf in leaves]
+    return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
 def _merge(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -51,8 +51,9 @@ def share(
         dataclasses of them, nested in any way, with plain values among them. Arrays that
         overlap still do where they are received, and an array that occurs twice is one.
     copy
-        ``"allow"``: what cannot be shared where it lies is copied once; the result says how much
-        that was. None: it is refused, with the reason.
+        ``"allow"``: what cannot be shared where it lies is copied once, also what has neighbours
+        that must not be exposed; the result says how much that was. None: it is refused, with
+        the reason.
     device
         Where copies of host memory go, which must be memory that the CPU can address;
         ``emulated:0`` where None.
