@@ -88,7 +88,11 @@ def share(
     def add(value: Any, where: Callable[[], str]) -> int | None:
         number = numbers.get(id(value))
         if number is None:
-            found = describe(value)
+            try:
+                found = describe(value)
+            except UnsupportedError as error:
+                msg = f"{where()} cannot be shared: {error.message}"
+                raise UnsupportedError(msg, operation="share", hint=error.hint) from error
             if found is None:
                 return None
             number = numbers[id(value)] = len(leaves)

@@ -190,6 +190,11 @@ def test_arrays_that_are_more_or_less_than_their_elements_are_refused(value: Any
         crossmem.share(value, copy="allow")
 
 
+def test_an_array_that_cannot_be_shared_is_named_by_its_place() -> None:
+    with pytest.raises(crossmem.UnsupportedError, match=r"^x\['a'\]\[1\] cannot be shared: a rec"):
+        crossmem.share({"a": [1, np.zeros(2).view(np.recarray)]}, copy="allow")
+
+
 # into ------------------------------------------------------------------------------------------
 
 

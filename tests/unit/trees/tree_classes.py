@@ -108,12 +108,16 @@ class WithDescriptor:
     value: int = _Computed()  # type: ignore[assignment]
 
 
+ended: list[Any] = []
+"""Values of the objects that ran code at their end."""
+
+
 @dataclass
 class Ending:
     value: Any = None
 
     def __del__(self) -> None:
-        ran.append("__del__")
+        ended.append(self.value)
 
 
 def make_local() -> Callable[[], Any]:
