@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from crossmem.arrays.libraries import on_use, require
+from crossmem.arrays.libraries import on_use, require, used
 from crossmem.errors import CrossmemError
 from crossmem.models import ShareableHandle
 from crossmem.sharing.adoption import Adoption
@@ -68,7 +68,7 @@ class _Discarder(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _discard_tree(blob: bytes, numbers: Sequence[int], *_readonly: Readonly) -> None:
+def _discard_tree(blob: bytes, numbers: Sequence[int], *_: object) -> None:
     discard_holds(zip(Message.from_bytes(blob).handles, numbers, strict=True))
 
 
@@ -83,13 +83,19 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
     """Return what reduces arrays of one class; those that are not crossmem's as before."""
 
     def reduce(array: Any) -> _Reduced:
-        found = message_of(array)
+        learns = getattr(array, "requires_grad", False)
+        # What is computed and learns has a history, which PyTorch refuses to send.
+        found = None if learns and not array.is_leaf else message_of(array)
         if found is None:
             return fallback(array)
         message, memory = found
         # "advisory" is the wish of one reader, and not of those that it sends to.
         readonly = isinstance(memory, Mapping) and memory.asked_readonly is True
-        return _rebuild_array, (message.to_bytes(), hold(message.handles), readonly)
+        arguments = (message.to_bytes(), hold(message.handles), readonly)
+        is_parameter = type(array).__name__ == "Parameter"
+        if learns or is_parameter:
+            return _rebuild_learning, (*arguments, learns, is_parameter)
+        return _rebuild_array, arguments
 
     return reduce
 
@@ -123,6 +129,19 @@ def _rebuild_array(blob: bytes, numbers: Sequence[int], readonly: Readonly) -> A
     for mapping in mappings:
         mapping.leave_to_views()
     return build(message, mappings)
+
+
+def _rebuild_learning(
+    blob: bytes,
+    numbers: Sequence[int],
+    readonly: Readonly,
+    learns: bool,  # noqa: FBT001
+    is_parameter: bool,  # noqa: FBT001
+) -> Any:
+    tensor = _rebuild_array(blob, numbers, readonly)
+    if is_parameter:
+        return require("torch").nn.Parameter(tensor, requires_grad=learns)
+    return tensor.requires_grad_(learns)
 
 
 def _rebuild_shared(blob: bytes, numbers: Sequence[int]) -> Shared:
@@ -176,4 +195,8 @@ ForkingPickler.register(Shared, _reduce_shared)
 ForkingPickler.register(Allocation, _reduce_allocation)
 ForkingPickler.register(Adoption, _reduce_allocation)
 ForkingPickler.register(Mapping, _reduce_mapping)
+for _library in ("numpy", "cupy", "torch"):
+    # Arrays of crossmem may have become tensors of what crossmem itself has not used yet.
+    if used(_library) is not None:
+        require(_library)
 on_use(_register)

@@ -330,3 +330,28 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "3 [15.0, 15.0, 15.0, 15.0]"
+
+
+def test_what_learns_crosses_multiprocessing_as_it_is() -> None:
+    import pickle
+    from multiprocessing.reduction import ForkingPickler
+
+    import crossmem.multiprocessing
+
+    def cross(value: Any) -> Any:
+        return pickle.loads(ForkingPickler.dumps(value))  # noqa: S301 - made here
+
+    memory = crossmem.empty((1, 3), torch.float32)
+    layer = torch.nn.Linear(3, 1, bias=False)
+    layer.weight = torch.nn.Parameter(memory)
+
+    found = cross(layer)
+    found.weight.data[0, 0] = 5
+
+    assert type(found.weight) is torch.nn.Parameter
+    assert found.weight.requires_grad
+    assert memory[0, 0] == 5
+    assert not cross(torch.nn.Parameter(memory, requires_grad=False)).requires_grad
+    assert cross(memory.detach().requires_grad_()).requires_grad
+    with pytest.raises(RuntimeError, match="non-leaf"):
+        ForkingPickler.dumps(layer.weight * 1)

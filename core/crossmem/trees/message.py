@@ -20,7 +20,7 @@ from crossmem.models import ShareableHandle
 
 __all__ = ["CELL_NBYTES", "MAX_MESSAGE_NBYTES", "Cell", "Message", "Row"]
 
-MAX_MESSAGE_NBYTES: Final = 64 * 2**20
+MAX_MESSAGE_NBYTES: Final = 16 * 2**20
 """Upper bound of what describes one tree, in bytes."""
 
 CELL_NBYTES: Final = 16
