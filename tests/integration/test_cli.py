@@ -235,7 +235,7 @@ def test_the_readme_has_the_two_lines_and_its_example_runs(tmp_path: Path) -> No
             ".venv/bin/python -m pytest"
         ),
     ]
-    (example,) = [block for kind, block in blocks if kind == "python"]
+    _arrays, example = [block for kind, block in blocks if kind == "python"]
     (tmp_path / "example.py").write_text(example)
     done = subprocess.run(
         [sys.executable, tmp_path / "example.py"],

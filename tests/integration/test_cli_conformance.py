@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from crossmem.cli.reports import ConformanceMatrixReport, ConformanceReport, ErrorReport
 
 _DEADLINE_S = 100
@@ -102,6 +104,7 @@ def test_all_runs_what_works_and_says_what_does_not(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.long
 def test_all_shows_a_table_and_exits_as_the_first_run_that_failed(tmp_path: Path) -> None:
     only = "ascend,hip"
 
