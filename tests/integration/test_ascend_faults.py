@@ -22,7 +22,7 @@ MECHANISMS = ("shareable", "key")
 
 
 @pytest.mark.parametrize("name", sorted(ascend_fault_actions.OPERATIONS))
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", ["shareable", pytest.param("key", marks=pytest.mark.long)])
 def test_each_failure_of_each_call(
     start_npu_peer: "StartNpuPeer", mechanism: str, name: str
 ) -> None:

@@ -22,11 +22,11 @@ else:
 StartGpuPeer = Callable[[], Peer]
 
 
-# Each backend and each mechanism for every run, and all of both in the long one.
+# One of each for every run, and all of both in the long one.
 @pytest.fixture(
     params=[
         ("hip", "legacy"),
-        ("cuda", "vmm"),
+        pytest.param(("cuda", "vmm"), marks=pytest.mark.long),
         pytest.param(("cuda", "legacy"), marks=pytest.mark.long),
         pytest.param(("hip", "vmm"), marks=pytest.mark.long),
     ],

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 KIT = Path(crossmem.conformance.__file__).parent
 LAWS = [f"c{number:02}" for number in range(1, 27)]
 
-ALWAYS = 2
+ALWAYS = 1
 
 # A mutant that is found takes some seconds; one that hangs the kit is found too, but too late.
 LIMIT_S = 100
