@@ -81,6 +81,7 @@ def test_a_device_that_does_not_exist_is_no_success() -> None:
     assert not ConformanceReport.model_validate_json(done.stdout).ok
 
 
+@pytest.mark.long
 def test_all_runs_what_works_and_says_what_does_not(tmp_path: Path) -> None:
     done = run("--all", "--json", "-k", "c01_odd", CROSSMEM_EMULATED_STATE=str(tmp_path / "host"))
 

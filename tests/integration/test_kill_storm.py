@@ -264,6 +264,7 @@ def test_a_thousand_kills_leave_nothing(storm: Storm) -> None:
     survive(storm, 100)
 
 
+@pytest.mark.long
 def test_what_is_left_is_found(storm: Storm) -> None:
     storm.start(doomed=False)
     (worker,) = storm.workers

@@ -18,7 +18,7 @@ else:
 STRICT = ("-Wall", "-Wextra", "-Werror")
 
 
-@pytest.mark.parametrize("language", ["c", "c++"])
+@pytest.mark.parametrize("language", ["c", pytest.param("c++", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "name", ["sharing", "device", "settings", "usual", "virtual", "visible", "server"]
 )
