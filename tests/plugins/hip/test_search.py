@@ -113,11 +113,10 @@ def test_the_folders_come_last(installed: dict[str, Path]) -> None:
 
 
 def has(name: str) -> bool:
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        return False
-    return True
+    # In a process of its own: tests of the emulated library leave that loaded in this one.
+    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, name], check=False, capture_output=True)
+    return done.returncode == 0
 
 
 # What is really there -------------------------------------------------------------------------
