@@ -323,7 +323,7 @@ class Memory:
         ClosedError, ForkedProcessError
             Where the memory may not be used any more.
         """
-        return views.array(self, shape, dtype, strides, offset)
+        return views.array(self, views.kind_of_arrays(self.device), shape, dtype, strides, offset)
 
     def as_tensor(
         self,
@@ -344,7 +344,7 @@ class Memory:
         torch.Tensor
             On the CPU where that can address the memory, else on the device.
         """
-        return views.tensor(self, shape, dtype, strides, offset)
+        return views.array(self, "torch", shape, dtype, strides, offset)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from crossmem.sharing.device import Device
     from crossmem.sharing.memory import Memory
 
-__all__ = ["array", "capsule", "dlpack_device", "kind_of_arrays", "maker", "tensor"]
+__all__ = ["array", "capsule", "dlpack_device", "kind_of_arrays", "maker"]
 
 
 def kind_of_arrays(device: "Device") -> Kind:
@@ -74,41 +74,20 @@ def _maker(memory: "Memory", kind: Kind) -> Callable[[Layout], Any]:
 
 def array(
     memory: "Memory",
+    kind: Kind,
     shape: int | Sequence[int] | None,
     dtype: Any,
     strides: Sequence[int] | None,
     offset: int,
 ) -> Any:
-    """Return an array in some memory; see :meth:`crossmem.Mapping.as_array`."""
-    layout = _layout(memory, shape, dtype, strides, offset)
-    return maker(memory, kind_of_arrays(memory.device))(layout)
-
-
-def tensor(
-    memory: "Memory",
-    shape: int | Sequence[int] | None,
-    dtype: Any,
-    strides: Sequence[int] | None,
-    offset: int,
-) -> Any:
-    """Return a tensor in some memory; see :meth:`crossmem.Mapping.as_tensor`."""
-    return maker(memory, "torch")(_layout(memory, shape, dtype, strides, offset))
-
-
-def _layout(
-    memory: "Memory",
-    shape: int | Sequence[int] | None,
-    dtype: Any,
-    strides: Sequence[int] | None,
-    offset: int,
-) -> Layout:
+    """Return an array or tensor in some memory; see :meth:`crossmem.Mapping.as_array`."""
     found = dtype_of(dtype)
     if shape is None:
         # A layout without elements checks what was said of the offset.
         start = Layout(found, (0,), None, offset)
         start.check(memory.nbytes)
         shape = ((memory.nbytes - start.offset) // found.itemsize,)
-    return Layout(found, shape, strides, offset)
+    return maker(memory, kind)(Layout(found, shape, strides, offset))
 
 
 def dlpack_device(memory: "Memory") -> tuple[int, int]:

@@ -4,6 +4,7 @@
 import logging
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple
@@ -141,8 +142,9 @@ class Homes:
 
     def give_up(self) -> None:
         """Free what was made, where the tree is not shared after all."""
-        while self.owned:
-            self.owned.pop().free()
+        with ExitStack() as steps:
+            while self.owned:
+                steps.callback(self.owned.pop().free)
 
     def _in(self, memory: Memory, pointer: int, where: Callable[[], str]) -> Place:
         """Return where an address of some memory is for others."""

@@ -3,6 +3,7 @@
 
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -235,10 +236,12 @@ class Shared:
         if isinstance(cell, OwnCell):
             cell.close()
         self._kept = None
-        while self._received:
-            self._received.pop().unmap()
-        while self._owned:
-            self._owned.pop().free()
+        with ExitStack() as steps:
+            # Whatever one of them raises, the others are given back.
+            while self._owned:
+                steps.callback(self._owned.pop().free)
+            while self._received:
+                steps.callback(self._received.pop().unmap)
 
     def __enter__(self) -> Self:
         self.check()

@@ -16,7 +16,8 @@ from numpy.lib.stride_tricks import as_strided
 import crossmem
 from crossmem import OutOfMemoryError, Shared, StaleHandleError, UnsupportedError
 from crossmem.driver import CopyKind
-from crossmem.trees.homes import _merge
+from crossmem.sharing.process import drain
+from crossmem.trees.homes import Homes, _merge
 
 repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=100)
 
@@ -239,3 +240,28 @@ def test_a_shared_that_was_read_from_bytes_owns_nothing() -> None:
         other.close()
 
         assert int(crossmem.receive(shared)[3]) == 3
+
+
+@pytest.mark.parametrize("way", ["closed", "given up"])
+def test_what_cannot_be_freed_keeps_nothing_else(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    shared = crossmem.share(None)
+    homes = Homes(drain(), None, "rw", None, None, pytest.fail)
+    freed: list[int] = []
+
+    class Owned:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def free(self) -> None:
+            freed.append(self.number)
+            if self.number == 1:
+                raise crossmem.BusyError("in use")
+
+    owned: Any = [Owned(number) for number in range(3)]
+    holder: Any = shared if way == "closed" else homes
+    monkeypatch.setattr(holder, "_owned" if way == "closed" else "owned", owned)
+    with pytest.raises(crossmem.BusyError):
+        (shared.close if way == "closed" else homes.give_up)()
+
+    assert sorted(freed) == [0, 1, 2]
+    shared.close()
