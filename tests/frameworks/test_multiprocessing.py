@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -58,6 +59,14 @@ class Scene:
         for queue in (self.requests, self.answers):
             queue.cancel_join_thread()
             queue.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forkserver_of_its_own() -> Iterator[None]:
+    """End the forkserver of these tests: others want one that has their modules loaded."""
+    yield
+    # What the standard library's own tests call; there is no public way.
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
