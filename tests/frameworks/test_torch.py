@@ -167,6 +167,7 @@ def test_a_state_dict_keeps_its_tied_weights(peer: Peer) -> None:
         assert shared.copied_nbytes == (8 * 8 + 8 + 8) * 4
     other = make_model()
     other.load_state_dict(mine)
+    assert vars(mine) == vars(state)
     assert torch.equal(other.last.weight, mine["first.weight"])
 
 

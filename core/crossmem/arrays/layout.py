@@ -53,6 +53,9 @@ class Layout:
     """First byte of the memory that an element covers, and the one past the last; None where
     there are no elements."""
 
+    is_contiguous: bool = field(compare=False, repr=False)
+    """Whether the elements lie in C order without gaps."""
+
     def __init__(
         self,
         dtype: DType,
@@ -68,38 +71,47 @@ class Layout:
             (offset,) = _integers("offset", (offset,))
         if strides is None:
             steps, whole = _dense(sizes, dtype.itemsize)
-            low, high = offset, offset + whole
+            before, after = 0, whole
         else:
             steps = _integers("strides", strides)
             before, after, whole = _span(sizes, steps, dtype.itemsize)
-            low, high = offset - before, offset + after
         if whole > _MAX:
             msg = f"an array of shape {sizes} and dtype {dtype.name} exceeds 64 bits"
             raise InvalidSizeError(msg)
-        if offset < 0 or low < -_MAX or high > _MAX:
-            msg = f"bytes [{low}, {high}) from offset {offset} are out of bounds"
-            raise InvalidSizeError(msg, hint="no offset may be negative, and all fit into 64 bits")
         empty = 0 in sizes
         put = object.__setattr__
         put(self, "dtype", dtype)
         put(self, "shape", sizes)
         put(self, "strides", steps)
-        put(self, "offset", offset)
         put(self, "nbytes", 0 if empty else whole)
-        put(self, "extent", None if empty else (low, high))
+        put(self, "is_contiguous", strides is None or empty or _is_dense(self))
+        self._place(offset, offset - before, offset + after)
 
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether the elements lie in C order without gaps."""
-        step = self.dtype.itemsize
-        if self.extent is None:
-            return True
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size > 1:
-                if stride != step:
-                    return False
-                step *= size
-        return True
+    def at(self, offset: int) -> "Layout":
+        """Return the same layout, with the first element at another byte.
+
+        Raises
+        ------
+        InvalidSizeError
+            Where a number is negative that may not be, or too large.
+        """
+        low, high = self.extent or (self.offset, self.offset)
+        moved = object.__new__(Layout)
+        put = object.__setattr__
+        put(moved, "dtype", self.dtype)
+        put(moved, "shape", self.shape)
+        put(moved, "strides", self.strides)
+        put(moved, "nbytes", self.nbytes)
+        put(moved, "is_contiguous", self.is_contiguous)
+        moved._place(offset, low - self.offset + offset, high - self.offset + offset)
+        return moved
+
+    def _place(self, offset: int, low: int, high: int) -> None:
+        if offset < 0 or low < -_MAX or high > _MAX:
+            msg = f"bytes [{low}, {high}) from offset {offset} are out of bounds"
+            raise InvalidSizeError(msg, hint="no offset may be negative, and all fit into 64 bits")
+        object.__setattr__(self, "offset", offset)
+        object.__setattr__(self, "extent", None if 0 in self.shape else (low, high))
 
     def check(self, limit_nbytes: int) -> None:
         """Refuse a layout of which anything lies outside memory of that many bytes.
@@ -152,6 +164,16 @@ class Layout:
                 count = 1
             steps.append(count)
         return tuple(steps)
+
+
+def _is_dense(layout: Layout) -> bool:
+    step = layout.dtype.itemsize
+    for size, stride in zip(reversed(layout.shape), reversed(layout.strides), strict=True):
+        if size > 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
 
 
 def _integers(name: str, values: object) -> tuple[int, ...]:

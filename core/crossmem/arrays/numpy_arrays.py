@@ -44,7 +44,8 @@ def describe(array: Any) -> Found:
     if type(array) not in {numpy.ndarray, numpy.memmap}:
         msg = f"a {type(array).__name__} is more than its elements"
         raise UnsupportedError(msg, hint="share the plain arrays that it is made of")
-    layout = Layout(dtype_of(array.dtype), array.shape, array.strides)
+    strides = None if array.flags.c_contiguous else array.strides
+    layout = Layout(dtype_of(array.dtype), array.shape, strides)
     return Found("numpy", array.__array_interface__["data"][0], layout, None)
 
 

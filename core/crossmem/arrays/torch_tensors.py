@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from crossmem.arrays.dtypes import dtype_of, to_torch
+from crossmem.arrays.dtypes import DType, dtype_of, to_torch
 from crossmem.arrays.found import Found
 from crossmem.arrays.layout import Layout
 from crossmem.arrays.libraries import require
@@ -24,13 +24,12 @@ def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
     def make_anywhere(layout: Layout) -> Any:
         if layout.extent is None:
             # Where they are not does not matter, and may be past what frombuffer() takes.
-            return make(Layout(layout.dtype, layout.shape, layout.strides))
+            return make(layout.at(0))
         if layout.offset % layout.dtype.itemsize == 0:
             return make(layout)
         # A tensor's offset in its storage counts elements: this one gets a storage of its own.
         there = torch.frombuffer(buffer, dtype=torch.uint8, offset=layout.offset)
-        start = Layout(layout.dtype, layout.shape, layout.strides)
-        return _maker(torch, there)(start)
+        return _maker(torch, there)(layout.at(0))
 
     return make_anywhere
 
@@ -45,13 +44,23 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
     # One storage for all, as for tensors that PyTorch itself made of one.
     storage, device = whole.untyped_storage(), whole.device
 
+    seeds: dict[DType, Any] = {}
+
     def make(layout: Layout) -> Any:
-        dtype, steps = to_torch(layout.dtype), layout.element_strides(negative=False)
         start, rest = divmod(layout.offset, layout.dtype.itemsize)
         if rest:
             msg = f"PyTorch has no tensor of {layout.dtype.name} at byte {layout.offset}"
             raise UnsupportedError(msg, hint="keep offsets multiples of the itemsize")
-        return torch.empty(0, dtype=dtype, device=device).set_(storage, start, layout.shape, steps)
+        seed = seeds.get(layout.dtype)
+        if seed is None:
+            dtype = to_torch(layout.dtype)
+            seed = seeds[layout.dtype] = torch.empty(0, dtype=dtype, device=device)
+        # What .data returns is a tensor of its own, unlike what views return, and sooner there
+        # than a new one.
+        made = seed.data
+        if layout.is_contiguous:
+            return made.set_(storage, start, layout.shape)
+        return made.set_(storage, start, layout.shape, layout.element_strides(negative=False))
 
     return make
 
@@ -70,13 +79,13 @@ def describe(tensor: Any) -> Found:
         Where it has no plain memory of its own elements, or none that crossmem knows of.
     """
     torch = require("torch")
-    refused = None
+    kind, refused = type(tensor), None
     if tensor.layout is not torch.strided or tensor.is_nested:
         refused = f"a tensor of layout {tensor.layout} is several"
     elif tensor.is_quantized:
         refused = "a quantised tensor is more than its elements"
-    elif type(tensor) not in {torch.Tensor, torch.nn.Parameter}:
-        refused = f"a {type(tensor).__name__} is more than a tensor"
+    elif kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        refused = f"a {kind.__name__} is more than a tensor"
     elif tensor.is_conj() or tensor.is_neg():
         refused = "the tensor is a conjugate or negative that was not computed yet"
     elif tensor.device.type == "meta":
@@ -84,14 +93,15 @@ def describe(tensor: Any) -> Found:
     if refused is not None:
         raise UnsupportedError(refused, hint="share the plain tensors that it is made of")
     dtype = dtype_of(tensor.dtype)
-    strides = tuple(step * dtype.itemsize for step in tensor.stride())
+    strides = None
+    if not tensor.is_contiguous():
+        strides = tuple([step * dtype.itemsize for step in tensor.stride()])
     layout = Layout(dtype, tuple(tensor.shape), strides)
-    return Found("torch", tensor.data_ptr(), layout, _device(torch, tensor.device))
+    where = None if tensor.is_cpu else _device(torch, tensor.device)
+    return Found("torch", tensor.data_ptr(), layout, where)
 
 
-def _device(torch: Any, device: Any) -> str | None:
-    if device.type == "cpu":
-        return None
+def _device(torch: Any, device: Any) -> str:
     # PyTorch calls the devices of both vendors "cuda".
     names = {"cuda": "hip" if torch.version.hip else "cuda", "npu": "ascend"}
     backend = names.get(device.type)

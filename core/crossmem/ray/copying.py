@@ -13,7 +13,6 @@ from functools import cache
 from pickle import PickleBuffer
 from typing import Any, Final, NamedTuple
 
-from crossmem.arrays import Layout
 from crossmem.errors import UnsupportedError
 from crossmem.models import ShareableHandle
 from crossmem.ray.session import import_ray, is_answering_thread, waiting
@@ -152,5 +151,4 @@ def _moved(row: Row, runs: list[list[_Run]]) -> Row:
     own = runs[row.handle]
     # The run in which it lies is the last one that does not begin behind it.
     run = own[bisect_right(own, layout.extent[0], key=lambda one: one.low) - 1]
-    offset = layout.offset - run.low + run.start
-    return row._replace(layout=Layout(layout.dtype, layout.shape, layout.strides, offset))
+    return row._replace(layout=layout.at(layout.offset - run.low + run.start))

@@ -14,7 +14,15 @@ from crossmem.sharing.mapping import Import, Mapping, Readonly
 from crossmem.sharing.process import Process, drain
 from crossmem.sharing.table import Wish
 
-__all__ = ["Readonly", "attach", "attach_held", "attach_many", "import_handle", "reattach"]
+__all__ = [
+    "Readonly",
+    "attach",
+    "attach_held",
+    "attach_many",
+    "check_device",
+    "import_handle",
+    "reattach",
+]
 
 Handle = ShareableHandle | bytes | bytearray | memoryview
 
@@ -98,6 +106,7 @@ def attach_many(
     the handles.
     """
     process = drain()
+    check_device(device)
     wishes = [_wish(process, _decode(one), device, readonly) for one in handles]
     return _attach_all(process, wishes, readonly, timeout)[0]
 
@@ -169,9 +178,7 @@ def _acquire(
 ) -> tuple[Process, ShareableHandle, Entry]:
     process = drain()
     found = handle if type(handle) is ShareableHandle else _decode(handle)
-    if device is not None and not isinstance(device, Device | str):
-        msg = f"device must be a crossmem.Device, its name or None, not {device!r}"
-        raise ConfigurationError(msg, operation="import")
+    check_device(device)
     if not isinstance(readonly, bool | str):
         raise _unknown_readonly(readonly)
     shortcut = (found.core, device, readonly)
@@ -182,6 +189,19 @@ def _acquire(
         (entry,) = process.imports.acquire((wish,), timeout_s)
         process.imports.remember(shortcut, entry)
     return process, found, entry
+
+
+def check_device(device: object) -> None:
+    """Refuse what names no device.
+
+    Raises
+    ------
+    ConfigurationError
+        Where it is neither a device nor a text nor None.
+    """
+    if device is not None and not isinstance(device, Device | str):
+        msg = f"device must be a crossmem.Device, its name or None, not {device!r}"
+        raise ConfigurationError(msg, operation="import")
 
 
 def _decode(handle: Handle) -> ShareableHandle:

@@ -32,10 +32,11 @@ class Whereabouts:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._spots: list[_Spot] = []
+        self._spots: dict[int, list[_Spot]] = {}
+        """By start, those of similar lengths together: lengths of one list have as many bits. So
+        only few neighbours in a list can reach an address, however large others are."""
         self._gone: deque[tuple[int, int, int]] = deque()
         """Start, end and number of what no longer counts; the garbage collector fills this."""
-        self._longest = 0
         self._number = 0
 
     def add(self, memory: "Memory", pointer: int, keeper: object) -> None:
@@ -46,32 +47,40 @@ class Whereabouts:
             self._number += 1
             key = (pointer, pointer + memory.nbytes, self._number)
             reference = weakref.ref(keeper, lambda _: gone.append(key))
-            insort(self._spots, _Spot(*key, weakref.ref(memory), reference))
-            self._longest = max(self._longest, memory.nbytes)
+            spots = self._spots.setdefault(memory.nbytes.bit_length(), [])
+            insort(spots, _Spot(*key, weakref.ref(memory), reference))
 
     def find(self, pointer: int, nbytes: int) -> "Memory | None":
-        """Return what shows all of these addresses and is usable, None where nothing does."""
+        """Return what shows all of these addresses and is usable, None where nothing does.
+
+        Of several, that which starts last.
+        """
+        found, last = None, -1
         with self._lock:
             self._purge()
-            index = bisect_right(self._spots, pointer, key=_start_of)
-            while index:
-                index -= 1
-                spot = self._spots[index]
-                if spot.start + self._longest <= pointer:
-                    break
-                memory = spot.memory() if pointer + nbytes <= spot.end else None
-                if memory is not None and not memory.closed:
-                    return memory
-        return None
+            for bits, spots in self._spots.items():
+                index = bisect_right(spots, pointer, key=_start_of)
+                while index:
+                    index -= 1
+                    spot = spots[index]
+                    if spot.start <= max(last, pointer - (1 << bits)):
+                        break
+                    memory = spot.memory() if pointer + nbytes <= spot.end else None
+                    if memory is not None and not memory.closed:
+                        found, last = memory, spot.start
+                        break
+        return found
 
     def _purge(self) -> None:
         """Forget what no longer counts. The lock is held."""
         while self._gone:
             gone = self._gone.popleft()
+            bits = (gone[1] - gone[0]).bit_length()
+            spots = self._spots[bits]
             # Each number is there once, so nothing behind it is ever compared.
-            del self._spots[bisect_left(self._spots, gone)]
-        if not self._spots:
-            self._longest = 0
+            del spots[bisect_left(spots, gone)]
+            if not spots:
+                del self._spots[bits]
 
 
 def _start_of(spot: _Spot) -> int:

@@ -109,11 +109,18 @@ class Homes:
         places: dict[int, Place] = {}
         foreign: dict[tuple[str, int], tuple[ShareWay, list[int]]] = {}
         to_copy: dict[str | None, list[int]] = {}
+        # Arrays that lie together are looked up once.
+        near: tuple[int, int, ShareableHandle, int] | None = None
         for number, leaf in enumerate(leaves):
             low, high = leaf.bounds
+            if near is not None and near[0] <= low and high <= near[1]:
+                places[number] = Place(near[2], leaf.found.pointer - near[3])
+                continue
             memory = self.process.whereabouts.find(low, high - low)
             if memory is not None:
-                places[number] = self._in(memory, leaf.found.pointer, leaf.where)
+                handle, origin = self._export(memory, leaf.where)
+                near = memory.ptr, memory.ptr + memory.nbytes, handle, origin
+                places[number] = Place(handle, leaf.found.pointer - origin)
                 continue
             where = leaf.found.device
             way, reason = None, "it is ordinary memory of the host"
@@ -133,8 +140,9 @@ class Homes:
                 to_copy.setdefault(where, []).extend(numbers)
                 continue
             memory = self._adopt(way, self._home_of(where), group)
+            handle, origin = self._export(memory, group[0].where)
             for one in numbers:
-                places[one] = self._in(memory, leaves[one].found.pointer, leaves[one].where)
+                places[one] = Place(handle, leaves[one].found.pointer - origin)
         for where, numbers in to_copy.items():
             copies = self._copy(where, [leaves[one] for one in numbers])
             places.update(zip(numbers, copies, strict=True))
@@ -146,24 +154,24 @@ class Homes:
             while self.owned:
                 steps.callback(self.owned.pop().free)
 
-    def _in(self, memory: Memory, pointer: int, where: Callable[[], str]) -> Place:
-        """Return where an address of some memory is for others."""
-        offset = pointer - memory.ptr
+    def _export(self, memory: Memory, where: Callable[[], str]) -> tuple[ShareableHandle, int]:
+        """Return a handle of some memory, and the address at which it starts here."""
+        origin = memory.ptr
         if isinstance(memory, Mapping):
             handle = memory.handle
             owned = self.process.owned.get(handle.allocation)
             if handle.owner == self.process.identity and owned and not owned.is_retired:
                 # It is this process that says who may receive, whatever was said before.
-                offset += handle.offset
+                origin -= handle.offset
                 handle = export_again(owned, self.allow, self.access)
-                offset -= handle.offset
+                origin += handle.offset
         elif isinstance(memory, Allocation):
             handle = memory.export(allow=self.allow, access=self.access)
         else:
             msg = f"{where()} lies in an address range of crossmem"
             raise UnsupportedError(msg, operation="share", hint="share what is mapped there")
         self.devices.add(memory.device)
-        return Place(handle, offset)
+        return handle, origin
 
     def _adopt(self, way: ShareWay, home: Device, leaves: list[Leaf]) -> Memory:
         low, high = _span(leaves)
@@ -217,12 +225,13 @@ class Homes:
         nbytes = sum(high - low for low, high in runs)
         self.copied_nbytes += nbytes
         _log.info("copied %d bytes to %s, to share them from there", nbytes, home.name)
+        handle, origin = self._export(allocation, leaves[0].where)
         places = []
         for leaf in leaves:
             # The run in which it lies is the last one that does not begin behind it.
             index = bisect_right(runs, leaf.bounds[0], key=itemgetter(0)) - 1
             pointer = allocation.ptr + starts[index] + leaf.found.pointer - runs[index][0]
-            places.append(self._in(allocation, pointer, leaf.where))
+            places.append(Place(handle, pointer - origin))
         return places
 
 

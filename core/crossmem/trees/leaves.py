@@ -24,12 +24,25 @@ def describe(value: Any) -> Found | None:
     UnsupportedError
         Where it is one whose elements cannot be shared.
     """
-    for kind, name in _CLASSES.items():
-        library = used(kind)
-        if library is not None and isinstance(value, getattr(library, name)):
-            found: Found = _ADAPTERS[kind].describe(value)
-            return found
+    kind = type(value)
+    adapter = _found.get(kind) or _find_adapter(kind)
+    if adapter is None:
+        return None
+    found: Found = adapter.describe(value)
+    return found
+
+
+def _find_adapter(kind: type) -> Any:
+    for library, name in _CLASSES.items():
+        module = used(library)
+        if module is not None and issubclass(kind, getattr(module, name)):
+            _found[kind] = _ADAPTERS[library]
+            return _ADAPTERS[library]
     return None
+
+
+_found: dict[type, Any] = {}
+"""Adapters of the classes that were seen."""
 
 
 def empty(kind: Kind, layout: Layout) -> Any:

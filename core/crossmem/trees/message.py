@@ -75,7 +75,8 @@ class Cell(NamedTuple):
 class _Body(BaseModel):
     """What is in the JSON. Texts of dtypes and the tree are checked where they are read."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # Built when the first tree is received: importing crossmem is not to wait for it.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     handles: Annotated[tuple[Base64Bytes, ...], Field(max_length=_MAX_HANDLES)]
     arrays: Annotated[
@@ -154,7 +155,11 @@ class Message(NamedTuple):
         if not isinstance(blob, bytes | bytearray | memoryview):
             msg = f"a shared tree is bytes, not {type(blob).__name__}"
             raise InvalidHandleError(msg, operation="receive")
-        if memoryview(blob).nbytes > MAX_MESSAGE_NBYTES:
+        try:
+            nbytes = memoryview(blob).nbytes
+        except ValueError as error:
+            raise _refuse(str(error)) from error
+        if nbytes > MAX_MESSAGE_NBYTES:
             raise _refuse(f"more than {MAX_MESSAGE_NBYTES} bytes")
         blob = bytes(blob)
         return _decode_again(blob) if len(blob) <= _MAX_KEPT_NBYTES else _decode(blob)

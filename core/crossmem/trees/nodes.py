@@ -9,7 +9,7 @@ null, true, 1  themselves; so do texts of Unicode and finite floats
 {"a": n}       the array of that number
 {"t": [...]}   a tuple
 {"d": [...]}   a dict: a list of pairs
-{"o": [...]}   an OrderedDict: a list of pairs
+{"o": [p, a]}  an OrderedDict: its pairs, then the names and values of its attributes
 {"c": [...]}   a dataclass: name of its class, then pairs of field and value
 {"n": [...]}   a named tuple: name of its class, then values
 {"b": "..."}   bytes, in base64
@@ -44,6 +44,9 @@ __all__ = ["MAX_DEPTH", "read", "write"]
 MAX_DEPTH: Final = 32
 """How deep containers may be nested in one another."""
 
+_MAX_CONTAINERS: Final = 2**20
+"""One that occurs in many places counts in each of them."""
+
 _MAX_INTEGER_BITS: Final = 4096
 """Texts of larger ones take JSON long to read."""
 
@@ -61,7 +64,7 @@ def write(value: Any, add_array: AddArray) -> Any:
     UnsupportedError
         Where something in it is neither a container nor an array nor a plain value.
     ConfigurationError
-        Where it is nested too deep, or contains itself.
+        Where it is nested too deep, contains itself, or is too much.
     """
     return _Writer(add_array).write(value, ())
 
@@ -69,6 +72,7 @@ def write(value: Any, add_array: AddArray) -> Any:
 class _Writer:
     def __init__(self, add_array: AddArray) -> None:
         self._add_array = add_array
+        self._containers = 0
 
     def write(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)
@@ -83,6 +87,11 @@ class _Writer:
         if len(path) >= MAX_DEPTH:
             msg = f"{_name(path)} is nested more than {MAX_DEPTH} deep, or contains itself"
             raise ConfigurationError(msg, operation="share")
+        self._containers += 1
+        if self._containers > _MAX_CONTAINERS:
+            msg = f"there are more than {_MAX_CONTAINERS} containers, with {_name(path)}"
+            hint = "a container that occurs in several places is shared several times"
+            raise ConfigurationError(msg, operation="share", hint=hint)
         write_container = _CONTAINERS.get(kind)
         if write_container is not None:
             return write_container(self, value, path)
@@ -129,7 +138,10 @@ _CONTAINERS: Final[dict[type, Callable[[_Writer, Any, tuple[Any, ...]], Any]]] =
     list: lambda writer, value, path: writer.values(value, path),
     tuple: lambda writer, value, path: {"t": writer.values(value, path)},
     dict: lambda writer, value, path: {"d": writer.pairs(value.items(), path)},
-    OrderedDict: lambda writer, value, path: {"o": writer.pairs(value.items(), path)},
+    # PyTorch's state dicts have the versions of their modules in an attribute.
+    OrderedDict: lambda writer, value, path: {
+        "o": [writer.pairs(value.items(), path), writer.pairs(vars(value).items(), path)]
+    },
 }
 
 
@@ -244,18 +256,37 @@ def _read(node: Any, arrays: Sequence[Any], depth: int) -> Any:
 
 
 def _read_all(nodes: Any, arrays: Sequence[Any], depth: int) -> list[Any]:
-    if type(nodes) is not list or depth > MAX_DEPTH + 1:
-        msg = f"nested more than {MAX_DEPTH} deep, or no list"
-        raise ValueError(msg)
+    _check_list(nodes, depth)
     return [_read(one, arrays, depth) for one in nodes]
 
 
+def _check_list(nodes: Any, depth: int) -> None:
+    if type(nodes) is not list or depth > MAX_DEPTH + 1:
+        msg = f"nested more than {MAX_DEPTH} deep, or no list"
+        raise ValueError(msg)
+
+
 def _read_pairs(nodes: Any, arrays: Sequence[Any], depth: int) -> list[tuple[Any, Any]]:
+    _check_list(nodes, depth)
     pairs = []
     for pair in nodes:
-        key, value = _read_all(pair, arrays, depth)
-        pairs.append((key, value))
+        _check_list(pair, depth)
+        key, value = pair
+        # Most keys are texts, which are themselves.
+        found = key if type(key) is str else _read(key, arrays, depth)
+        pairs.append((found, _read(value, arrays, depth)))
     return pairs
+
+
+def _read_ordered(content: Any, arrays: Sequence[Any], depth: int) -> OrderedDict[Any, Any]:
+    nodes, attributes = content
+    made = OrderedDict(_read_pairs(nodes, arrays, depth))
+    for name, value in _read_pairs(attributes, arrays, depth):
+        if type(name) is not str:
+            msg = f"an attribute {_short(name)}"
+            raise TypeError(msg)
+        vars(made)[name] = value
+    return made
 
 
 def _read_dataclass(content: Any, arrays: Sequence[Any], depth: int) -> Any:
@@ -335,7 +366,7 @@ def _read_scalar(content: Any, _arrays: Sequence[Any], _depth: int) -> Any:
 _READERS: Final[dict[str, Callable[[Any, Sequence[Any], int], Any]]] = {
     "t": lambda content, arrays, depth: tuple(_read_all(content, arrays, depth)),
     "d": lambda content, arrays, depth: dict(_read_pairs(content, arrays, depth)),
-    "o": lambda content, arrays, depth: OrderedDict(_read_pairs(content, arrays, depth)),
+    "o": _read_ordered,
     "c": _read_dataclass,
     "n": _read_named_tuple,
     "b": lambda content, _arrays, _depth: b64decode(content, validate=True),

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from crossmem.arrays import Kind, Layout
 from crossmem.errors import ConfigurationError
-from crossmem.sharing.attach import Readonly, attach_many
+from crossmem.sharing.attach import Readonly, attach_many, check_device
 from crossmem.sharing.device import Device
 from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.memory import Memory
@@ -60,13 +60,14 @@ def receive(
     UnsupportedError
         Where a library or a class is missing here.
     ConfigurationError
-        Where ``into`` is another tree.
+        Where ``into`` is another tree, or another argument has no meaning.
     ClosedError, ForkedProcessError
         Where ``shared`` may not be used any more.
     CrossmemError
         As :func:`crossmem.attach` does.
     """
     drain()
+    check_device(device)
     if isinstance(shared, Shared):
         shared.check()
         message = shared.message
@@ -180,13 +181,16 @@ def _open(node: Any) -> tuple[str | None, Any]:
 def _names(tag: str, content: Any) -> Any:
     """Return what must be the same in both: keys, or the name of the class."""
     if tag in {"d", "o"}:
-        return [key for key, _ in content]
+        return [key for key, _ in (content if tag == "d" else content[0])]
     return content[0] if tag in {"c", "n"} else None
 
 
 def _contents(tag: str, content: Any) -> list[Any]:
     if tag == "c":
         content = content[1]
+    elif tag == "o":
+        # Attributes are not part of what is overwritten.
+        content = content[0]
     if tag in {"c", "d", "o"}:
         return [value for _, value in content]
     return list(content[1]) if tag == "n" else list(content)

@@ -4,7 +4,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from crossmem.arrays import Layout
 from crossmem.control.records import Allow
 from crossmem.errors import (
     BackendNotFoundError,
@@ -79,9 +78,9 @@ def share(
         Where a vendor's call failed. Nothing is left then.
     """
     process = drain()
-    if copy is not None and copy != "allow":
-        msg = f'copy must be "allow" or None, not {copy!r}'
-        raise ConfigurationError(msg, operation="share")
+    _check("copy", copy, (None, "allow"))
+    _check("access", access, ("rw", "ro"))
+    _check("neighbours", neighbours, (None, "expose"))
     leaves: list[Leaf] = []
     numbers: dict[int, int] = {}
 
@@ -133,6 +132,12 @@ def message_of(array: Any) -> tuple[Message, Memory] | None:
     return Message(handles, rows, {"a": 0}, None), memory
 
 
+def _check(name: str, value: object, known: tuple[str | None, ...]) -> None:
+    if value not in known:
+        msg = f"{name} must be one of {known}, not {value!r}"
+        raise ConfigurationError(msg, operation="share")
+
+
 def _rows(homes: Homes, leaves: list[Leaf]) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...]]:
     """Return the handles that the arrays lie in, each once, and where they lie there."""
     with_elements = [leaf for leaf in leaves if leaf.found.layout.extent is not None]
@@ -146,7 +151,7 @@ def _rows(homes: Homes, leaves: list[Leaf]) -> tuple[tuple[ShareableHandle, ...]
             continue
         handle, offset = next(places)
         number = handles.setdefault(handle, len(handles))
-        rows.append(Row(kind, number, Layout(layout.dtype, layout.shape, layout.strides, offset)))
+        rows.append(Row(kind, number, layout.at(offset)))
     return tuple(handles), tuple(rows)
 
 

@@ -62,7 +62,8 @@ class Shared:
         self._process = process
         self.message = message
         self._blob: bytes | None = None
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may close this while its thread is in here.
+        self._lock = threading.RLock()
         self._is_closed = False
         self._devices = homes.devices if homes is not None else set()
         self._owned = homes.owned if homes is not None else []
@@ -184,15 +185,18 @@ class Shared:
 
     def _look(self, timeout: float | None) -> OwnCell | RemoteCell:
         self.check()
-        with self._lock:
-            # Another thread may have closed this before the lock was ours.
-            self.check()
-            if self._cell is None:
-                if self.message.cell is None:
-                    msg = f"{self!r} has no version"
-                    raise UnsupportedError(msg)
-                self._cell = RemoteCell(self.message.cell, timeout)
-            return self._cell
+        cell = self._cell
+        if cell is None:
+            if self.message.cell is None:
+                msg = f"{self!r} has no version"
+                raise UnsupportedError(msg)
+            # Not under the lock, or close() would wait for the exporter.
+            cell = RemoteCell(self.message.cell, timeout)
+            with self._lock:
+                # Another thread may have closed this meanwhile, or been faster.
+                self.check()
+                self._cell = cell = self._cell or cell
+        return cell
 
     # The end ------------------------------------------------------------------------------
 

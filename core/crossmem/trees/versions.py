@@ -6,6 +6,7 @@ version. Each word is written at once, as aligned words are on every machine tha
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -75,10 +76,10 @@ class OwnCell:
         ClosedError
             As :meth:`read`.
         """
-        # Against close(): the cell may be another tree's right after it. Taking and letting go a
-        # lock is a barrier for the processor too.
+        # Against close(): the cell may be another tree's right after it.
         with self._board.process.lock:
             version = self.read() + 1
+            _order_memory()
             self._board.words[2 * self._index + 1] = version
         return version
 
@@ -120,6 +121,8 @@ class RemoteCell:
             Where the owner closed the tree.
         """
         version = self._words[self._first + 1]
+        # What is looked at after the version is no older: the tree's number, and its contents.
+        _order_memory()
         if self._words[self._first] != self._tree:
             raise _closed()
         return version
@@ -135,6 +138,17 @@ class RemoteCell:
         if not self._mapping.owner_alive:
             msg = f"process {self._mapping.handle.owner.pid}, which shares this tree, is dead"
             raise OwnerGoneError(msg, operation="wait")
+
+
+def _order_memory() -> None:
+    """Let no access to memory pass another one across this call, on any processor.
+
+    To let go a lock and then take it is what Python has for that.
+    """
+    lock = threading.Lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()
 
 
 def _closed() -> ClosedError:

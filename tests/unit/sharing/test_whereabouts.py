@@ -59,7 +59,7 @@ def test_the_index_finds_what_a_list_has(steps: Any) -> None:
     known.clear()
 
     assert index.find(0, 1) is None
-    assert index._spots == []
+    assert index._spots == {}
 
 
 def test_the_last_of_several_is_found_first() -> None:

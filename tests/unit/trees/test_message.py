@@ -88,6 +88,13 @@ def test_what_is_no_bytes_is_refused(value: Any) -> None:
     assert "not " + type(value).__name__ in refuse(value)
 
 
+def test_a_released_view_is_refused(message: Message) -> None:
+    view = memoryview(message.to_bytes())
+    view.release()
+
+    assert "released" in refuse(view)
+
+
 def test_a_header_that_is_wrong_is_refused(message: Message) -> None:
     blob = message.to_bytes()
     text = blob[HEADER.size :]

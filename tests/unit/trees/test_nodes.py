@@ -176,6 +176,22 @@ def test_dicts_keep_their_order_and_their_kind() -> None:
     assert [type(one) for one in found] == [dict, OrderedDict]
 
 
+def test_attributes_of_ordered_dicts_travel() -> None:
+    value: Any = OrderedDict([("w", 1)])
+    value._metadata = OrderedDict([("", {"version": 2})])
+
+    found = there_and_back(value)
+
+    assert found == value
+    assert vars(found) == vars(value)
+
+
+@pytest.mark.parametrize("attributes", [[[1, 2]], [[None, 2]], 5, [["a"]], [5]])
+def test_attributes_that_nobody_writes_are_refused(attributes: Any) -> None:
+    with pytest.raises(InvalidHandleError):
+        read({"o": [[], attributes]}, [])
+
+
 def test_keys_that_python_takes_for_equal_stay_what_they_were() -> None:
     found = there_and_back({True: "yes", 2: "two", 3.5: "more", None: "none", (1, "a"): "pair"})
 
@@ -214,6 +230,15 @@ def test_deeper_trees_of_strangers_are_refused() -> None:
 
     with pytest.raises(InvalidHandleError):
         read(node, [])
+
+
+def test_containers_that_multiply_are_refused() -> None:
+    value: Any = []
+    for _ in range(30):
+        value = [value, value]
+
+    with pytest.raises(ConfigurationError, match="more than 1048576 containers"):
+        write(value, lambda _value, _where: None)
 
 
 def test_what_contains_itself_is_refused() -> None:

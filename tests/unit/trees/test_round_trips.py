@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is received equals what was shared, views and all: any dtype, shape, strides and nesting."""
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -228,6 +229,7 @@ def test_existing_arrays_are_filled() -> None:
         {"w": np.zeros((3, 1))},
         {"w": np.zeros(3, "f4")},
         {"w": np.zeros(3, ">f8")},
+        OrderedDict({"w": np.zeros(3)}),
     ],
 )
 def test_another_tree_is_not_filled(into: Any) -> None:
@@ -236,6 +238,16 @@ def test_another_tree_is_not_filled(into: Any) -> None:
         pytest.raises(ConfigurationError),
     ):
         crossmem.receive(shared, into=into)
+
+
+def test_an_ordered_dict_is_filled_whatever_its_attributes() -> None:
+    into, value = OrderedDict(w=np.zeros(3)), OrderedDict(w=np.ones(3))
+    value.note = np.ones(2)  # type: ignore[attr-defined]
+    with crossmem.share(value, copy="allow") as shared:
+        crossmem.receive(shared, into=into)
+
+    assert list(into["w"]) == [1, 1, 1]
+    assert vars(into) == {}
 
 
 def test_nothing_is_filled_where_one_does_not_fit() -> None:
@@ -277,3 +289,11 @@ def test_a_tree_is_received_for_the_device_that_is_named() -> None:
             assert list(crossmem.receive(shared, device=device)[0]) == [0, 1, 2, 3, 4]
         with pytest.raises(crossmem.DeviceNotFoundError):
             crossmem.receive(shared, device="emulated:99")
+        with pytest.raises(ConfigurationError, match="device must be"):
+            crossmem.receive(shared, device=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["copy", "access", "neighbours"])
+def test_arguments_without_meaning_are_refused_whatever_is_shared(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} must be one of .*'bogus'"):
+        crossmem.share(None, **{name: "bogus"})  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 
 import crossmem
 from crossmem import ClosedError, Shared
-from crossmem.trees.versions import OwnCell
+from crossmem.trees.versions import OwnCell, RemoteCell
 
 ONLY = crossmem.Allow(pids=(os.getpid(),))
 
@@ -85,24 +85,29 @@ def test_publishing_while_another_thread_closes_changes_no_other_tree(
     other.close()
 
 
-def test_a_thread_that_waits_for_the_lock_sees_that_the_tree_was_closed() -> None:
-    shared, errors = crossmem.share(None), []
+def test_closing_waits_for_no_thread_that_asks_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, errors = crossmem.share(None), []
+    other = crossmem.Shared.from_bytes(mine.to_bytes())
+    asking, answered = threading.Event(), threading.Event()
 
-    def publish() -> None:
+    def slow(*arguments: Any) -> RemoteCell:
+        asking.set()
+        assert answered.wait(10)
+        return RemoteCell(*arguments)
+
+    def look() -> None:
         try:
-            shared.publish()
+            other.wait(0, timeout=10)
         except crossmem.CrossmemError as error:
             errors.append(type(error))
 
-    publishing = threading.Thread(target=publish)
-    with shared._lock:
-        publishing.start()
-        publishing.join(0.2)
-        # What close() does with this lock held, and right after.
-        cell, shared._cell = shared._cell, None
-        shared._is_closed = True
-    publishing.join()
+    monkeypatch.setattr("crossmem.trees.shared.RemoteCell", slow)
+    looking = threading.Thread(target=look)
+    looking.start()
+    assert asking.wait(10)
+    other.close()
+    answered.set()
+    looking.join()
 
     assert errors == [ClosedError]
-    assert isinstance(cell, OwnCell)
-    cell.close()
+    mine.close()
