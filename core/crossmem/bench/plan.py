@@ -113,7 +113,7 @@ PLANS: Final = MappingProxyType(
             imports=25,
             traced=10_000,
             tree_nbytes=2048 * MIB,
-            tree_rounds=9,
+            tree_rounds=25,
             array_nbytes=256 * MIB,
         ),
     }
