@@ -3,13 +3,14 @@
 
 import logging
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple
 
-from crossmem.arrays import Found
+from crossmem.arrays import Found, Layout
 from crossmem.control.records import Allow
 from crossmem.driver import CopyKind
 from crossmem.errors import UnsupportedError
@@ -20,7 +21,9 @@ from crossmem.sharing.device import Device, device, runtime_in_use
 from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.memory import Memory
 from crossmem.sharing.process import Process
+from crossmem.sharing.views import maker
 from crossmem.sharing.ways import ShareWay, how_can_share
+from crossmem.trees.leaves import copy_to
 
 __all__ = ["Copy", "Homes", "Leaf", "Place"]
 
@@ -56,12 +59,16 @@ class Leaf(NamedTuple):
         low, high = self.found.layout.extent or (0, 0)
         return self.found.pointer + low, self.found.pointer + high
 
+    def place(self, handle: ShareableHandle, origin: int) -> "Place":
+        """Return where it is in the memory of a handle that starts at an address here."""
+        return Place(handle, self.found.layout.at(self.found.pointer - origin))
+
 
 class Place(NamedTuple):
-    """Where other processes find an array: in which handle, and its first element's offset."""
+    """Where other processes find an array: in which handle, and how it lies there."""
 
     handle: ShareableHandle
-    offset: int
+    layout: Layout
 
 
 @dataclass(slots=True)
@@ -114,13 +121,13 @@ class Homes:
         for number, leaf in enumerate(leaves):
             low, high = leaf.bounds
             if near is not None and near[0] <= low and high <= near[1]:
-                places[number] = Place(near[2], leaf.found.pointer - near[3])
+                places[number] = leaf.place(near[2], near[3])
                 continue
             memory = self.process.whereabouts.find(low, high - low)
             if memory is not None:
                 handle, origin = self._export(memory, leaf.where)
                 near = memory.ptr, memory.ptr + memory.nbytes, handle, origin
-                places[number] = Place(handle, leaf.found.pointer - origin)
+                places[number] = leaf.place(handle, origin)
                 continue
             where = leaf.found.device
             way, reason = None, "it is ordinary memory of the host"
@@ -142,7 +149,7 @@ class Homes:
             memory = self._adopt(way, self._home_of(where), group)
             handle, origin = self._export(memory, group[0].where)
             for one in numbers:
-                places[one] = Place(handle, leaves[one].found.pointer - origin)
+                places[one] = leaves[one].place(handle, origin)
         for where, numbers in to_copy.items():
             copies = self._copy(where, [leaves[one] for one in numbers])
             places.update(zip(numbers, copies, strict=True))
@@ -205,10 +212,16 @@ class Homes:
             raise UnsupportedError(msg, operation="share", hint=f'{hint}, or say copy="allow"')
 
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
-        """Copy each byte that an array covers once, and all of them into one allocation."""
+        """Copy each byte that arrays cover once, and all of them into one allocation.
+
+        Where no other array lies in the gaps of one, the gaps are left out: they are not what
+        was shared.
+        """
         home = self.host() if where is None else self._home_of(where)
         kind = CopyKind.HOST_TO_DEVICE if where is None else CopyKind.DEVICE_TO_DEVICE
         runs = _merge([leaf.bounds for leaf in leaves])
+        # The run in which an array lies is the last one that does not begin behind it.
+        numbers = [bisect_right(runs, leaf.bounds[0], key=itemgetter(0)) - 1 for leaf in leaves]
         starts, end = [], 0
         for low, high in runs:
             start = end + (low - end) % _ALIGNMENT
@@ -220,19 +233,38 @@ class Homes:
         if where is not None:
             # Whatever wrote the arrays may still be at work.
             home.synchronize()
-        for (low, high), start in zip(runs, starts, strict=True):
-            home.driver.copy(home.ordinal, allocation.ptr + start, low, high - low, kind)
-        nbytes = sum(high - low for low, high in runs)
+        alone = _with_gaps(leaves, numbers)
+        nbytes = 0
+        for number, ((low, high), start) in enumerate(zip(runs, starts, strict=True)):
+            found = alone.get(number)
+            if found is None:
+                home.driver.copy(home.ordinal, allocation.ptr + start, low, high - low, kind)
+                nbytes += high - low
+            else:
+                layout = found.found.layout.at(start + found.found.pointer - low)
+                library = found.found.kind
+                copy_to(library, maker(allocation, library)(layout), found.value)
+                nbytes += layout.nbytes
         self.copied_nbytes += nbytes
         _log.info("copied %d bytes to %s, to share them from there", nbytes, home.name)
+        # This waits until the device has copied.
         handle, origin = self._export(allocation, leaves[0].where)
         places = []
-        for leaf in leaves:
-            # The run in which it lies is the last one that does not begin behind it.
-            index = bisect_right(runs, leaf.bounds[0], key=itemgetter(0)) - 1
-            pointer = allocation.ptr + starts[index] + leaf.found.pointer - runs[index][0]
-            places.append(Place(handle, pointer - origin))
+        for leaf, number in zip(leaves, numbers, strict=True):
+            shift = allocation.ptr + starts[number] - runs[number][0]
+            places.append(leaf.place(handle, origin - shift))
         return places
+
+
+def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
+    """Return, by the numbers of their runs, arrays with gaps that are alone in theirs."""
+    counts = Counter(numbers)
+    found = {}
+    for leaf, number in zip(leaves, numbers, strict=True):
+        low, high = leaf.bounds
+        if counts[number] == 1 and high - low > leaf.found.layout.nbytes:
+            found[number] = leaf
+    return found
 
 
 def _span(leaves: list[Leaf]) -> tuple[int, int]:

@@ -149,9 +149,9 @@ def _rows(homes: Homes, leaves: list[Leaf]) -> tuple[tuple[ShareableHandle, ...]
         if layout.extent is None:
             rows.append(Row(kind, None, layout))
             continue
-        handle, offset = next(places)
+        handle, placed = next(places)
         number = handles.setdefault(handle, len(handles))
-        rows.append(Row(kind, number, layout.at(offset)))
+        rows.append(Row(kind, number, placed))
     return tuple(handles), tuple(rows)
 
 

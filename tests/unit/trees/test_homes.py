@@ -116,6 +116,43 @@ def test_an_array_that_is_repeated_by_its_strides_is_copied_once() -> None:
         assert float(found.sum()) == 3.5e6
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        np.index_exp[:, 3],
+        np.index_exp[::2],
+        np.index_exp[::-3, 1:3],
+        np.index_exp[5:6, ::50],
+    ],
+)
+def test_what_lies_between_elements_is_not_copied(part: Any) -> None:
+    secret = b"between the lines"
+    whole = np.frombuffer(secret * 6400, "u1").reshape(1600, 68).view("u4").copy()
+    whole[part] = 5
+
+    with crossmem.share({"column": whole[part]}, copy="allow") as shared:
+        assert shared.copied_nbytes == whole[part].nbytes
+        found = crossmem.receive(shared)["column"]
+        with crossmem.attach(shared.message.handles[0]) as mapping:
+            assert secret[:4] not in mapping.read()
+
+        assert np.array_equal(found, whole[part])
+        assert found.dtype == whole.dtype
+        del found
+
+
+def test_arrays_between_each_other_are_copied_as_they_lie() -> None:
+    whole = np.arange(100, dtype="f8").reshape(10, 10)
+
+    with crossmem.share([whole[:, 1], whole[:, 2], whole[3]], copy="allow") as shared:
+        assert shared.copied_nbytes == 8 * (9 * 10 + 2)
+        first, second, third = crossmem.receive(shared)
+        first[3] = -1
+
+        assert third[1] == -1
+        assert np.array_equal(second, whole[:, 2])
+
+
 def test_what_was_born_in_crossmem_is_not_copied() -> None:
     array = crossmem.empty((4, 5), "int32")
     array[:] = np.arange(20).reshape(4, 5)
@@ -231,7 +268,8 @@ def test_a_view_past_the_ends_of_an_array_is_bounded_by_what_it_covers() -> None
 
     with crossmem.share(odd, copy="allow") as shared:
         assert np.array_equal(crossmem.receive(shared), odd)
-        assert shared.copied_nbytes == 3 * 6 + 2 * 10 + 2
+        (row,) = shared.message.rows
+        assert row.layout.extent == (row.layout.offset - 3 * 6, row.layout.offset + 2 * 10 + 2)
 
 
 def test_a_shared_that_was_read_from_bytes_owns_nothing() -> None:
