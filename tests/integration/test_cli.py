@@ -299,7 +299,7 @@ def test_durations_for_people(seconds: float, text: str) -> None:
 
 def test_bench_as_json(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    done = run("bench", "--smoke", "--peer", "crossmem", "--json", "-o", str(path))
+    done = run("bench", "--smoke", "--peer", "floor", "--json", "-o", str(path))
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"]

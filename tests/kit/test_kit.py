@@ -105,11 +105,12 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[KitRun]]:
         run.end()
 
 
+# Among the first.
 def test_the_kit_begins_on_every_backend(kits: list[KitRun]) -> None:
     assert all(run.has_not_failed for run in kits)
 
 
-# The last test of all, which conftest.py sees to.
+# Among the last tests, which conftest.py sees to.
 @pytest.mark.timeout(1100)
 def test_every_law_holds_on_every_backend(kits: list[KitRun]) -> None:
     for run in kits:
