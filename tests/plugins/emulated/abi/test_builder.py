@@ -75,6 +75,12 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {"XDG_CACHE_HOME": str(tmp_path), "PATH": os.environ["PATH"]}
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the environment for tests that take the library as it is."""
+    return {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("built"))}
+
+
 def test_all_names_are_there(environ: dict[str, str], tmp_path: Path) -> None:
     folder = build(LIBRARY, environ)
 
@@ -212,6 +218,11 @@ class Box(ctypes.Structure):
 """
 
 
+def unmeasured() -> dict[str, str]:
+    """Return this environment without coverage, which takes as long as all else to begin."""
+    return {name: one for name, one in os.environ.items() if not name.startswith("COVERAGE_")}
+
+
 def python(environ: Mapping[str, str], code: str, name: str = "libtoy.so") -> list[str]:
     path = build(LIBRARY, environ) / name
     prelude = PRELUDE.format(here=str(Path(__file__).parent), path=str(path))
@@ -221,30 +232,30 @@ def python(environ: Mapping[str, str], code: str, name: str = "libtoy.so") -> li
         text=True,
         timeout=60,
         check=False,
-        env={**os.environ, **environ},
+        env={**unmeasured(), **environ},
     )
     assert done.returncode == 0, done.stderr
     return [done.stdout, done.stderr]
 
 
-def test_calls_from_the_same_python(environ: dict[str, str]) -> None:
+def test_calls_from_the_same_python(built: dict[str, str]) -> None:
     code = "print(toy.toyAdd(3, 4), toy.toyPlain(), toy.toyWeigh(Box(b'A')), toy.toyName(1))"
 
-    assert python(environ, code) == ["7 7 65 b'libtoy.so.2'\n", ""]
-    assert python(environ, code, "libtoy.so.1") == ["7 7 65 b'libtoy.so.1'\n", ""]
+    assert python(built, code) == ["7 7 65 b'libtoy.so.2'\n", ""]
+    assert python(built, code, "libtoy.so.1") == ["7 7 65 b'libtoy.so.1'\n", ""]
 
 
-def test_what_raises_becomes_the_unknown_error(environ: dict[str, str]) -> None:
-    out, err = python(environ, "print(toy.toyBroken(ctypes.byref(ctypes.c_int(1))))")
+def test_what_raises_becomes_the_unknown_error(built: dict[str, str]) -> None:
+    out, err = python(built, "print(toy.toyBroken(ctypes.byref(ctypes.c_int(1))))")
 
     assert out == "999\n"
     assert "libtoy.so.2: the emulation failed in toyBroken; it answers 999" in err
     assert "ZeroDivisionError" in err
 
 
-def test_what_is_missing_is_refused_and_said_once(environ: dict[str, str]) -> None:
+def test_what_is_missing_is_refused_and_said_once(built: dict[str, str]) -> None:
     code = "print([toy.toyMissing(), toy.toyMissing(), toy.toyMissingName(), toy.toyForget()][:3])"
-    out, err = python(environ, code)
+    out, err = python(built, code)
 
     assert out == "[801, 801, None]\n"
     assert err.count("libtoy.so.2 does not emulate toyMissing:") == 1
@@ -280,7 +291,7 @@ print(toy.toyAdd(1, 1), toy.toyAdd(1, 1))
     assert "run `crossmem emulate hip --print-env` again" in line
 
 
-def test_threads_that_come_first_together(environ: dict[str, str]) -> None:
+def test_threads_that_come_first_together(built: dict[str, str]) -> None:
     code = """
 import threading
 barrier, found = threading.Barrier(8), []
@@ -291,20 +302,20 @@ threads = [threading.Thread(target=work) for _ in range(8)]
 [one.start() for one in threads]; [one.join() for one in threads]
 print(found)
 """
-    assert python(environ, code) == ["[2, 2, 2, 2, 2, 2, 2, 2]\n", ""]
+    assert python(built, code) == ["[2, 2, 2, 2, 2, 2, 2, 2]\n", ""]
 
 
-def test_after_python_has_ended(environ: dict[str, str]) -> None:
+def test_after_python_has_ended(built: dict[str, str]) -> None:
     # A destructor of C++ calls the library when Python is gone already.
     code = """
 libc = ctypes.CDLL(None)
 assert toy.toyAdd(1, 1) == 2
 libc.__cxa_atexit(ctypes.cast(toy.toyForget, ctypes.c_void_p), None, None)
 """
-    assert python(environ, code) == ["", ""]
+    assert python(built, code) == ["", ""]
 
 
-def test_forks_of_python_itself(environ: dict[str, str]) -> None:
+def test_forks_of_python_itself(built: dict[str, str]) -> None:
     code = """
 import os
 print(toy.toyAdd(1, 1), flush=True)
@@ -314,7 +325,7 @@ if not os.fork():
 os.wait()
 print(toy.toyAdd(1, 3))
 """
-    assert python(environ, code) == ["2\n3\n4\n", ""]
+    assert python(built, code) == ["2\n3\n4\n", ""]
 
 
 C_PROGRAM = """
