@@ -215,7 +215,7 @@ class Homes:
         """Copy each byte that arrays cover once, and all of them into one allocation.
 
         Where no other array lies in the gaps of one, the gaps are left out: they are not what
-        was shared.
+        was shared. On a device they are copied too, since leaving them out takes a kernel.
         """
         home = self.host() if where is None else self._home_of(where)
         kind = CopyKind.HOST_TO_DEVICE if where is None else CopyKind.DEVICE_TO_DEVICE
@@ -233,7 +233,7 @@ class Homes:
         if where is not None:
             # Whatever wrote the arrays may still be at work.
             home.synchronize()
-        alone = _with_gaps(leaves, numbers)
+        alone = _with_gaps(leaves, numbers) if where is None else {}
         nbytes = 0
         for number, ((low, high), start) in enumerate(zip(runs, starts, strict=True)):
             found = alone.get(number)
