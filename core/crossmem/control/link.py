@@ -33,6 +33,9 @@ from crossmem.models import ProcessIdentity
 __all__ = ["Deadline", "Link", "close_all", "dial", "owner_gone"]
 
 _CONNECT_RETRY_S: Final = 0.005
+_MSG_CTRUNC: Final = int(socket.MSG_CTRUNC)
+"""A plain number: the flags of the module are slow to combine."""
+
 _SPIN_S: Final = 100e-6
 _DYING_S: Final = 0.2
 _OVERFLOW_UID: Final = 65534
@@ -185,7 +188,7 @@ class Link:
                 received += rights
         if not size and not received:
             raise EOFError
-        return bytes(self._buffer[:size]), received, bool(flags & socket.MSG_CTRUNC)
+        return bytes(self._buffer[:size]), received, bool(flags & _MSG_CTRUNC)
 
     def _wait(self, poller: select.poll, deadline: Deadline) -> None:
         while True:

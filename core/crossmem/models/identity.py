@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from typing_extensions import override
+
 __all__ = ["ProcessIdentity", "process_start_time"]
 
 
@@ -63,6 +65,11 @@ class ProcessIdentity:
     start_time: int
     boot_id: bytes
     pid_namespace: int
+
+    @override
+    def __hash__(self) -> int:
+        # Handles are looked up by it all the time, and these two tell nearly all apart.
+        return hash((self.pid, self.start_time))
 
     @classmethod
     def of_this_process(cls) -> "ProcessIdentity":

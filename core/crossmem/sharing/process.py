@@ -87,10 +87,13 @@ class Process:
         The garbage collector may run a finaliser of the application's anywhere, and so may a
         signal its handler: what those close has to wait then.
         """
-        locks = [self.lifetimes, self.imports.lock, self.grounds.lock]
-        if self._server is not None:
-            locks.append(self._server.lock)
-        return any(is_mine(one) for one in locks)
+        server = self._server
+        return (
+            is_mine(self.lifetimes)
+            or is_mine(self.imports.lock)
+            or is_mine(self.grounds.lock)
+            or (server is not None and is_mine(server.lock))
+        )
 
     @property
     def server(self) -> LeaseServer | None:
