@@ -3,8 +3,9 @@
 
 import threading
 import weakref
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import deque
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -28,60 +29,115 @@ class Whereabouts:
 
     Looking up takes time that grows with the logarithm of their number. Several objects may show
     the same addresses.
+
+    A finaliser or a signal handler may come in between any two steps of a thread that is in here,
+    and make arrays or look for them. So only the outermost call changes the lists, and whatever
+    comes in between finds them as they are.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._is_busy = False
         self._spots: dict[int, list[_Spot]] = {}
         """By start, those of similar lengths together: lengths of one list have as many bits. So
         only few neighbours in a list can reach an address, however large others are."""
+        self._new: deque[_Spot] = deque()
+        """What is not in the lists yet."""
         self._gone: deque[tuple[int, int, int]] = deque()
         """Start, end and number of what no longer counts; the garbage collector fills this."""
-        self._number = 0
+        self._numbers = count()
 
     def add(self, memory: "Memory", pointer: int, keeper: object) -> None:
         """Remember where some memory lies, as long as ``keeper`` lives."""
         gone = self._gone
+        key = (pointer, pointer + memory.nbytes, next(self._numbers))
+        reference = weakref.ref(keeper, lambda _: gone.append(key))
+        self._new.append(_Spot(*key, weakref.ref(memory), reference))
         with self._lock:
-            self._purge()
-            self._number += 1
-            key = (pointer, pointer + memory.nbytes, self._number)
-            reference = weakref.ref(keeper, lambda _: gone.append(key))
-            spots = self._spots.setdefault(memory.nbytes.bit_length(), [])
-            insort(spots, _Spot(*key, weakref.ref(memory), reference))
+            if not self._is_busy:
+                self._settle()
 
     def find(self, pointer: int, nbytes: int) -> "Memory | None":
         """Return what shows all of these addresses and is usable, None where nothing does.
 
         Of several, that which starts last.
         """
-        found, last = None, -1
         with self._lock:
-            self._purge()
-            for bits, spots in self._spots.items():
-                index = bisect_right(spots, pointer, key=_start_of)
-                while index:
-                    index -= 1
-                    spot = spots[index]
-                    if spot.start <= max(last, pointer - (1 << bits)):
-                        break
-                    memory = spot.memory() if pointer + nbytes <= spot.end else None
-                    if memory is not None and not memory.closed:
-                        found, last = memory, spot.start
-                        break
+            was_busy = self._is_busy
+            if not was_busy:
+                self._settle()
+            self._is_busy = True
+            try:
+                return self._search(pointer, nbytes)
+            finally:
+                self._is_busy = was_busy
+
+    def _search(self, pointer: int, nbytes: int) -> "Memory | None":
+        found, last = None, -1
+        for bits, spots in self._spots.copy().items():
+            index = bisect_right(spots, pointer, key=_start_of)
+            while index:
+                index -= 1
+                spot = spots[index]
+                if spot.start <= max(last, pointer - (1 << bits)):
+                    break
+                memory = _usable(spot, pointer + nbytes)
+                if memory is not None:
+                    found, last = memory, spot.start
+                    break
+        for spot in self._new.copy():
+            if last < spot.start <= pointer:
+                memory = _usable(spot, pointer + nbytes)
+                if memory is not None:
+                    found, last = memory, spot.start
         return found
 
-    def _purge(self) -> None:
-        """Forget what no longer counts. The lock is held."""
-        while self._gone:
-            gone = self._gone.popleft()
-            bits = (gone[1] - gone[0]).bit_length()
-            spots = self._spots[bits]
-            # Each number is there once, so nothing behind it is ever compared.
-            del spots[bisect_left(spots, gone)]
+    def _settle(self) -> None:
+        """Bring the lists up to date. The lock is held, and nothing else of this thread's is here."""
+        self._is_busy = True
+        try:
+            while self._new or self._gone:
+                # In the lists first, so that it is found at all times.
+                while self._new:
+                    spot = self._new[0]
+                    spots = self._spots.setdefault(_bits(spot.start, spot.end), [])
+                    index, is_there = _find(spots, spot[:3])
+                    if not is_there:
+                        spots.insert(index, spot)
+                    self._new.popleft()
+                if self._gone:
+                    self._forget(self._gone.popleft())
+        finally:
+            self._is_busy = False
+
+    def _forget(self, gone: tuple[int, int, int]) -> None:
+        bits = _bits(*gone[:2])
+        spots = self._spots.get(bits, [])
+        index, is_there = _find(spots, gone)
+        if is_there:
+            del spots[index]
             if not spots:
                 del self._spots[bits]
+        elif any(spot[:3] == gone for spot in self._new.copy()):
+            # It came and went since this began to look.
+            self._gone.append(gone)
+
+
+def _find(spots: list[_Spot], key: tuple[int, int, int]) -> tuple[int, bool]:
+    """Return where a spot is or would be, and whether it is there."""
+    index = bisect_left(spots, key)
+    return index, index < len(spots) and spots[index][:3] == key
+
+
+def _usable(spot: _Spot, end: int) -> "Memory | None":
+    """Return the memory of a spot, where it reaches that far and can be used."""
+    memory = spot.memory() if end <= spot.end else None
+    return memory if memory is not None and not memory.closed else None
 
 
 def _start_of(spot: _Spot) -> int:
     return spot.start
+
+
+def _bits(start: int, end: int) -> int:
+    return (end - start).bit_length()

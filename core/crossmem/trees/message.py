@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
 
-from crossmem.arrays import Kind, Layout, from_text
+from crossmem.arrays import MAX_DIMENSIONS, Kind, Layout, from_text
 from crossmem.errors import CrossmemError, InvalidHandleError, InvalidSizeError
 from crossmem.models import ShareableHandle
 
@@ -29,6 +29,7 @@ CELL_NBYTES: Final = 16
 _MAX_KEPT_NBYTES: Final = 2**20
 _MAX_ARRAYS: Final = 2**20
 _MAX_HANDLES: Final = 2**16
+_MAX_SHOWN: Final = 100
 _MAGIC: Final = b"XMTR"
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct("<4sHHII")
@@ -75,23 +76,24 @@ class Cell(NamedTuple):
 class _Body(BaseModel):
     """What is in the JSON. Texts of dtypes and the tree are checked where they are read."""
 
-    # Built when the first tree is received: importing crossmem is not to wait for it.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+    # Built when the first tree is received: importing crossmem is not to wait for it. More keys are
+    # allowed, and refused later: of a million of them, pydantic would make a million errors.
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, defer_build=True)
 
-    handles: Annotated[tuple[Base64Bytes, ...], Field(max_length=_MAX_HANDLES)]
+    handles: Annotated[tuple[Base64Bytes, ...], Field(max_length=_MAX_HANDLES, fail_fast=True)]
     arrays: Annotated[
         tuple[
             tuple[
                 Kind,
                 _Natural | None,
                 str,
-                tuple[_Natural, ...],
-                tuple[int, ...] | None,
+                Annotated[tuple[_Natural, ...], Field(max_length=MAX_DIMENSIONS, fail_fast=True)],
+                Annotated[tuple[int, ...], Field(max_length=MAX_DIMENSIONS, fail_fast=True)] | None,
                 _Natural,
             ],
             ...,
         ],
-        Field(max_length=_MAX_ARRAYS),
+        Field(max_length=_MAX_ARRAYS, fail_fast=True),
     ]
     tree: Any
     cell: tuple[Base64Bytes, _Natural, Annotated[int, Field(ge=1, lt=2**64)]] | None
@@ -197,8 +199,10 @@ def _decode(blob: bytes) -> Message:
     try:
         body = _Body.model_validate_json(text)
     except ValidationError as error:
-        details = error.errors()
+        details = error.errors(include_url=False, include_context=False, include_input=False)
         raise _refuse("; ".join(f"{one['loc']}: {one['msg']}" for one in details[:3])) from None
+    if body.model_extra:
+        raise _refuse(f"nobody writes {next(iter(body.model_extra))[:_MAX_SHOWN]!r} in them")
     handles = tuple(ShareableHandle.from_bytes(one) for one in body.handles)
     try:
         rows = tuple(_unpack(row, handles) for row in body.arrays)

@@ -9,14 +9,14 @@ null, true, 1  themselves; so do texts of Unicode and finite floats
 {"a": n}       the array of that number
 {"t": [...]}   a tuple
 {"d": [...]}   a dict: a list of pairs
-{"o": [p, a]}  an OrderedDict: its pairs, then the names and values of its attributes
+{"o": [p, a]}  an OrderedDict: its pairs, then the name and value of its ``_metadata``, if any
 {"c": [...]}   a dataclass: name of its class, then pairs of field and value
 {"n": [...]}   a named tuple: name of its class, then values
 {"b": "..."}   bytes, in base64
 {"u": "..."}   a text that Unicode does not allow, such as a file's name that is none: in base64
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as texts
-{"s": [d, b]}  a scalar of NumPy: dtype and bytes
+{"s": [d, b]}  a scalar of NumPy: dtype and bytes; of texts, ``str`` or ``bytes`` and all of it
 ============== ==================================================================================
 
 A class is only ever looked up among the modules that the reader has imported, must be a dataclass
@@ -44,8 +44,8 @@ __all__ = ["MAX_DEPTH", "read", "write"]
 MAX_DEPTH: Final = 32
 """How deep containers may be nested in one another."""
 
-_MAX_CONTAINERS: Final = 2**20
-"""One that occurs in many places counts in each of them."""
+_MAX_VALUES: Final = 2**21
+"""Of all that is in containers. What is in one that occurs in many places counts in each."""
 
 _MAX_INTEGER_BITS: Final = 4096
 """Texts of larger ones take JSON long to read."""
@@ -64,7 +64,7 @@ def write(value: Any, add_array: AddArray) -> Any:
     UnsupportedError
         Where something in it is neither a container nor an array nor a plain value.
     ConfigurationError
-        Where it is nested too deep, contains itself, or is too much.
+        Where it is nested too deep, contains itself, or has too many values.
     """
     return _Writer(add_array).write(value, ())
 
@@ -72,7 +72,7 @@ def write(value: Any, add_array: AddArray) -> Any:
 class _Writer:
     def __init__(self, add_array: AddArray) -> None:
         self._add_array = add_array
-        self._containers = 0
+        self._values = 0
 
     def write(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)
@@ -87,11 +87,6 @@ class _Writer:
         if len(path) >= MAX_DEPTH:
             msg = f"{_name(path)} is nested more than {MAX_DEPTH} deep, or contains itself"
             raise ConfigurationError(msg, operation="share")
-        self._containers += 1
-        if self._containers > _MAX_CONTAINERS:
-            msg = f"there are more than {_MAX_CONTAINERS} containers, with {_name(path)}"
-            hint = "a container that occurs in several places is shared several times"
-            raise ConfigurationError(msg, operation="share", hint=hint)
         write_container = _CONTAINERS.get(kind)
         if write_container is not None:
             return write_container(self, value, path)
@@ -104,9 +99,12 @@ class _Writer:
             return {"n": [_name_of_class(kind, path), self.values(value, path)]}
         numpy = used("numpy")
         if numpy is not None and isinstance(value, numpy.generic):
-            # An array of it: NumPy's empty texts have a size there.
-            one = numpy.array([value])
-            return {"s": [dtype_of(one.dtype).name, _base64(one.tobytes())]}
+            # NumPy takes zeros at the end of a text for filling, once it is in an array.
+            if isinstance(value, numpy.bytes_):
+                return {"s": ["bytes", _base64(bytes(value))]}
+            if isinstance(value, numpy.str_):
+                return {"s": ["str", _base64(value.encode(errors="surrogatepass"))]}
+            return {"s": [dtype_of(value.dtype).name, _base64(value.tobytes())]}
         msg = f"{_name(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be shared"
         raise UnsupportedError(
             msg,
@@ -124,10 +122,19 @@ class _Writer:
             raise UnsupportedError(msg, operation="share") from error
         return {"c": [name, self.pairs(pairs, path)]}
 
+    def _count(self, values: Any, path: tuple[Any, ...]) -> None:
+        self._values += len(values)
+        if self._values > _MAX_VALUES:
+            msg = f"there are more than {_MAX_VALUES} values, with those of {_name(path)}"
+            hint = "what is in a container that occurs twice is shared twice; numbers fit in arrays"
+            raise ConfigurationError(msg, operation="share", hint=hint)
+
     def values(self, values: Any, path: tuple[Any, ...]) -> list[Any]:
+        self._count(values, path)
         return [self.write(one, (*path, i)) for i, one in enumerate(values)]
 
     def pairs(self, items: Any, path: tuple[Any, ...]) -> list[Any]:
+        self._count(items, path)
         return [
             [self.write(key, (*path, "key")), self.write(one, (*path, key))] for key, one in items
         ]
@@ -138,11 +145,15 @@ _CONTAINERS: Final[dict[type, Callable[[_Writer, Any, tuple[Any, ...]], Any]]] =
     list: lambda writer, value, path: writer.values(value, path),
     tuple: lambda writer, value, path: {"t": writer.values(value, path)},
     dict: lambda writer, value, path: {"d": writer.pairs(value.items(), path)},
-    # PyTorch's state dicts have the versions of their modules in an attribute.
     OrderedDict: lambda writer, value, path: {
-        "o": [writer.pairs(value.items(), path), writer.pairs(vars(value).items(), path)]
+        "o": [writer.pairs(value.items(), path), writer.pairs(_attributes(value), path)]
     },
 }
+
+
+def _attributes(value: OrderedDict[Any, Any]) -> list[tuple[str, Any]]:
+    """Return what PyTorch notes at a state dict: the versions of its modules."""
+    return [(name, one) for name, one in vars(value).items() if name == "_metadata"]
 
 
 def _write_integer(value: int, path: tuple[Any, ...]) -> Any:
@@ -282,9 +293,9 @@ def _read_ordered(content: Any, arrays: Sequence[Any], depth: int) -> OrderedDic
     nodes, attributes = content
     made = OrderedDict(_read_pairs(nodes, arrays, depth))
     for name, value in _read_pairs(attributes, arrays, depth):
-        if type(name) is not str:
+        if name != "_metadata":
             msg = f"an attribute {_short(name)}"
-            raise TypeError(msg)
+            raise ValueError(msg)
         vars(made)[name] = value
     return made
 
@@ -356,11 +367,16 @@ def _read_complex(content: Any, _arrays: Sequence[Any], _depth: int) -> complex:
 
 def _read_scalar(content: Any, _arrays: Sequence[Any], _depth: int) -> Any:
     name, data = content
-    dtype, blob = from_text(name), b64decode(data, validate=True)
+    blob, numpy = b64decode(data, validate=True), require("numpy")
+    if name == "bytes":
+        return numpy.bytes_(blob)
+    if name == "str":
+        return numpy.str_(blob.decode(errors="surrogatepass"))
+    dtype = from_text(name)
     if len(blob) != dtype.itemsize:
         msg = f"{len(blob)} bytes for a scalar of {name}"
         raise ValueError(msg)
-    return require("numpy").frombuffer(blob, to_numpy(dtype))[0]
+    return numpy.frombuffer(blob, to_numpy(dtype))[0]
 
 
 _READERS: Final[dict[str, Callable[[Any, Sequence[Any], int], Any]]] = {

@@ -47,7 +47,8 @@ class _Account:
     def __init__(self, info: DeviceInfo, nbytes: int) -> None:
         self.info = info
         self.free_nbytes = nbytes
-        self.lock = threading.Lock()
+        # Reentrant: a signal handler may allocate while its thread is in here.
+        self.lock = threading.RLock()
 
 
 class EmulatedDriver(Driver):

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index by address, against a list that is searched from end to end."""
 
+import sys
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crossmem.sharing import whereabouts
 from crossmem.sharing.whereabouts import Whereabouts
 
 repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=100)
@@ -74,3 +76,60 @@ def test_the_last_of_several_is_found_first() -> None:
     assert index.find(4, 1) is blocks[1]  # type: ignore[comparison-overlap]
     keepers[1] = keepers[0]
     assert index.find(4, 1) is blocks[0]  # type: ignore[comparison-overlap]
+
+
+def scene(index: Whereabouts, at: int) -> tuple[list[tuple[Block, Keeper]], int]:
+    """Add, find and forget, with the same in between, at one line of the index; count the lines."""
+    known: list[tuple[Block, Keeper]] = []
+    lines = 0
+
+    def add(start: int, nbytes: int) -> None:
+        known.append((Block(start, nbytes), Keeper()))
+        index.add(known[-1][0], start, known[-1][1])  # type: ignore[arg-type]
+
+    def come_in_between() -> None:
+        add(300, 4)
+        add(16, 500)
+        assert index.find(300, 4) is not None
+        del known[-2:]
+        add(400, 4)
+        assert index.find(400, 4) is not None
+
+    def trace(frame: Any, event: str, _argument: object) -> Any:
+        nonlocal lines
+        if event == "line":
+            lines += 1
+            if lines == at:
+                sys.settrace(None)
+                come_in_between()
+        return trace
+
+    def begin(frame: Any, _event: str, _argument: object) -> Any:
+        return trace if frame.f_code.co_filename == whereabouts.__file__ else None
+
+    before = sys.gettrace()
+    sys.settrace(begin)
+    try:
+        for number in range(3):
+            add(10 * number, 4)
+        del known[1]
+        add(200, 4)
+        index.find(200, 4)
+        del known[0]
+        index.find(200, 1)
+    finally:
+        sys.settrace(before)
+    return known, lines
+
+
+def test_what_comes_in_between_two_lines_loses_nothing() -> None:
+    _known, lines = scene(Whereabouts(), 0)
+    for at in range(1, lines + 1):
+        index = Whereabouts()
+        known, _lines = scene(index, at)
+
+        assert all(index.find(one.start, one.nbytes) is not None for one, _keeper in known), at
+        assert index.find(16, 4) is None, at
+        known.clear()
+        assert index.find(0, 1) is None
+        assert (index._spots, len(index._new), len(index._gone)) == ({}, 0, 0), at

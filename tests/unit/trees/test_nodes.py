@@ -177,17 +177,18 @@ def test_dicts_keep_their_order_and_their_kind() -> None:
     assert [type(one) for one in found] == [dict, OrderedDict]
 
 
-def test_attributes_of_ordered_dicts_travel() -> None:
+def test_the_metadata_of_state_dicts_travels() -> None:
     value: Any = OrderedDict([("w", 1)])
     value._metadata = OrderedDict([("", {"version": 2})])
+    value.other = object()
 
     found = there_and_back(value)
 
     assert found == value
-    assert vars(found) == vars(value)
+    assert vars(found) == {"_metadata": value._metadata}
 
 
-@pytest.mark.parametrize("attributes", [[[1, 2]], [[None, 2]], 5, [["a"]], [5]])
+@pytest.mark.parametrize("attributes", [[[1, 2]], [["items", 2]], 5, [["_metadata"]], [5]])
 def test_attributes_that_nobody_writes_are_refused(attributes: Any) -> None:
     with pytest.raises(InvalidHandleError):
         read({"o": [[], attributes]}, [])
@@ -197,6 +198,15 @@ def test_keys_that_python_takes_for_equal_stay_what_they_were() -> None:
     found = there_and_back({True: "yes", 2: "two", 3.5: "more", None: "none", (1, "a"): "pair"})
 
     assert same(list(found), [True, 2, 3.5, None, (1, "a")])
+
+
+def test_zeros_at_the_end_of_numpy_s_texts_stay() -> None:
+    values = [np.bytes_(b"a\0"), np.str_("a\0"), np.bytes_(b""), np.str_("")]
+
+    found = there_and_back(values)
+
+    assert [type(one) for one in found] == [type(one) for one in values]
+    assert found == values
 
 
 def test_integers_are_bounded() -> None:
@@ -234,12 +244,12 @@ def test_deeper_trees_of_strangers_are_refused() -> None:
 
 
 def test_containers_that_multiply_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "_MAX_CONTAINERS", 1000)
+    monkeypatch.setattr(nodes, "_MAX_VALUES", 1000)
     value: Any = []
     for _ in range(30):
         value = [value, value]
 
-    with pytest.raises(ConfigurationError, match="more than 1000 containers"):
+    with pytest.raises(ConfigurationError, match="more than 1000 values"):
         write(value, lambda _value, _where: None)
 
 
