@@ -13,6 +13,8 @@ where there are more, and :func:`crossmem.exports` shows them.
 
 import io
 import pickle
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.reduction import ForkingPickler
@@ -20,7 +22,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from crossmem.arrays.libraries import on_use, require, used
+from crossmem.arrays.libraries import require
 from crossmem.errors import CrossmemError
 from crossmem.models import ShareableHandle
 from crossmem.sharing.adoption import Adoption
@@ -29,7 +31,9 @@ from crossmem.sharing.attach import Readonly, attach_held
 from crossmem.sharing.holds import discard as discard_holds
 from crossmem.sharing.holds import hold
 from crossmem.sharing.mapping import Mapping
+from crossmem.sharing.process import current
 from crossmem.trees import Shared
+from crossmem.trees.leaves import describe
 from crossmem.trees.message import Message
 from crossmem.trees.receive import build
 from crossmem.trees.share import message_of
@@ -47,36 +51,99 @@ def discard(pickled: bytes | bytearray | memoryview) -> None:
     Parameters
     ----------
     pickled
-        The message as ``recv_bytes`` gives it. Whatever else is in it is unpickled, so it must
-        come from a process that is trusted, as for ``recv``.
+        The message as ``recv_bytes`` gives it. None of the code that it names is run, and what
+        other libraries sent in it is left alone.
 
     Raises
     ------
     CrossmemError
-        Where an exporter cannot be told.
+        Where an exporter cannot be told. The others were told.
+    pickle.UnpicklingError
+        Where this is no message.
     """
-    _Discarder(io.BytesIO(pickled)).load()
+    reader = _Discarder(io.BytesIO(pickled))
+    reader.load()
+    discard_holds(reader.held)
 
 
 class _Discarder(pickle.Unpickler):
-    """Unpickles a message without receiving what it holds."""
+    """Collects what a message holds, and makes nothing of what is in it."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.held: list[tuple[ShareableHandle, int]] = []
 
     @override
     def find_class(self, module: str, name: str) -> Any:
-        if module == __name__:
-            return _discard_mapping if name == _rebuild_mapping.__name__ else _discard_tree
-        return super().find_class(module, name)
+        if module != __name__:
+            return _Nothing
+        return self._note_mapping if name == _rebuild_mapping.__name__ else self._note_tree
+
+    def _note_tree(self, blob: bytes, numbers: Sequence[int], *_: object) -> "_Nothing":
+        self.held += zip(Message.from_bytes(blob).handles, numbers, strict=True)
+        return _Nothing()
+
+    def _note_mapping(self, blob: bytes, number: int, _readonly: Readonly) -> "_Nothing":
+        self.held.append((ShareableHandle.from_bytes(blob), number))
+        return _Nothing()
 
 
-def _discard_tree(blob: bytes, numbers: Sequence[int], *_: object) -> None:
-    discard_holds(zip(Message.from_bytes(blob).handles, numbers, strict=True))
+class _Nothing:
+    """Stands in for every class and function, and for what they return."""
 
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
 
-def _discard_mapping(blob: bytes, number: int, _readonly: Readonly) -> None:
-    discard_holds([(ShareableHandle.from_bytes(blob), number)])
+    def __call__(self, *_: object, **__: object) -> "_Nothing":
+        return self
+
+    def __setitem__(self, _key: object, _value: object) -> None:
+        pass
+
+    def ignore(self, *_: object) -> None:
+        """Take what pickles put into objects."""
+
+    __setstate__ = add = append = extend = update = ignore
 
 
 # Sending ----------------------------------------------------------------------------------
+
+
+class _Sending(threading.local):
+    """What the message that this thread is pickling holds so far; None where it pickles none."""
+
+    held: list[tuple[ShareableHandle, int]] | None = None
+
+
+_sending = _Sending()
+
+
+def _dump(pickler: ForkingPickler, obj: Any) -> None:
+    """Pickle a message; where that fails, it holds nothing."""
+    # Libraries may have been imported since.
+    for library in _unregistered & sys.modules.keys():
+        _unregistered.discard(library)
+        _register(library)
+        pickler.dispatch_table.update(_registered)
+    outer, held = _sending.held, list[tuple[ShareableHandle, int]]()
+    _sending.held = held
+    try:
+        pickle.Pickler.dump(pickler, obj)
+    except BaseException:
+        with suppress(CrossmemError):
+            discard_holds(held, timeout=_DISCARD_TIMEOUT_S)
+        raise
+    finally:
+        _sending.held = outer
+    if outer is not None:
+        outer += held
+
+
+def _hold(handles: Sequence[ShareableHandle]) -> list[int]:
+    numbers = hold(handles)
+    if _sending.held is not None:
+        _sending.held += zip(handles, numbers, strict=True)
+    return numbers
 
 
 def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
@@ -87,11 +154,12 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
         # What is computed and learns has a history, which PyTorch refuses to send.
         found = None if learns and not array.is_leaf else message_of(array)
         if found is None:
-            return fallback(array)
+            # A tensor without elements would take along all that it is a part of.
+            return fallback(array.new_empty(array.shape) if _is_empty_tensor(array) else array)
         message, memory = found
         # "advisory" is the wish of one reader, and not of those that it sends to.
         readonly = isinstance(memory, Mapping) and memory.asked_readonly is True
-        arguments = (message.to_bytes(), hold(message.handles), readonly)
+        arguments = (message.to_bytes(), _hold(message.handles), readonly)
         is_parameter = type(array).__name__ == "Parameter"
         if learns or is_parameter:
             return _rebuild_learning, (*arguments, learns, is_parameter)
@@ -100,9 +168,33 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
     return reduce
 
 
+def _is_empty_tensor(array: Any) -> bool:
+    try:
+        found = describe(array)
+    except CrossmemError:
+        return False
+    return found is not None and found.kind == "torch" and found.layout.extent is None
+
+
+def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
+    """Return what reduces what PyTorch keeps elements in.
+
+    PyTorch moves it into memory that it can share, below all tensors that look at it. That must
+    not happen to memory of crossmem, so of what no handle can be sent for, a copy is moved.
+    """
+
+    def reduce(storage: Any) -> _Reduced:
+        nbytes = storage.nbytes()
+        if nbytes and current().whereabouts.find(storage.data_ptr(), nbytes) is not None:
+            storage = storage.clone()
+        return fallback(storage)
+
+    return reduce
+
+
 def _reduce_shared(shared: Shared) -> _Reduced:
     shared.check()
-    return _rebuild_shared, (shared.to_bytes(), hold(shared.message.handles))
+    return _rebuild_shared, (shared.to_bytes(), _hold(shared.message.handles))
 
 
 def _reduce_allocation(allocation: Allocation) -> _Reduced:
@@ -114,7 +206,7 @@ def _reduce_mapping(mapping: Mapping) -> _Reduced:
 
 
 def _held(handle: ShareableHandle, *, readonly: Readonly) -> _Reduced:
-    (number,) = hold([handle])
+    (number,) = _hold([handle])
     return _rebuild_mapping, (handle.to_bytes(), number, readonly)
 
 
@@ -172,16 +264,18 @@ def _discarding(held: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
 
 
 def _register(library: str) -> None:
-    """Register for the arrays of a library, which has just been used for the first time."""
+    """Register for what a library has."""
     module = require(library)
-    classes: dict[str, Callable[[], tuple[type, ...]]] = {
-        "numpy": lambda: (module.ndarray, module.memmap),
-        "cupy": lambda: (module.ndarray,),
-        "torch": lambda: (module.Tensor, module.nn.Parameter),
-    }
-    for kind in classes[library]():
-        known: Callable[[Any], _Reduced] | None = _registered.get(kind)
-        ForkingPickler.register(kind, _reducer(known or _default))
+    kinds = {
+        "numpy": lambda: [module.ndarray, module.memmap],
+        "cupy": lambda: [module.ndarray],
+        "torch": lambda: [module.Tensor, module.nn.Parameter],
+    }[library]()
+    for kind in kinds:
+        ForkingPickler.register(kind, _reducer(_registered.get(kind) or _default))
+    if library == "torch":
+        storage = module.UntypedStorage
+        ForkingPickler.register(storage, _storage_reducer(_registered.get(storage) or _default))
 
 
 def _default(array: Any) -> _Reduced:
@@ -189,14 +283,12 @@ def _default(array: Any) -> _Reduced:
     return reduced
 
 
-# There is no public way to ask what was registered; PyTorch registers its own before.
+_unregistered = {"numpy", "cupy", "torch"}
+# There is no public way to ask what was registered (PyTorch registers its own ways), and none to
+# know when a message is complete.
 _registered: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001
+ForkingPickler.dump = _dump  # type: ignore[method-assign, assignment]
 ForkingPickler.register(Shared, _reduce_shared)
 ForkingPickler.register(Allocation, _reduce_allocation)
 ForkingPickler.register(Adoption, _reduce_allocation)
 ForkingPickler.register(Mapping, _reduce_mapping)
-for _library in ("numpy", "cupy", "torch"):
-    # Arrays of crossmem may have become tensors of what crossmem itself has not used yet.
-    if used(_library) is not None:
-        require(_library)
-on_use(_register)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import forkserver
@@ -365,3 +366,91 @@ def test_a_message_that_cannot_be_received_holds_nothing_any_more(
                 with pytest.raises(crossmem.OutOfMemoryError):
                     pickle.loads(message)  # noqa: S301 - made here
         assert held() == before
+
+
+# Messages that are not complete ------------------------------------------------------------------
+
+
+class Failing:
+    """Cannot be pickled, and says so late."""
+
+    def __reduce__(self) -> Any:
+        raise ZeroDivisionError
+
+
+def test_a_message_that_cannot_be_pickled_holds_nothing() -> None:
+    before = held()
+    arrays = [crossmem.empty(8) for _ in range(3)]
+
+    with pytest.raises(ZeroDivisionError):
+        ForkingPickler.dumps([*arrays, Failing()])
+
+    assert held() == before
+
+
+def test_a_message_with_more_than_may_be_held_does_not_end_sending() -> None:
+    script = """
+import crossmem, crossmem.multiprocessing
+from multiprocessing.reduction import ForkingPickler
+try:
+    ForkingPickler.dumps([crossmem.empty(8) for _ in range(9)])
+except crossmem.BusyError:
+    print(len(bytes(ForkingPickler.dumps(crossmem.empty(8)))) > 0)
+"""
+    environ = {**os.environ, "CROSSMEM_MAX_HOLDS": "8", "CROSSMEM_TIMEOUT": "0.2"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "True\n", done.stderr
+
+
+class Loud:
+    """Runs code when it is unpickled."""
+
+    made = 0
+
+    def __init__(self, array: Any) -> None:
+        type(self).made += 1
+        self.array, self.size = array, array.shape[0]
+
+    def __reduce__(self) -> Any:
+        return Loud, (self.array,)
+
+
+def test_discarding_runs_none_of_what_is_sent() -> None:
+    before = held()
+    arrays = [crossmem.empty(8) for _ in range(3)]
+    tree = [Loud(arrays[0]), {"more": {1, 2}, "od": OrderedDict(a=arrays[1])}, Path("/"), arrays[2]]
+    message = ForkingPickler.dumps(tree)
+    assert held() == before + 3
+
+    crossmem.multiprocessing.discard(message)
+
+    assert held() == before
+    assert Loud.made == 1
+
+
+def test_arrays_in_address_ranges_go_as_before() -> None:
+    device = crossmem.device("emulated:0")
+    allocation = device.allocate(1 << 16)
+    addresses = device.reserve(1 << 17)
+    imported = crossmem.import_handle(allocation.export())
+    piece = addresses.map(imported, at=0)
+    array = piece.as_array((10,), "uint8")
+    array[:] = 7
+    before = held()
+
+    found = pickle.loads(ForkingPickler.dumps(array))  # noqa: S301 - our own
+
+    assert (list(found), held()) == ([7] * 10, before)
+    with pytest.raises(crossmem.UnsupportedError, match="address range"):
+        crossmem.share(array)
+    with crossmem.share(array, copy="allow") as shared:
+        assert list(crossmem.receive(shared)) == [7] * 10
+    del array, found
+    crossmem.collect()
+    piece.unmap()
+    imported.close()
+    addresses.release()
+    allocation.free()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crossmem
+import crossmem.multiprocessing
 from crossmem import BusyError, ConfigurationError, InvalidSizeError, UnsupportedError
 from crossmem.conformance.peers import Peer, PeerDiedError
 
@@ -356,3 +358,56 @@ def test_what_learns_crosses_multiprocessing_as_it_is() -> None:
     assert cross(memory.detach().requires_grad_()).requires_grad
     with pytest.raises(RuntimeError, match="non-leaf"):
         ForkingPickler.dumps(layer.weight * 1)
+
+
+class Sub(torch.Tensor):  # type: ignore[misc]
+    """A tensor of another class."""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda tensor: tensor[4:],
+        lambda tensor: tensor.as_subclass(Sub),
+        lambda tensor: tensor.view(torch.complex64).conj(),
+    ],
+    ids=["empty", "subclass", "conjugate"],
+)
+def test_what_pytorch_sends_itself_moves_nothing_of_crossmem(other: Any) -> None:
+    tensor = crossmem.empty(4, torch.float32)
+    tensor.fill_(1)
+    there = tensor.data_ptr()
+    with crossmem.share(tensor) as shared:
+        ForkingPickler.dumps(other(tensor))
+
+        assert tensor.data_ptr() == there
+        tensor.fill_(2)
+        assert crossmem.receive(shared).tolist() == [2, 2, 2, 2]
+
+
+def test_pytorch_may_be_imported_after_crossmem_multiprocessing() -> None:
+    script = """
+import crossmem, crossmem.multiprocessing
+array = crossmem.empty((4, 4), "float32")
+array[:] = 3
+import torch
+from multiprocessing.reduction import ForkingPickler
+import pickle
+tensor = torch.from_numpy(array)
+there = tensor.data_ptr()
+found = pickle.loads(ForkingPickler.dumps(tensor))
+tensor.fill_(5)
+print(tensor.data_ptr() == there, float(array[0, 0]), float(found[0, 0]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout == "True 5.0 5.0\n", done.stderr
+
+
+def test_a_tensor_without_elements_is_received_on_the_cpu() -> None:
+    with crossmem.share([torch.empty(0, 3)]) as shared, torch.device("meta"):
+        (found,) = crossmem.receive(shared)
+
+    assert (found.device.type, tuple(found.shape)) == ("cpu", (0, 3))

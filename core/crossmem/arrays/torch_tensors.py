@@ -67,7 +67,8 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
 
 def empty(layout: Layout) -> Any:
     """Return a tensor without elements: it needs no memory."""
-    return require("torch").empty(layout.shape, dtype=to_torch(layout.dtype))
+    # Whatever PyTorch's default device is.
+    return require("torch").empty(layout.shape, dtype=to_torch(layout.dtype), device="cpu")
 
 
 def describe(tensor: Any) -> Found:

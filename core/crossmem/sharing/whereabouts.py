@@ -93,7 +93,7 @@ class Whereabouts:
         return found
 
     def _settle(self) -> None:
-        """Bring the lists up to date. The lock is held, and nothing else of this thread's is here."""
+        """Bring the lists up to date. The lock is held, by the outermost call of its thread."""
         self._is_busy = True
         try:
             while self._new or self._gone:

@@ -19,7 +19,6 @@ from crossmem.sharing.adoption import Neighbours, neighbours_of
 from crossmem.sharing.allocation import Allocation, export_again
 from crossmem.sharing.device import Device, device, runtime_in_use
 from crossmem.sharing.mapping import Mapping
-from crossmem.sharing.memory import Memory
 from crossmem.sharing.process import Process
 from crossmem.sharing.views import maker
 from crossmem.sharing.ways import ShareWay, how_can_share
@@ -124,14 +123,16 @@ class Homes:
                 places[number] = leaf.place(near[2], near[3])
                 continue
             memory = self.process.whereabouts.find(low, high - low)
-            if memory is not None:
-                handle, origin = self._export(memory, leaf.where)
+            if isinstance(memory, Allocation | Mapping):
+                handle, origin = self._export(memory)
                 near = memory.ptr, memory.ptr + memory.nbytes, handle, origin
                 places[number] = leaf.place(handle, origin)
                 continue
             where = leaf.found.device
             way, reason = None, "it is ordinary memory of the host"
-            if where is not None:
+            if memory is not None:
+                reason = "it is in an address range; what is mapped there can be shared by itself"
+            elif where is not None:
                 way, reason = self._way(where, low)
                 if way is not None:
                     foreign.setdefault((where, way.base), (way, []))[1].append(number)
@@ -146,8 +147,7 @@ class Homes:
                 self._refuse_unless_copied(group[0], around, 'say neighbours="expose"')
                 to_copy.setdefault(where, []).extend(numbers)
                 continue
-            memory = self._adopt(way, self._home_of(where), group)
-            handle, origin = self._export(memory, group[0].where)
+            handle, origin = self._export(self._adopt(way, self._home_of(where), group))
             for one in numbers:
                 places[one] = leaves[one].place(handle, origin)
         for where, numbers in to_copy.items():
@@ -161,7 +161,7 @@ class Homes:
             while self.owned:
                 steps.callback(self.owned.pop().free)
 
-    def _export(self, memory: Memory, where: Callable[[], str]) -> tuple[ShareableHandle, int]:
+    def _export(self, memory: Allocation | Mapping) -> tuple[ShareableHandle, int]:
         """Return a handle of some memory, and the address at which it starts here."""
         origin = memory.ptr
         if isinstance(memory, Mapping):
@@ -172,15 +172,12 @@ class Homes:
                 origin -= handle.offset
                 handle = export_again(owned, self.allow, self.access)
                 origin += handle.offset
-        elif isinstance(memory, Allocation):
-            handle = memory.export(allow=self.allow, access=self.access)
         else:
-            msg = f"{where()} lies in an address range of crossmem"
-            raise UnsupportedError(msg, operation="share", hint="share what is mapped there")
+            handle = memory.export(allow=self.allow, access=self.access)
         self.devices.add(memory.device)
         return handle, origin
 
-    def _adopt(self, way: ShareWay, home: Device, leaves: list[Leaf]) -> Memory:
+    def _adopt(self, way: ShareWay, home: Device, leaves: list[Leaf]) -> Allocation:
         low, high = _span(leaves)
         owner = tuple(leaf.value for leaf in leaves)
         chosen = home.for_mechanism(way.mechanism)
@@ -248,7 +245,7 @@ class Homes:
         self.copied_nbytes += nbytes
         _log.info("copied %d bytes to %s, to share them from there", nbytes, home.name)
         # This waits until the device has copied.
-        handle, origin = self._export(allocation, leaves[0].where)
+        handle, origin = self._export(allocation)
         places = []
         for leaf, number in zip(leaves, numbers, strict=True):
             shift = allocation.ptr + starts[number] - runs[number][0]

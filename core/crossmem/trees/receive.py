@@ -144,6 +144,9 @@ def _overwrite(into: Any, message: Message, make: Callable[[Row, Kind], Any]) ->
                 f"shared; into has shape {mine.shape} and dtype {mine.dtype.name} there"
             )
             raise ConfigurationError(msg, operation="receive")
+        if found.kind == "numpy" and not target.flags.writeable:
+            msg = f"into has an array of shape {mine.shape} that is read-only"
+            raise ConfigurationError(msg, operation="receive")
         jobs.append((found.kind, target, make(row, found.kind)))
     for kind, target, source in jobs:
         copy_to(kind, target, source)
@@ -161,10 +164,13 @@ def _pairs(theirs: Any, mine: Any) -> Iterator[tuple[int, int]]:
     if tag == "a":
         yield one, other
     elif tag is not None:
-        if len(one) != len(other) or _names(tag, one) != _names(tag, other):
+        contents, others = _contents(tag, one), _contents(tag, other)
+        if contents.keys() != others.keys() or _name_of_class(tag, one) != _name_of_class(
+            tag, other
+        ):
             raise _another_tree(theirs, mine)
-        for inner, other_inner in zip(_contents(tag, one), _contents(tag, other), strict=True):
-            yield from _pairs(inner, other_inner)
+        for place, inner in contents.items():
+            yield from _pairs(inner, others[place])
 
 
 def _open(node: Any) -> tuple[str | None, Any]:
@@ -178,22 +184,21 @@ def _open(node: Any) -> tuple[str | None, Any]:
     return None, node
 
 
-def _names(tag: str, content: Any) -> Any:
-    """Return what must be the same in both: keys, or the name of the class."""
-    if tag in {"d", "o"}:
-        return [key for key, _ in (content if tag == "d" else content[0])]
+def _name_of_class(tag: str, content: Any) -> Any:
     return content[0] if tag in {"c", "n"} else None
 
 
-def _contents(tag: str, content: Any) -> list[Any]:
-    if tag == "c":
-        content = content[1]
-    elif tag == "o":
+def _contents(tag: str, content: Any) -> dict[object, Any]:
+    """Return what is in a container by its place: a number, a field, or a key in any order."""
+    if tag == "o":
         # Attributes are not part of what is overwritten.
         content = content[0]
+    elif tag in {"c", "n"}:
+        content = content[1]
     if tag in {"c", "d", "o"}:
-        return [value for _, value in content]
-    return list(content[1]) if tag == "n" else list(content)
+        # Keys may be containers themselves here.
+        return {repr(key): value for key, value in content}
+    return dict(enumerate(content))
 
 
 def _another_tree(theirs: Any, mine: Any) -> ConfigurationError:

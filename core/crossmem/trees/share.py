@@ -14,9 +14,10 @@ from crossmem.errors import (
 )
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.adoption import Neighbours
+from crossmem.sharing.allocation import Allocation
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
-from crossmem.sharing.memory import Memory
+from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.process import Process, current, drain
 from crossmem.trees.born import HOST_DEVICE
 from crossmem.trees.homes import Copy, Homes, Leaf
@@ -89,7 +90,7 @@ def share(
         if number is None:
             try:
                 found = describe(value)
-            except UnsupportedError as error:
+            except (ConfigurationError, UnsupportedError) as error:
                 msg = f"{where()} cannot be shared: {error.message}"
                 raise UnsupportedError(msg, operation="share", hint=error.hint) from error
             if found is None:
@@ -110,7 +111,7 @@ def share(
     return Shared(process, message, cell=cell, homes=homes, kept=leaves)
 
 
-def message_of(array: Any) -> tuple[Message, Memory] | None:
+def message_of(array: Any) -> tuple[Message, Allocation | Mapping] | None:
     """Return what describes one array, and the memory of crossmem in which it lies.
 
     None for any other array.
@@ -125,7 +126,7 @@ def message_of(array: Any) -> tuple[Message, Memory] | None:
     low, high = leaf.bounds
     # Not drain(), which raises at exit: ordinary arrays are sent there too.
     memory = current().whereabouts.find(low, high - low)
-    if memory is None:
+    if not isinstance(memory, Allocation | Mapping):
         return None
     homes = Homes(drain(), None, "rw", None, None, lambda: host_device(None))
     handles, rows = _rows(homes, [leaf])

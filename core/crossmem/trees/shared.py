@@ -180,7 +180,12 @@ class Shared:
             raise ConfigurationError(msg, operation="wait")
         timeout_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
         cell = self._look(timeout)
-        check = cell.check_owner if isinstance(cell, RemoteCell) else self.check
+
+        def check() -> None:
+            self.check()
+            if isinstance(cell, RemoteCell):
+                cell.check_owner()
+
         return wait_until_newer(cell.read, check, after, timeout_s)
 
     def _look(self, timeout: float | None) -> OwnCell | RemoteCell:

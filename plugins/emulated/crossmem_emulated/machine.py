@@ -140,6 +140,12 @@ class Machine:
         self.identity = (status.st_dev, status.st_ino)
         _machines.add(self)
 
+    def __del__(self) -> None:
+        # From Python 3.13 on, a connection that is dropped open is worth a warning.
+        connection = getattr(self, "_connection", None)
+        if connection is not None and self.identity not in _lost:
+            connection.close()
+
     @property
     def boot(self) -> Path:
         """The database of this boot: process numbers of another boot mean nothing."""

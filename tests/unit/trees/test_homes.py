@@ -68,6 +68,11 @@ def test_copies_need_permission() -> None:
         crossmem.share(array, copy="always")  # type: ignore[arg-type]
 
 
+def test_an_array_without_a_dtype_of_ours_is_refused_by_its_place() -> None:
+    with pytest.raises(UnsupportedError, match=r"x\['a'\] cannot be shared"):
+        crossmem.share({"a": np.zeros(3, "V0")}, copy="allow")
+
+
 def test_each_byte_is_copied_once() -> None:
     base = np.arange(1000, dtype="uint8")
     parts = [base[10:500], base[400:600], base[::-1][300:], base[10:500]]

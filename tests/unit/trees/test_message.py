@@ -267,6 +267,31 @@ def test_bodies_with_other_values_raise_nothing_else(message: Message, data: st.
     survives(wrap_body(body))
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"handles":[],"arrays":[' + b",".join([b"[]"] * 100_000) + b'],"cell":null,"tree":1}',
+        b'{"handles":[' + b",".join([b"1"] * 100_000) + b'],"arrays":[],"cell":null,"tree":1}',
+        b'{"handles":[],"arrays":[["numpy",0,"u1",['
+        + b",".join([b"-1"] * 100_000)
+        + b'],null,0]],"cell":null,"tree":1}',
+        b'{"handles":[],"arrays":[],"cell":null,"tree":1'
+        + b"".join(b',"%d":1' % i for i in range(100_000))
+        + b"}",
+    ],
+    ids=["rows", "handles", "shape", "keys"],
+)
+def test_many_mistakes_cost_as_much_as_one(body: bytes) -> None:
+    blob = wrap(body)
+    refuse(wrap(b"{}"))
+    tracemalloc.start()
+    refuse(blob)
+    _now, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 30 * len(blob)
+
+
 def test_many_arrays_in_few_bytes_stay_bounded(message: Message) -> None:
     body = body_of(message)
     row = ["numpy", 0, "float32", [2**60, 0], None, 0]

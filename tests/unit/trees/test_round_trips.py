@@ -250,6 +250,26 @@ def test_an_ordered_dict_is_filled_whatever_its_attributes() -> None:
     assert vars(into) == {}
 
 
+def test_dicts_are_filled_in_any_order() -> None:
+    into = {"b": np.zeros(2), "a": np.zeros(3)}
+    with crossmem.share({"a": np.ones(3), "b": np.full(2, 2.0)}, copy="allow") as shared:
+        crossmem.receive(shared, into=into)
+
+    assert (list(into["a"]), list(into["b"])) == ([1, 1, 1], [2, 2])
+
+
+def test_nothing_is_filled_where_one_is_read_only() -> None:
+    into = [np.zeros(2), np.zeros(2)]
+    into[1].flags.writeable = False
+    with (
+        crossmem.share([np.ones(2), np.ones(2)], copy="allow") as shared,
+        pytest.raises(ConfigurationError, match="read-only"),
+    ):
+        crossmem.receive(shared, into=into)
+
+    assert not into[0].any()
+
+
 def test_nothing_is_filled_where_one_does_not_fit() -> None:
     into = [np.zeros(2), np.zeros(3)]
     with (

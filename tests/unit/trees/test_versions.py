@@ -85,6 +85,27 @@ def test_publishing_while_another_thread_closes_changes_no_other_tree(
     other.close()
 
 
+def test_closing_ends_what_waits_for_a_version() -> None:
+    mine, errors = crossmem.share(None), []
+    other = crossmem.Shared.from_bytes(mine.to_bytes())
+    assert other.version == 0
+
+    def wait() -> None:
+        try:
+            other.wait(0, timeout=60)
+        except crossmem.CrossmemError as error:
+            errors.append(type(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(0.1)
+    other.close()
+    waiting.join(10)
+
+    assert errors == [ClosedError]
+    mine.close()
+
+
 def test_closing_waits_for_no_thread_that_asks_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, errors = crossmem.share(None), []
     other = crossmem.Shared.from_bytes(mine.to_bytes())
