@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 import crossmem
 import crossmem.multiprocessing
@@ -374,6 +375,7 @@ def test_a_message_that_cannot_be_received_holds_nothing_any_more(
 class Failing:
     """Cannot be pickled, and says so late."""
 
+    @override
     def __reduce__(self) -> Any:
         raise ZeroDivisionError
 
@@ -414,6 +416,7 @@ class Loud:
         type(self).made += 1
         self.array, self.size = array, array.shape[0]
 
+    @override
     def __reduce__(self) -> Any:
         return Loud, (self.array,)
 
