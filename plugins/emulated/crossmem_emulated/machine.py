@@ -118,6 +118,7 @@ class Machine:
         self._schema = schema
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
+        self._closing: weakref.finalize[..., Machine] | None = None
         self._is_inside = False
         """Whether the thread that has the lock is in a transaction."""
         self._is_busy = False
@@ -140,12 +141,6 @@ class Machine:
         self.identity = (status.st_dev, status.st_ino)
         _machines.add(self)
 
-    def __del__(self) -> None:
-        # From Python 3.13 on, a connection that is dropped open is worth a warning.
-        connection = getattr(self, "_connection", None)
-        if connection is not None and self.identity not in _lost:
-            connection.close()
-
     @property
     def boot(self) -> Path:
         """The database of this boot: process numbers of another boot mean nothing."""
@@ -161,6 +156,10 @@ class Machine:
             )
         if self._connection is None:
             self._connection = _in_time(self._open)
+            # From Python 3.13 on, a connection that is dropped open is worth a warning.
+            self._closing = weakref.finalize(self, self._connection.close)
+            # Whoever gives things back at the exit still needs it then.
+            self._closing.atexit = False
             self._opens += 1
             try:
                 self._begin()
@@ -276,9 +275,9 @@ class Machine:
     def close(self) -> None:
         """Close the database; the next use opens it again."""
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            if self._closing is not None:
+                self._closing()
+                self._closing = self._connection = None
                 self._me = None
 
     # Fork -------------------------------------------------------------------------------------
@@ -305,7 +304,8 @@ class Machine:
         self._lock = threading.RLock()
         self._is_inside = False
         self._me = None
-        if self._connection is not None:
+        if self._closing is not None:
+            self._closing.detach()
             # Another connection would believe what SQLite remembers of this one's locks.
             _lost.add(self.identity)
             # Closing it would take the lock of another thread, which does not exist here.
