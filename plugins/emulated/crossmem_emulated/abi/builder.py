@@ -46,6 +46,14 @@ try:
     if STARTED:
         # There is the standard library, and nothing that could stand before it.
         sys.path.extend({paths!r})
+        # OpenSSL ends with the program, below threads that are still at work. Python has the same
+        # hashes itself.
+        try:
+            import _blake2, _md5, _sha1
+        except ImportError:
+            pass
+        else:
+            sys.modules.setdefault("_hashlib", None)
     try:
         from crossmem_emulated.abi.engine import start
     except ImportError:
