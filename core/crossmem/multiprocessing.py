@@ -13,7 +13,6 @@ where there are more, and :func:`crossmem.exports` shows them.
 
 import io
 import pickle
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from crossmem.arrays.libraries import require
+from crossmem.arrays.libraries import require, used
 from crossmem.errors import CrossmemError
 from crossmem.models import ShareableHandle
 from crossmem.sharing.adoption import Adoption
@@ -120,11 +119,13 @@ _sending = _Sending()
 
 def _dump(pickler: ForkingPickler, obj: Any) -> None:
     """Pickle a message; where that fails, it holds nothing."""
-    # Libraries may have been imported since.
-    for library in _unregistered & sys.modules.keys():
-        _unregistered.discard(library)
-        _register(library)
-        pickler.dispatch_table.update(_registered)
+    for library in _unregistered.copy():
+        # It may have been imported since.
+        if used(library) is not None:
+            _register(library)
+            # Not before: until then, other threads must not take it for done.
+            _unregistered.discard(library)
+            pickler.dispatch_table.update(_registered)
     outer, held = _sending.held, list[tuple[ShareableHandle, int]]()
     _sending.held = held
     try:
@@ -184,7 +185,7 @@ def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Re
     """
 
     def reduce(storage: Any) -> _Reduced:
-        nbytes = storage.nbytes()
+        nbytes = storage.nbytes() if storage.device.type == "cpu" else 0
         if nbytes and current().whereabouts.find(storage.data_ptr(), nbytes) is not None:
             storage = storage.clone()
         return fallback(storage)

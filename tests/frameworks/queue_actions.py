@@ -2,9 +2,9 @@
 """What the other processes of the tests of crossmem.multiprocessing do."""
 
 import os
-import time
 from multiprocessing import Queue
 from multiprocessing.connection import Connection
+from queue import Empty
 from typing import Any
 
 import crossmem
@@ -13,7 +13,7 @@ import crossmem.multiprocessing
 
 def echo(requests: "Queue[Any]", answers: "Queue[Any]") -> None:
     """Send back what was received, with what was seen in it, until None comes."""
-    while (found := requests.get()) is not None:
+    while (found := next_of(requests)) is not None:
         value = crossmem.receive(found) if isinstance(found, crossmem.Shared) else found
         if isinstance(found, crossmem.Mapping):
             answers.put(("Mapping", found.read(4), found.readonly))
@@ -21,17 +21,18 @@ def echo(requests: "Queue[Any]", answers: "Queue[Any]") -> None:
             continue
         answers.put((type(value).__name__, total(value), value))
         del found, value
-        # What is no longer used is given back by the next call of crossmem, and this one may wait
-        # long for its next message.
-        until_sent(answers)
-        crossmem.collect()
 
 
-def until_sent(queue: "Queue[Any]") -> None:
-    """Wait until the queue's thread has pickled what was put, and dropped it."""
-    while queue._buffer:  # type: ignore[attr-defined]
-        time.sleep(0.001)
-    time.sleep(0.01)
+def next_of(queue: "Queue[Any]") -> Any:
+    """Return the next message. What is no longer used is given back by the next call of crossmem.
+
+    The queue's own thread drops what was put at some time after it has pickled that.
+    """
+    while True:
+        try:
+            return queue.get(timeout=0.05)
+        except Empty:
+            crossmem.collect()
 
 
 def total(value: Any) -> float:

@@ -457,3 +457,10 @@ def test_arrays_in_address_ranges_go_as_before() -> None:
     imported.close()
     addresses.release()
     allocation.free()
+
+
+def test_a_library_that_must_not_be_imported_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(crossmem.multiprocessing, "_unregistered", {"cupy"})
+
+    assert pickle.loads(ForkingPickler.dumps([1, 2])) == [1, 2]  # noqa: S301 - our own
