@@ -317,3 +317,13 @@ def test_pointers_are_what_ctypes_understands(driver: EmulatedDriver, block: Blo
     view[block.capacity - 1] = 9
 
     assert read(driver, block.pointer + block.capacity - 1, 1) == b"\x09"
+
+
+@pytest.mark.timeout(20)
+def test_a_thread_that_is_inside_may_allocate_once_more(driver: EmulatedDriver) -> None:
+    # As a signal handler does that comes in between.
+    with driver._accounts[0].lock:
+        block = driver.allocate(0, 4096, "memfd")
+        driver.free(block)
+
+    assert block.pointer == 0
