@@ -304,8 +304,12 @@ import os, signal, sys
 from pathlib import Path
 from crossmem_emulated.abi.held import HeldFolder
 held = HeldFolder(Path(sys.argv[1]), "held-")
+reader, writer = os.pipe()
 if os.fork():
+    # Until the child has run, it has not given anything up.
+    os.read(reader, 1)
     os.kill(os.getpid(), signal.SIGKILL)
+os.write(writer, b"1")
 sys.stdin.readline()
 """
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE) as one:
