@@ -17,9 +17,9 @@ from crossmem.plugin import hookspecs
 from crossmem.plugin.backend import Backend
 from crossmem.plugin.hookspecs import FindRuntime
 from crossmem.plugin.markers import API_VERSION, PROJECT_NAME
-from crossmem.plugin.offers import PLUGIN_FAULTS, Offer, PluginFailure, PluginInfo
+from crossmem.plugin.offers import PLUGIN_FAULTS, Offer, PluginFailure, PluginInfo, conflict
 
-__all__ = ["Catalog", "conflict"]
+__all__ = ["Catalog"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ class Catalog:
                 self.disabled.append(info)
             else:
                 self._load(info, EntryPoint(module, module, PROJECT_NAME))
-        for conflict in self.conflicts():
-            _log.warning("plugin %s", conflict)
+        for failure in self.conflicts():
+            _log.warning("plugin %s", failure)
 
     def add(self, plugin: object, info: PluginInfo) -> None:
         """Register one plugin and take in its backends, or raise and leave nothing behind."""
@@ -190,12 +190,6 @@ class Catalog:
                 answer = impl.function(*arguments)
                 backends.extend(_checked(answer))
         return backends
-
-
-def conflict(offers: Iterable[Offer]) -> str:
-    """Say in words which plugins offer the same name."""
-    plugins = sorted(str(offer.info) for offer in offers)
-    return f"offered {len(plugins)} times: by {', '.join(plugins)}"
 
 
 def _checked(answer: object) -> list[Backend]:

@@ -13,7 +13,7 @@ from crossmem.driver import DRIVER_API_VERSION, Driver
 from crossmem.errors import BackendUnavailableError, ConfigurationError, CrossmemError
 from crossmem.plugin.backend import Availability, Backend
 
-__all__ = ["PLUGIN_FAULTS", "Offer", "PluginFailure", "PluginInfo"]
+__all__ = ["PLUGIN_FAULTS", "Offer", "PluginFailure", "PluginInfo", "conflict"]
 
 _log = logging.getLogger(__name__)
 
@@ -191,3 +191,9 @@ class Offer:
             return driver
         msg = f"{which} of plugin {self.info} cannot be used: {fault}"
         raise BackendUnavailableError(msg, backend=backend.name)
+
+
+def conflict(offers: Iterable[Offer]) -> str:
+    """Say in words which plugins offer the same name."""
+    plugins = sorted(str(offer.info) for offer in offers)
+    return f"offered {len(plugins)} times: by {', '.join(plugins)}"

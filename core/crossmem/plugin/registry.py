@@ -5,7 +5,7 @@ import difflib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING
 
 from crossmem.driver import Driver
 from crossmem.errors import (
@@ -17,10 +17,14 @@ from crossmem.errors import (
 )
 from crossmem.models import Event
 from crossmem.plugin.backend import Availability, Backend
-from crossmem.plugin.discovery import Catalog, conflict
 from crossmem.plugin.emulation import Emulation, EmulationRequest
-from crossmem.plugin.offers import PLUGIN_FAULTS, Offer, PluginFailure, PluginInfo
+from crossmem.plugin.offers import PLUGIN_FAULTS, Offer, PluginFailure, PluginInfo, conflict
 from crossmem.settings import VARIABLES, Settings
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from crossmem.plugin.discovery import Catalog
 
 __all__ = ["Registry"]
 
@@ -47,7 +51,10 @@ class Registry:
     """Whether any plugin observes events. A caller may skip making an event where it is false."""
 
     def __init__(
-        self, settings: Settings | None = None, *, entry_points: Iterable[EntryPoint] | None = None
+        self,
+        settings: Settings | None = None,
+        *,
+        entry_points: "Iterable[EntryPoint] | None" = None,
     ) -> None:
         self._settings = settings or Settings()
         self._entry_points = None if entry_points is None else tuple(entry_points)
@@ -118,7 +125,7 @@ class Registry:
             catalog.remove(name)
             self._observe(catalog)
 
-    def _discovered(self) -> Catalog:
+    def _discovered(self) -> "Catalog":
         if (catalog := self._catalog) is not None:
             return catalog
         with self._lock:
@@ -128,6 +135,9 @@ class Registry:
                     raise ConfigurationError(msg)
                 self._discovering = True
                 try:
+                    # Not at import: importlib.metadata is a tenth of what that takes.
+                    from crossmem.plugin.discovery import Catalog  # noqa: PLC0415
+
                     # Assigned only when complete: a child that is forked meanwhile starts anew.
                     catalog = Catalog(self.runtime)
                     catalog.discover(
@@ -338,7 +348,7 @@ class Registry:
             except PLUGIN_FAULTS:
                 _log.exception("plugin %s raised while it observed %s", name, event.kind)
 
-    def _observe(self, catalog: Catalog) -> None:
+    def _observe(self, catalog: "Catalog") -> None:
         self._observers = tuple(
             (impl.plugin_name, impl.function, "event" in impl.argnames)
             for impl in catalog.implementations("crossmem_event")
