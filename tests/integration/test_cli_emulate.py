@@ -120,6 +120,54 @@ def test_signals_are_passed_on(environ: dict[str, str]) -> None:
         assert started.wait(DEADLINE_S) == 7
 
 
+COUNTS_INTERRUPTS = """
+import signal, sys
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_an_interrupt_for_the_command_alone(environ: dict[str, str]) -> None:
+    # As a CI service does that cancels a job: no terminal sends it to the program as well.
+    command = ["emulate", "hip", "--", sys.executable, "-c", COUNTS_INTERRUPTS]
+    with subprocess.Popen(
+        [sys.executable, "-m", "crossmem", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environ,
+        start_new_session=True,
+    ) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "ready\n"
+        started.send_signal(signal.SIGINT)
+        assert started.stdout.readline() == "interrupted\n"
+        output, _ = started.communicate("\n", timeout=DEADLINE_S)
+
+    assert (started.returncode, output) == (0, "")
+
+
+def test_an_interrupt_from_a_terminal_comes_once(environ: dict[str, str]) -> None:
+    terminal = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]))"
+    command = ["emulate", "hip", "--", sys.executable, "-c", COUNTS_INTERRUPTS]
+    with subprocess.Popen(
+        [sys.executable, "-c", terminal, sys.executable, "-m", "crossmem", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environ,
+        bufsize=0,
+    ) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"ready\r\n"
+        started.stdin.write(b"\x03")
+        assert started.stdout.readline() == b"^Cinterrupted\r\n"
+        output, _ = started.communicate(b"\n", timeout=DEADLINE_S)
+
+    assert (started.returncode, output) == (0, b"\r\n")
+
+
 def test_commands_that_share_a_host(run: Run, tmp_path: Path) -> None:
     code = """
 import ctypes, sys
