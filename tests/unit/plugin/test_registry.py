@@ -344,7 +344,8 @@ def test_forked_child_is_not_stuck_on_the_parents_locks(world: Any) -> None:
     def load(runtime: str | None) -> Driver:
         if not entered.is_set():
             entered.set()
-            assert leave.wait(10)
+            # Longer than what is waited for below, or a child that is stuck would get loose.
+            assert leave.wait(60)
         driver: Driver = world.driver("acme")
         return driver
 
@@ -356,7 +357,7 @@ def test_forked_child_is_not_stuck_on_the_parents_locks(world: Any) -> None:
         # What fork leaves in a child: the lock is held by a thread that is not there.
         inherited = registry.after_fork_in_child()
         try:
-            driver = pool.submit(registry.driver, "acme").result(5)
+            driver = pool.submit(registry.driver, "acme").result(30)
         finally:
             leave.set()
 
