@@ -9,10 +9,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from crossmem_emulated.fixtures import Emulated
+
+if TYPE_CHECKING:
+    from tests.integration.emulate_hosts import abandoned
+else:
+    from emulate_hosts import abandoned
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -61,17 +67,13 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def hosts() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("crossmem-emulate-*")}
-
-
 def test_an_unmodified_program(run: Run, program: Path) -> None:
-    before = hosts()
+    before = abandoned()
 
     done = run("hip", "--", sys.executable, program)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 2\n[0, 0, 0]\n", "")
-    assert hosts() <= before
+    assert abandoned() <= before
 
 
 def test_options_reach_the_emulation(run: Run, program: Path) -> None:
@@ -230,14 +232,14 @@ def test_the_environment_for_a_shell(run: Run) -> None:
     ],
 )
 def test_what_has_no_meaning(run: Run, arguments: tuple[str, ...], message: str) -> None:
-    before = hosts()
+    before = abandoned()
 
     done = run(*arguments)
 
     assert done.returncode == 2
     assert f"error: {message}" in done.stderr
     assert "Traceback" not in done.stderr
-    assert hosts() <= before
+    assert abandoned() <= before
 
 
 def test_what_nobody_emulates(run: Run) -> None:
