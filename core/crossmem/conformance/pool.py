@@ -26,7 +26,7 @@ __all__ = [
     "settle",
 ]
 
-SOON_S: Final = 10.0
+SOON_S: Final = 4.0
 """How long what the laws promise within a second may take here, in seconds.
 
 A second is meant of processes that run. Where the machine has more to do than it has CPUs, one may
