@@ -38,8 +38,9 @@ from typing import Any, Final
 from crossmem.arrays import dtype_of, from_text, to_numpy
 from crossmem.arrays.libraries import require, used
 from crossmem.errors import ConfigurationError, CrossmemError, InvalidHandleError, UnsupportedError
+from crossmem.guards import shorten
 
-__all__ = ["MAX_DEPTH", "read", "write"]
+__all__ = ["MAX_DEPTH", "read", "to_base64", "write"]
 
 MAX_DEPTH: Final = 32
 """How deep containers may be nested in one another."""
@@ -49,8 +50,6 @@ _MAX_VALUES: Final = 2**21
 
 _MAX_INTEGER_BITS: Final = 4096
 """Texts of larger ones take JSON long to read."""
-
-_MAX_SHOWN: Final = 200
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
 """Returns the number of an array, None for what is none. The other argument says where it is."""
@@ -101,10 +100,10 @@ class _Writer:
         if numpy is not None and isinstance(value, numpy.generic):
             # NumPy takes zeros at the end of a text for filling, once it is in an array.
             if isinstance(value, numpy.bytes_):
-                return {"s": ["bytes", _base64(bytes(value))]}
+                return {"s": ["bytes", to_base64(bytes(value))]}
             if isinstance(value, numpy.str_):
-                return {"s": ["str", _base64(value.encode(errors="surrogatepass"))]}
-            return {"s": [dtype_of(value.dtype).name, _base64(value.tobytes())]}
+                return {"s": ["str", to_base64(value.encode(errors="surrogatepass"))]}
+            return {"s": [dtype_of(value.dtype).name, to_base64(value.tobytes())]}
         msg = f"{_name(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be shared"
         raise UnsupportedError(
             msg,
@@ -167,7 +166,7 @@ def _write_text(value: str, _path: tuple[Any, ...]) -> Any:
     try:
         value.encode()
     except UnicodeEncodeError:
-        return {"u": _base64(value.encode(errors="surrogatepass"))}
+        return {"u": to_base64(value.encode(errors="surrogatepass"))}
     return value
 
 
@@ -175,7 +174,8 @@ def _write_float(value: float, _path: tuple[Any, ...]) -> Any:
     return value if math.isfinite(value) else {"f": repr(value)}
 
 
-def _base64(data: bytes) -> str:
+def to_base64(data: bytes) -> str:
+    """Return bytes as JSON has them."""
     return b64encode(data).decode("ascii")
 
 
@@ -184,7 +184,7 @@ _PLAIN: Final[dict[type, Callable[[Any, tuple[Any, ...]], Any]]] = {
     int: _write_integer,
     str: _write_text,
     float: _write_float,
-    bytes: lambda value, _path: {"b": _base64(value)},
+    bytes: lambda value, _path: {"b": to_base64(value)},
     complex: lambda value, _path: {"z": [repr(value.real), repr(value.imag)]},
 }
 
@@ -248,7 +248,7 @@ def read(node: Any, arrays: Sequence[Any]) -> Any:
     except (InvalidHandleError, UnsupportedError):
         raise
     except _WRONG as error:
-        msg = f"these bytes are no shared tree: {_short(error)}"
+        msg = f"these bytes are no shared tree: {shorten(error)}"
         raise InvalidHandleError(msg, operation="receive") from error
 
 
@@ -294,7 +294,7 @@ def _read_ordered(content: Any, arrays: Sequence[Any], depth: int) -> OrderedDic
     made = OrderedDict(_read_pairs(nodes, arrays, depth))
     for name, value in _read_pairs(attributes, arrays, depth):
         if name != "_metadata":
-            msg = f"an attribute {_short(name)}"
+            msg = f"an attribute {shorten(name)}"
             raise ValueError(msg)
         vars(made)[name] = value
     return made
@@ -323,7 +323,7 @@ def _class(name: str) -> type:
     module_name, _, path = name.partition(":")
     found = _find(module_name, path)
     if not isinstance(found, type):
-        msg = f"class {_short(path)} of module {_short(module_name)} is not known to this process"
+        msg = f"class {shorten(path)} of module {shorten(module_name)} is not known to this process"
         raise UnsupportedError(msg, operation="receive", hint="import the module first")
     _refuse_end(found, "receive")
     return found
@@ -345,14 +345,8 @@ def _find(module_name: str, path: str) -> Any:
     return found
 
 
-def _short(value: object) -> str:
-    """Return what an error shows of what a stranger may have sent."""
-    shown = repr(value)
-    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
-
-
 def _not_the_same(name: str) -> UnsupportedError:
-    msg = f"class {_short(name)} has other fields in this process than in the one that shared"
+    msg = f"class {shorten(name)} has other fields in this process than in the one that shared"
     return UnsupportedError(msg, operation="receive", hint="run the same version in both")
 
 

@@ -2,10 +2,11 @@
 """Receiving: from the description of a shared tree to its arrays and tensors, without a copy."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from crossmem.arrays import Kind, Layout
 from crossmem.errors import ConfigurationError
+from crossmem.guards import shorten
 from crossmem.sharing.attach import Readonly, attach_many, check_device
 from crossmem.sharing.device import Device
 from crossmem.sharing.mapping import Mapping
@@ -18,8 +19,6 @@ from crossmem.trees.nodes import read, write
 from crossmem.trees.shared import Shared
 
 __all__ = ["build", "receive"]
-
-_MAX_SHOWN: Final = 100
 
 
 def receive(
@@ -202,10 +201,5 @@ def _contents(tag: str, content: Any) -> dict[object, Any]:
 
 
 def _another_tree(theirs: Any, mine: Any) -> ConfigurationError:
-    msg = f"into is another tree: it has {_short(mine)} where {_short(theirs)} was shared"
+    msg = f"into is another tree: it has {shorten(mine)} where {shorten(theirs)} was shared"
     return ConfigurationError(msg, operation="receive")
-
-
-def _short(node: Any) -> str:
-    text = repr(node)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
