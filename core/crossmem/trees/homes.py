@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple
 
 from crossmem.arrays import Found, Layout
+from crossmem.arrays.adapters import ADAPTERS
 from crossmem.control.records import Allow
 from crossmem.driver import CopyKind
 from crossmem.errors import UnsupportedError
@@ -22,7 +23,6 @@ from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.process import Process
 from crossmem.sharing.views import maker
 from crossmem.sharing.ways import ShareWay, how_can_share
-from crossmem.trees.leaves import copy_to
 
 __all__ = ["Copy", "Homes", "Leaf", "Place"]
 
@@ -240,7 +240,7 @@ class Homes:
             else:
                 layout = found.found.layout.at(start + found.found.pointer - low)
                 library = found.found.kind
-                copy_to(library, maker(allocation, library)(layout), found.value)
+                ADAPTERS[library].copy_to(maker(allocation, library)(layout), found.value)
                 nbytes += layout.nbytes
         self.copied_nbytes += nbytes
         _log.info("copied %d bytes to %s, to share them from there", nbytes, home.name)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossmem.arrays import Found, Kind, Layout
+from crossmem.arrays.adapters import ADAPTERS, describe
 from crossmem.errors import ConfigurationError
 from crossmem.sharing.attach import Readonly, attach_many, check_device
 from crossmem.sharing.device import Device
@@ -12,7 +13,6 @@ from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.memory import Memory
 from crossmem.sharing.process import drain
 from crossmem.sharing.views import maker
-from crossmem.trees.leaves import copy_to, describe, empty
 from crossmem.trees.message import Message, Row
 from crossmem.trees.nodes import pair_arrays, read, write
 from crossmem.trees.shared import Shared
@@ -89,7 +89,7 @@ def _maker(memories: Sequence[Memory]) -> Callable[[Row, Kind], Any]:
 
     def make(row: Row, kind: Kind) -> Any:
         if row.handle is None:
-            return empty(kind, row.layout)
+            return ADAPTERS[kind].empty(row.layout)
         found = makers.get((row.handle, kind))
         if found is None:
             found = makers[row.handle, kind] = maker(memories[row.handle], kind)
@@ -145,4 +145,4 @@ def _overwrite(into: Any, message: Message, make: Callable[[Row, Kind], Any]) ->
             raise ConfigurationError(msg, operation="receive")
         jobs.append((found.kind, target, make(row, found.kind)))
     for kind, target, source in jobs:
-        copy_to(kind, target, source)
+        ADAPTERS[kind].copy_to(target, source)
