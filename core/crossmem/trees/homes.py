@@ -5,7 +5,7 @@ import logging
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple
@@ -14,7 +14,7 @@ from crossmem.arrays import Found, Layout
 from crossmem.arrays.adapters import ADAPTERS
 from crossmem.control.records import Allow
 from crossmem.driver import CopyKind
-from crossmem.errors import UnsupportedError
+from crossmem.errors import CrossmemError, UnsupportedError
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.adoption import Neighbours, neighbours_of
 from crossmem.sharing.allocation import Allocation, export_again
@@ -156,10 +156,13 @@ class Homes:
         return [places[number] for number in range(len(leaves))]
 
     def give_up(self) -> None:
-        """Free what was made, where the tree is not shared after all."""
-        with ExitStack() as steps:
-            while self.owned:
-                steps.callback(self.owned.pop().free)
+        """Free what was made, where the tree is not shared after all: an error is on its way.
+
+        What its traceback keeps in use goes with it; what a vendor refuses is tried again.
+        """
+        while self.owned:
+            with suppress(CrossmemError):
+                self.owned.pop().free()
 
     def _export(self, memory: Allocation | Mapping) -> tuple[ShareableHandle, int]:
         """Return a handle of some memory, and the address at which it starts here."""
