@@ -59,7 +59,8 @@ def _register_library(name: str) -> None:
 
 def _register(kind: type, reduce: Callable[[Any], Reduced]) -> None:
     ray = import_ray()
-    _before[kind] = ray.cloudpickle.CloudPickler.dispatch.get(kind)
+    # Kept where it is there: of two threads, the second would find what the first registered.
+    _before.setdefault(kind, ray.cloudpickle.CloudPickler.dispatch.get(kind))
     ray.util.register_serializer(kind, serializer=reduce, deserializer=_rebuild)
 
 
