@@ -16,9 +16,10 @@ from numpy.lib.stride_tricks import as_strided
 import crossmem
 from crossmem import OutOfMemoryError, Shared, StaleHandleError, UnsupportedError
 from crossmem.arrays import numpy_arrays
+from crossmem.arrays.runs import find_run, pack
 from crossmem.driver import CopyKind
 from crossmem.sharing.process import drain
-from crossmem.trees.homes import Homes, _merge
+from crossmem.trees.homes import Homes
 
 repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=100)
 
@@ -50,15 +51,19 @@ ranges = st.lists(
 @repeatable
 @given(ranges)
 def test_ranges_are_merged_where_they_share_bytes(bounds: list[tuple[int, int]]) -> None:
-    merged = _merge(bounds)
+    runs = pack(bounds)
+    merged = [(one.low, one.high) for one in runs]
 
+    assert all((one.start - one.low) % 256 == 0 for one in runs)
+    assert all(one.end <= other.start for one, other in pairwise(runs))
+    for low, high in bounds:
+        run = runs[find_run(runs, low)]
+        assert run.low <= low < high <= run.high
     assert {byte for one in merged for byte in range(*one)} == {
         byte for one in bounds for byte in range(*one)
     }
     assert merged == sorted(merged)
     assert all(one[1] <= other[0] for one, other in pairwise(merged))
-    for low, high in bounds:
-        assert sum(start <= low and high <= end for start, end in merged) == 1
 
 
 def test_copies_need_permission() -> None:
