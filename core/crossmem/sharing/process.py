@@ -38,6 +38,7 @@ __all__ = [
     "drain",
     "is_current",
     "is_mine",
+    "may_release",
     "refuse_foreign",
     "refuse_forked_backend",
 ]
@@ -312,6 +313,11 @@ def is_mine(lock: threading.RLock) -> bool:
 def is_current(process: Process) -> bool:
     """Whether a state is this process's, not one that was inherited through fork."""
     return process is _current
+
+
+def may_release(process: Process) -> bool:
+    """Whether a finaliser may leave work behind: not in a forked child, not at exit."""
+    return is_current(process) and not process.is_exiting
 
 
 def refuse_foreign(process: Process, what: object) -> None:
