@@ -2,18 +2,18 @@
 """Finds or makes exportable memory for the arrays of a tree: theirs, adopted, or a copy."""
 
 import logging
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import itemgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from crossmem.arrays import Found, Layout
+from crossmem.arrays.adapters import ADAPTERS
+from crossmem.arrays.runs import find_run, pack
 from crossmem.control.records import Allow
 from crossmem.driver import CopyKind
-from crossmem.errors import UnsupportedError
+from crossmem.errors import CrossmemError, UnsupportedError
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.adoption import Neighbours, neighbours_of
 from crossmem.sharing.allocation import Allocation, export_again
@@ -22,7 +22,6 @@ from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.process import Process
 from crossmem.sharing.views import maker
 from crossmem.sharing.ways import ShareWay, how_can_share
-from crossmem.trees.leaves import copy_to
 
 __all__ = ["Copy", "Homes", "Leaf", "Place"]
 
@@ -30,9 +29,6 @@ _log = logging.getLogger(__name__)
 
 Copy = Literal["allow"]
 """Whether what cannot be shared where it lies may be copied."""
-
-_ALIGNMENT: Final = 256
-"""Copied ranges keep their addresses modulo this, and with that what their elements need."""
 
 
 class Leaf(NamedTuple):
@@ -156,10 +152,13 @@ class Homes:
         return [places[number] for number in range(len(leaves))]
 
     def give_up(self) -> None:
-        """Free what was made, where the tree is not shared after all."""
-        with ExitStack() as steps:
-            while self.owned:
-                steps.callback(self.owned.pop().free)
+        """Free what was made, where the tree is not shared after all: an error is on its way.
+
+        What its traceback keeps in use goes with it; what a vendor refuses is tried again.
+        """
+        while self.owned:
+            with suppress(CrossmemError):
+                self.owned.pop().free()
 
     def _export(self, memory: Allocation | Mapping) -> tuple[ShareableHandle, int]:
         """Return a handle of some memory, and the address at which it starts here."""
@@ -216,15 +215,9 @@ class Homes:
         """
         home = self.host() if where is None else self._home_of(where)
         kind = CopyKind.HOST_TO_DEVICE if where is None else CopyKind.DEVICE_TO_DEVICE
-        runs = _merge([leaf.bounds for leaf in leaves])
-        # The run in which an array lies is the last one that does not begin behind it.
-        numbers = [bisect_right(runs, leaf.bounds[0], key=itemgetter(0)) - 1 for leaf in leaves]
-        starts, end = [], 0
-        for low, high in runs:
-            start = end + (low - end) % _ALIGNMENT
-            starts.append(start)
-            end = start + high - low
-        allocation = home.allocate(end)
+        runs = pack(leaf.bounds for leaf in leaves)
+        numbers = [find_run(runs, leaf.bounds[0]) for leaf in leaves]
+        allocation = home.allocate(runs[-1].end)
         allocation.leave_to_views()
         self.owned.append(allocation)
         if where is not None:
@@ -232,7 +225,7 @@ class Homes:
             home.synchronize()
         alone = _with_gaps(leaves, numbers) if where is None else {}
         nbytes = 0
-        for number, ((low, high), start) in enumerate(zip(runs, starts, strict=True)):
+        for number, (low, high, start) in enumerate(runs):
             found = alone.get(number)
             if found is None:
                 home.driver.copy(home.ordinal, allocation.ptr + start, low, high - low, kind)
@@ -240,7 +233,7 @@ class Homes:
             else:
                 layout = found.found.layout.at(start + found.found.pointer - low)
                 library = found.found.kind
-                copy_to(library, maker(allocation, library)(layout), found.value)
+                ADAPTERS[library].copy_to(maker(allocation, library)(layout), found.value)
                 nbytes += layout.nbytes
         self.copied_nbytes += nbytes
         _log.info("copied %d bytes to %s, to share them from there", nbytes, home.name)
@@ -248,7 +241,7 @@ class Homes:
         handle, origin = self._export(allocation)
         places = []
         for leaf, number in zip(leaves, numbers, strict=True):
-            shift = allocation.ptr + starts[number] - runs[number][0]
+            shift = allocation.ptr + runs[number].start - runs[number].low
             places.append(leaf.place(handle, origin - shift))
         return places
 
@@ -268,14 +261,3 @@ def _span(leaves: list[Leaf]) -> tuple[int, int]:
     """Return the first address of what lies in one allocation, and the one past the last."""
     bounds = [leaf.bounds for leaf in leaves]
     return min(low for low, _ in bounds), max(high for _, high in bounds)
-
-
-def _merge(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges of addresses that are covered, in order and without overlaps."""
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(bounds):
-        if merged and low < merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], high)
-        else:
-            merged.append((low, high))
-    return merged

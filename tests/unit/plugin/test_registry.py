@@ -161,6 +161,26 @@ def test_threads_share_one_load(world: Any) -> None:
     assert loads == [None]
 
 
+def test_a_load_may_be_interrupted_by_a_call_that_wants_the_same(world: Any) -> None:
+    inner: list[Driver] = []
+
+    def load(runtime: str | None) -> Driver:
+        if not inner:
+            inner.append(world.driver("acme"))
+            # As a signal handler does.
+            inner[0] = registry.driver("acme")
+        driver: Driver = world.driver("acme")
+        return driver
+
+    registry = offering(world, world.backend(load=load))
+    outer: list[Driver] = []
+    loading = threading.Thread(target=lambda: outer.append(registry.driver("acme")), daemon=True)
+    loading.start()
+    loading.join(5)
+
+    assert outer == inner == [registry.driver("acme")]
+
+
 def test_loading_one_backend_does_not_block_another(world: Any) -> None:
     entered, leave = threading.Event(), threading.Event()
 
