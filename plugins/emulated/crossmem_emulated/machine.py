@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from multiprocessing import util
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -158,7 +159,7 @@ class Machine:
             self._connection = _in_time(self._open)
             # From Python 3.13 on, a connection that is dropped open is worth a warning.
             self._closing = weakref.finalize(self, self._connection.close)
-            # Whoever gives things back at the exit still needs it then.
+            # Whoever gives things back at the exit still needs it then: see the end of this module.
             self._closing.atexit = False
             self._opens += 1
             try:
@@ -275,8 +276,10 @@ class Machine:
     def close(self) -> None:
         """Close the database; the next use opens it again."""
         with self._lock:
-            if self._closing is not None:
-                self._closing()
+            if self._connection is not None and self._closing is not None:
+                # Not by calling it: at the exit, that does nothing.
+                self._closing.detach()
+                self._connection.close()
                 self._closing = self._connection = None
                 self._me = None
 
@@ -338,3 +341,5 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+# At the exit too, after all that gives things back; what comes even later opens its host again.
+util.Finalize(None, _before_fork, exitpriority=-1000)
