@@ -10,10 +10,11 @@ from crossmem_emulated import memory
 from crossmem_emulated.acl.addresses import Origin, device_of
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code, Kind
+from crossmem_emulated.acl.host import is_page_locked
 from crossmem_emulated.acl.keys import is_withdrawn
 from crossmem_emulated.acl.process import AclProcess, Work
 from crossmem_emulated.acl.streams import find_stream
-from crossmem_emulated.acl.work import submit
+from crossmem_emulated.acl.work import finish_until, submit
 from crossmem_emulated.addresses import Piece
 
 __all__ = ["Side", "check", "copy", "fill"]
@@ -212,7 +213,12 @@ def copy(
         _move(*sides)
         return
     ranges = tuple((side.pointer, source[1]) for side in sides)
-    submit(process, find_stream(process, stream), Work(call, ranges, lambda: _move(*sides)))
+    work = Work(call, ranges, lambda: _move(*sides))
+    found = find_stream(process, stream)
+    submit(process, found, work)
+    if not all(side.device is not None or is_page_locked(process, side.pointer) for side in sides):
+        # The memory is the program's again when the call returns.
+        finish_until(process, found, work)
 
 
 @entry("rt.memcpy", "kkkki")
