@@ -61,6 +61,6 @@ LIBRARY: Final = Library(
     profiles=tuple(PROFILES),
     profile_field="acl_profile",
     # What is not emulated cannot fail in another way.
-    entry_of=lambda name: CALLED.get(name, name),
+    entry_of=CALLED.get,
     bind=_bind,
 )
