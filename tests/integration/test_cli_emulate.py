@@ -228,6 +228,8 @@ def test_the_environment_for_a_shell(run: Run) -> None:
         (("hip", "--profile", "cuda", "--", "true"), "hip has no profile 'cuda'"),
         (("hip", "--fault", "hipMalloc", "--", "true"), "'hipMalloc' is no fault"),
         (("hip", "--fault", "hipNonsense=1", "--", "true"), "'hipNonsense=1' is no fault"),
+        (("ascend", "--fault", "aclrtNonsense=1", "--", "true"), "'aclrtNonsense=1' is no fault"),
+        (("ascend", "--fault", "aclmdlExecute=1", "--", "true"), "'aclmdlExecute=1' is no fault"),
         (("hip", "--capacity", "lots", "--", "true"), "CROSSMEM_EMULATED_CAPACITY is 'lots'"),
     ],
 )

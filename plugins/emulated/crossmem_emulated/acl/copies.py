@@ -10,13 +10,14 @@ from crossmem_emulated import memory
 from crossmem_emulated.acl.addresses import Origin, device_of
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code, Kind
+from crossmem_emulated.acl.host import is_page_locked
 from crossmem_emulated.acl.keys import is_withdrawn
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.streams import find_stream
 from crossmem_emulated.addresses import Piece
 from crossmem_emulated.queues import Work
 
-__all__ = ["Side", "copy", "fill"]
+__all__ = ["Side", "check", "copy", "fill"]
 
 _DIRECTIONS: Final = {
     (False, False): Kind.HOST_TO_HOST,
@@ -168,6 +169,31 @@ def _move(target: Side, source: Side) -> None:
             sources.insert(0, (start + nbytes, size - nbytes))
 
 
+def check(
+    process: AclProcess,
+    call: str,
+    target: tuple[int, int],
+    source: tuple[int, int],
+    kind: int,
+    *,
+    is_async: bool,
+) -> tuple[Side, Side] | None:
+    """Return both ends of a copy, None where there is nothing to copy, or refuse it."""
+    (to_pointer, largest), (from_pointer, nbytes) = target, source
+    if not nbytes:
+        return None
+    _check_arguments(process, to_pointer, largest, from_pointer, nbytes, kind)
+    if to_pointer == from_pointer:
+        return None
+    to, start = _side(process, to_pointer, nbytes), _side(process, from_pointer, nbytes)
+    real = _check_direction(process, call, kind, to, start)
+    if is_async and real is Kind.HOST_TO_HOST:
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "the host's memory is not copied in a stream")
+    if real is Kind.DEVICE_TO_DEVICE:
+        _check_devices(process, to, start, is_async=is_async)
+    return to, start
+
+
 def copy(
     process: AclProcess,
     call: str,
@@ -180,25 +206,19 @@ def copy(
 
     With a stream's handle, in that stream.
     """
-    (to_pointer, largest), (from_pointer, nbytes) = target, source
-    if not nbytes:
+    sides = check(process, call, target, source, kind, is_async=stream is not None)
+    if sides is None:
         return
-    _check_arguments(process, to_pointer, largest, from_pointer, nbytes, kind)
-    if to_pointer == from_pointer:
-        return
-    to, start = _side(process, to_pointer, nbytes), _side(process, from_pointer, nbytes)
-    real = _check_direction(process, call, kind, to, start)
-    if stream is not None and real is Kind.HOST_TO_HOST:
-        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "the host's memory is not copied in a stream")
-    if real is Kind.DEVICE_TO_DEVICE:
-        _check_devices(process, to, start, is_async=stream is not None)
     if stream is None:
-        _move(to, start)
+        _move(*sides)
         return
-    ranges = ((to_pointer, nbytes), (from_pointer, nbytes))
-    process.queues.submit(
-        find_stream(process, stream), Work(call, ranges, lambda: _move(to, start))
-    )
+    ranges = tuple((side.pointer, source[1]) for side in sides)
+    work = Work(call, ranges, lambda: _move(*sides))
+    found = find_stream(process, stream)
+    process.queues.submit(found, work)
+    if not all(side.device is not None or is_page_locked(process, side.pointer) for side in sides):
+        # The memory is the program's again when the call returns.
+        process.finish(found, until=work.sequence)
 
 
 @entry("rt.memcpy", "kkkki")

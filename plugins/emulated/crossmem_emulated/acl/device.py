@@ -78,17 +78,30 @@ def _reset_device(process: AclProcess, device: int) -> None:
     state = process.devices.get(device)
     if state is None:
         raise Refused(Code.RT_CONTEXT_NULL, f"device {device} was not set")
-    state.references -= 1
-    if state.references <= 0:
+    if state.references <= 1:
+        _finish_default(process, state)
         release_device(process, device)
+    else:
+        state.references -= 1
 
 
 @entry("rt.reset_device_force", "i")
 def _reset_device_force(process: AclProcess, device: int) -> None:
     process.check_device(device)
-    if device not in process.devices:
+    state = process.devices.get(device)
+    if state is None:
         raise Refused(Code.RT_CONTEXT_NULL, f"device {device} was not set")
+    _finish_default(process, state)
     release_device(process, device)
+
+
+def _finish_default(process: AclProcess, state: DeviceState) -> None:
+    """Do what is left to do in a device's default context; the work of others is lost."""
+    default = state.default
+    if default is not None and process.finish(
+        *(one for one in process.streams.values() if one.context == default.handle)
+    ):
+        raise Again
 
 
 @entry("rt.get_device", "", 0)

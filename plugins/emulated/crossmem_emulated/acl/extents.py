@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of rows and in batches, and fills of 32-bit numbers."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from crossmem_emulated.acl.addresses import Origin
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code, Kind
-from crossmem_emulated.acl.copies import copy, fill
+from crossmem_emulated.acl.copies import check, copy, fill
 from crossmem_emulated.acl.process import AclProcess
 
-__all__: list[str] = []
+__all__ = ["Places"]
 
 _SYNC_KINDS: Final = frozenset({Kind.HOST_TO_DEVICE, Kind.DEVICE_TO_HOST, Kind.DEFAULT})
 _ASYNC_KINDS: Final = _SYNC_KINDS | {Kind.DEVICE_TO_DEVICE}
 _WORD_NBYTES: Final = 4
+_ON_HOST, _ON_DEVICE, _ON_NUMA_NODE = 0, 1, 4
+_LOCATIONS: Final = frozenset({_ON_HOST, _ON_DEVICE, _ON_NUMA_NODE})
 
 
 def _copy_rows(
@@ -67,35 +72,99 @@ def _memcpy2d_async(  # noqa: PLR0917 - the vendor's order
     _copy_rows(process, (to, to_pitch), (start, pitch), (width, height), kind, stream)
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What a batch says of some of its copies.
+
+    Parameters
+    ----------
+    first
+        Number of the first of them.
+    target, source
+        Number and type of the location of either end.
+    is_reserved_used
+        Whether a reserved field is not 0.
+    """
+
+    first: int
+    target: tuple[int, int]
+    source: tuple[int, int]
+    is_reserved_used: bool = False
+
+
+Copy = tuple[int, int, int, int]
+"""Target, room there, source, and size."""
+
+
 def _copy_batch(
-    process: AclProcess, call: str, copies: list[tuple[int, int, int, int]], stream: int | None
+    process: AclProcess,
+    call: str,
+    copies: Sequence[Copy],
+    places: Sequence[Places],
+    stream: int | None,
 ) -> None:
-    """Make copies: target, room there, source and size of each. The first refusal ends it."""
-    if not copies:
-        raise Refused(Code.INVALID_PARAM, "there is nothing in the batch")
-    for number, (to, largest, start, nbytes) in enumerate(copies):
+    """Make all of some copies; none is made where one of them is refused."""
+    _check_batch(copies, places)
+    starts = [one.first for one in places]
+    for number, one in enumerate(copies):
         try:
-            for pointer in (to, start):
-                origins = {one.origin for one in process.space.overlapping(pointer, nbytes)}
-                if origins & {Origin.IMPORTED, Origin.KEY}:
-                    text = f"imported memory at {pointer:#x} is not copied in batches"
-                    raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
-            copy(process, call, (to, largest), (start, nbytes), Kind.DEFAULT, stream)
+            _check_in_batch(process, call, one, places[bisect_right(starts, number) - 1], stream)
         except Refused as refused:
             text = f"copy {number}: {refused.text}"
             raise Refused(refused.code, text, refused.rule, (number,)) from None
+    for to, largest, start, nbytes in copies:
+        copy(process, call, (to, largest), (start, nbytes), Kind.DEFAULT, stream)
 
 
-@entry("c.memcpy_batch", "o")
-def _memcpy_batch(process: AclProcess, copies: list[tuple[int, int, int, int]]) -> None:
-    _copy_batch(process, "c.memcpy_batch", copies, None)
+def _check_batch(copies: Sequence[Copy], places: Sequence[Places]) -> None:
+    if not copies:
+        raise Refused(Code.INVALID_PARAM, "there is nothing in the batch")
+    for number, (_, largest, _, nbytes) in enumerate(copies):
+        if nbytes > largest:
+            text = f"copy {number}: {nbytes} bytes are more than the target's {largest}"
+            raise Refused(Code.INVALID_PARAM, text, "ACL-E28")
+    if any(one.is_reserved_used for one in places):
+        raise Refused(Code.INVALID_PARAM, "reserved fields of the attributes must be 0")
+    starts = [one.first for one in places]
+    if starts[:1] != [0] or sorted(set(starts)) != starts or starts[-1] >= len(copies):
+        text = f"attributes begin at {starts} of {len(copies)} copies: not at 0, then each later"
+        raise Refused(Code.RT_PARAM_INVALID, text)
 
 
-@entry("c.memcpy_batch_async", "ok")
-def _memcpy_batch_async(
-    process: AclProcess, copies: list[tuple[int, int, int, int]], stream: int
+def _check_in_batch(
+    process: AclProcess, call: str, one: Copy, places: Places, stream: int | None
 ) -> None:
-    _copy_batch(process, "c.memcpy_batch_async", copies, stream)
+    to, largest, start, nbytes = one
+    is_async = stream is not None
+    sides = check(process, call, (to, largest), (start, nbytes), Kind.DEFAULT, is_async=is_async)
+    if sides is None:
+        return
+    reals = []
+    for side, (number, kind) in zip(sides, (places.target, places.source), strict=True):
+        if side.origins & {Origin.IMPORTED, Origin.KEY}:
+            text = f"imported memory at {side.pointer:#x} is not copied in batches"
+            raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
+        real = None if side.device is None else process.ordinal_of(side.device)
+        if (number if kind == _ON_DEVICE else None) != real or kind not in _LOCATIONS:
+            where = "on the host" if real is None else f"on device {real}"
+            text = f"{side.pointer:#x} is {where}, not at place {number} of type {kind}"
+            raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E42")
+        reals.append(real)
+    if (reals[0] is None) == (reals[1] is None):
+        text = "a batch copies from the host to devices, or back"
+        raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E42")
+
+
+@entry("c.memcpy_batch", "oo")
+def _memcpy_batch(process: AclProcess, copies: list[Copy], places: list[Places]) -> None:
+    _copy_batch(process, "c.memcpy_batch", copies, places, None)
+
+
+@entry("c.memcpy_batch_async", "ook")
+def _memcpy_batch_async(
+    process: AclProcess, copies: list[Copy], places: list[Places], stream: int
+) -> None:
+    _copy_batch(process, "c.memcpy_batch_async", copies, places, stream)
 
 
 def _word(pointer: int, value: int) -> bytes:

@@ -6,7 +6,7 @@ from typing import Final
 
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code
-from crossmem_emulated.acl.keys import admit_by_key, check_owner
+from crossmem_emulated.acl.keys import admit_by_key, check_known, check_owner
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.shares import admit, export, import_share, pack
 from crossmem_emulated.acl.vmm import Physical, check_newer
@@ -19,6 +19,10 @@ FABRIC_HANDLE_NBYTES: Final = 128
 
 _SERVER: Final = 0
 """Number of this server in its super node."""
+_LINKS: Final = frozenset({0, 1})
+"""Ways to another device's memory: within a chip (SIO), or by Huawei's links (HCCS)."""
+_LINKS_V3: Final = frozenset({2, 3})
+"""By one port of a unified bus, or by several."""
 _LAYOUT: Final = struct.Struct(f"<IIQ{FABRIC_HANDLE_NBYTES - 16}x")
 
 
@@ -78,11 +82,19 @@ def _mem_import_from_shareable_handle_v2(
 
 @entry("c.ipc_mem_set_attr", "siK")
 def _ipc_mem_set_attr(process: AclProcess, text: str, kind: int, value: int) -> None:
-    if not process.profile.fabric:
+    is_v3 = process.profile.generation == 3  # noqa: PLR2004
+    if not (process.profile.fabric or is_v3):
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has one way to memory")
-    if kind or value not in {0, 1}:
-        raise Refused(Code.RT_PARAM_INVALID, f"attribute {kind}, value {value}")
-    check_owner(process, text)
+    if kind:
+        raise Refused(Code.RT_PARAM_INVALID, f"there is no attribute {kind} of keys")
+    if value not in (_LINKS_V3 if is_v3 else _LINKS):
+        code = Code.RT_LINK_TYPE_NOT_SUPPORT if is_v3 else Code.RT_FEATURE_NOT_SUPPORT
+        raise Refused(code, f"this product has no link {value}")
+    if is_v3:
+        # There, importers choose the way, and not the exporter.
+        check_known(process, text)
+    else:
+        check_owner(process, text)
 
 
 @entry("c.ipc_mem_import_pid_inter_server", "so")

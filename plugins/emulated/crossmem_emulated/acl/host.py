@@ -13,7 +13,7 @@ from crossmem_emulated.acl.plain import check_attributes
 from crossmem_emulated.acl.process import AclProcess, Again
 from crossmem_emulated.pages import HOST
 
-__all__: list[str] = []
+__all__ = ["is_page_locked"]
 
 _ON_HOST, _ON_DEVICE, _UNKNOWN = range(3)
 _TYPES: Final = frozenset({0, 0x4, 0x8})
@@ -93,7 +93,7 @@ def _host_register_v2(process: AclProcess, pointer: int, size: int, flags: int) 
 def _host_get_device_pointer(process: AclProcess, pointer: int, flags: int) -> int:
     if not pointer or flags:
         raise Refused(Code.INVALID_PARAM, "the address is null, or flags are not 0")
-    if any(one <= pointer < one + nbytes for one, nbytes in process.registered.items()):
+    if _is_registered(process, pointer):
         return pointer
     text = f"{pointer:#x} is not registered"
     raise Refused(Code.HOST_MEMORY_NOT_REGISTERED, text, "ACL-E41")
@@ -121,11 +121,18 @@ def _pointer_get_attributes(process: AclProcess, pointer: int) -> dict[str, Any]
         index = device_of(pieces[0])
         number, kind = process.ordinal_of(index) or 0, _ON_HOST if index == HOST else _ON_DEVICE
         page_nbytes = memory.PAGE_NBYTES if pieces[0].is_small else GRANULARITY_NBYTES
-    elif _block_of(process, pointer) or any(
-        one <= pointer < one + nbytes for one, nbytes in process.registered.items()
-    ):
+    elif is_page_locked(process, pointer):
         kind = _ON_HOST
     return {"location": {"id": number, "type": kind}, "page_size": page_nbytes, "rsv": [0] * 4}
+
+
+def _is_registered(process: AclProcess, pointer: int) -> bool:
+    return any(one <= pointer < one + nbytes for one, nbytes in process.registered.items())
+
+
+def is_page_locked(process: AclProcess, pointer: int) -> bool:
+    """Whether memory of the host is known to the driver: allocated here, or registered."""
+    return _block_of(process, pointer) is not None or _is_registered(process, pointer)
 
 
 def _block_of(process: AclProcess, pointer: int) -> tuple[int, int] | None:

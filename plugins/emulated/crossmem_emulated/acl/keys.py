@@ -17,7 +17,7 @@ from crossmem_emulated.addresses import Piece
 from crossmem_emulated.machine import ticks_since_boot
 from crossmem_emulated.pages import Pages
 
-__all__ = ["KeyImport", "admit_by_key", "check_owner", "is_withdrawn"]
+__all__ = ["KeyImport", "admit_by_key", "check_known", "check_owner", "is_withdrawn"]
 
 _LONGEST_BUFFER: Final = 1024
 _LARGEST_LIST: Final = 31
@@ -117,6 +117,14 @@ def _ipc_mem_set_import_pid(process: AclProcess, text: str, pids: list[int]) -> 
     if not pids:
         raise Refused(Code.INVALID_PARAM, "the list of pids is null")
     admit_by_key(process, text, pids)
+
+
+def check_known(process: AclProcess, text: str) -> None:
+    """Refuse where there is no such key."""
+    _check_keys(process)
+    process.current()
+    with process.machine.transaction() as tables:
+        _find_key(tables, text)
 
 
 def check_owner(process: AclProcess, text: str) -> None:

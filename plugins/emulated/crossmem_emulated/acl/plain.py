@@ -58,26 +58,28 @@ def _new_slab(process: AclProcess, index: int) -> Slab:
 
 def _malloc_small(process: AclProcess, index: int, nbytes: int) -> int:
     size = -(-nbytes // _SMALL_ALIGNMENT) * _SMALL_ALIGNMENT
+    # Whole pages begin with one, so that they can be exported by key.
+    unit = _SMALL_ALIGNMENT if nbytes % memory.PAGE_NBYTES else memory.PAGE_NBYTES
     for slab in process.slabs:
-        fits = slab.taken_nbytes + size <= slab.pages.nbytes
-        if fits and slab.pages.device == index:
+        first = -(-slab.taken_nbytes // unit) * unit
+        if first + size <= slab.pages.nbytes and slab.pages.device == index:
             break
     else:
-        slab = _new_slab(process, index)
-    start: int = slab.region.start + slab.taken_nbytes
+        slab, first = _new_slab(process, index), 0
+    start: int = slab.region.start + first
     piece = Piece(
         start,
         size,
         slab.region,
         slab.pages,
-        slab.taken_nbytes,
+        first,
         Origin.MALLOC,
         slab,
         is_small=True,
         is_part=True,
     )
     process.space.attach(piece)
-    slab.taken_nbytes += size
+    slab.taken_nbytes = first + size
     slab.live.add(start)
     return start
 

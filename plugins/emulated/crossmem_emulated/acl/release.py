@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What becomes of a process's memory on a device that it resets.
 
-The documents do not say. Here, everything goes that the process has on the device: memory,
-imports, mappings, keys, contexts and streams. Reserved addresses stay reserved. Handles and
+The documents say that the work of the default context is done first, and not what is left. Here,
+everything goes that the process has on the device: memory, imports, mappings, keys, contexts and
+streams, with the work of other contexts. Reserved addresses stay reserved. Handles and
 addresses of what went are unknown from then on, and using one is refused as any unknown one is.
 """
 

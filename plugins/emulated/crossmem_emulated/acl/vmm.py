@@ -214,10 +214,11 @@ def _reserve_mem_address(
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"no addresses for {size} bytes")
     if alignment:
         raise Refused(Code.RT_PARAM_INVALID, "the alignment must be 0")
+    unit = GRANULARITY_1G_NBYTES if size > GRANULARITY_1G_NBYTES else GRANULARITY_NBYTES
     if expected and (
         process.profile.generation == 3  # noqa: PLR2004
         or expected not in _EXPECTED_ADDRESSES
-        or expected % GRANULARITY_NBYTES
+        or expected % unit
     ):
         raise Refused(Code.RT_PARAM_INVALID, f"{expected:#x} cannot be expected")
     return reserve(process, -(-size // GRANULARITY_NBYTES) * GRANULARITY_NBYTES, expected)

@@ -79,6 +79,12 @@ class Program(HostProgram):
             emulation = import_module("crossmem_emulated.acl").Acl
             self.acl = emulation(options.acl_profile, options.strict, options=options)
         self.library = self.acl
+        self.buffers: list[Any] = []
+
+    def buffer(self, data: bytes) -> int:
+        """Return the address of memory that is the process's own, and stays."""
+        self.buffers.append(ctypes.create_string_buffer(data, len(data)))
+        return ctypes.addressof(self.buffers[-1])
 
     def write(self, pointer: int, data: bytes) -> int:
         source = self.acl.util.bytes_to_ptr(data)

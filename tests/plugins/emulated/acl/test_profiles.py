@@ -106,6 +106,8 @@ def test_e32_expected_addresses(acl: Actor, works: bool) -> None:
 
     assert (pointer, code) == ((wanted, 0) if works else (0, 107000))
     assert acl.rt.reserve_mem_address(GRANULARITY, 0, 1 << 40, 0) == (0, 107000)
+    large = (18 << 40) + GRANULARITY
+    assert acl.rt.reserve_mem_address((1 << 30) + 1, 0, large, 0) == (0, 107000)
 
 
 def test_profiles_that_there_are_not() -> None:

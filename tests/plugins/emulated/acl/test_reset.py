@@ -64,6 +64,21 @@ def test_everything_on_the_device_is_gone(acl: Actor) -> None:
     assert acl.rt.ipc_mem_close(key) == 507899
 
 
+@pytest.mark.parametrize("reset", ["reset_device", "reset_device_force"])
+def test_the_work_of_the_default_context_is_done(start: Start, reset: str) -> None:
+    acl = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    target, others = (ok(acl.rt.malloc_host(4)) for _ in range(2))
+    pointer, stream = ok(acl.rt.malloc(UNIT, 0)), ok(acl.rt.create_stream())
+    acl.write(pointer, b"done")
+    ok(acl.rt.memcpy_async(target, 4, pointer, 4, 2, stream))
+    ok(acl.rt.create_context(0))
+    ok(acl.rt.memcpy_async(others, 4, pointer, 4, 2, 0))
+
+    ok(getattr(acl.rt, reset)(0))
+    assert (acl.call("peek", target, 4), acl.call("peek", others, 4)) == (b"done", bytes(4))
+    acl.check_broken()
+
+
 def test_reserved_addresses_stay(acl: Actor) -> None:
     _, mapped = acl.physical()
     ok(acl.rt.reset_device(0))

@@ -162,18 +162,29 @@ def test_e43_a_function_does_not_wait_for_itself(host: Path, profile: str) -> No
     assert {one.rule for one in acl.violations} == {"ACL-E43"}
 
 
-def test_e43_a_reset_device_waits_for_no_function(host: Path, profile: str) -> None:
+@pytest.mark.parametrize("is_default", [True, False])
+def test_e43_a_reset_device_waits_for_functions_of_its_default_context(
+    host: Path, profile: str, is_default: bool
+) -> None:
     acl = opened(host, profile)
+    if not is_default:
+        ok(acl.rt.create_context(0))
     stream = ok(acl.rt.create_stream())
-    may_end, has_ended = threading.Event(), threading.Event()
+    may_end, has_ended, is_reset = (threading.Event() for _ in range(3))
 
     def function() -> None:
         assert may_end.wait(WAIT_S)
         has_ended.set()
 
-    ok(acl.c.launch_host_func(stream, function))
-    ok(acl.rt.reset_device(0))
-    may_end.set()
+    def reset() -> None:
+        ok(acl.rt.reset_device(0))
+        is_reset.set()
 
-    assert has_ended.wait(WAIT_S)
+    ok(acl.c.launch_host_func(stream, function))
+    thread = begin(reset)
+    if not is_default:
+        assert is_reset.wait(WAIT_S)
+    may_end.set()
+    join(thread)
+    assert has_ended.wait(0 if is_default else WAIT_S)
     assert acl.rt.synchronize_stream(stream) == 107000

@@ -37,7 +37,7 @@ else:
 
 
 UNIT = GRANULARITY
-HOST_TO_HOST, DEVICE_TO_HOST = 0, 2
+HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST = 0, 1, 2
 
 
 @pytest.fixture
@@ -225,6 +225,22 @@ def test_slow_streams_copy_when_somebody_waits(start: Start) -> None:
         assert acl.read(target, 4) == bytes(4)
         ok(synchronize())
         assert acl.read(target, 4) == b"late"
+    acl.check_broken()
+
+
+@emulation_only
+def test_copies_of_memory_that_is_not_page_locked_are_done_at_once(start: Start) -> None:
+    acl = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    pointer, locked = ok(acl.rt.malloc(UNIT, 0)), ok(acl.rt.malloc_host(4))
+    plain = acl.call("buffer", b"here")
+
+    ok(acl.rt.memcpy_async(pointer, 4, plain, 4, HOST_TO_DEVICE, 0))
+    assert acl.read(pointer, 4) == b"here"
+    ok(acl.rt.memcpy_async(locked, 4, pointer, 4, DEVICE_TO_HOST, 0))
+    assert acl.call("peek", locked, 4) == bytes(4)
+    ok(acl.rt.memset_async(pointer, UNIT, 0x21, 4, 0))
+    ok(acl.rt.memcpy_async(plain, 4, pointer, 4, DEVICE_TO_HOST, 0))
+    assert (acl.call("peek", plain, 4), acl.call("peek", locked, 4)) == (b"!!!!", b"here")
     acl.check_broken()
 
 

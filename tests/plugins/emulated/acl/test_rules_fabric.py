@@ -114,10 +114,24 @@ def test_keys_for_other_servers(exporter: Actor, importer: Actor) -> None:
     assert exporter.c.ipc_mem_import_pid_inter_server(key, []) == 100000
     assert exporter.c.ipc_mem_import_pid_inter_server(key, [(0, [])]) == 100000
     assert exporter.c.ipc_mem_set_attr(key, 1, 0) == 107000
+    assert exporter.c.ipc_mem_set_attr(key, 0, 2) == 207000
     exporter.check_broken("ACL-E24")
 
 
-@pytest.mark.parametrize("profile", ["a2", "950"], indirect=True)
-def test_keys_of_other_products(exporter: Actor) -> None:
-    assert exporter.c.ipc_mem_set_attr("0" * 64, 0, 0) == 207000
+@pytest.mark.parametrize("profile", ["950"], indirect=True)
+def test_importers_choose_links(exporter: Actor, importer: Actor) -> None:
+    pointer = ok(exporter.rt.malloc(GRANULARITY, 0))
+    key = ok(exporter.rt.ipc_mem_get_export_key(pointer, GRANULARITY, 65, 1))
+
+    ok(importer.c.ipc_mem_set_attr(key, 0, 2))
+    ok(importer.c.ipc_mem_set_attr(key, 0, 3))
+    assert importer.c.ipc_mem_set_attr(key, 0, 1) == 207021
+    assert importer.c.ipc_mem_set_attr("0" * 64, 0, 2) == 507899
+
+
+@pytest.mark.parametrize(
+    ("profile", "code"), [("a2", 207000), ("950", 207021)], indirect=["profile"]
+)
+def test_keys_of_other_products(exporter: Actor, code: int) -> None:
+    assert exporter.c.ipc_mem_set_attr("0" * 64, 0, 0) == code
     assert exporter.c.ipc_mem_import_pid_inter_server("0" * 64, [(0, [1])]) == 207000

@@ -66,6 +66,14 @@ def test_e23_small_pages(exporter: Actor) -> None:
     assert exporter.rt.ipc_mem_get_export_key(pointer + 512, 512, 65, 0) == ("", 507899)
 
 
+def test_e23_memory_of_whole_pages_begins_with_one(exporter: Actor) -> None:
+    for nbytes in (100, 4096, 600, 8192, 1 << 20):
+        pointer = ok(exporter.rt.malloc(nbytes, 0))
+        if nbytes % 4096 == 0:
+            ok(exporter.rt.ipc_mem_get_export_key(pointer, nbytes, 65, 0))
+    exporter.check_broken()
+
+
 def test_e14_memory_that_has_no_key(exporter: Actor, importer: Actor) -> None:
     """Imported memory, and memory that is exported as a shareable handle."""
     handle, pointer = exporter.physical()

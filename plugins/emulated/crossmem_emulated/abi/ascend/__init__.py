@@ -7,34 +7,44 @@ answers that it is not supported.
 """
 
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from crossmem_emulated.abi.ascend.names import CALLED
 from crossmem_emulated.abi.library import Binding, Library
 from crossmem_emulated.acl.profiles import PROFILES
 
-__all__ = ["LIBRARY", "unsupported"]
+__all__ = ["LIBRARY", "Unsupported", "unsupported"]
 
 
 def _read(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
-def unsupported() -> dict[str, str]:
-    """Return the functions that are not emulated: what each returns, by its name."""
-    found: dict[str, str] = {}
-    result = ""
+class Unsupported(NamedTuple):
+    """A function that is not emulated."""
+
+    result: str
+    """Its C type."""
+    code: int | None
+    """What it answers, None for the code of all that are not emulated."""
+
+
+def unsupported() -> dict[str, Unsupported]:
+    """Return the functions that are not emulated, by their names."""
+    found: dict[str, Unsupported] = {}
+    one = Unsupported("", None)
     for line in _read("unsupported.txt").splitlines():
         if line.startswith("["):
-            result = line.strip("[]")
+            result, _, code = line.strip("[]").partition(": ")
+            one = Unsupported(result, int(code) if code else None)
         elif not line.startswith("#"):
-            found |= dict.fromkeys(line.split(), result)
+            found |= dict.fromkeys(line.split(), one)
     return found
 
 
 def _prototypes() -> str:
     # What ignores its arguments need not declare them.
-    more = "\n".join(f"{result} {name}(void);" for name, result in unsupported().items())
+    more = "\n".join(f"{result} {name}(void);" for name, (result, _) in unsupported().items())
     return f"{_read('functions.h')}\n{more}\n"
 
 
@@ -61,6 +71,6 @@ LIBRARY: Final = Library(
     profiles=tuple(PROFILES),
     profile_field="acl_profile",
     # What is not emulated cannot fail in another way.
-    entry_of=lambda name: CALLED.get(name, name),
+    entry_of=CALLED.get,
     bind=_bind,
 )

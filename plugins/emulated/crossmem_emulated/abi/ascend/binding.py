@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from crossmem_emulated.abi.ascend import records
+from crossmem_emulated.abi.ascend import records, unsupported
 from crossmem_emulated.abi.ascend.names import CALLED
 from crossmem_emulated.acl import Acl
 from crossmem_emulated.acl.codes import Code
@@ -32,6 +32,7 @@ class AclBinding:
         self.acl = Acl(options.acl_profile, options.strict, options=options)
         self._thread = threading.local()
         self._soc = ffi.new("char[]", self.acl.get_soc_name().encode())
+        self._codes = {name: one.code for name, one in unsupported().items()}
         self._shapes = dict(ffi.typeof("struct cm_table").fields)
 
     def functions(self) -> Mapping[str, Callable[..., Any]]:
@@ -53,8 +54,8 @@ class AclBinding:
             return self.ffi.NULL
         if result.cname != "int":
             return None if result.kind == "void" else 0
-        text = "it is not emulated"
-        return self.finish(name, Code.RT_FEATURE_NOT_SUPPORT, text)
+        code = self._codes[name]
+        return self.finish(name, code or Code.RT_FEATURE_NOT_SUPPORT, "it is not emulated")
 
     # Calls ------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from crossmem_emulated.acl.codes import KEY_NBYTES, Code
+from crossmem_emulated.acl.extents import Places
 from crossmem_emulated.acl.fabric import FABRIC, FABRIC_HANDLE_NBYTES, PLAIN
 
 __all__ = ["FUNCTIONS", "text_of"]
@@ -181,7 +182,7 @@ def _pointer_get_attributes(binding: _Binding, name: str, pointer: Any, attribut
 def _memcpy_batch(binding: _Binding, name: str, *arguments: Any) -> int:
     """Copy in a batch; with a place for the number of a copy that fails, and with a stream."""
     ffi = binding.ffi
-    *lists, count, attributes, indexes, _ = arguments[:8]
+    *lists, count, attributes, indexes, number = arguments[:8]
     places = arguments[8:]
     if any(one == ffi.NULL for one in (*lists, attributes, indexes)):
         return binding.missing(name)
@@ -193,11 +194,21 @@ def _memcpy_batch(binding: _Binding, name: str, *arguments: Any) -> int:
         (_address(ffi, to), room, _address(ffi, start), size)
         for to, room, start, size in zip(targets, rooms, sources, sizes, strict=True)
     ]
+    # More than there are copies need not be looked at to be refused.
+    listed = [
+        Places(
+            int(indexes[one]),
+            (int(attributes[one].dstLoc.id), int(attributes[one].dstLoc.type)),
+            (int(attributes[one].srcLoc.id), int(attributes[one].srcLoc.type)),
+            is_reserved_used=any(ffi.buffer(attributes[one].rsv)[:]),
+        )
+        for one in range(min(number, count + 1))
+    ]
     stream = [_address(ffi, places[-1])] if "Async" in name else []
-    outputs, code = binding.call(name, copies, *stream)
-    if fail is not None and code:
+    outputs, code = binding.call(name, copies, listed, *stream)
+    if fail is not None:
         # No single copy is to blame where the emulation names none.
-        fail[0] = outputs[0] if outputs else int(ffi.cast("size_t", -1))
+        fail[0] = outputs[0] if code and outputs else int(ffi.cast("size_t", -1))
     return code
 
 

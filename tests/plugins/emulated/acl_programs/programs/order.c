@@ -199,6 +199,7 @@ int main(void)
     null_pointers();
     physical_memory();
     keys();
+    CHECK(acltdtGrantQueue(0, 1, 4, 0), ACL_ERROR_FEATURE_UNSUPPORTED);
     CHECK(aclrtDestroyLabel(&device), ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
     CHECK(aclrtDestroyLabel(&device), ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
     OK(aclrtResetDevice(0));

@@ -15,6 +15,7 @@
 
 #ifdef VENDOR_HEADERS
 #include "acl/acl.h"
+#include "acl/acl_tdt_queue.h"
 #else
 #ifdef __cplusplus
 extern "C" {
@@ -33,6 +34,7 @@ aclFloat16 aclFloatToFloat16(float value);
 void aclAppLog(aclLogLevel logLevel, const char *func, const char *file, uint32_t line,
                const char *fmt, ...);
 aclError aclrtDestroyLabel(void *label);
+aclError acltdtGrantQueue(uint32_t qid, int32_t pid, uint32_t permission, int32_t timeout);
 #ifdef __cplusplus
 }
 #endif

@@ -94,6 +94,8 @@ static void batches(void)
     targets[0] = (char *)address + 4096;
     targets[1] = address;
     OK(aclrtMemcpyBatch(targets, rooms, sources, sizes, 2, &attribute, &index, 1, &fail));
+    TRUE(fail == SIZE_MAX);
+    fail = 7;
     attribute.srcLoc = attribute.dstLoc;
     attribute.dstLoc.type = ACL_MEM_LOCATION_TYPE_HOST;
     sources[0] = back[0];
@@ -101,11 +103,19 @@ static void batches(void)
     OK(aclrtMemcpyBatchAsync(sources, rooms, targets, sizes, 2, &attribute, &index, 1, &fail,
                              NULL));
     OK(aclrtSynchronizeStream(NULL));
-    TRUE(fail == 7 && !memcmp(data, back, sizeof data));
-    rooms[1] = 4;
+    TRUE(fail == SIZE_MAX && !memcmp(data, back, sizeof data));
+    sources[1] = (char *)address + 8192;
     CHECK(aclrtMemcpyBatch(sources, rooms, targets, sizes, 2, &attribute, &index, 1, &fail),
           ACL_ERROR_RT_PARAM_INVALID);
     TRUE(fail == 1);
+    sources[1] = back[1];
+    rooms[1] = 4;
+    CHECK(aclrtMemcpyBatch(sources, rooms, targets, sizes, 2, &attribute, &index, 1, &fail),
+          ACL_ERROR_INVALID_PARAM);
+    TRUE(fail == SIZE_MAX);
+    attribute.rsv[15] = 1;
+    CHECK(aclrtMemcpyBatchV2(sources, sizes, targets, sizes, 2, &attribute, &index, 1),
+          ACL_ERROR_INVALID_PARAM);
     CHECK(aclrtMemcpyBatch(NULL, rooms, targets, sizes, 2, &attribute, &index, 1, &fail),
           ACL_ERROR_INVALID_PARAM);
     CHECK(aclrtMemcpyBatchV2(sources, rooms, targets, sizes, 0, &attribute, &index, 1),
