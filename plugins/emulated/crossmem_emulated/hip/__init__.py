@@ -15,6 +15,7 @@ from typing_extensions import override
 from crossmem_emulated.hip import (
     attributes,
     blocks,
+    boxes,
     callbacks,
     captures,
     contexts,
@@ -57,6 +58,7 @@ __all__ = [
 _FAMILIES = (
     attributes,
     blocks,
+    boxes,
     callbacks,
     captures,
     contexts,

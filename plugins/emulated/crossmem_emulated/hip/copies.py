@@ -28,6 +28,7 @@ __all__ = [
     "Parts",
     "Side",
     "check_direction",
+    "check_kind",
     "do_now",
     "give_back",
     "is_waiting",
@@ -129,10 +130,15 @@ def _check_virtual_access(piece: Piece, device: int, access: int) -> None:
         raise Refused(Status.INVALID_VALUE, text, "HIP-V5")
 
 
-def check_direction(process: HipProcess, call: str, kind: int, target: Side, source: Side) -> None:
-    """Refuse a copy that does not go where its kind says."""
+def check_kind(kind: int) -> None:
+    """Refuse a kind of copy that there is not."""
     if kind not in set(Kind):
         raise Refused(Status.INVALID_MEMCPY_DIRECTION, f"there is no kind {kind}", "HIP-X2")
+
+
+def check_direction(process: HipProcess, call: str, kind: int, target: Side, source: Side) -> None:
+    """Refuse a copy that does not go where its kind says."""
+    check_kind(kind)
     if kind == Kind.DEFAULT:
         return
     for claimed, side in zip(_SIDES[Kind(kind)], (source, target), strict=True):

@@ -160,6 +160,10 @@ hipError_t hipMemsetD32(hipAddress pointer, int value, size_t count);
 hipError_t hipMemsetD32Async(hipAddress pointer, int value, size_t count, hipObject stream);
 hipError_t hipMemset2D(hipAddress pointer, size_t pitch, int value, size_t width, size_t height);
 hipError_t hipMemset2DAsync(hipAddress pointer, size_t pitch, int value, size_t width, size_t height, hipObject stream);
+hipError_t hipMemcpy3D(hipAddress parameters);
+hipError_t hipMemcpy3DAsync(hipAddress parameters, hipObject stream);
+hipError_t hipMemset3D(hipPitchedPtr pointer, int value, hipExtent extent);
+hipError_t hipMemset3DAsync(hipPitchedPtr pointer, int value, hipExtent extent, hipObject stream);
 
 /* Streams and events */
 hipError_t hipStreamCreate(hipObject *stream);
@@ -194,6 +198,10 @@ hipError_t hipMemcpy_spt(hipAddress target, hipAddress source, size_t size, int 
 hipError_t hipMemcpyAsync_spt(hipAddress target, hipAddress source, size_t size, int kind, hipObject stream);
 hipError_t hipMemcpy2D_spt(hipAddress target, size_t target_pitch, hipAddress source, size_t source_pitch, size_t width, size_t height, int kind);
 hipError_t hipMemcpy2DAsync_spt(hipAddress target, size_t target_pitch, hipAddress source, size_t source_pitch, size_t width, size_t height, int kind, hipObject stream);
+hipError_t hipMemcpy3D_spt(hipAddress parameters);
+hipError_t hipMemcpy3DAsync_spt(hipAddress parameters, hipObject stream);
+hipError_t hipMemset3D_spt(hipPitchedPtr pointer, int value, hipExtent extent);
+hipError_t hipMemset3DAsync_spt(hipPitchedPtr pointer, int value, hipExtent extent, hipObject stream);
 hipError_t hipMemset_spt(hipAddress pointer, int value, size_t size);
 hipError_t hipMemsetAsync_spt(hipAddress pointer, int value, size_t size, hipObject stream);
 hipError_t hipMemset2D_spt(hipAddress pointer, size_t pitch, int value, size_t width, size_t height);
