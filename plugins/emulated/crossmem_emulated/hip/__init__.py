@@ -221,3 +221,7 @@ class Runtime:
     def peekAtLastError(self) -> int:  # noqa: N802
         """Return the code of this thread's last failure."""
         return self._process.last_error(is_cleared=False)
+
+    def extGetLastError(self) -> int:  # noqa: N802
+        """Return the code of this thread's last call, which may be 0, and forget that."""
+        return self._process.last_status()

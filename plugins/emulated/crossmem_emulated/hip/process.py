@@ -157,7 +157,9 @@ class HipProcess:
         """
         try:
             with self._turn(called):
-                return 0, self._work(called, values)
+                value = self._work(called, values)
+            self.thread.last_status = 0
+            return 0, value  # noqa: TRY300 - what follows is of failures
         except Refused as refused:
             status = int(refused.status)
             if refused.rule is not None:
@@ -166,7 +168,9 @@ class HipProcess:
             status = int(Status.OUT_OF_MEMORY)
         except (HostLostError, sqlite3.OperationalError):
             status = int(Status.UNKNOWN)
-        self.thread.last_error = status
+        self.thread.last_status = status
+        if status != Status.NOT_READY or self.profile.keeps_not_ready:
+            self.thread.last_error = status
         return status, None
 
     def refuse(self, name: str, status: int) -> int:
@@ -237,6 +241,12 @@ class HipProcess:
         status: int = getattr(self.thread, "last_error", 0)
         if is_cleared:
             self.thread.last_error = 0
+        return status
+
+    def last_status(self) -> int:
+        """Return the code of this thread's last call, and forget it."""
+        status: int = getattr(self.thread, "last_status", 0)
+        self.thread.last_status = 0
         return status
 
     # What most functions ask ------------------------------------------------------------------

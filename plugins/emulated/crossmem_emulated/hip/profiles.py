@@ -58,6 +58,8 @@ class Profile:
     takes_descriptors
         Whether an import's argument is the descriptor itself, as AMD has it since ROCm 7.1; 0 then
         is no argument.
+    keeps_not_ready
+        Whether it is remembered as a failure that there was work left.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Profile:
     has_virtual: bool = True
     no_such_device: Status = Status.INVALID_VALUE
     takes_descriptors: bool = False
+    keeps_not_ready: bool = True
 
     @property
     def is_before_6(self) -> bool:
@@ -100,6 +103,7 @@ PROFILES: Final[dict[str, Profile]] = {
             unknown_is_unregistered=False,
             has_contexts=True,
             knows_exportable=False,
+            keeps_not_ready=False,
         ),
         Profile("clr24", version=6_03_42131, knows_exportable=False),
         Profile(
@@ -110,6 +114,7 @@ PROFILES: Final[dict[str, Profile]] = {
             closes_inside=True,
             no_such_device=Status.INVALID_DEVICE,
             takes_descriptors=True,
+            keeps_not_ready=False,
         ),
         Profile(
             "rocm5",

@@ -227,6 +227,7 @@ hipError_t hipEventDestroy(hipEvent_t);
 hipError_t hipModuleUnload(hipModule_t);
 hipError_t hipGetLastError(void);
 hipError_t hipPeekAtLastError(void);
+hipError_t hipExtGetLastError(void);
 const char *hipGetErrorName(hipError_t);
 const char *hipGetErrorString(hipError_t);
 #ifdef __cplusplus

@@ -199,8 +199,22 @@ static void use_the_own_stream(void)
     ANSWERS(0, hipStreamDestroy(stream));
 }
 
+static void ask_for_failures(void)
+{
+    int devices = 0;
+
+    ANSWERS(1, hipMalloc(NULL, 1));
+    ANSWERS(1, hipExtGetLastError());
+    ANSWERS(0, hipGetDeviceCount(&devices));
+    ANSWERS(0, hipExtGetLastError());
+    ANSWERS(1, hipPeekAtLastError());
+    ANSWERS(1, hipGetLastError());
+    ANSWERS(0, hipGetLastError());
+}
+
 int main(void)
 {
+    ask_for_failures();
     ask_attributes();
     set_limits();
     use_pools();
