@@ -141,6 +141,39 @@ def test_x3_streams_and_events_exist(exporter: Actor) -> None:
     exporter.check_broken(*["HIP-X3"] * 2)
 
 
+@emulation_only
+def test_x3_events_are_of_one_device(exporter: Actor, two_devices: None) -> None:
+    rt, first = exporter.rt, exporter.rt.eventCreate()
+    rt.setDevice(1)
+    second, stream = rt.eventCreate(), rt.streamCreate()
+    rt.eventRecord(second, stream)
+    assert status(rt.eventRecord, first, stream) == 400
+    assert status(rt.eventRecord, first, 0) == 400
+    rt.setDevice(0)
+    assert status(rt.eventRecord, second, 0) == 400
+    rt.eventRecord(first, 0)
+    assert status(rt.eventElapsedTime, first, second) == 400
+    exporter.check_broken(*["HIP-X3"] * 4)
+    # Waiting is possible everywhere.
+    rt.streamWaitEvent(stream, first)
+    rt.eventSynchronize(second)
+    exporter.check_broken(*["HIP-X3"] * 4)
+
+
+@emulation_only
+def test_x3_later_events_have_later_times(exporter: Actor) -> None:
+    rt, pointer = exporter.rt, exporter.rt.malloc(4)
+    events = [rt.eventCreate() for _ in range(3)]
+    for event in events:
+        rt.eventRecord(event, 0)
+        rt.memsetAsync(pointer, 1, 4, 0)
+    first, second, third = events
+    assert rt.eventElapsedTime(first, first) == 0
+    assert 0 < rt.eventElapsedTime(first, second) < rt.eventElapsedTime(first, third)
+    assert rt.eventElapsedTime(third, first) < 0
+    exporter.check_broken()
+
+
 def test_x4_addresses_were_allocated(exporter: Actor) -> None:
     pointer = exporter.rt.malloc(BLOCK)
     exporter.rt.free(pointer)
