@@ -29,6 +29,12 @@ __all__ = [
 
 _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
+_DEVICE_FLAGS: Final = {True: range(3), False: range(5)}
+"""Kinds of memory that AMD's devices have, before ROCm 6 and since."""
+_SIGNAL: Final = 2
+_SIGNAL_NBYTES: Final = 8
+_COHERENCE: Final = 0x4000_0000 | 0x8000_0000 | 0x1000_0000
+"""What AMD's pinned memory is: coherent, not coherent, or uncached; one of them at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -156,6 +162,15 @@ def _malloc(process: HipProcess, size: int) -> int:
     return allocate(process, size) if size else 0
 
 
+@entry("extMallocWithFlags(size_t size, unsigned int flags) -> intptr_t")
+def _ext_malloc_with_flags(process: HipProcess, size: int, flags: int) -> int:
+    is_signal = flags == _SIGNAL
+    known = _DEVICE_FLAGS[process.profile.is_before_6]
+    if flags not in known or (is_signal and size != _SIGNAL_NBYTES):
+        raise Refused(Status.INVALID_VALUE, f"{size} bytes with flags {flags}", "HIP-X10")
+    return _malloc(process, size)
+
+
 @entry("free(intptr_t ptr)")
 def _free(process: HipProcess, pointer: int) -> None:
     check_safe(process)
@@ -221,6 +236,8 @@ def _host_alloc(process: HipProcess, size: int, flags: int) -> int:
     check_safe(process)
     if not size:
         return 0
+    if process.profile.is_hip and (flags & _COHERENCE).bit_count() > 1:
+        raise Refused(Status.INVALID_VALUE, f"flags {flags:#x} contradict", "HIP-X10")
     if size > LARGEST_NBYTES:
         raise Refused(Status.OUT_OF_MEMORY, f"the host has no room for {size} bytes")
     try:

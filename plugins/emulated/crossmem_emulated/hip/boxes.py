@@ -95,7 +95,7 @@ def _copy(process: HipProcess, call: str, stream: Stream, place: int) -> tuple[W
     spaces = [_Space(one.ptr, one.pitch, one.xsize, one.ysize) for one, _ in sides]
     for space, (_, start) in zip(spaces, sides, strict=True):
         space.check(start.x, extent[0])
-    check_kind(parms.kind)
+    check_kind(process, parms.kind)
     if not all(extent):
         return None
     starts = [(start.x, start.y, start.z) for _, start in sides]

@@ -231,6 +231,8 @@ def _malloc_from_pool_async(process: HipProcess, size: int, handle: int, stream:
 @entry("freeAsync(intptr_t ptr, intptr_t stream)", hip_lacks=_LACKS.format("freeAsync"))
 def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     where = find_stream(process, stream)
+    if not pointer and process.profile.frees_null:
+        return
     piece = process.space.pieces.get(pointer)
     if piece is None or piece.origin in {Origin.IPC, Origin.VIRTUAL}:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")

@@ -60,6 +60,8 @@ class Profile:
         is no argument.
     keeps_not_ready
         Whether it is remembered as a failure that there was work left.
+    frees_null
+        Whether null can be freed in a stream, as HIP 7 has it.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Profile:
     no_such_device: Status = Status.INVALID_VALUE
     takes_descriptors: bool = False
     keeps_not_ready: bool = True
+    frees_null: bool = False
 
     @property
     def is_before_6(self) -> bool:
@@ -104,6 +107,7 @@ PROFILES: Final[dict[str, Profile]] = {
             has_contexts=True,
             knows_exportable=False,
             keeps_not_ready=False,
+            frees_null=True,
         ),
         Profile("clr24", version=6_03_42131, knows_exportable=False),
         Profile(
@@ -115,6 +119,7 @@ PROFILES: Final[dict[str, Profile]] = {
             no_such_device=Status.INVALID_DEVICE,
             takes_descriptors=True,
             keeps_not_ready=False,
+            frees_null=True,
         ),
         Profile(
             "rocm5",

@@ -75,6 +75,29 @@ def test_x2_directions(exporter: Actor, code: int) -> None:
 
 
 @emulation_only
+@differs({"documented clr24 clr26": 0, "rocm5 cuda": 21})
+def test_x2_copies_without_compute_units(exporter: Actor, code: int) -> None:
+    first, second = exporter.rt.malloc(BLOCK), exporter.rt.malloc(BLOCK)
+    exporter.write(first, b"data")
+
+    assert status(exporter.rt.memcpy, second, first, 4, 1024) == code
+    assert status(exporter.rt.memcpyAsync, second, first, 4, 1024, 0) == code
+    assert code or exporter.read(second, 4) == b"data"
+
+
+@emulation_only
+def test_x2_copies_in_a_stream_that_the_host_waits_for(start: Start) -> None:
+    actor = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    pointer, own = actor.rt.malloc(BLOCK), actor.call("own_memory", 4)
+    stream = actor.rt.streamCreateWithFlags(1)
+    actor.rt.memsetAsync(pointer, ord("#"), 4, stream)
+    actor.rt.memcpyWithStream(own, pointer, 4, TO_HOST, stream)
+
+    assert actor.call("peek", own, 4) == b"####"
+    actor.check_broken()
+
+
+@emulation_only
 @differs({"documented cuda": 1, "clr24 clr26 rocm5": 0})
 def test_x2_pinned_memory_is_on_both_sides(exporter: Actor, code: int) -> None:
     pointer, pinned = exporter.rt.malloc(BLOCK), exporter.rt.hostAlloc(BLOCK, 0)
@@ -112,6 +135,8 @@ def test_x2_the_programs_own_memory_is_pinned(exporter: Actor) -> None:
     assert exporter.call("peek", own, 9) == b"....xxxx."
     assert exporter.call("raw", "hostUnregister", own) == 0
     assert status(exporter.rt.memcpy, own, pointer, 4, ON_DEVICE) == 1
+    assert exporter.call("raw", "hostUnregister", own) == 713
+    assert exporter.call("raw", "hostUnregister", 0) == 1
 
 
 @emulation_only
@@ -139,6 +164,21 @@ def test_x3_streams_and_events_exist(exporter: Actor) -> None:
         assert status(exporter.rt.streamSynchronize, stream) == 400
         assert status(exporter.rt.eventSynchronize, event) == 400
     exporter.check_broken(*["HIP-X3"] * 2)
+
+
+@emulation_only
+@differs(
+    {"documented clr26": ((1, -1), 1, [1, 1, 0, -1, -1]), "cuda": ((0, -1), 0, [0, 0, 0, -1, -1])}
+)
+def test_x3_what_streams_are_like(exporter: Actor, code: tuple[Any, int, list[int]]) -> None:
+    priorities, flags, found = code
+    assert exporter.c.deviceGetStreamPriorityRange() == priorities
+    streams = [exporter.c.streamCreateWithPriority(1, one) for one in (2, 1, 0, -1, -2)]
+    assert [exporter.c.streamGetPriority(one) for one in streams] == found
+    assert [exporter.c.streamGetFlags(one) for one in streams] == [1] * 5
+    # AMD's runtime knows the flags of the thread's own stream, and not of the legacy one.
+    assert exporter.c.streamGetFlags(2) == 0
+    assert status(exporter.c.streamGetFlags, 0) == flags
 
 
 @emulation_only

@@ -41,7 +41,6 @@ _ENTRIES: Final = {
     "CtxGetSharedMemConfig": "deviceGetSharedMemConfig",
     "CtxSynchronize": "deviceSynchronize",
     "ExtHostAlloc": "hostAlloc",
-    "ExtMallocWithFlags": "malloc",
     "FreeHost": "freeHost",
     "HostFree": "freeHost",
     "HostMalloc": "hostAlloc",
@@ -55,7 +54,6 @@ _ENTRIES: Final = {
     "MemcpyDtoHAsync": "memcpyAsync",
     "MemcpyHtoD": "memcpy",
     "MemcpyHtoDAsync": "memcpyAsync",
-    "MemcpyWithStream": "memcpyAsync",
     "MemsetD8": "memset",
     "MemsetD8Async": "memsetAsync",
 }

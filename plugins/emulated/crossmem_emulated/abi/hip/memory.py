@@ -162,7 +162,7 @@ def _copies(convert: Converter) -> dict[str, Function]:
         **found,
         "hipMemcpy": convert.plain("memcpy"),
         "hipMemcpyAsync": convert.plain("memcpyAsync"),
-        "hipMemcpyWithStream": convert.plain("memcpyAsync"),
+        "hipMemcpyWithStream": convert.plain("memcpyWithStream"),
         "hipMemcpyPeer": convert.plain("memcpyPeer"),
         "hipMemcpyPeerAsync": convert.plain("memcpyPeerAsync"),
         "hipMemcpy2D": convert.plain("memcpy2D"),
@@ -202,7 +202,7 @@ def functions(convert: Converter) -> dict[str, Function]:
     return {
         **_copies(convert),
         "hipMalloc": into("malloc"),
-        "hipExtMallocWithFlags": lambda place, size, _flags: into("malloc")(place, size),
+        "hipExtMallocWithFlags": into("extMallocWithFlags"),
         "hipMallocPitch": memory.pitched,
         "hipMemAllocPitch": memory.pitched_elements,
         "hipMalloc3D": memory.cubic,

@@ -199,6 +199,25 @@ static void use_the_own_stream(void)
     ANSWERS(0, hipStreamDestroy(stream));
 }
 
+static void ask_for_parts(void)
+{
+    int least = 7, greatest = 7;
+    char *memory = NULL, byte = 0;
+
+    ANSWERS(0, hipDeviceGetStreamPriorityRange(&least, &greatest));
+    HOLDS(least == 1 && greatest == -1);
+    ANSWERS(0, hipDeviceGetStreamPriorityRange(NULL, &greatest));
+    ANSWERS(0, hipDeviceGetStreamPriorityRange(&least, NULL));
+    ANSWERS(1, hipExtMallocWithFlags(NULL, 8, 2));
+    ANSWERS(1, hipExtMallocWithFlags((void **)&memory, 16, 2));
+    ANSWERS(0, hipExtMallocWithFlags((void **)&memory, 16, 1));
+    ANSWERS(0, hipMemsetAsync(memory, 7, 16, NULL));
+    ANSWERS(0, hipMemcpyWithStream(&byte, memory, 1, hipMemcpyDeviceToHost, NULL));
+    HOLDS(byte == 7);
+    ANSWERS(0, hipFree(memory));
+    ANSWERS(0, hipFreeAsync(NULL, NULL));
+}
+
 static void ask_for_failures(void)
 {
     int devices = 0;
@@ -215,6 +234,7 @@ static void ask_for_failures(void)
 int main(void)
 {
     ask_for_failures();
+    ask_for_parts();
     ask_attributes();
     set_limits();
     use_pools();
