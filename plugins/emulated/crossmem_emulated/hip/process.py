@@ -123,6 +123,7 @@ class HipProcess:
         self.space = Space(is_host_readable=not self.setup.strict)
         self.handles = itertools.count(_FIRST_HANDLE, _HANDLE_STEP)
         self.sequence = itertools.count(1)
+        self.captures = itertools.count(1)
         self.is_used = False
         self.contexts: dict[int, Context] = {}
         self.primary: dict[int, Context] = {}

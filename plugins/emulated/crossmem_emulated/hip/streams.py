@@ -63,6 +63,10 @@ class Capture:
 
     mode: int
     thread: int
+    number: int
+    """Which tells it from all others of this process."""
+    graph: int
+    """What the work becomes in the end, by the handle that it will have."""
     is_broken: bool = False
 
 

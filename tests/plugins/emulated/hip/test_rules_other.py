@@ -332,6 +332,28 @@ def test_x6_captures_break(exporter: Actor) -> None:
     exporter.check_broken("HIP-X6")
 
 
+@emulation_only
+def test_x6_captures_have_numbers(exporter: Actor) -> None:
+    c = exporter.c
+    first, second = (c.streamCreateWithFlags(1) for _ in range(2))
+    assert c.streamGetCaptureInfo(first) == c.streamGetCaptureInfo(0) == (0, 0, 0)
+    for stream in (first, second):
+        c.streamBeginCapture(stream, 2)
+    state, number, graph = c.streamGetCaptureInfo(first)
+    assert (state, c.streamGetCaptureInfo(first)) == (1, (1, number, graph))
+    assert number not in {0, c.streamGetCaptureInfo(second)[1]}
+    assert c.streamEndCapture(first) == graph
+    c.graphDestroy(graph)
+    c.streamBeginCapture(first, 2)
+    assert c.streamGetCaptureInfo(first)[1] > number
+    exporter.check_broken()
+    assert status(c.streamSynchronize, first) == 900
+    assert c.streamGetCaptureInfo(first) == (2, 0, 0)
+    c.streamBeginCapture(c.streamCreate(), 2)
+    assert status(c.streamGetCaptureInfo, 0) == 906
+    exporter.check_broken("HIP-X6")
+
+
 @on("cuda")
 def test_x6_captured_work_is_not_done(exporter: Actor) -> None:
     pointer = exporter.rt.malloc(BLOCK)

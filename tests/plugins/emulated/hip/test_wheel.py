@@ -27,6 +27,7 @@ OUR_OWN |= {"mallocPitch", "memset2D", "memset2DAsync", "pointerSetAttribute"}
 OUR_OWN |= {"deviceGetCacheConfig", "deviceSetCacheConfig", "getDeviceFlags", "setDeviceFlags"}
 OUR_OWN |= {"deviceGetSharedMemConfig", "deviceSetSharedMemConfig"}
 OUR_OWN |= {"memPoolGetAccess", "memPoolSetAccess", "threadExchangeStreamCaptureMode"}
+OUR_OWN |= {"streamGetCaptureInfo"}
 OUR_OWN |= {"extMallocWithFlags", "memcpyWithStream"}
 OUR_OWN |= {"memcpy_spt", "memcpy2D_spt", "memcpy3D_spt"}
 OUR_OWN |= {"memset_spt", "memset2D_spt", "memset3D", "memset3DAsync", "memset3D_spt"}

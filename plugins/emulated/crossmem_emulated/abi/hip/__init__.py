@@ -56,6 +56,7 @@ _ENTRIES: Final = {
     "MemcpyHtoDAsync": "memcpyAsync",
     "MemsetD8": "memset",
     "MemsetD8Async": "memsetAsync",
+    "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
 """What functions call that have no entry of their own, without HIP's beginning."""
 

@@ -182,6 +182,8 @@ hipError_t hipLaunchHostFunc(hipObject stream, hipHostFn_t function, void *data)
 hipError_t hipStreamBeginCapture(hipObject stream, int mode);
 hipError_t hipStreamEndCapture(hipObject stream, hipObject *graph);
 hipError_t hipStreamIsCapturing(hipObject stream, int *status);
+hipError_t hipStreamGetCaptureInfo(hipObject stream, int *status, unsigned long long *number);
+hipError_t hipStreamGetCaptureInfo_v2(hipObject stream, int *status, unsigned long long *number, hipObject *graph, hipAddress *nodes, size_t *count);
 hipError_t hipThreadExchangeStreamCaptureMode(int *mode);
 hipError_t hipGraphDestroy(hipObject graph);
 hipError_t hipEventCreate(hipObject *event);
@@ -216,6 +218,8 @@ hipError_t hipLaunchHostFunc_spt(hipObject stream, hipHostFn_t function, void *d
 hipError_t hipStreamBeginCapture_spt(hipObject stream, int mode);
 hipError_t hipStreamEndCapture_spt(hipObject stream, hipObject *graph);
 hipError_t hipStreamIsCapturing_spt(hipObject stream, int *status);
+hipError_t hipStreamGetCaptureInfo_spt(hipObject stream, int *status, unsigned long long *number);
+hipError_t hipStreamGetCaptureInfo_v2_spt(hipObject stream, int *status, unsigned long long *number, hipObject *graph, hipAddress *nodes, size_t *count);
 hipError_t hipEventRecord_spt(hipObject event, hipObject stream);
 
 /* Not emulated, with results that are no codes */

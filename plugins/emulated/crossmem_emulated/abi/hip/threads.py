@@ -30,6 +30,8 @@ _PLACES: Final = {
     "hipStreamBeginCapture": 0,
     "hipStreamEndCapture": 0,
     "hipStreamIsCapturing": 0,
+    "hipStreamGetCaptureInfo": 0,
+    "hipStreamGetCaptureInfo_v2": 0,
     "hipEventRecord": 1,
 }
 

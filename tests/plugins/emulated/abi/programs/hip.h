@@ -228,6 +228,9 @@ hipError_t hipModuleUnload(hipModule_t);
 hipError_t hipGetLastError(void);
 hipError_t hipPeekAtLastError(void);
 hipError_t hipExtGetLastError(void);
+hipError_t hipStreamGetCaptureInfo_spt(hipStream_t, int *, unsigned long long *);
+hipError_t hipStreamGetCaptureInfo_v2(hipStream_t, int *, unsigned long long *, void **, void **,
+                                      size_t *);
 hipError_t hipExtMallocWithFlags(void **, size_t, unsigned int);
 hipError_t hipDeviceGetStreamPriorityRange(int *, int *);
 hipError_t hipMemcpyWithStream(void *, const void *, size_t, int, hipStream_t);

@@ -218,6 +218,31 @@ static void ask_for_parts(void)
     ANSWERS(0, hipFreeAsync(NULL, NULL));
 }
 
+static void ask_for_captures(void)
+{
+    hipStream_t stream = NULL;
+    void *graph = NULL, *made = NULL, *nodes = &stream;
+    unsigned long long number = 0, same = 0;
+    size_t count = 7;
+    int state = 7;
+
+    ANSWERS(0, hipStreamCreate(&stream));
+    ANSWERS(0, hipStreamGetCaptureInfo_v2(stream, &state, &number, NULL, NULL, &count));
+    HOLDS(state == 0 && number == 0 && count == 7);
+    ANSWERS(0, hipStreamBeginCapture(stream, 2));
+    ANSWERS(0, hipStreamGetCaptureInfo_v2(stream, &state, &number, &graph, &nodes, &count));
+    HOLDS(state == 1 && number != 0 && graph && !nodes && count == 0);
+    ANSWERS(0, hipStreamGetCaptureInfo_v2(stream, &state, NULL, NULL, NULL, NULL));
+    ANSWERS(0, hipStreamGetCaptureInfo_spt(stream, &state, &same));
+    HOLDS(state == 1 && number == same);
+    ANSWERS(0, hipStreamGetCaptureInfo_spt(NULL, &state, &same));
+    HOLDS(state == 0);
+    ANSWERS(1, hipStreamGetCaptureInfo_spt(stream, NULL, &same));
+    ANSWERS(0, hipStreamEndCapture(stream, &made));
+    HOLDS(made == graph);
+    ANSWERS(0, hipStreamDestroy(stream));
+}
+
 static void ask_for_failures(void)
 {
     int devices = 0;
@@ -235,6 +260,7 @@ int main(void)
 {
     ask_for_failures();
     ask_for_parts();
+    ask_for_captures();
     ask_attributes();
     set_limits();
     use_pools();
