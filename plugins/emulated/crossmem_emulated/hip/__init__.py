@@ -28,6 +28,7 @@ from crossmem_emulated.hip import (
     limits,
     physical,
     planes,
+    pool_shares,
     pools,
     shares,
     streams,
@@ -71,6 +72,7 @@ _FAMILIES = (
     limits,
     physical,
     planes,
+    pool_shares,
     pools,
     shares,
     streams,
@@ -198,6 +200,11 @@ class Runtime:
     def has_virtual_memory(self) -> bool:
         """Whether there is virtual memory."""
         return self._process.profile.has_virtual
+
+    @property
+    def shares_pools(self) -> bool:
+        """Whether processes can share pools."""
+        return not self._process.profile.is_before_6
 
     def check_status(self, status: int) -> None:
         """Raise where a call failed, and forget the failure as CuPy does."""

@@ -108,6 +108,8 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
         handle_types = owner.source.physical.handle_type
     if isinstance(owner, Piece) and origin is Origin.POOL:
         pool = owner.source.handle
+    if isinstance(owner, Piece) and origin is Origin.IPC and owner.source.pool is not None:
+        pool = owner.source.pool.handle
     if attribute == Attribute.MEMORY_TYPE and process.profile.is_hip:
         return _number_of(process, kind)
     return {

@@ -14,6 +14,7 @@ from crossmem_emulated.hip.exports import withdraw
 from crossmem_emulated.hip.origins import Origin
 from crossmem_emulated.hip.process import HipProcess, Quirk
 from crossmem_emulated.hip.reserves import Pool
+from crossmem_emulated.hip.shares import check_from_pool, close_once
 from crossmem_emulated.hip.streams import check_idle, check_safe, finish_device
 from crossmem_emulated.pages import NoRoomError, Pages
 
@@ -182,7 +183,10 @@ def _free(process: HipProcess, pointer: int) -> None:
         return
     piece = process.space.pieces.get(pointer)
     if piece is not None and piece.origin is Origin.IPC:
-        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was imported", "HIP-E11")
+        check_from_pool(piece.source)
+        finish_device(process, piece.source.device)
+        close_once(process, "free", piece.source)
+        return
     if piece is None:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
     if piece.origin is Origin.VIRTUAL:

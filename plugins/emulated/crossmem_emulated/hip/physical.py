@@ -18,6 +18,7 @@ from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.pages import Pages
 
 __all__ = [
+    "NO_HANDLE",
     "ON_DEVICE",
     "PINNED",
     "Physical",
@@ -31,9 +32,9 @@ ON_DEVICE: Final = 1
 """Type of the only location that is emulated."""
 
 PINNED: Final = 1
-_NO_HANDLE: Final = 0
+NO_HANDLE: Final = 0
 _DESCRIPTOR: Final = 1
-_HANDLE_TYPES: Final = frozenset({_NO_HANDLE, _DESCRIPTOR})
+_HANDLE_TYPES: Final = frozenset({NO_HANDLE, _DESCRIPTOR})
 _OPTIONS: Final = frozenset({0, 1})
 _RECOMMENDED: Final = 1
 
@@ -201,7 +202,7 @@ def _mem_export_to_shareable_handle(
 ) -> int:
     check_virtual(process)
     physical = find_physical(process, handle)
-    if flags or handle_type == _NO_HANDLE or handle_type != physical.handle_type:
+    if flags or handle_type == NO_HANDLE or handle_type != physical.handle_type:
         text = f"type {handle_type} with flags {flags}; it was made for {physical.handle_type}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
     if physical.pages.descriptor is None:

@@ -25,7 +25,12 @@ class _Devices:
         if status:
             return status, {}
         _, uuid = self._call("deviceGetUuid", device)
-        more = {"virtualMemoryManagementSupported": self._convert.runtime.has_virtual_memory}
+        runtime = self._convert.runtime
+        more = {
+            "virtualMemoryManagementSupported": runtime.has_virtual_memory,
+            # As a bit each: there are none but descriptors.
+            "memoryPoolSupportedHandleTypes": int(runtime.shares_pools),
+        }
         return 0, {**FACTS, **found, **more, "uuid": {"bytes": uuid}}
 
     def count(self, place: Any) -> int:

@@ -99,6 +99,10 @@ hipError_t hipMemPoolGetAttribute(hipObject pool, int attribute, void *value);
 hipError_t hipMemPoolSetAttribute(hipObject pool, int attribute, void *value);
 hipError_t hipMemPoolGetAccess(int *flags, hipObject pool, hipMemLocation *location);
 hipError_t hipMemPoolSetAccess(hipObject pool, const hipMemAccessDesc *access, size_t count);
+hipError_t hipMemPoolExportToShareableHandle(int *descriptor, hipObject pool, int type, unsigned int flags);
+hipError_t hipMemPoolImportFromShareableHandle(hipObject *pool, hipAddress descriptor, int type, unsigned int flags);
+hipError_t hipMemPoolExportPointer(hipIpcHandle *data, hipAddress pointer);
+hipError_t hipMemPoolImportPointer(hipAddress *pointer, hipObject pool, const hipIpcHandle *data);
 hipError_t hipMallocFromPoolAsync(hipAddress *pointer, size_t size, hipObject pool, hipObject stream);
 
 /* Virtual memory */

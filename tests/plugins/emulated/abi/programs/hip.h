@@ -228,6 +228,11 @@ hipError_t hipModuleUnload(hipModule_t);
 hipError_t hipGetLastError(void);
 hipError_t hipPeekAtLastError(void);
 hipError_t hipExtGetLastError(void);
+typedef struct { unsigned char reserved[64]; } hipMemPoolPtrExportData;
+hipError_t hipMemPoolExportToShareableHandle(void *, hipMemPool_t, int, unsigned int);
+hipError_t hipMemPoolImportFromShareableHandle(hipMemPool_t *, void *, int, unsigned int);
+hipError_t hipMemPoolExportPointer(hipMemPoolPtrExportData *, void *);
+hipError_t hipMemPoolImportPointer(void **, hipMemPool_t, hipMemPoolPtrExportData *);
 hipError_t hipStreamGetCaptureInfo_spt(hipStream_t, int *, unsigned long long *);
 hipError_t hipStreamGetCaptureInfo_v2(hipStream_t, int *, unsigned long long *, void **, void **,
                                       size_t *);

@@ -40,6 +40,7 @@ static void ask_attributes(void)
     /* There are pools and virtual memory, no images, and no dma-buf. */
     HOLDS(attribute_of(43) == 0 && attribute_of(51) == 0 && attribute_of(10014) == 0);
     HOLDS(attribute_of(88) == 1 && attribute_of(89) == 1 && attribute_of(93) == 0);
+    HOLDS(attribute_of(91) == 1);
 }
 
 static void set_limits(void)
@@ -125,6 +126,48 @@ static void use_pools(void)
     ANSWERS(1, hipMemPoolDestroy(usual));
     ANSWERS(0, hipDeviceGetMemPool(&found, 0));
     HOLDS(found == usual);
+}
+
+static void share_pools(void)
+{
+    hipMemPoolProps props;
+    hipMemPool_t pool = NULL, imported = NULL;
+    hipMemPoolPtrExportData data;
+    int descriptor = -1;
+    void *memory = NULL, *again = NULL;
+    char byte = 0;
+
+    memset(&props, 0, sizeof props);
+    props.allocType = props.handleTypes = props.location.type = 1;
+    ANSWERS(0, hipMemPoolCreate(&pool, &props));
+    ANSWERS(1, hipMemPoolExportToShareableHandle(NULL, pool, 1, 0));
+    ANSWERS(1, hipMemPoolExportToShareableHandle(&descriptor, NULL, 1, 0));
+    ANSWERS(0, hipMemPoolExportToShareableHandle(&descriptor, pool, 1, 0));
+    ANSWERS(0, hipMallocFromPoolAsync(&memory, 5000, pool, NULL));
+    ANSWERS(0, hipMemset(memory, 9, 5000));
+    ANSWERS(0, hipMemPoolExportPointer(&data, memory));
+    ANSWERS(1, hipMemPoolExportPointer(NULL, memory));
+    ANSWERS(1, hipMemPoolExportPointer(&data, NULL));
+
+    ANSWERS(1, hipMemPoolImportFromShareableHandle(NULL, (void *)(intptr_t)descriptor, 1, 0));
+    ANSWERS(1, hipMemPoolImportFromShareableHandle(&imported, NULL, 1, 0));
+    /* The descriptor itself is wanted, and not where it is. */
+    ANSWERS(2, hipMemPoolImportFromShareableHandle(&imported, &descriptor, 1, 0));
+    ANSWERS(0, hipMemPoolImportFromShareableHandle(&imported, (void *)(intptr_t)descriptor, 1, 0));
+    close(descriptor);
+    ANSWERS(1, hipMemPoolImportPointer(NULL, imported, &data));
+    ANSWERS(1, hipMemPoolImportPointer(&again, NULL, &data));
+    ANSWERS(1, hipMemPoolImportPointer(&again, imported, NULL));
+    ANSWERS(0, hipMemPoolImportPointer(&again, imported, &data));
+    ANSWERS(0, hipMemcpy(&byte, (char *)again + 4999, 1, hipMemcpyDeviceToHost));
+    HOLDS(again != memory && byte == 9);
+    ANSWERS(1, hipIpcCloseMemHandle(again));
+    ANSWERS(0, hipFreeAsync(again, NULL));
+    ANSWERS(1, hipFree(again));
+    ANSWERS(0, hipFree(memory));
+    ANSWERS(2, hipMemPoolImportPointer(&again, imported, &data));
+    ANSWERS(0, hipMemPoolDestroy(imported));
+    ANSWERS(0, hipMemPoolDestroy(pool));
 }
 
 static void find_functions(void)
@@ -264,6 +307,7 @@ int main(void)
     ask_attributes();
     set_limits();
     use_pools();
+    share_pools();
     find_functions();
     use_the_own_stream();
     finish();
