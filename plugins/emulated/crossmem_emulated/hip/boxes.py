@@ -157,7 +157,7 @@ def _add_fill(name: str, stream_of: Callable[..., Stream], more: str = "") -> No
         if width and height and depth:
             space = _Space(pointer, pitch, 0, ysize)
             plane = space.plane((0, 0, 0), (width, height, depth))
-            fill_plane(process, name, stream, plane, value)
+            fill_plane(process, name, stream, plane, value, is_async=bool(more))
 
 
 _add_fill("memset3D", current_legacy)

@@ -21,7 +21,7 @@ from crossmem_emulated.hip.copies import (
     move,
     side_of,
 )
-from crossmem_emulated.hip.fills import fill, filled_side
+from crossmem_emulated.hip.fills import fill, filled_side, give_fill
 from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.streams import (
     PER_THREAD,
@@ -205,7 +205,9 @@ def _memcpy_2d_async(  # noqa: PLR0917 - as CuPy passes them
 # Fills ----------------------------------------------------------------------------------------
 
 
-def fill_plane(process: HipProcess, call: str, stream: Stream, plane: Plane, value: int) -> None:
+def fill_plane(
+    process: HipProcess, call: str, stream: Stream, plane: Plane, value: int, *, is_async: bool
+) -> None:
     """Give a stream the work of setting all rows to a byte."""
     if plane.width > plane.pitch:
         text = f"rows of {plane.width} bytes, {plane.pitch} bytes apart"
@@ -218,7 +220,8 @@ def fill_plane(process: HipProcess, call: str, stream: Stream, plane: Plane, val
         for parts in plane.rows(side, is_whole=not plane.has_gaps):
             fill(parts, pattern)
 
-    submit(process, stream, Work(call, ((plane.pointer, plane.nbytes),), run))
+    work = Work(call, ((plane.pointer, plane.nbytes),), run)
+    give_fill(process, stream, work, side, is_async=is_async)
 
 
 def _add_fill(name: str, stream_of: Callable[..., Stream], more: str = "") -> None:
@@ -235,7 +238,8 @@ def _add_fill(name: str, stream_of: Callable[..., Stream], more: str = "") -> No
         stream = stream_of(process, *handle)
         if not width or not height:
             return
-        fill_plane(process, name, stream, Plane(pointer, pitch, width, height), value)
+        plane = Plane(pointer, pitch, width, height)
+        fill_plane(process, name, stream, plane, value, is_async=bool(more))
 
 
 _add_fill("memset2D", current_legacy)

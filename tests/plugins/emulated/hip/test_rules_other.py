@@ -98,6 +98,31 @@ def test_x2_copies_in_a_stream_that_the_host_waits_for(start: Start) -> None:
 
 
 @emulation_only
+@pytest.mark.parametrize("is_managed", [False, True])
+def test_x2_fills_that_the_host_waits_for(start: Start, is_managed: bool) -> None:
+    actor = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    rt = actor.rt
+    pointer = rt.mallocManaged(BLOCK) if is_managed else rt.hostAlloc(BLOCK, 0)
+    actor.call("poke", pointer, b"....")
+    rt.memsetAsync(pointer, ord("a"), 4, rt.streamCreateWithFlags(1))
+    assert actor.call("peek", pointer, 4) == b"...."
+
+    def filled(name: str, *arguments: int) -> bytes:
+        assert status(getattr(actor.c, name), pointer, *arguments) == 0
+        return bytes(actor.call("peek", pointer, 4))
+
+    assert filled("memset", ord("b"), 4) == b"bbbb"
+    assert filled("memset_spt", ord("c"), 2) == b"ccbb"
+    assert filled("memsetD16", 0x6564, 2) == b"dede"
+    assert filled("memsetD32", 0x69686766, 1) == b"fghi"
+    assert filled("memset2D", 2, ord("j"), 1, 2) == b"jgji"
+    assert filled("memset2D_spt", 2, ord("k"), 1, 2) == b"kgki"
+    assert filled("memset3D", 2, 2, 1, ord("l"), 1, 1, 2) == b"lgli"
+    assert filled("memset3D_spt", 2, 2, 1, ord("m"), 1, 1, 2) == b"mgmi"
+    actor.check_broken()
+
+
+@emulation_only
 @differs({"documented cuda": 1, "clr24 clr26 rocm5": 0})
 def test_x2_pinned_memory_is_on_both_sides(exporter: Actor, code: int) -> None:
     pointer, pinned = exporter.rt.malloc(BLOCK), exporter.rt.hostAlloc(BLOCK, 0)
