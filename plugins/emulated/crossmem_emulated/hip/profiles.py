@@ -62,6 +62,8 @@ class Profile:
         Whether it is remembered as a failure that there was work left.
     frees_null
         Whether null can be freed in a stream, as HIP 7 has it.
+    has_uncached
+        Whether physical memory can be made that no device caches.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Profile:
     takes_descriptors: bool = False
     keeps_not_ready: bool = True
     frees_null: bool = False
+    has_uncached: bool = False
 
     @property
     def is_before_6(self) -> bool:
@@ -108,6 +111,7 @@ PROFILES: Final[dict[str, Profile]] = {
             knows_exportable=False,
             keeps_not_ready=False,
             frees_null=True,
+            has_uncached=True,
         ),
         Profile("clr24", version=6_03_42131, knows_exportable=False),
         Profile(
@@ -120,6 +124,7 @@ PROFILES: Final[dict[str, Profile]] = {
             takes_descriptors=True,
             keeps_not_ready=False,
             frees_null=True,
+            has_uncached=True,
         ),
         Profile(
             "rocm5",
