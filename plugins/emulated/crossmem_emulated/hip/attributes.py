@@ -177,7 +177,8 @@ def _described(
 def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttributes:
     owner = _owner_of(process, pointer)
     if owner is None:
-        if not process.profile.unknown_is_unregistered:
+        is_refused = process.profile.refuses_null and not pointer
+        if is_refused or not process.profile.unknown_is_unregistered:
             raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
         return _described(process, MemoryType.UNREGISTERED, -2, 0, 0)
     host = pointer if isinstance(owner, HostBlock) else 0

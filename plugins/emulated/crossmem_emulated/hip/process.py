@@ -239,6 +239,9 @@ class HipProcess:
 
     def last_error(self, *, is_cleared: bool) -> int:
         """Return the code of this thread's last failure."""
+        if self.profile.is_hip and not self.setup.visible:
+            # AMD's runtime looks for devices before it looks at what a call asks for.
+            return int(self.profile.no_device)
         status: int = getattr(self.thread, "last_error", 0)
         if is_cleared:
             self.thread.last_error = 0

@@ -47,6 +47,8 @@ class Profile:
         Whether an address inside of a mapping closes it.
     unknown_is_unregistered
         Whether an unknown address has attributes.
+    refuses_null
+        Whether null is no address to ask about, and not just one of unknown memory.
     has_contexts
         Whether a device can have several contexts; a context is the device itself otherwise.
     knows_exportable
@@ -79,6 +81,7 @@ class Profile:
     keeps_ordinals: bool = False
     closes_inside: bool = False
     unknown_is_unregistered: bool = True
+    refuses_null: bool = False
     has_contexts: bool = False
     knows_exportable: bool = True
     has_virtual: bool = True
@@ -113,7 +116,7 @@ PROFILES: Final[dict[str, Profile]] = {
             frees_null=True,
             has_uncached=True,
         ),
-        Profile("clr24", version=6_03_42131, knows_exportable=False),
+        Profile("clr24", version=6_03_42131, knows_exportable=False, refuses_null=True),
         Profile(
             "clr26",
             version=10_02_00000,
