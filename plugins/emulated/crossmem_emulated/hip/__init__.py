@@ -15,6 +15,7 @@ from typing_extensions import override
 from crossmem_emulated.hip import (
     attributes,
     blocks,
+    boxes,
     callbacks,
     captures,
     contexts,
@@ -27,6 +28,7 @@ from crossmem_emulated.hip import (
     limits,
     physical,
     planes,
+    pool_shares,
     pools,
     shares,
     streams,
@@ -57,6 +59,7 @@ __all__ = [
 _FAMILIES = (
     attributes,
     blocks,
+    boxes,
     callbacks,
     captures,
     contexts,
@@ -69,6 +72,7 @@ _FAMILIES = (
     limits,
     physical,
     planes,
+    pool_shares,
     pools,
     shares,
     streams,
@@ -197,6 +201,11 @@ class Runtime:
         """Whether there is virtual memory."""
         return self._process.profile.has_virtual
 
+    @property
+    def shares_pools(self) -> bool:
+        """Whether processes can share pools."""
+        return not self._process.profile.is_before_6
+
     def check_status(self, status: int) -> None:
         """Raise where a call failed, and forget the failure as CuPy does."""
         if status:
@@ -219,3 +228,7 @@ class Runtime:
     def peekAtLastError(self) -> int:  # noqa: N802
         """Return the code of this thread's last failure."""
         return self._process.last_error(is_cleared=False)
+
+    def extGetLastError(self) -> int:  # noqa: N802
+        """Return the code of this thread's last call, which may be 0, and forget that."""
+        return self._process.last_status()

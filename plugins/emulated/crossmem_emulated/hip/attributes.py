@@ -108,6 +108,8 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
         handle_types = owner.source.physical.handle_type
     if isinstance(owner, Piece) and origin is Origin.POOL:
         pool = owner.source.handle
+    if isinstance(owner, Piece) and origin is Origin.IPC and owner.source.pool is not None:
+        pool = owner.source.pool.handle
     if attribute == Attribute.MEMORY_TYPE and process.profile.is_hip:
         return _number_of(process, kind)
     return {
@@ -175,7 +177,8 @@ def _described(
 def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttributes:
     owner = _owner_of(process, pointer)
     if owner is None:
-        if not process.profile.unknown_is_unregistered:
+        is_refused = process.profile.refuses_null and not pointer
+        if is_refused or not process.profile.unknown_is_unregistered:
             raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
         return _described(process, MemoryType.UNREGISTERED, -2, 0, 0)
     host = pointer if isinstance(owner, HostBlock) else 0

@@ -14,6 +14,7 @@ from crossmem_emulated.hip.exports import withdraw
 from crossmem_emulated.hip.origins import Origin
 from crossmem_emulated.hip.process import HipProcess, Quirk
 from crossmem_emulated.hip.reserves import Pool
+from crossmem_emulated.hip.shares import check_from_pool, close_once
 from crossmem_emulated.hip.streams import check_idle, check_safe, finish_device
 from crossmem_emulated.pages import NoRoomError, Pages
 
@@ -29,6 +30,12 @@ __all__ = [
 
 _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
+_DEVICE_FLAGS: Final = {True: range(3), False: range(5)}
+"""Kinds of memory that AMD's devices have, before ROCm 6 and since."""
+_SIGNAL: Final = 2
+_SIGNAL_NBYTES: Final = 8
+_COHERENCE: Final = 0x4000_0000 | 0x8000_0000 | 0x1000_0000
+"""What AMD's pinned memory is: coherent, not coherent, or uncached; one of them at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -156,6 +163,15 @@ def _malloc(process: HipProcess, size: int) -> int:
     return allocate(process, size) if size else 0
 
 
+@entry("extMallocWithFlags(size_t size, unsigned int flags) -> intptr_t")
+def _ext_malloc_with_flags(process: HipProcess, size: int, flags: int) -> int:
+    is_signal = flags == _SIGNAL
+    known = _DEVICE_FLAGS[process.profile.is_before_6]
+    if flags not in known or (is_signal and size != _SIGNAL_NBYTES):
+        raise Refused(Status.INVALID_VALUE, f"{size} bytes with flags {flags}", "HIP-X10")
+    return _malloc(process, size)
+
+
 @entry("free(intptr_t ptr)")
 def _free(process: HipProcess, pointer: int) -> None:
     check_safe(process)
@@ -167,7 +183,10 @@ def _free(process: HipProcess, pointer: int) -> None:
         return
     piece = process.space.pieces.get(pointer)
     if piece is not None and piece.origin is Origin.IPC:
-        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was imported", "HIP-E11")
+        check_from_pool(piece.source)
+        finish_device(process, piece.source.device)
+        close_once(process, "free", piece.source)
+        return
     if piece is None:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
     if piece.origin is Origin.VIRTUAL:
@@ -221,6 +240,8 @@ def _host_alloc(process: HipProcess, size: int, flags: int) -> int:
     check_safe(process)
     if not size:
         return 0
+    if process.profile.is_hip and (flags & _COHERENCE).bit_count() > 1:
+        raise Refused(Status.INVALID_VALUE, f"flags {flags:#x} contradict", "HIP-X10")
     if size > LARGEST_NBYTES:
         raise Refused(Status.OUT_OF_MEMORY, f"the host has no room for {size} bytes")
     try:

@@ -41,6 +41,8 @@ def _launch_host_func(
 
 @entry("streamGetFlags(intptr_t stream) -> unsigned int")
 def _stream_get_flags(process: HipProcess, handle: int) -> int:
+    if not handle and process.profile.is_hip:
+        raise Refused(Status.INVALID_VALUE, "AMD's legacy stream has no flags", "HIP-X3")
     return int(not find_stream(process, handle).is_blocking)
 
 

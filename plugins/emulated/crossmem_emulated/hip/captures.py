@@ -12,6 +12,7 @@ from crossmem_emulated.hip.streams import CAPTURE_MODES, Capture, find_stream, i
 __all__: list[str] = []
 
 _LACKS: Final = "{} is not supported in ROCm"
+_NONE, _ACTIVE, _INVALIDATED = range(3)
 
 
 @entry(
@@ -24,7 +25,8 @@ def _stream_begin_capture(process: HipProcess, handle: int, mode: int) -> None:
         raise Refused(Status.CAPTURE_UNSUPPORTED, "the legacy stream is not captured", "HIP-X6")
     if stream.capture is not None or mode not in CAPTURE_MODES:
         raise Refused(Status.INVALID_VALUE, f"it is captured already, or mode {mode}", "HIP-X6")
-    stream.capture = Capture(mode, threading.get_ident())
+    number, graph = next(process.captures), next(process.handles)
+    stream.capture = Capture(mode, threading.get_ident(), number, graph)
 
 
 @entry("streamEndCapture(intptr_t stream) -> intptr_t", hip_lacks=_LACKS.format("streamEndCapture"))
@@ -35,23 +37,38 @@ def _stream_end_capture(process: HipProcess, handle: int) -> int:
         raise Refused(Status.ILLEGAL_STATE, "the stream is not captured", "HIP-X6")
     if capture.is_broken:
         raise Refused(Status.CAPTURE_INVALIDATED, "the capture was broken by an earlier call")
-    graph = next(process.handles)
-    process.graphs[graph] = None
-    return graph
+    process.graphs[capture.graph] = None
+    return capture.graph
 
 
 @entry("streamIsCapturing(intptr_t stream) -> bool", hip_lacks=_LACKS.format("streamIsCapturing"))
 def _stream_is_capturing(process: HipProcess, handle: int) -> bool:
-    stream = find_stream(process, handle)
-    if stream.is_legacy and is_capture_in_way(process, stream.device):
-        # No breach, and no capture is lost by asking.
-        raise Refused(Status.CAPTURE_IMPLICIT, "a stream that it would wait for is captured")
-    if stream.capture is not None and stream.capture.is_broken:
+    capture = _capture_of(process, handle)
+    if capture is not None and capture.is_broken:
         # CuPy's own words.
         raise RuntimeError(
             "the stream was capturing, but an error has invalidated the capture sequence"
         )
-    return stream.capture is not None
+    return capture is not None
+
+
+def _capture_of(process: HipProcess, handle: int) -> Capture | None:
+    stream = find_stream(process, handle)
+    if stream.is_legacy and is_capture_in_way(process, stream.device):
+        # No breach, and no capture is lost by asking.
+        raise Refused(Status.CAPTURE_IMPLICIT, "a stream that it would wait for is captured")
+    return stream.capture
+
+
+@entry("streamGetCaptureInfo(intptr_t stream)")
+def _stream_get_capture_info(process: HipProcess, handle: int) -> tuple[int, int, int]:
+    """Return status, number and graph of a capture; the last two only where it goes on."""
+    capture = _capture_of(process, handle)
+    if capture is None:
+        return _NONE, 0, 0
+    if capture.is_broken:
+        return _INVALIDATED, 0, 0
+    return _ACTIVE, capture.number, capture.graph
 
 
 @entry("graphDestroy(intptr_t graph)")

@@ -66,6 +66,8 @@ class Kind(IntEnum):
     DEVICE_TO_HOST = 2
     DEVICE_TO_DEVICE = 3
     DEFAULT = 4
+    DEVICE_TO_DEVICE_NO_CU = 1024
+    """AMD's, since ROCm 6."""
 
 
 class MemoryType(IntEnum):

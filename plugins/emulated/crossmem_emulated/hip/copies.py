@@ -16,6 +16,7 @@ from crossmem_emulated.hip.shares import Import
 from crossmem_emulated.hip.streams import (
     PER_THREAD,
     Stream,
+    check_wait,
     current_legacy,
     find_stream,
     finish,
@@ -28,6 +29,7 @@ __all__ = [
     "Parts",
     "Side",
     "check_direction",
+    "check_kind",
     "do_now",
     "give_back",
     "is_waiting",
@@ -44,6 +46,7 @@ _SIDES: Final = {
     Kind.HOST_TO_DEVICE: (False, True),
     Kind.DEVICE_TO_HOST: (True, False),
     Kind.DEVICE_TO_DEVICE: (True, True),
+    Kind.DEVICE_TO_DEVICE_NO_CU: (True, True),
 }
 """Whether source and target are on a device."""
 
@@ -129,10 +132,17 @@ def _check_virtual_access(piece: Piece, device: int, access: int) -> None:
         raise Refused(Status.INVALID_VALUE, text, "HIP-V5")
 
 
+def check_kind(process: HipProcess, kind: int) -> None:
+    """Refuse a kind of copy that there is not."""
+    profile = process.profile
+    is_new = kind == Kind.DEVICE_TO_DEVICE_NO_CU
+    if kind not in set(Kind) or (is_new and (not profile.is_hip or profile.is_before_6)):
+        raise Refused(Status.INVALID_MEMCPY_DIRECTION, f"there is no kind {kind}", "HIP-X2")
+
+
 def check_direction(process: HipProcess, call: str, kind: int, target: Side, source: Side) -> None:
     """Refuse a copy that does not go where its kind says."""
-    if kind not in set(Kind):
-        raise Refused(Status.INVALID_MEMCPY_DIRECTION, f"there is no kind {kind}", "HIP-X2")
+    check_kind(process, kind)
     if kind == Kind.DEFAULT:
         return
     for claimed, side in zip(_SIDES[Kind(kind)], (source, target), strict=True):
@@ -206,22 +216,22 @@ def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> N
 
 
 def _copy(
-    process: HipProcess, stream: Stream, ends: tuple[int, int], nbytes: int, kind: int
+    process: HipProcess, call: str, stream: Stream, ends: tuple[int, int], nbytes: int, kind: int
 ) -> None:
     if nbytes:
         target, source = ((pointer, stream.device) for pointer in ends)
-        work, waits = _prepared(process, "memcpy", target, source, nbytes, kind)
+        work, waits = _prepared(process, call, target, source, nbytes, kind)
         do_now(process, stream, work, waits=waits)
 
 
 @entry("memcpy(intptr_t dst, intptr_t src, size_t size, int kind)")
 def _memcpy(process: HipProcess, target: int, source: int, nbytes: int, kind: int) -> None:
-    _copy(process, current_legacy(process), (target, source), nbytes, kind)
+    _copy(process, "memcpy", current_legacy(process), (target, source), nbytes, kind)
 
 
 @entry("memcpy_spt(intptr_t dst, intptr_t src, size_t size, int kind)")
 def _memcpy_spt(process: HipProcess, target: int, source: int, nbytes: int, kind: int) -> None:
-    _copy(process, find_stream(process, PER_THREAD), (target, source), nbytes, kind)
+    _copy(process, "memcpy", find_stream(process, PER_THREAD), (target, source), nbytes, kind)
 
 
 @entry("memcpyAsync(intptr_t dst, intptr_t src, size_t size, int kind, intptr_t stream)")
@@ -234,6 +244,16 @@ def _memcpy_async(
         work, _ = _prepared(process, "memcpyAsync", *ends, nbytes, kind)
         submit(process, where, work)
         give_back(process, where, work, (target, source))
+
+
+@entry("memcpyWithStream(intptr_t dst, intptr_t src, size_t size, int kind, intptr_t stream)")
+def _memcpy_with_stream(
+    process: HipProcess, target: int, source: int, nbytes: int, kind: int, handle: int
+) -> None:
+    """Copy in a stream, as if it were the legacy one."""
+    stream = find_stream(process, handle)
+    check_wait(process, stream)
+    _copy(process, "memcpyWithStream", stream, (target, source), nbytes, kind)
 
 
 @entry("memcpyPeer(intptr_t dst, int dstDevice, intptr_t src, int srcDevice, size_t size)")

@@ -156,7 +156,10 @@ def _device_enable_peer_access(process: HipProcess, peer: int) -> None:
 @entry("deviceDisablePeerAccess(int peerDevice)")
 def _device_disable_peer_access(process: HipProcess, peer: int) -> None:
     context = process.current()
-    process.check_device(peer)
+    can_access = _device_can_access_peer(process, context.device, peer)
+    if not can_access and process.profile.is_hip:
+        text = f"device {context.device} cannot reach device {peer}"
+        raise Refused(Status.INVALID_DEVICE, text)
     if peer not in context.peers:
         raise Refused(Status.PEER_ACCESS_NOT_ENABLED, f"it has no access to {peer}")
     context.peers.discard(peer)

@@ -21,6 +21,8 @@ _OF_AMD: Final = 0x2000_0000 | 0x4000_0000 | 0x8000_0000
 """How far AMD's events make memory visible, which is everywhere here; one of them at most."""
 _WAIT_EXTERNAL: Final = 1
 _PID_NBYTES: Final = 4
+_STEP_MS: Final = 0.001
+"""What each record or piece of work takes, chosen: later events have later times."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,8 +78,11 @@ def destroy_event(process: HipProcess, event: Event) -> None:
 
 @entry("eventRecord(intptr_t event, intptr_t stream)")
 def _event_record(process: HipProcess, handle: int, stream: int) -> None:
-    event = _find(process, handle)
-    event.stream = find_stream(process, stream)
+    event, where = _find(process, handle), find_stream(process, stream)
+    if where.device != event.device and where.capture is None:
+        text = f"an event of device {event.device} in a stream of device {where.device}"
+        raise Refused(Status.INVALID_HANDLE, text, "HIP-X3")
+    event.stream = where
     event.sequence = next(process.queues.sequence)
     if event.flags & _INTERPROCESS and event.stream.capture is None:
         # Another process cannot make this one's streams work, so they do it now.
@@ -108,9 +113,11 @@ def _event_elapsed_time(process: HipProcess, start: int, end: int) -> float:
     events = _find(process, start), _find(process, end)
     if any(one.flags & _DISABLE_TIMING or one.stream is None for one in events):
         raise Refused(Status.INVALID_HANDLE, "an event has no time")
+    if events[0].device != events[1].device:
+        raise Refused(Status.INVALID_HANDLE, "the events are of two devices", "HIP-X3")
     if not all(map(_is_done, events)):
         raise Refused(Status.NOT_READY, "there is work left")
-    return 0.001
+    return _STEP_MS * (events[1].sequence - events[0].sequence)
 
 
 def _nothing() -> None:

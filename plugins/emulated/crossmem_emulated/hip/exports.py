@@ -14,10 +14,11 @@ from crossmem_emulated.hip.origins import Origin
 from crossmem_emulated.hip.process import HipProcess, Quirk
 from crossmem_emulated.hip.profiles import Profile
 
-__all__ = ["Handle", "is_intact", "take_apart", "withdraw"]
+__all__ = ["TOKEN_NBYTES", "Handle", "enter", "is_intact", "take_apart", "withdraw"]
 
 _TOKEN: Final = struct.Struct("<QIIIIII")
 """As ROCr writes it: address, pid, kind of memory, node, nothing, fragment, random number."""
+TOKEN_NBYTES: Final = _TOKEN.size
 _REST: Final = struct.Struct("<QQii8x")
 """Size, offset, pid, and the exporter's number of its device."""
 
@@ -59,7 +60,7 @@ def _ipc_get_mem_handle(process: HipProcess, pointer: int) -> bytes:
     numbers = process.exports.setdefault(piece.start, [])
     with process.machine.transaction() as tables:
         if not numbers or process.has(Quirk.FRESH_HANDLES):
-            numbers.append(_enter(process, tables, piece, current))
+            numbers.append(enter(process, tables, piece, current))
         query = "SELECT token, ordinal FROM hip_share WHERE number = ?"
         token, ordinal = tables.execute(query, (numbers[-1],)).fetchone()
     pid = os.getpid() if process.profile.knows_own_pid else 0
@@ -81,7 +82,8 @@ def _exportable(process: HipProcess, pointer: int) -> Piece:
     raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation", "HIP-E2")
 
 
-def _enter(process: HipProcess, tables: sqlite3.Connection, piece: Piece, current: int) -> int:
+def enter(process: HipProcess, tables: sqlite3.Connection, piece: Piece, current: int) -> int:
+    """Let other processes open memory, and return the number of what they open."""
     tag = 0 if process.has(Quirk.REUSED_HANDLES) else secrets.randbits(32)
     token = _TOKEN.pack(piece.start, os.getpid(), 0, piece.pages.device + 1, 0, 0, tag)
     number = tables.execute(

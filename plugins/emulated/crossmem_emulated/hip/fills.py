@@ -6,19 +6,18 @@ from collections.abc import Callable
 
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import Status
-from crossmem_emulated.hip.copies import Parts, Side, side_of
+from crossmem_emulated.hip.copies import Parts, Side, do_now, side_of
 from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.streams import (
     PER_THREAD,
     Stream,
     current_legacy,
     find_stream,
-    submit,
 )
 from crossmem_emulated.hip.virtual import READ_WRITE
 from crossmem_emulated.queues import Work
 
-__all__ = ["fill", "filled_side"]
+__all__ = ["fill", "filled_side", "give_fill"]
 
 
 def fill(parts: Parts, pattern: bytes) -> None:
@@ -46,12 +45,12 @@ def filled_side(process: HipProcess, pointer: int, nbytes: int, device: int) -> 
     return side
 
 
-def _prepared(
-    process: HipProcess, call: str, pointer: int, pattern: bytes, count: int, stream: Stream
-) -> Work:
-    nbytes = len(pattern) * count
-    side = filled_side(process, pointer, nbytes, stream.device)
-    return Work(call, ((pointer, nbytes),), lambda: fill(side.parts, pattern))
+def give_fill(
+    process: HipProcess, stream: Stream, work: Work, side: Side, *, is_async: bool
+) -> None:
+    """Give a fill to a stream; the host waits where it can see the memory, unless it is async."""
+    is_seen = side.is_device is None or side.is_synchronous
+    do_now(process, stream, work, waits=is_seen and not is_async)
 
 
 def _add_fill(name: str, nbytes: int, size: str) -> None:
@@ -62,9 +61,13 @@ def _add_fill(name: str, nbytes: int, size: str) -> None:
         @entry(f"{name}(intptr_t ptr, int value, size_t {size}{more})")
         def _fill(process: HipProcess, pointer: int, value: int, count: int, *handle: int) -> None:
             stream = stream_of(process, *handle)
-            if count:
-                pattern = (value & mask).to_bytes(nbytes, "little")
-                submit(process, stream, _prepared(process, name, pointer, pattern, count, stream))
+            if not count:
+                return
+            pattern = (value & mask).to_bytes(nbytes, "little")
+            side = filled_side(process, pointer, nbytes * count, stream.device)
+            ranges = ((pointer, nbytes * count),)
+            work = Work(name, ranges, lambda: fill(side.parts, pattern))
+            give_fill(process, stream, work, side, is_async=bool(more))
 
     add(name, current_legacy)
     add(f"{name}Async", find_stream, ", intptr_t stream")

@@ -34,6 +34,8 @@ def _host_register(process: HipProcess, pointer: int, nbytes: int, flags: int) -
 @entry("hostUnregister(intptr_t ptr)", hip_answers=Status.UNKNOWN)
 def _host_unregister(process: HipProcess, pointer: int) -> None:
     check_safe(process)
+    if not pointer:
+        raise Refused(Status.INVALID_VALUE, "the address is null", "HIP-X4")
     block = process.host_blocks.get(pointer)
     if block is None or not block.is_registered:
         text = f"{pointer:#x} was not registered"

@@ -18,6 +18,7 @@ from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.pages import Pages
 
 __all__ = [
+    "NO_HANDLE",
     "ON_DEVICE",
     "PINNED",
     "Physical",
@@ -31,9 +32,10 @@ ON_DEVICE: Final = 1
 """Type of the only location that is emulated."""
 
 PINNED: Final = 1
-_NO_HANDLE: Final = 0
+_UNCACHED: Final = 0x40000000
+NO_HANDLE: Final = 0
 _DESCRIPTOR: Final = 1
-_HANDLE_TYPES: Final = frozenset({_NO_HANDLE, _DESCRIPTOR})
+_HANDLE_TYPES: Final = frozenset({NO_HANDLE, _DESCRIPTOR})
 _OPTIONS: Final = frozenset({0, 1})
 _RECOMMENDED: Final = 1
 
@@ -48,6 +50,8 @@ class Physical:
         What the program knows it by.
     pages
         The memory.
+    kind
+        What type it was made as, which only the process that made it is told.
     handle_type
         As what it may be exported.
     is_imported
@@ -60,6 +64,7 @@ class Physical:
 
     handle: int
     pages: Pages
+    kind: int
     handle_type: int
     is_imported: bool
     references: int = 1
@@ -97,8 +102,10 @@ def drop(process: HipProcess, physical: Physical) -> None:
         process.store.release(physical.pages)
 
 
-def _enter(process: HipProcess, pages: Pages, handle_type: int, *, is_imported: bool) -> int:
-    made = Physical(next(process.handles), pages, handle_type, is_imported)
+def _enter(
+    process: HipProcess, pages: Pages, kind: int, handle_type: int, *, is_imported: bool
+) -> int:
+    made = Physical(next(process.handles), pages, kind, handle_type, is_imported)
     process.physical[made.handle] = made
     return made.handle
 
@@ -107,7 +114,8 @@ def _check_properties(
     process: HipProcess, kind: int, handle_type: int, location_type: int, device: int
 ) -> int:
     """Return a device's index on the host, or refuse."""
-    if kind != PINNED or location_type != ON_DEVICE:
+    is_known = kind == PINNED or (kind == _UNCACHED and process.profile.has_uncached)
+    if not is_known or location_type != ON_DEVICE:
         text = f"memory of type {kind} at a location of type {location_type}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V1")
     if not 0 <= device < len(process.setup.visible):
@@ -155,7 +163,7 @@ def _mem_create(  # noqa: PLR0917
     if size > LARGEST_NBYTES:
         raise Refused(Status.OUT_OF_MEMORY, f"the device has no room for {size} bytes")
     pages = process.store.allocate(index, size, is_labelled=True)
-    return _enter(process, pages, handle_type, is_imported=False)
+    return _enter(process, pages, kind, handle_type, is_imported=False)
 
 
 @entry("memRelease(unsigned long long handle)")
@@ -186,7 +194,7 @@ def _mem_get_allocation_properties_from_handle(
     check_virtual(process)
     physical = find_physical(process, handle)
     device = process.ordinal_of(physical.pages.device)
-    return PINNED, physical.handle_type, ON_DEVICE, -1 if device is None else device
+    return physical.kind, physical.handle_type, ON_DEVICE, -1 if device is None else device
 
 
 # Between processes ----------------------------------------------------------------------------
@@ -201,7 +209,7 @@ def _mem_export_to_shareable_handle(
 ) -> int:
     check_virtual(process)
     physical = find_physical(process, handle)
-    if flags or handle_type == _NO_HANDLE or handle_type != physical.handle_type:
+    if flags or handle_type == NO_HANDLE or handle_type != physical.handle_type:
         text = f"type {handle_type} with flags {flags}; it was made for {physical.handle_type}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
     if physical.pages.descriptor is None:
@@ -226,4 +234,4 @@ def _mem_import_from_shareable_handle(
     if process.ordinal_of(pages.device) is None:
         process.store.release(pages)
         raise Refused(Status.NOT_SUPPORTED, "its device is not visible here")
-    return _enter(process, pages, _DESCRIPTOR, is_imported=True)
+    return _enter(process, pages, PINNED, _DESCRIPTOR, is_imported=True)

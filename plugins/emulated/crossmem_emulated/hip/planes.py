@@ -21,7 +21,7 @@ from crossmem_emulated.hip.copies import (
     move,
     side_of,
 )
-from crossmem_emulated.hip.fills import fill, filled_side
+from crossmem_emulated.hip.fills import fill, filled_side, give_fill
 from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.streams import (
     PER_THREAD,
@@ -34,7 +34,7 @@ from crossmem_emulated.hip.streams import (
 from crossmem_emulated.hip.virtual import READ, READ_WRITE
 from crossmem_emulated.queues import Work
 
-__all__: list[str] = []
+__all__ = ["Plane", "copy_planes", "fill_plane"]
 
 _PITCH: Final = 256
 _MOST_NBYTES: Final = (1 << 64) - 1
@@ -42,7 +42,7 @@ _MOST_NBYTES: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Rows of one width, each as far from the one before.
+    """Rows of one width, each as far from the one before; and so are planes of them.
 
     Parameters
     ----------
@@ -54,24 +54,38 @@ class Plane:
         Bytes in a row.
     height
         How many rows.
+    depth
+        How many planes.
+    plane_pitch
+        From the beginning of a plane to that of the next, in bytes.
     """
 
     pointer: int
     pitch: int
     width: int
     height: int
+    depth: int = 1
+    plane_pitch: int = 0
 
     @property
     def nbytes(self) -> int:
         """From the first byte to the last."""
-        return self.pitch * (self.height - 1) + self.width
+        rows = self.pitch * (self.height - 1) + self.width
+        return self.plane_pitch * (self.depth - 1) + rows
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether there are bytes in between that are in no row."""
+        are_planes_apart = self.depth > 1 and self.plane_pitch != self.pitch * self.height
+        return self.pitch != self.width or are_planes_apart
 
     def check(self) -> None:
         """Refuse what no process has addresses for."""
         if not self.pointer:
             raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
         if self.nbytes > LARGEST_NBYTES:
-            text = f"{self.height} rows of {self.pitch} bytes at {self.pointer:#x}"
+            rows = f"{self.depth} times {self.height} rows"
+            text = f"{rows} of {self.pitch} bytes at {self.pointer:#x}"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def rows(self, side: Side, *, is_whole: bool) -> Iterator[Parts]:
@@ -79,8 +93,9 @@ class Plane:
         if is_whole:
             yield side.parts
             return
-        for row in range(self.height):
-            yield _cut(side.parts, row * self.pitch, self.width)
+        for plane in range(self.depth):
+            for row in range(self.height):
+                yield _cut(side.parts, plane * self.plane_pitch + row * self.pitch, self.width)
 
 
 def _cut(parts: Parts, offset: int, nbytes: int) -> Parts:
@@ -111,10 +126,10 @@ def _malloc_pitch(
 # Copies ---------------------------------------------------------------------------------------
 
 
-def _copy(
+def copy_planes(
     process: HipProcess, call: str, stream: Stream, target: Plane, source: Plane, kind: int
 ) -> tuple[Work, bool]:
-    """Return a copy, checked, and whether the host waits for it."""
+    """Return a copy of as many rows as there are in both, checked, and whether the host waits."""
     if target.width > min(target.pitch, source.pitch):
         text = f"rows of {target.width} bytes, {target.pitch} and {source.pitch} bytes apart"
         raise Refused(Status.INVALID_PITCH_VALUE, text, "HIP-X7")
@@ -125,7 +140,7 @@ def _copy(
     check_direction(process, call, kind, to, start)
 
     def run() -> None:
-        is_whole = target.pitch == source.pitch == target.width
+        is_whole = not target.has_gaps and not source.has_gaps
         rows = target.rows(to, is_whole=is_whole), source.rows(start, is_whole=is_whole)
         for targets, sources in zip(*rows, strict=True):
             move(targets, sources)
@@ -159,7 +174,7 @@ def _add_copies(name: str, stream: int | None) -> None:
             return
         where = current_legacy(process) if stream is None else find_stream(process, stream)
         ends = Plane(target, to_pitch, width, height), Plane(source, from_pitch, width, height)
-        work, waits = _copy(process, name, where, *ends, kind)
+        work, waits = copy_planes(process, name, where, *ends, kind)
         do_now(process, where, work, waits=waits)
 
 
@@ -182,12 +197,31 @@ def _memcpy_2d_async(  # noqa: PLR0917 - as CuPy passes them
     where = find_stream(process, stream)
     if width and height:
         ends = Plane(target, to_pitch, width, height), Plane(source, from_pitch, width, height)
-        work, _ = _copy(process, "memcpy2DAsync", where, *ends, kind)
+        work, _ = copy_planes(process, "memcpy2DAsync", where, *ends, kind)
         submit(process, where, work)
         give_back(process, where, work, (target, source))
 
 
 # Fills ----------------------------------------------------------------------------------------
+
+
+def fill_plane(
+    process: HipProcess, call: str, stream: Stream, plane: Plane, value: int, *, is_async: bool
+) -> None:
+    """Give a stream the work of setting all rows to a byte."""
+    if plane.width > plane.pitch:
+        text = f"rows of {plane.width} bytes, {plane.pitch} bytes apart"
+        raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
+    plane.check()
+    side = filled_side(process, plane.pointer, plane.nbytes, stream.device)
+    pattern = bytes([value & 0xFF])
+
+    def run() -> None:
+        for parts in plane.rows(side, is_whole=not plane.has_gaps):
+            fill(parts, pattern)
+
+    work = Work(call, ((plane.pointer, plane.nbytes),), run)
+    give_fill(process, stream, work, side, is_async=is_async)
 
 
 def _add_fill(name: str, stream_of: Callable[..., Stream], more: str = "") -> None:
@@ -204,19 +238,8 @@ def _add_fill(name: str, stream_of: Callable[..., Stream], more: str = "") -> No
         stream = stream_of(process, *handle)
         if not width or not height:
             return
-        if width > pitch:
-            text = f"rows of {width} bytes, {pitch} bytes apart"
-            raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
         plane = Plane(pointer, pitch, width, height)
-        plane.check()
-        side = filled_side(process, pointer, plane.nbytes, stream.device)
-        pattern = bytes([value & 0xFF])
-
-        def run() -> None:
-            for parts in plane.rows(side, is_whole=pitch == width):
-                fill(parts, pattern)
-
-        submit(process, stream, Work(name, ((pointer, plane.nbytes),), run))
+        fill_plane(process, name, stream, plane, value, is_async=bool(more))
 
 
 _add_fill("memset2D", current_legacy)

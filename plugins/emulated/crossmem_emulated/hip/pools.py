@@ -10,13 +10,14 @@ from crossmem_emulated.hip.blocks import free_piece, malloc_from
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import Status
 from crossmem_emulated.hip.origins import Origin
-from crossmem_emulated.hip.physical import ON_DEVICE, PINNED
+from crossmem_emulated.hip.physical import NO_HANDLE, ON_DEVICE, PINNED
 from crossmem_emulated.hip.process import Again, HipProcess
 from crossmem_emulated.hip.reserves import Pool
+from crossmem_emulated.hip.shares import check_from_pool, close_once
 from crossmem_emulated.hip.streams import find_stream, finish
 from crossmem_emulated.hip.virtual import ACCESS, READ_WRITE
 
-__all__ = ["MemPoolProps", "forget_pools"]
+__all__ = ["MemPoolProps", "find_pool", "forget_pools", "new_pool"]
 
 _LACKS: Final = "HIP does not support {}"
 
@@ -47,24 +48,35 @@ class MemPoolProps:
     devId: int  # noqa: N815
 
 
-def _find(process: HipProcess, handle: int) -> Pool:
+def find_pool(process: HipProcess, handle: int) -> Pool:
+    """Return a pool by its handle, or refuse."""
     pool: Pool | None = process.pools.get(handle)
     if pool is None:
         raise Refused(Status.INVALID_VALUE, f"there is no pool {handle:#x}", "HIP-X11")
     return pool
 
 
-def _new(process: HipProcess, device: int) -> Pool:
-    pool = Pool(next(process.handles), device)
+def new_pool(process: HipProcess, device: int, handle_type: int = NO_HANDLE) -> Pool:
+    """Make a pool."""
+    pool = Pool(next(process.handles), device, handle_type)
     process.pools[pool.handle] = pool
     return pool
+
+
+def _check_own(process: HipProcess, call: str, pool: Pool) -> None:
+    """Refuse to take memory from a pool that was imported; AMD's runtimes do not."""
+    if pool.is_imported:
+        text = f"the pool {pool.handle:#x} was imported"
+        if process.profile.is_documented:
+            raise Refused(Status.INVALID_VALUE, text, "HIP-X12")
+        process.violate(call, "HIP-X12", text)
 
 
 def _default_of(process: HipProcess, device: int) -> Pool:
     """Return the pool that each device has from the beginning."""
     pool: Pool | None = process.default_pools.get(device)
     if pool is None:
-        pool = process.default_pools[device] = _new(process, device)
+        pool = process.default_pools[device] = new_pool(process, device)
     return pool
 
 
@@ -114,7 +126,8 @@ def _device_get_mem_pool(process: HipProcess, device: int) -> int:
 
 @entry("deviceSetMemPool(int device, intptr_t pool)", hip_lacks=_LACKS.format("deviceSetMemPool"))
 def _device_set_mem_pool(process: HipProcess, device: int, handle: int) -> None:
-    pool = _find(process, handle)
+    pool = find_pool(process, handle)
+    _check_own(process, "deviceSetMemPool", pool)
     _check_device(process, device)
     if pool.device != device:
         text = f"the pool {handle:#x} is of device {pool.device}, not {device}"
@@ -127,12 +140,12 @@ def _mem_pool_create(process: HipProcess, props: MemPoolProps) -> int:
     if props.allocType != PINNED or props.locationType != ON_DEVICE:
         raise Refused(Status.INVALID_VALUE, f"there are no pools of {props}", "HIP-X11")
     _check_device(process, props.devId)
-    return _new(process, props.devId).handle
+    return new_pool(process, props.devId, props.handleType).handle
 
 
 @entry("memPoolDestroy(intptr_t pool)", hip_lacks=_LACKS.format("memPoolDestroy"))
 def _mem_pool_destroy(process: HipProcess, handle: int) -> None:
-    pool = _find(process, handle)
+    pool = find_pool(process, handle)
     if pool is process.default_pools.get(pool.device):
         raise Refused(Status.INVALID_VALUE, "the device's own pool stays", "HIP-X11")
     _end(process, pool)
@@ -140,14 +153,14 @@ def _mem_pool_destroy(process: HipProcess, handle: int) -> None:
 
 @entry("memPoolTrimTo(intptr_t pool, size_t size)", hip_lacks=_LACKS.format("memPoolTrimTo"))
 def _mem_pool_trim_to(process: HipProcess, handle: int, size: int) -> None:
-    _find(process, handle).trim(process.store, size)
+    find_pool(process, handle).trim(process.store, size)
 
 
 @entry(
     "memPoolGetAttribute(intptr_t pool, int attr)", hip_lacks=_LACKS.format("memPoolGetAttribute")
 )
 def _mem_pool_get_attribute(process: HipProcess, handle: int, attribute: int) -> int:
-    pool = _find(process, handle)
+    pool = find_pool(process, handle)
     if attribute in _FLAGS:
         return pool.flags.get(attribute, 1)
     if attribute not in set(Attribute):
@@ -166,7 +179,7 @@ def _mem_pool_get_attribute(process: HipProcess, handle: int, attribute: int) ->
     hip_lacks=_LACKS.format("memPoolSetAttribute"),
 )
 def _mem_pool_set_attribute(process: HipProcess, handle: int, attribute: int, value: int) -> None:
-    pool = _find(process, handle)
+    pool = find_pool(process, handle)
     if attribute in _FLAGS:
         pool.flags[attribute] = int(value)
     elif attribute == Attribute.RELEASE_THRESHOLD:
@@ -184,7 +197,7 @@ def _mem_pool_set_attribute(process: HipProcess, handle: int, attribute: int, va
 def _mem_pool_set_access(
     process: HipProcess, handle: int, access: Iterable[tuple[int, int, int]]
 ) -> None:
-    pool, wanted = _find(process, handle), list(access)
+    pool, wanted = find_pool(process, handle), list(access)
     if len(wanted) > len(process.setup.visible):
         raise Refused(Status.INVALID_DEVICE, f"{len(wanted)} are more than there are devices")
     for kind, device, flags in wanted:
@@ -200,7 +213,7 @@ def _mem_pool_set_access(
 
 @entry("memPoolGetAccess(intptr_t pool, int type, int id) -> int")
 def _mem_pool_get_access(process: HipProcess, handle: int, kind: int, device: int) -> int:
-    pool = _find(process, handle)
+    pool = find_pool(process, handle)
     if kind != ON_DEVICE:
         raise Refused(Status.INVALID_VALUE, f"a place of type {kind}", "HIP-X11")
     _check_device(process, device)
@@ -223,7 +236,8 @@ def _malloc_async(process: HipProcess, size: int, stream: int) -> int:
     hip_lacks=_LACKS.format("mallocFromPoolAsync"),
 )
 def _malloc_from_pool_async(process: HipProcess, size: int, handle: int, stream: int) -> int:
-    pool = _find(process, handle)
+    pool = find_pool(process, handle)
+    _check_own(process, "mallocFromPoolAsync", pool)
     find_stream(process, stream)
     return malloc_from(process, pool, size) if size else 0
 
@@ -231,10 +245,17 @@ def _malloc_from_pool_async(process: HipProcess, size: int, handle: int, stream:
 @entry("freeAsync(intptr_t ptr, intptr_t stream)", hip_lacks=_LACKS.format("freeAsync"))
 def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     where = find_stream(process, stream)
+    if not pointer and process.profile.frees_null:
+        return
     piece = process.space.pieces.get(pointer)
-    if piece is None or piece.origin in {Origin.IPC, Origin.VIRTUAL}:
+    if piece is None or piece.origin is Origin.VIRTUAL:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
+    if piece.origin is Origin.IPC:
+        check_from_pool(piece.source)
     # What the stream itself still has to do comes first.
     if finish(process, [where]):
         raise Again
-    free_piece(process, "freeAsync", piece)
+    if piece.origin is Origin.IPC:
+        close_once(process, "freeAsync", piece.source)
+    else:
+        free_piece(process, "freeAsync", piece)

@@ -133,6 +133,7 @@ class HipProcess:
         self.thread = threading.local()
         self.space = Space(is_host_readable=not self.setup.strict)
         self.handles = itertools.count(_FIRST_HANDLE, _HANDLE_STEP)
+        self.captures = itertools.count(1)
         self.is_used = False
         self.contexts: dict[int, Context] = {}
         self.primary: dict[int, Context] = {}
@@ -174,7 +175,9 @@ class HipProcess:
         """
         try:
             with self._turn(called):
-                return 0, self._work(called, values)
+                value = self._work(called, values)
+            self.thread.last_status = 0
+            return 0, value  # noqa: TRY300 - what follows is of failures
         except Refused as refused:
             status = int(refused.status)
             if refused.rule is not None:
@@ -183,7 +186,9 @@ class HipProcess:
             status = int(Status.OUT_OF_MEMORY)
         except (HostLostError, sqlite3.OperationalError):
             status = int(Status.UNKNOWN)
-        self.thread.last_error = status
+        self.thread.last_status = status
+        if status != Status.NOT_READY or self.profile.keeps_not_ready:
+            self.thread.last_error = status
         return status, None
 
     def refuse(self, name: str, status: int) -> int:
@@ -251,9 +256,18 @@ class HipProcess:
 
     def last_error(self, *, is_cleared: bool) -> int:
         """Return the code of this thread's last failure."""
+        if self.profile.is_hip and not self.setup.visible:
+            # AMD's runtime looks for devices before it looks at what a call asks for.
+            return int(self.profile.no_device)
         status: int = getattr(self.thread, "last_error", 0)
         if is_cleared:
             self.thread.last_error = 0
+        return status
+
+    def last_status(self) -> int:
+        """Return the code of this thread's last call, and forget it."""
+        status: int = getattr(self.thread, "last_status", 0)
+        self.thread.last_status = 0
         return status
 
     # What most functions ask ------------------------------------------------------------------

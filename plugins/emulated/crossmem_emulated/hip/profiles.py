@@ -47,6 +47,8 @@ class Profile:
         Whether an address inside of a mapping closes it.
     unknown_is_unregistered
         Whether an unknown address has attributes.
+    refuses_null
+        Whether null is no address to ask about, and not just one of unknown memory.
     has_contexts
         Whether a device can have several contexts; a context is the device itself otherwise.
     knows_exportable
@@ -58,6 +60,12 @@ class Profile:
     takes_descriptors
         Whether an import's argument is the descriptor itself, as AMD has it since ROCm 7.1; 0 then
         is no argument.
+    keeps_not_ready
+        Whether it is remembered as a failure that there was work left.
+    frees_null
+        Whether null can be freed in a stream, as HIP 7 has it.
+    has_uncached
+        Whether physical memory can be made that no device caches.
     """
 
     name: str
@@ -73,11 +81,15 @@ class Profile:
     keeps_ordinals: bool = False
     closes_inside: bool = False
     unknown_is_unregistered: bool = True
+    refuses_null: bool = False
     has_contexts: bool = False
     knows_exportable: bool = True
     has_virtual: bool = True
     no_such_device: Status = Status.INVALID_VALUE
     takes_descriptors: bool = False
+    keeps_not_ready: bool = True
+    frees_null: bool = False
+    has_uncached: bool = False
 
     @property
     def is_before_6(self) -> bool:
@@ -100,8 +112,11 @@ PROFILES: Final[dict[str, Profile]] = {
             unknown_is_unregistered=False,
             has_contexts=True,
             knows_exportable=False,
+            keeps_not_ready=False,
+            frees_null=True,
+            has_uncached=True,
         ),
-        Profile("clr24", version=6_03_42131, knows_exportable=False),
+        Profile("clr24", version=6_03_42131, knows_exportable=False, refuses_null=True),
         Profile(
             "clr26",
             version=10_02_00000,
@@ -110,6 +125,9 @@ PROFILES: Final[dict[str, Profile]] = {
             closes_inside=True,
             no_such_device=Status.INVALID_DEVICE,
             takes_descriptors=True,
+            keeps_not_ready=False,
+            frees_null=True,
+            has_uncached=True,
         ),
         Profile(
             "rocm5",

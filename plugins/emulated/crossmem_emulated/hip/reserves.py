@@ -15,6 +15,10 @@ class Pool:
     handle: int
     device: int
     """By its number in this process."""
+    handle_type: int = 0
+    """As what it may be exported."""
+    is_imported: bool = False
+    """Whether another export of this or another process is where it came from."""
     flags: dict[int, int] = field(default_factory=dict)
     access: dict[int, int] = field(default_factory=dict)
     threshold_nbytes: int = 0

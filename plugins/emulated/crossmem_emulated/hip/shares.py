@@ -12,10 +12,11 @@ from crossmem_emulated.hip.codes import Status
 from crossmem_emulated.hip.exports import Handle, is_intact, take_apart
 from crossmem_emulated.hip.origins import Origin
 from crossmem_emulated.hip.process import Context, HipProcess, Quirk
+from crossmem_emulated.hip.reserves import Pool
 from crossmem_emulated.hip.streams import check_idle, check_safe, finish_device
 from crossmem_emulated.pages import Pages
 
-__all__ = ["Import", "close_import"]
+__all__ = ["Import", "check_from_pool", "close_import", "close_once", "open_share"]
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +36,8 @@ class Import:
     """Device, by its number here, that was the current one when it was last opened."""
     context: Context
     record: int
+    pool: Pool | None = None
+    """Where it was imported to, None where it was opened by a handle."""
     references: int = 1
 
 
@@ -53,30 +56,58 @@ def _ipc_open_mem_handle(process: HipProcess, handle: bytes, flags: int) -> int:
                 return _open_again(opened, context)
     with process.machine.transaction() as tables:
         row = _find(process, tables, handle, parts)
-        share, owner = row["number"], row["owner"]
         if not process.has(Quirk.NEW_ADDRESSES):
             for opened in process.imports:
-                if opened.share == share and _is_same_place(process, opened, context):
+                if opened.share == row["number"] and _is_same_place(process, opened, context):
                     return _open_again(opened, context)
-        _check_context(process, owner, row["device"], context)
+        _check_context(process, row["owner"], row["device"], context)
         _check_reach(process, context, row["device"])
-        pages = process.store.open(row["pages"], hold=True)
-        if pages is None:
+        made = _open(process, tables, row, parts.token, context)
+        if made is None:
             raise Refused(profile.stale, "the memory is gone")
-        try:
-            made = _map(process, row, parts.token, pages, context)
-            made.record = int(
-                tables.execute(
-                    "INSERT INTO hip_import (share, process) VALUES (?, ?)",
-                    (share, process.machine.me(tables)),
-                ).lastrowid
-                or 0
-            )
-        except BaseException:
-            process.store.release(pages)
-            raise
     process.imports.append(made)
     return made.pointer
+
+
+def open_share(process: HipProcess, token: bytes, pool: Pool) -> int | None:
+    """Open memory that was exported from a pool, by its token; None where there is none."""
+    context = process.current()
+    with process.machine.transaction() as tables:
+        row = _row_of(tables, token)
+        if row is None or not process.machine.lives(tables, row["owner"]):
+            return None
+        for opened in process.imports:
+            if opened.share == row["number"] and opened.pool is pool:
+                return _open_again(opened, context)
+        _check_reach(process, context, row["device"])
+        made = _open(process, tables, row, token, context)
+        if made is None:
+            return None
+    made.pool = pool
+    process.imports.append(made)
+    return made.pointer
+
+
+def _open(
+    process: HipProcess,
+    tables: sqlite3.Connection,
+    row: dict[str, Any],
+    token: bytes,
+    context: Context,
+) -> Import | None:
+    """Map exported memory and note that it is open; None where it is gone."""
+    pages = process.store.open(row["pages"], hold=True)
+    if pages is None:
+        return None
+    try:
+        made = _map(process, row, token, pages, context)
+        statement = "INSERT INTO hip_import (share, process) VALUES (?, ?)"
+        entered = tables.execute(statement, (row["number"], process.machine.me(tables)))
+        made.record = int(entered.lastrowid or 0)
+    except BaseException:
+        process.store.release(pages)
+        raise
+    return made
 
 
 def _check_arguments(process: HipProcess, parts: Handle, flags: int) -> None:
@@ -100,19 +131,24 @@ def _find(
     process: HipProcess, tables: sqlite3.Connection, handle: bytes, parts: Handle
 ) -> dict[str, Any]:
     """Return what is known of an export, or refuse."""
-    columns = ("number", "pages", "owner", "device", "pid", "address", "first", "nbytes")
-    row = tables.execute(
-        f"SELECT {', '.join(columns)} FROM hip_share WHERE token = ?",  # noqa: S608
-        (parts.token,),
-    ).fetchone()
-    if row is None:
+    found = _row_of(tables, parts.token)
+    if found is None:
         raise Refused(process.profile.stale, "there is no such memory, or none any more")
-    found = dict(zip(columns, row, strict=True))
     if not is_intact(process.profile, handle, parts, found["nbytes"], found["pid"]):
         raise Refused(process.profile.stale, "the handle was changed")
     if not process.machine.lives(tables, found["owner"]):
         raise Refused(process.profile.stale, "the process that made the handle is dead")
     return found
+
+
+def _row_of(tables: sqlite3.Connection, token: bytes) -> dict[str, Any] | None:
+    """Return what is known of exported memory, None where there is none."""
+    columns = ("number", "pages", "owner", "device", "pid", "address", "first", "nbytes")
+    row = tables.execute(
+        f"SELECT {', '.join(columns)} FROM hip_share WHERE token = ?",  # noqa: S608
+        (token,),
+    ).fetchone()
+    return None if row is None else dict(zip(columns, row, strict=True))
 
 
 def _is_same_place(process: HipProcess, opened: Import, context: Context) -> bool:
@@ -188,9 +224,20 @@ def _ipc_close_mem_handle(process: HipProcess, pointer: int) -> None:
     check_safe(process)
     opened = _opened_at(process, pointer)
     finish_device(process, opened.device)
+    close_once(process, "ipcCloseMemHandle", opened)
+
+
+def check_from_pool(opened: Import) -> None:
+    """Refuse to free what was opened by a handle, and is closed."""
+    if opened.pool is None:
+        raise Refused(Status.INVALID_VALUE, f"{opened.pointer:#x} was imported", "HIP-E11")
+
+
+def close_once(process: HipProcess, call: str, opened: Import) -> None:
+    """Give memory back that was opened, and take it away with the last time."""
     opened.references -= 1
     if not opened.references:
-        close_import(process, "ipcCloseMemHandle", opened)
+        close_import(process, call, opened)
 
 
 def close_import(process: HipProcess, call: str, opened: Import) -> None:
@@ -210,6 +257,8 @@ def close_import(process: HipProcess, call: str, opened: Import) -> None:
 
 def _opened_at(process: HipProcess, pointer: int) -> Import:
     for opened in process.imports:
+        if opened.pool is not None:
+            continue
         is_inside = opened.pointer <= pointer < opened.pointer + opened.nbytes
         if pointer == opened.pointer or (is_inside and process.profile.closes_inside):
             if pointer != opened.pointer:

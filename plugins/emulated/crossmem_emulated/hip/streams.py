@@ -19,6 +19,7 @@ __all__ = [
     "Stream",
     "check_idle",
     "check_safe",
+    "check_wait",
     "current_legacy",
     "destroy_stream",
     "find_stream",
@@ -36,7 +37,8 @@ _NON_BLOCKING: Final = 1
 CAPTURE_MODES: Final = range(3)
 """What captures forbid: nothing to any thread, nothing to other threads, or nothing at all."""
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
-_HIGHEST_PRIORITY: Final = -1
+_PRIORITIES: Final = {True: (1, -1), False: (0, -1)}
+"""The lowest and the highest, AMD's and others'."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +47,10 @@ class Capture:
 
     mode: int
     thread: int
+    number: int
+    """Which tells it from all others of this process."""
+    graph: int
+    """What the work becomes in the end, by the handle that it will have."""
     is_broken: bool = False
 
 
@@ -148,6 +154,13 @@ def _check_implicit(process: HipProcess, device: int) -> None:
     _break(streams, Status.CAPTURE_IMPLICIT, "the legacy stream would wait for a captured one")
 
 
+def check_wait(process: HipProcess, stream: Stream) -> None:
+    """Refuse to wait for a stream that is captured, or that would wait for one that is."""
+    if stream.is_legacy:
+        _check_implicit(process, stream.device)
+    _break([stream], Status.CAPTURE_UNSUPPORTED, "the stream is captured")
+
+
 def check_safe(process: HipProcess) -> None:
     """Refuse what may synchronize, where a capture forbids that to the calling thread."""
     mode = getattr(process.thread, "capture_mode", _MODE_GLOBAL)
@@ -188,13 +201,14 @@ def _stream_create_with_flags(process: HipProcess, flags: int) -> int:
 def _stream_create_with_priority(process: HipProcess, flags: int, priority: int) -> int:
     handle = _stream_create_with_flags(process, flags)
     # What is out of range is taken for the nearest that is not.
-    process.streams[handle].priority = min(max(priority, _HIGHEST_PRIORITY), 0)
+    lowest, highest = _PRIORITIES[process.profile.is_hip]
+    process.streams[handle].priority = min(max(priority, highest), lowest)
     return handle
 
 
 @entry("deviceGetStreamPriorityRange()")
-def _device_get_stream_priority_range(_process: HipProcess) -> tuple[int, int]:
-    return 0, _HIGHEST_PRIORITY
+def _device_get_stream_priority_range(process: HipProcess) -> tuple[int, int]:
+    return _PRIORITIES[process.profile.is_hip]
 
 
 @entry("streamDestroy(intptr_t stream)")
@@ -215,9 +229,7 @@ def destroy_stream(process: HipProcess, stream: Stream) -> None:
 @entry("streamSynchronize(intptr_t stream)")
 def _stream_synchronize(process: HipProcess, handle: int) -> None:
     stream = find_stream(process, handle)
-    if stream.is_legacy:
-        _check_implicit(process, stream.device)
-    _break([stream], Status.CAPTURE_UNSUPPORTED, "the stream is captured")
+    check_wait(process, stream)
     finish(process, [stream])
 
 

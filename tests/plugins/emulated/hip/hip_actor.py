@@ -153,6 +153,23 @@ class Program(HostProgram):
         self.rt.check_status(code)
         return value
 
+    def copy_box(  # noqa: PLR0917
+        self,
+        name: str,
+        target: tuple[int, ...],
+        source: tuple[int, ...],
+        extent: tuple[int, ...],
+        kind: int,
+        array: int = 0,
+        stream: int = 0,
+    ) -> None:
+        """Copy a box; a side is address, pitch, width, height, and where the box begins in it."""
+        sides = [((*side, 0, 0, 0)[:7]) for side in (source, target)]
+        words = [word for side in sides for word in (array, *side[4:], *side[:4])]
+        parms = (ctypes.c_size_t * 20)(*words, *extent, kind)
+        more = (stream,) * name.endswith("Async")
+        self.c(name, ctypes.addressof(parms), *more)
+
     def new_pool(self, *properties: int) -> int:
         pool: int = self.c("memPoolCreate", self.rt.MemPoolProps(*properties))
         return pool

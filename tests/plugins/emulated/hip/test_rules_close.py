@@ -102,6 +102,13 @@ def test_e8_attributes(exporter: Actor, importer: Actor, code: Any, profile: str
 
 
 @emulation_only
+@differs({"documented clr24 rocm5": 1, "clr26 cuda": 0})
+def test_e8_attributes_of_null(exporter: Actor, code: int) -> None:
+    assert status(exporter.call, "attributes", 0) == code
+    exporter.check_broken()
+
+
+@emulation_only
 @on("documented", "rocm5", "cuda")
 def test_e8_attributes_of_the_hosts_memory(exporter: Actor, profile: str) -> None:
     pinned, managed = exporter.rt.hostAlloc(100, 0), exporter.rt.mallocManaged(100)

@@ -81,6 +81,24 @@ def test_x10_flags_say_how_to_wait(exporter: Actor) -> None:
 
 
 @emulation_only
+@differs({"documented clr24 clr26": 0, "rocm5": 1})
+def test_x10_kinds_of_memory(exporter: Actor, code: int) -> None:
+    rt = exporter.rt
+    # Usual, fine-grained, and for a signal.
+    for size, flags in ((BLOCK, 0), (BLOCK, 1), (8, 2)):
+        rt.free(rt.extMallocWithFlags(size, flags))
+    assert rt.extMallocWithFlags(0, 1) == 0
+    # Uncached and contiguous came later.
+    for flags in (3, 4):
+        assert status(rt.extMallocWithFlags, BLOCK, flags) == code
+    for size, flags in ((BLOCK, 2), (0, 2), (BLOCK, 5), (BLOCK, 0x4000_0000)):
+        assert status(rt.extMallocWithFlags, size, flags) == 1
+    for flags in (0x4000_0000, 0x8000_0000):
+        rt.freeHost(rt.hostAlloc(BLOCK, flags))
+    assert status(rt.hostAlloc, BLOCK, 0xC000_0000) == 1
+
+
+@emulation_only
 @on("cuda")
 @pytest.mark.parametrize(("mode", "code"), [(0, 900), (1, 0), (2, 0)])
 def test_x6_a_thread_chooses_what_others_captures_forbid(

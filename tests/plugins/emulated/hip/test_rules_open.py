@@ -215,6 +215,9 @@ def test_e14_peers(exporter: Actor, two_devices: None, profile: str) -> None:
     exporter.rt.deviceEnablePeerAccess(1)
     assert status(exporter.rt.deviceEnablePeerAccess, 1) == 704
     exporter.rt.deviceDisablePeerAccess(1)
+    if profile != "cuda":
+        # What cannot be a peer is told from what is none yet.
+        assert status(exporter.rt.deviceDisablePeerAccess, 0) == 101
     exporter.check_broken()
 
 

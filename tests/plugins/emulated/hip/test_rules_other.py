@@ -75,6 +75,54 @@ def test_x2_directions(exporter: Actor, code: int) -> None:
 
 
 @emulation_only
+@differs({"documented clr24 clr26": 0, "rocm5 cuda": 21})
+def test_x2_copies_without_compute_units(exporter: Actor, code: int) -> None:
+    first, second = exporter.rt.malloc(BLOCK), exporter.rt.malloc(BLOCK)
+    exporter.write(first, b"data")
+
+    assert status(exporter.rt.memcpy, second, first, 4, 1024) == code
+    assert status(exporter.rt.memcpyAsync, second, first, 4, 1024, 0) == code
+    assert code or exporter.read(second, 4) == b"data"
+
+
+@emulation_only
+def test_x2_copies_in_a_stream_that_the_host_waits_for(start: Start) -> None:
+    actor = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    pointer, own = actor.rt.malloc(BLOCK), actor.call("own_memory", 4)
+    stream = actor.rt.streamCreateWithFlags(1)
+    actor.rt.memsetAsync(pointer, ord("#"), 4, stream)
+    actor.rt.memcpyWithStream(own, pointer, 4, TO_HOST, stream)
+
+    assert actor.call("peek", own, 4) == b"####"
+    actor.check_broken()
+
+
+@emulation_only
+@pytest.mark.parametrize("is_managed", [False, True])
+def test_x2_fills_that_the_host_waits_for(start: Start, is_managed: bool) -> None:
+    actor = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    rt = actor.rt
+    pointer = rt.mallocManaged(BLOCK) if is_managed else rt.hostAlloc(BLOCK, 0)
+    actor.call("poke", pointer, b"....")
+    rt.memsetAsync(pointer, ord("a"), 4, rt.streamCreateWithFlags(1))
+    assert actor.call("peek", pointer, 4) == b"...."
+
+    def filled(name: str, *arguments: int) -> bytes:
+        assert status(getattr(actor.c, name), pointer, *arguments) == 0
+        return bytes(actor.call("peek", pointer, 4))
+
+    assert filled("memset", ord("b"), 4) == b"bbbb"
+    assert filled("memset_spt", ord("c"), 2) == b"ccbb"
+    assert filled("memsetD16", 0x6564, 2) == b"dede"
+    assert filled("memsetD32", 0x69686766, 1) == b"fghi"
+    assert filled("memset2D", 2, ord("j"), 1, 2) == b"jgji"
+    assert filled("memset2D_spt", 2, ord("k"), 1, 2) == b"kgki"
+    assert filled("memset3D", 2, 2, 1, ord("l"), 1, 1, 2) == b"lgli"
+    assert filled("memset3D_spt", 2, 2, 1, ord("m"), 1, 1, 2) == b"mgmi"
+    actor.check_broken()
+
+
+@emulation_only
 @differs({"documented cuda": 1, "clr24 clr26 rocm5": 0})
 def test_x2_pinned_memory_is_on_both_sides(exporter: Actor, code: int) -> None:
     pointer, pinned = exporter.rt.malloc(BLOCK), exporter.rt.hostAlloc(BLOCK, 0)
@@ -112,6 +160,8 @@ def test_x2_the_programs_own_memory_is_pinned(exporter: Actor) -> None:
     assert exporter.call("peek", own, 9) == b"....xxxx."
     assert exporter.call("raw", "hostUnregister", own) == 0
     assert status(exporter.rt.memcpy, own, pointer, 4, ON_DEVICE) == 1
+    assert exporter.call("raw", "hostUnregister", own) == 713
+    assert exporter.call("raw", "hostUnregister", 0) == 1
 
 
 @emulation_only
@@ -139,6 +189,54 @@ def test_x3_streams_and_events_exist(exporter: Actor) -> None:
         assert status(exporter.rt.streamSynchronize, stream) == 400
         assert status(exporter.rt.eventSynchronize, event) == 400
     exporter.check_broken(*["HIP-X3"] * 2)
+
+
+@emulation_only
+@differs(
+    {"documented clr26": ((1, -1), 1, [1, 1, 0, -1, -1]), "cuda": ((0, -1), 0, [0, 0, 0, -1, -1])}
+)
+def test_x3_what_streams_are_like(exporter: Actor, code: tuple[Any, int, list[int]]) -> None:
+    priorities, flags, found = code
+    assert exporter.c.deviceGetStreamPriorityRange() == priorities
+    streams = [exporter.c.streamCreateWithPriority(1, one) for one in (2, 1, 0, -1, -2)]
+    assert [exporter.c.streamGetPriority(one) for one in streams] == found
+    assert [exporter.c.streamGetFlags(one) for one in streams] == [1] * 5
+    # AMD's runtime knows the flags of the thread's own stream, and not of the legacy one.
+    assert exporter.c.streamGetFlags(2) == 0
+    assert status(exporter.c.streamGetFlags, 0) == flags
+
+
+@emulation_only
+def test_x3_events_are_of_one_device(exporter: Actor, two_devices: None) -> None:
+    rt, first = exporter.rt, exporter.rt.eventCreate()
+    rt.setDevice(1)
+    second, stream = rt.eventCreate(), rt.streamCreate()
+    rt.eventRecord(second, stream)
+    assert status(rt.eventRecord, first, stream) == 400
+    assert status(rt.eventRecord, first, 0) == 400
+    rt.setDevice(0)
+    assert status(rt.eventRecord, second, 0) == 400
+    rt.eventRecord(first, 0)
+    assert status(rt.eventElapsedTime, first, second) == 400
+    exporter.check_broken(*["HIP-X3"] * 4)
+    # Waiting is possible everywhere.
+    rt.streamWaitEvent(stream, first)
+    rt.eventSynchronize(second)
+    exporter.check_broken(*["HIP-X3"] * 4)
+
+
+@emulation_only
+def test_x3_later_events_have_later_times(exporter: Actor) -> None:
+    rt, pointer = exporter.rt, exporter.rt.malloc(4)
+    events = [rt.eventCreate() for _ in range(3)]
+    for event in events:
+        rt.eventRecord(event, 0)
+        rt.memsetAsync(pointer, 1, 4, 0)
+    first, second, third = events
+    assert rt.eventElapsedTime(first, first) == 0
+    assert 0 < rt.eventElapsedTime(first, second) < rt.eventElapsedTime(first, third)
+    assert rt.eventElapsedTime(third, first) < 0
+    exporter.check_broken()
 
 
 def test_x4_addresses_were_allocated(exporter: Actor) -> None:
@@ -256,6 +354,28 @@ def test_x6_captures_break(exporter: Actor) -> None:
         exporter.rt.streamIsCapturing(stream)
     assert status(exporter.rt.streamEndCapture, stream) == 901
     assert exporter.rt.streamIsCapturing(0) is False
+    exporter.check_broken("HIP-X6")
+
+
+@emulation_only
+def test_x6_captures_have_numbers(exporter: Actor) -> None:
+    c = exporter.c
+    first, second = (c.streamCreateWithFlags(1) for _ in range(2))
+    assert c.streamGetCaptureInfo(first) == c.streamGetCaptureInfo(0) == (0, 0, 0)
+    for stream in (first, second):
+        c.streamBeginCapture(stream, 2)
+    state, number, graph = c.streamGetCaptureInfo(first)
+    assert (state, c.streamGetCaptureInfo(first)) == (1, (1, number, graph))
+    assert number not in {0, c.streamGetCaptureInfo(second)[1]}
+    assert c.streamEndCapture(first) == graph
+    c.graphDestroy(graph)
+    c.streamBeginCapture(first, 2)
+    assert c.streamGetCaptureInfo(first)[1] > number
+    exporter.check_broken()
+    assert status(c.streamSynchronize, first) == 900
+    assert c.streamGetCaptureInfo(first) == (2, 0, 0)
+    c.streamBeginCapture(c.streamCreate(), 2)
+    assert status(c.streamGetCaptureInfo, 0) == 906
     exporter.check_broken("HIP-X6")
 
 

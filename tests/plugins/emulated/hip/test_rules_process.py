@@ -81,6 +81,28 @@ def test_e20_the_last_error_stays(exporter: Actor) -> None:
 
 
 @emulation_only
+def test_e20_the_last_call_is_known_too(exporter: Actor) -> None:
+    assert exporter.call("raw", "free", 4096) == 1
+    assert [exporter.rt.extGetLastError() for _ in range(2)] == [1, 0]
+    assert exporter.call("raw", "malloc", 1 << 50) == 2
+    assert exporter.call("raw", "getDevice") == 0
+    assert exporter.rt.extGetLastError() == 0
+    assert exporter.rt.getLastError() == 2
+
+
+@emulation_only
+@differs({"documented clr26": 2, "clr24 rocm5 cuda": 600})
+def test_e20_work_that_is_left_is_no_failure_in_hip_7(start: Start, code: int) -> None:
+    actor = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    pointer = actor.rt.malloc(4)
+    actor.rt.memsetAsync(pointer, 1, 4, 0)
+    assert actor.call("raw", "malloc", 1 << 50) == 2
+    assert actor.call("raw", "streamQuery", 0) == 600
+    assert actor.rt.extGetLastError() == 600
+    assert actor.rt.getLastError() == code
+
+
+@emulation_only
 def test_e20_cupy_forgets_what_it_raised(exporter: Actor) -> None:
     assert status(exporter.rt.free, 4096) == 1
     assert exporter.rt.peekAtLastError() == 0
@@ -89,7 +111,7 @@ def test_e20_cupy_forgets_what_it_raised(exporter: Actor) -> None:
 @emulation_only
 @differs({"documented clr24 clr26 cuda": 100, "rocm5": 101})
 @pytest.mark.parametrize("mask", ["", "-1"])
-def test_e21_no_device(start: Start, code: int, mask: str) -> None:
+def test_e21_no_device(start: Start, code: int, mask: str, profile: str) -> None:
     actor = start(HIP_VISIBLE_DEVICES=mask, CUDA_VISIBLE_DEVICES=mask)
     calls: list[tuple[Any, ...]] = [
         ("getDevice",),
@@ -106,6 +128,10 @@ def test_e21_no_device(start: Start, code: int, mask: str) -> None:
     for name, *arguments in calls:
         assert status(getattr(actor.rt, name), *arguments) == code, name
     assert status(actor.rt.getDeviceCount) == 100
+    # CuPy has forgotten the failures, but AMD has none of its calls succeed.
+    expected = 0 if profile == "cuda" else code
+    for _ in range(2):
+        assert actor.rt.getLastError() == actor.rt.peekAtLastError() == expected
     assert actor.rt.runtimeGetVersion() > 0
     actor.check_broken()
 

@@ -42,6 +42,7 @@ else:
 pytestmark = emulation_only
 HOST = 2
 PAGE = 4096
+UNCACHED = 0x40000000
 KINDS = on("documented", "clr24", "clr26", "cuda")
 
 
@@ -72,6 +73,21 @@ def test_v1_what_can_be_made(exporter: Actor) -> None:
 
     assert [status(create, *arguments) for arguments in wrong] == [1] * len(wrong)
     exporter.check_broken(*["HIP-V1"] * len(wrong))
+
+
+@differs({"documented clr26": 0, "clr24 cuda": 1})
+def test_v1_memory_that_is_not_cached(exporter: Actor, code: int) -> None:
+    rt, wanted = exporter.rt, (UNCACHED, 1, ON_A_DEVICE, 0)
+
+    assert status(rt.memGetAllocationGranularity, *wanted, 0) == code
+    assert status(rt.memCreate, BLOCK, *wanted, 0) == code
+    exporter.check_broken(*["HIP-V1"] * (2 * code))
+    if not code:
+        handle = rt.memCreate(BLOCK, *wanted, 0)
+        assert rt.memGetAllocationPropertiesFromHandle(handle) == wanted
+        pointer = exporter.call("map", handle)
+        exporter.write(pointer, b"data")
+        assert exporter.read(pointer, 4) == b"data"
 
 
 @KINDS

@@ -41,7 +41,6 @@ _ENTRIES: Final = {
     "CtxGetSharedMemConfig": "deviceGetSharedMemConfig",
     "CtxSynchronize": "deviceSynchronize",
     "ExtHostAlloc": "hostAlloc",
-    "ExtMallocWithFlags": "malloc",
     "FreeHost": "freeHost",
     "HostFree": "freeHost",
     "HostMalloc": "hostAlloc",
@@ -55,9 +54,9 @@ _ENTRIES: Final = {
     "MemcpyDtoHAsync": "memcpyAsync",
     "MemcpyHtoD": "memcpy",
     "MemcpyHtoDAsync": "memcpyAsync",
-    "MemcpyWithStream": "memcpyAsync",
     "MemsetD8": "memset",
     "MemsetD8Async": "memsetAsync",
+    "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
 """What functions call that have no entry of their own, without HIP's beginning."""
 

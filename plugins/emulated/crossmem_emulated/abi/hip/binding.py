@@ -90,8 +90,6 @@ class HipBinding(Binding):
         return self._text(ERRORS.get(code, ERRORS[_UNKNOWN])[1])
 
     def _errors(self) -> dict[str, Function]:
-        last = self._runtime.getLastError
-
         def put(function: Function) -> Function:
             def into(code: int, place: Any) -> int:
                 if not place or code not in ERRORS:
@@ -102,8 +100,8 @@ class HipBinding(Binding):
             return into
 
         return {
-            "hipGetLastError": last,
-            "hipExtGetLastError": last,
+            "hipGetLastError": self._runtime.getLastError,
+            "hipExtGetLastError": self._runtime.extGetLastError,
             "hipPeekAtLastError": self._runtime.peekAtLastError,
             "hipGetErrorName": self._name_of,
             "hipGetErrorString": self._text_of,

@@ -25,7 +25,12 @@ class _Devices:
         if status:
             return status, {}
         _, uuid = self._call("deviceGetUuid", device)
-        more = {"virtualMemoryManagementSupported": self._convert.runtime.has_virtual_memory}
+        runtime = self._convert.runtime
+        more = {
+            "virtualMemoryManagementSupported": runtime.has_virtual_memory,
+            # As a bit each: there are none but descriptors.
+            "memoryPoolSupportedHandleTypes": int(runtime.shares_pools),
+        }
         return 0, {**FACTS, **found, **more, "uuid": {"bytes": uuid}}
 
     def count(self, place: Any) -> int:
@@ -139,6 +144,18 @@ class _Devices:
             return self._convert.runtime.refuse("deviceEnablePeerAccess", INVALID_VALUE)
         return self._call("deviceEnablePeerAccess", peer)[0]
 
+    def priorities(self, least: Any, greatest: Any) -> int:
+        """Tell a stream's priorities; whoever called need not want both."""
+        status, found = self._call("deviceGetStreamPriorityRange")
+        if not status:
+            self._put((least, greatest), found)
+        return status
+
+    def _put(self, places: tuple[Any, Any], values: tuple[Any, Any]) -> None:
+        for place, value in zip(places, values, strict=True):
+            if place:
+                place[0] = value
+
     def create_context(self, place: Any, flags: int, device: int) -> int:
         return int(self._convert.into("ctxCreate")(place, flags, device))
 
@@ -153,16 +170,14 @@ class _Devices:
         """Say what a device's context is like; whoever called need not want all of it."""
         status, found = self._call("devicePrimaryCtxGetState", device)
         if not status:
-            for place, value in zip((flags, active), found, strict=True):
-                if place:
-                    place[0] = value
+            self._put((flags, active), found)
         return status
 
 
 def functions(convert: Converter) -> dict[str, Function]:
     """Return the functions, by their name in C."""
     devices = _Devices(convert)
-    into, plain, pair = convert.into, convert.plain, convert.pair
+    into, plain = convert.into, convert.plain
     return {
         "hipInit": plain("init"),
         "hipDriverGetVersion": into("driverGetVersion"),
@@ -179,7 +194,7 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipDeviceGetPCIBusId": devices.bus_id,
         "hipDeviceGetByPCIBusId": devices.by_bus_id,
         "hipDeviceGetP2PAttribute": devices.peer_attribute,
-        "hipDeviceGetStreamPriorityRange": pair("deviceGetStreamPriorityRange"),
+        "hipDeviceGetStreamPriorityRange": devices.priorities,
         "hipGetDeviceProperties": devices.properties,
         "hipGetDevicePropertiesR0000": devices.properties,
         "hipGetDevicePropertiesR0600": devices.properties,

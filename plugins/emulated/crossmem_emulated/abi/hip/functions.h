@@ -99,6 +99,10 @@ hipError_t hipMemPoolGetAttribute(hipObject pool, int attribute, void *value);
 hipError_t hipMemPoolSetAttribute(hipObject pool, int attribute, void *value);
 hipError_t hipMemPoolGetAccess(int *flags, hipObject pool, hipMemLocation *location);
 hipError_t hipMemPoolSetAccess(hipObject pool, const hipMemAccessDesc *access, size_t count);
+hipError_t hipMemPoolExportToShareableHandle(int *descriptor, hipObject pool, int type, unsigned int flags);
+hipError_t hipMemPoolImportFromShareableHandle(hipObject *pool, hipAddress descriptor, int type, unsigned int flags);
+hipError_t hipMemPoolExportPointer(hipIpcHandle *data, hipAddress pointer);
+hipError_t hipMemPoolImportPointer(hipAddress *pointer, hipObject pool, const hipIpcHandle *data);
 hipError_t hipMallocFromPoolAsync(hipAddress *pointer, size_t size, hipObject pool, hipObject stream);
 
 /* Virtual memory */
@@ -160,6 +164,10 @@ hipError_t hipMemsetD32(hipAddress pointer, int value, size_t count);
 hipError_t hipMemsetD32Async(hipAddress pointer, int value, size_t count, hipObject stream);
 hipError_t hipMemset2D(hipAddress pointer, size_t pitch, int value, size_t width, size_t height);
 hipError_t hipMemset2DAsync(hipAddress pointer, size_t pitch, int value, size_t width, size_t height, hipObject stream);
+hipError_t hipMemcpy3D(hipAddress parameters);
+hipError_t hipMemcpy3DAsync(hipAddress parameters, hipObject stream);
+hipError_t hipMemset3D(hipPitchedPtr pointer, int value, hipExtent extent);
+hipError_t hipMemset3DAsync(hipPitchedPtr pointer, int value, hipExtent extent, hipObject stream);
 
 /* Streams and events */
 hipError_t hipStreamCreate(hipObject *stream);
@@ -178,6 +186,8 @@ hipError_t hipLaunchHostFunc(hipObject stream, hipHostFn_t function, void *data)
 hipError_t hipStreamBeginCapture(hipObject stream, int mode);
 hipError_t hipStreamEndCapture(hipObject stream, hipObject *graph);
 hipError_t hipStreamIsCapturing(hipObject stream, int *status);
+hipError_t hipStreamGetCaptureInfo(hipObject stream, int *status, unsigned long long *number);
+hipError_t hipStreamGetCaptureInfo_v2(hipObject stream, int *status, unsigned long long *number, hipObject *graph, hipAddress *nodes, size_t *count);
 hipError_t hipThreadExchangeStreamCaptureMode(int *mode);
 hipError_t hipGraphDestroy(hipObject graph);
 hipError_t hipEventCreate(hipObject *event);
@@ -194,6 +204,10 @@ hipError_t hipMemcpy_spt(hipAddress target, hipAddress source, size_t size, int 
 hipError_t hipMemcpyAsync_spt(hipAddress target, hipAddress source, size_t size, int kind, hipObject stream);
 hipError_t hipMemcpy2D_spt(hipAddress target, size_t target_pitch, hipAddress source, size_t source_pitch, size_t width, size_t height, int kind);
 hipError_t hipMemcpy2DAsync_spt(hipAddress target, size_t target_pitch, hipAddress source, size_t source_pitch, size_t width, size_t height, int kind, hipObject stream);
+hipError_t hipMemcpy3D_spt(hipAddress parameters);
+hipError_t hipMemcpy3DAsync_spt(hipAddress parameters, hipObject stream);
+hipError_t hipMemset3D_spt(hipPitchedPtr pointer, int value, hipExtent extent);
+hipError_t hipMemset3DAsync_spt(hipPitchedPtr pointer, int value, hipExtent extent, hipObject stream);
 hipError_t hipMemset_spt(hipAddress pointer, int value, size_t size);
 hipError_t hipMemsetAsync_spt(hipAddress pointer, int value, size_t size, hipObject stream);
 hipError_t hipMemset2D_spt(hipAddress pointer, size_t pitch, int value, size_t width, size_t height);
@@ -208,6 +222,8 @@ hipError_t hipLaunchHostFunc_spt(hipObject stream, hipHostFn_t function, void *d
 hipError_t hipStreamBeginCapture_spt(hipObject stream, int mode);
 hipError_t hipStreamEndCapture_spt(hipObject stream, hipObject *graph);
 hipError_t hipStreamIsCapturing_spt(hipObject stream, int *status);
+hipError_t hipStreamGetCaptureInfo_spt(hipObject stream, int *status, unsigned long long *number);
+hipError_t hipStreamGetCaptureInfo_v2_spt(hipObject stream, int *status, unsigned long long *number, hipObject *graph, hipAddress *nodes, size_t *count);
 hipError_t hipEventRecord_spt(hipObject event, hipObject stream);
 
 /* Not emulated, with results that are no codes */

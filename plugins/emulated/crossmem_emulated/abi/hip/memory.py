@@ -162,11 +162,14 @@ def _copies(convert: Converter) -> dict[str, Function]:
         **found,
         "hipMemcpy": convert.plain("memcpy"),
         "hipMemcpyAsync": convert.plain("memcpyAsync"),
-        "hipMemcpyWithStream": convert.plain("memcpyAsync"),
+        "hipMemcpyWithStream": convert.plain("memcpyWithStream"),
         "hipMemcpyPeer": convert.plain("memcpyPeer"),
         "hipMemcpyPeerAsync": convert.plain("memcpyPeerAsync"),
         "hipMemcpy2D": convert.plain("memcpy2D"),
         "hipMemcpy2DAsync": convert.plain("memcpy2DAsync"),
+        # A struct of which CuPy has the address, too.
+        "hipMemcpy3D": convert.plain("memcpy3D"),
+        "hipMemcpy3DAsync": convert.plain("memcpy3DAsync"),
         "hipMemset": convert.plain("memset"),
         "hipMemsetAsync": convert.plain("memsetAsync"),
         "hipMemsetD8": convert.plain("memset"),
@@ -177,7 +180,19 @@ def _copies(convert: Converter) -> dict[str, Function]:
         "hipMemsetD32Async": convert.plain("memsetD32Async"),
         "hipMemset2D": convert.plain("memset2D"),
         "hipMemset2DAsync": convert.plain("memset2DAsync"),
+        **{f"hipMemset3D{end}": _boxed(convert, f"memset3D{end}") for end in ("", "Async", "_spt")},
     }
+
+
+def _boxed(convert: Converter, name: str) -> Function:
+    """Return a function that fills a box, of what it is given structs of."""
+
+    def function(place: Any, value: int, extent: Any, *stream: int) -> int:
+        where = place.ptr, place.pitch, place.xsize, place.ysize
+        size = extent.width, extent.height, extent.depth
+        return convert.call(name, *where, value, *size, *stream)[0]
+
+    return function
 
 
 def functions(convert: Converter) -> dict[str, Function]:
@@ -187,7 +202,7 @@ def functions(convert: Converter) -> dict[str, Function]:
     return {
         **_copies(convert),
         "hipMalloc": into("malloc"),
-        "hipExtMallocWithFlags": lambda place, size, _flags: into("malloc")(place, size),
+        "hipExtMallocWithFlags": into("extMallocWithFlags"),
         "hipMallocPitch": memory.pitched,
         "hipMemAllocPitch": memory.pitched_elements,
         "hipMalloc3D": memory.cubic,

@@ -8,6 +8,7 @@ from crossmem_emulated.hip import Runtime
 
 __all__ = ["functions"]
 
+_LARGEST_DESCRIPTOR: Final = (1 << 31) - 1
 _THRESHOLD: Final = 4
 """What comes before is an int, and the rest are sizes."""
 
@@ -61,6 +62,28 @@ class _Pools:
         wanted = [(one.location.type, one.location.id, one.flags) for one in listed]
         return self._call("memPoolSetAccess", pool, wanted)[0]
 
+    def import_(self, place: Any, descriptor: int, kind: int, flags: int) -> int:
+        if not descriptor:
+            return self._convert.null("memPoolImportFromShareableHandle")
+        # It is the descriptor itself; where one lies is the number of none.
+        number = descriptor if 0 < descriptor <= _LARGEST_DESCRIPTOR else -1
+        name = "memPoolImportFromShareableHandle"
+        return int(self._convert.into(name)(place, number, kind, flags))
+
+    def export_pointer(self, place: Any, pointer: int) -> int:
+        if not place:
+            return self._convert.null("memPoolExportPointer")
+        status, data = self._call("memPoolExportPointer", pointer)
+        if not status:
+            self._ffi.memmove(place, data, len(data))
+        return status
+
+    def import_pointer(self, place: Any, pool: int, data: Any) -> int:
+        if not data:
+            return self._convert.null("memPoolImportPointer")
+        taken = bytes(self._ffi.buffer(data))
+        return int(self._convert.into("memPoolImportPointer")(place, pool, taken))
+
 
 def functions(convert: Converter) -> dict[str, Function]:
     """Return the functions, by their name in C."""
@@ -76,6 +99,10 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipMemPoolSetAttribute": pools.set_attribute,
         "hipMemPoolGetAccess": pools.get_access,
         "hipMemPoolSetAccess": pools.set_access,
+        "hipMemPoolExportToShareableHandle": into("memPoolExportToShareableHandle"),
+        "hipMemPoolImportFromShareableHandle": pools.import_,
+        "hipMemPoolExportPointer": pools.export_pointer,
+        "hipMemPoolImportPointer": pools.import_pointer,
         "hipMallocAsync": into("mallocAsync"),
         "hipMallocFromPoolAsync": into("mallocFromPoolAsync"),
         "hipFreeAsync": plain("freeAsync"),

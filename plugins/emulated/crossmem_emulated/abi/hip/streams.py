@@ -49,6 +49,23 @@ class _Streams:
             place[0] = _ACTIVE if is_active else 0
         return status
 
+    def capture_info(self, stream: int, place: Any, *places: Any) -> int:
+        """Tell a capture's status, number, graph, nodes, and how many nodes there are.
+
+        Whoever calls wants the status, and need not want the rest, nor have a place for it.
+        """
+        if not place:
+            return self._convert.null("streamGetCaptureInfo")
+        status, found = self._call("streamGetCaptureInfo", stream)
+        if not status:
+            place[0], *values = found
+            # What is captured has no nodes here.
+            wanted = zip(places, (*values, 0, 0), strict=False)
+            for where, value in wanted if values[0] else ():
+                if where:
+                    where[0] = value
+        return status
+
     def exchange_mode(self, place: Any) -> int:
         if not place:
             return self._convert.null("threadExchangeStreamCaptureMode")
@@ -80,6 +97,8 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipStreamBeginCapture": plain("streamBeginCapture"),
         "hipStreamEndCapture": into_last("streamEndCapture"),
         "hipStreamIsCapturing": streams.is_capturing,
+        "hipStreamGetCaptureInfo": streams.capture_info,
+        "hipStreamGetCaptureInfo_v2": streams.capture_info,
         "hipThreadExchangeStreamCaptureMode": streams.exchange_mode,
         "hipGraphDestroy": plain("graphDestroy"),
         "hipEventCreate": into("eventCreate"),

@@ -16,8 +16,10 @@ _PER_THREAD: Final = 2
 _PLACES: Final = {
     "hipMemcpyAsync": 4,
     "hipMemcpy2DAsync": 7,
+    "hipMemcpy3DAsync": 1,
     "hipMemsetAsync": 3,
     "hipMemset2DAsync": 5,
+    "hipMemset3DAsync": 3,
     "hipStreamQuery": 0,
     "hipStreamSynchronize": 0,
     "hipStreamWaitEvent": 0,
@@ -28,6 +30,8 @@ _PLACES: Final = {
     "hipStreamBeginCapture": 0,
     "hipStreamEndCapture": 0,
     "hipStreamIsCapturing": 0,
+    "hipStreamGetCaptureInfo": 0,
+    "hipStreamGetCaptureInfo_v2": 0,
     "hipEventRecord": 1,
 }
 
@@ -54,6 +58,7 @@ def functions(convert: Converter, usual: Mapping[str, Function]) -> dict[str, Fu
     return {
         "hipMemcpy_spt": convert.plain("memcpy_spt"),
         "hipMemcpy2D_spt": convert.plain("memcpy2D_spt"),
+        "hipMemcpy3D_spt": convert.plain("memcpy3D_spt"),
         "hipMemset_spt": convert.plain("memset_spt"),
         "hipMemset2D_spt": convert.plain("memset2D_spt"),
         **{f"{name}_spt": _with_own_stream(usual[name], place) for name, place in _PLACES.items()},

@@ -66,6 +66,8 @@ static void nothing(void)
     ANSWERS(100, hipSetDevice(0));
     ANSWERS(100, hipFree(NULL));
     ANSWERS(100, hipIpcGetMemHandle(NULL, NULL));
+    /* Asking forgets nothing. */
+    HOLDS(hipGetLastError() == 100 && hipGetLastError() == 100 && hipPeekAtLastError() == 100);
     ANSWERS(0, hipRuntimeGetVersion(&version));
     HOLDS(version > 0);
 }

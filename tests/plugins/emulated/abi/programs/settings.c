@@ -40,6 +40,7 @@ static void ask_attributes(void)
     /* There are pools and virtual memory, no images, and no dma-buf. */
     HOLDS(attribute_of(43) == 0 && attribute_of(51) == 0 && attribute_of(10014) == 0);
     HOLDS(attribute_of(88) == 1 && attribute_of(89) == 1 && attribute_of(93) == 0);
+    HOLDS(attribute_of(91) == 1);
 }
 
 static void set_limits(void)
@@ -127,6 +128,48 @@ static void use_pools(void)
     HOLDS(found == usual);
 }
 
+static void share_pools(void)
+{
+    hipMemPoolProps props;
+    hipMemPool_t pool = NULL, imported = NULL;
+    hipMemPoolPtrExportData data;
+    int descriptor = -1;
+    void *memory = NULL, *again = NULL;
+    char byte = 0;
+
+    memset(&props, 0, sizeof props);
+    props.allocType = props.handleTypes = props.location.type = 1;
+    ANSWERS(0, hipMemPoolCreate(&pool, &props));
+    ANSWERS(1, hipMemPoolExportToShareableHandle(NULL, pool, 1, 0));
+    ANSWERS(1, hipMemPoolExportToShareableHandle(&descriptor, NULL, 1, 0));
+    ANSWERS(0, hipMemPoolExportToShareableHandle(&descriptor, pool, 1, 0));
+    ANSWERS(0, hipMallocFromPoolAsync(&memory, 5000, pool, NULL));
+    ANSWERS(0, hipMemset(memory, 9, 5000));
+    ANSWERS(0, hipMemPoolExportPointer(&data, memory));
+    ANSWERS(1, hipMemPoolExportPointer(NULL, memory));
+    ANSWERS(1, hipMemPoolExportPointer(&data, NULL));
+
+    ANSWERS(1, hipMemPoolImportFromShareableHandle(NULL, (void *)(intptr_t)descriptor, 1, 0));
+    ANSWERS(1, hipMemPoolImportFromShareableHandle(&imported, NULL, 1, 0));
+    /* The descriptor itself is wanted, and not where it is. */
+    ANSWERS(2, hipMemPoolImportFromShareableHandle(&imported, &descriptor, 1, 0));
+    ANSWERS(0, hipMemPoolImportFromShareableHandle(&imported, (void *)(intptr_t)descriptor, 1, 0));
+    close(descriptor);
+    ANSWERS(1, hipMemPoolImportPointer(NULL, imported, &data));
+    ANSWERS(1, hipMemPoolImportPointer(&again, NULL, &data));
+    ANSWERS(1, hipMemPoolImportPointer(&again, imported, NULL));
+    ANSWERS(0, hipMemPoolImportPointer(&again, imported, &data));
+    ANSWERS(0, hipMemcpy(&byte, (char *)again + 4999, 1, hipMemcpyDeviceToHost));
+    HOLDS(again != memory && byte == 9);
+    ANSWERS(1, hipIpcCloseMemHandle(again));
+    ANSWERS(0, hipFreeAsync(again, NULL));
+    ANSWERS(1, hipFree(again));
+    ANSWERS(0, hipFree(memory));
+    ANSWERS(2, hipMemPoolImportPointer(&again, imported, &data));
+    ANSWERS(0, hipMemPoolDestroy(imported));
+    ANSWERS(0, hipMemPoolDestroy(pool));
+}
+
 static void find_functions(void)
 {
     hipError_t (*count)(int *) = NULL;
@@ -199,11 +242,72 @@ static void use_the_own_stream(void)
     ANSWERS(0, hipStreamDestroy(stream));
 }
 
+static void ask_for_parts(void)
+{
+    int least = 7, greatest = 7;
+    char *memory = NULL, byte = 0;
+
+    ANSWERS(0, hipDeviceGetStreamPriorityRange(&least, &greatest));
+    HOLDS(least == 1 && greatest == -1);
+    ANSWERS(0, hipDeviceGetStreamPriorityRange(NULL, &greatest));
+    ANSWERS(0, hipDeviceGetStreamPriorityRange(&least, NULL));
+    ANSWERS(1, hipExtMallocWithFlags(NULL, 8, 2));
+    ANSWERS(1, hipExtMallocWithFlags((void **)&memory, 16, 2));
+    ANSWERS(0, hipExtMallocWithFlags((void **)&memory, 16, 1));
+    ANSWERS(0, hipMemsetAsync(memory, 7, 16, NULL));
+    ANSWERS(0, hipMemcpyWithStream(&byte, memory, 1, hipMemcpyDeviceToHost, NULL));
+    HOLDS(byte == 7);
+    ANSWERS(0, hipFree(memory));
+    ANSWERS(0, hipFreeAsync(NULL, NULL));
+}
+
+static void ask_for_captures(void)
+{
+    hipStream_t stream = NULL;
+    void *graph = NULL, *made = NULL, *nodes = &stream;
+    unsigned long long number = 0, same = 0;
+    size_t count = 7;
+    int state = 7;
+
+    ANSWERS(0, hipStreamCreate(&stream));
+    ANSWERS(0, hipStreamGetCaptureInfo_v2(stream, &state, &number, NULL, NULL, &count));
+    HOLDS(state == 0 && number == 0 && count == 7);
+    ANSWERS(0, hipStreamBeginCapture(stream, 2));
+    ANSWERS(0, hipStreamGetCaptureInfo_v2(stream, &state, &number, &graph, &nodes, &count));
+    HOLDS(state == 1 && number != 0 && graph && !nodes && count == 0);
+    ANSWERS(0, hipStreamGetCaptureInfo_v2(stream, &state, NULL, NULL, NULL, NULL));
+    ANSWERS(0, hipStreamGetCaptureInfo_spt(stream, &state, &same));
+    HOLDS(state == 1 && number == same);
+    ANSWERS(0, hipStreamGetCaptureInfo_spt(NULL, &state, &same));
+    HOLDS(state == 0);
+    ANSWERS(1, hipStreamGetCaptureInfo_spt(stream, NULL, &same));
+    ANSWERS(0, hipStreamEndCapture(stream, &made));
+    HOLDS(made == graph);
+    ANSWERS(0, hipStreamDestroy(stream));
+}
+
+static void ask_for_failures(void)
+{
+    int devices = 0;
+
+    ANSWERS(1, hipMalloc(NULL, 1));
+    ANSWERS(1, hipExtGetLastError());
+    ANSWERS(0, hipGetDeviceCount(&devices));
+    ANSWERS(0, hipExtGetLastError());
+    ANSWERS(1, hipPeekAtLastError());
+    ANSWERS(1, hipGetLastError());
+    ANSWERS(0, hipGetLastError());
+}
+
 int main(void)
 {
+    ask_for_failures();
+    ask_for_parts();
+    ask_for_captures();
     ask_attributes();
     set_limits();
     use_pools();
+    share_pools();
     find_functions();
     use_the_own_stream();
     finish();

@@ -86,6 +86,49 @@ static void use_planes(void)
     HOLDS(before == after);
 }
 
+static void use_boxes(void)
+{
+    static char own[3][2][4];
+    hipExtent extent = {4, 2, 3}, none = {4, 0, 3};
+    hipMemcpy3DParms copy;
+    hipPitchedPtr box;
+
+    memset(&copy, 0, sizeof copy);
+    ANSWERS(0, hipMalloc3D(&box, extent));
+    ANSWERS(0, hipMemset3D(box, 5, extent));
+    ANSWERS(0, hipMemset3DAsync(box, 6, none, NULL));
+    ANSWERS(1, hipMemset3DAsync(box, 6, (extent.height = 3, extent), NULL));
+    extent.height = 2;
+    copy.srcPtr = box;
+    copy.dstPtr.ptr = own;
+    copy.dstPtr.pitch = copy.dstPtr.xsize = 4;
+    copy.dstPtr.ysize = 2;
+    copy.extent = extent;
+    copy.kind = hipMemcpyDeviceToHost;
+    ANSWERS(0, hipMemcpy3D(&copy));
+    HOLDS(own[0][0][0] == 5 && own[2][1][3] == 5);
+
+    /* One byte, from the host's beginning to the box's end. */
+    own[0][0][0] = 7;
+    copy.srcPtr = copy.dstPtr;
+    copy.dstPtr = box;
+    copy.dstPos.x = 3;
+    copy.dstPos.y = 1;
+    copy.dstPos.z = 2;
+    copy.extent.width = copy.extent.height = copy.extent.depth = 1;
+    copy.kind = hipMemcpyHostToDevice;
+    ANSWERS(0, hipMemcpy3DAsync(&copy, NULL));
+    ANSWERS(0, hipDeviceSynchronize());
+    ANSWERS(0, hipMemcpy2D(own, 4, box.ptr, box.pitch, 4, 6, hipMemcpyDeviceToHost));
+    HOLDS(own[2][1][3] == 7 && own[2][1][2] == 5 && own[0][0][0] == 5);
+    copy.dstPos.y = 2;
+    ANSWERS(1, hipMemcpy3D(&copy));
+    copy.dstPtr.xsize = copy.dstPtr.pitch + 1;
+    ANSWERS(12, hipMemcpy3D(&copy));
+    ANSWERS(1, hipMemcpy3D(NULL));
+    ANSWERS(0, hipFree(box.ptr));
+}
+
 static void use_devices_as_contexts(void)
 {
     hipCtx_t context = NULL, found = NULL;
@@ -212,6 +255,7 @@ int main(void)
     use_no_event();
     use_pinned_memory();
     use_planes();
+    use_boxes();
     if (is_rocm_5()) {
         use_devices_as_contexts();
     } else {

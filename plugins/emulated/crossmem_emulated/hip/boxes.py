@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planes that lie behind each other: copies and fills of boxes of them."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import Status
+from crossmem_emulated.hip.copies import check_kind, do_now, give_back
+from crossmem_emulated.hip.planes import Plane, copy_planes, fill_plane
+from crossmem_emulated.hip.process import HipProcess
+from crossmem_emulated.hip.streams import (
+    PER_THREAD,
+    Stream,
+    current_legacy,
+    find_stream,
+    submit,
+)
+from crossmem_emulated.queues import Work
+
+__all__: list[str] = []
+
+_LARGEST_PITCH: Final = (1 << 31) - 1
+
+
+class _Pos(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_size_t) for name in ("x", "y", "z"))
+
+
+class _PitchedPtr(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_size_t) for name in ("ptr", "pitch", "xsize", "ysize"))
+
+
+class _Extent(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_size_t) for name in ("width", "height", "depth"))
+
+
+class _Parms(ctypes.Structure):
+    """What a copy is given, in HIP and in CUDA: an address is all that CuPy passes on."""
+
+    _fields_ = (
+        ("srcArray", ctypes.c_size_t),
+        ("srcPos", _Pos),
+        ("srcPtr", _PitchedPtr),
+        ("dstArray", ctypes.c_size_t),
+        ("dstPos", _Pos),
+        ("dstPtr", _PitchedPtr),
+        ("extent", _Extent),
+        ("kind", ctypes.c_int),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """Memory in which a box lies: as large as its planes say."""
+
+    pointer: int
+    pitch: int
+    width: int
+    height: int
+
+    def check(self, x: int, width: int) -> None:
+        """Refuse rows that overlap, or that are longer than they lie apart."""
+        if not self.pointer:
+            raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
+        if self.pitch < self.width:
+            text = f"rows of {self.width} bytes, {self.pitch} bytes apart"
+            raise Refused(Status.INVALID_PITCH_VALUE, text, "HIP-X7")
+        if self.pitch >= _LARGEST_PITCH or (self.pitch and x + width > self.pitch):
+            text = f"{width} bytes from {x} on in rows that are {self.pitch} apart"
+            raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
+
+    def plane(self, start: tuple[int, int, int], extent: tuple[int, int, int]) -> Plane:
+        """Return a box of it as the rows that it has; 0 stands for what has no gaps."""
+        (x, y, z), (width, height, depth) = start, extent
+        pitch, rows = self.pitch or x + width, self.height or y + height
+        if y + height > rows:
+            text = f"{height} rows from {y} on in planes of {rows}"
+            raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
+        first = self.pointer + (z * rows + y) * pitch + x
+        return Plane(first, pitch, width, height, depth, rows * pitch)
+
+
+def _copy(process: HipProcess, call: str, stream: Stream, place: int) -> tuple[Work, bool] | None:
+    """Return a copy, checked, and whether the host waits for it; None where there is nothing."""
+    if not place:
+        raise Refused(Status.INVALID_VALUE, "there are no parameters", "HIP-X4")
+    parms = _Parms.from_address(place)
+    if parms.srcArray or parms.dstArray:
+        raise Refused(Status.NOT_SUPPORTED, "arrays are not emulated")
+    extent = parms.extent.width, parms.extent.height, parms.extent.depth
+    sides = (parms.dstPtr, parms.dstPos), (parms.srcPtr, parms.srcPos)
+    spaces = [_Space(one.ptr, one.pitch, one.xsize, one.ysize) for one, _ in sides]
+    for space, (_, start) in zip(spaces, sides, strict=True):
+        space.check(start.x, extent[0])
+    check_kind(process, parms.kind)
+    if not all(extent):
+        return None
+    starts = [(start.x, start.y, start.z) for _, start in sides]
+    target, source = (
+        space.plane(start, extent) for space, start in zip(spaces, starts, strict=True)
+    )
+    return copy_planes(process, call, stream, target, source, parms.kind)
+
+
+def _add_copies(name: str, stream: int | None) -> None:
+    """Register a copy that the vendor calls synchronous."""
+
+    @entry(f"{name}(intptr_t Memcpy3DParmsPtr)", hip_answers=Status.UNKNOWN)
+    def _memcpy_3d(process: HipProcess, place: int) -> None:
+        where = current_legacy(process) if stream is None else find_stream(process, stream)
+        found = _copy(process, name, where, place)
+        if found is not None:
+            do_now(process, where, found[0], waits=found[1])
+
+
+_add_copies("memcpy3D", None)
+_add_copies("memcpy3D_spt", PER_THREAD)
+
+
+@entry(
+    "memcpy3DAsync(intptr_t Memcpy3DParmsPtr, intptr_t stream)",
+    hip_answers=Status.UNKNOWN,
+)
+def _memcpy_3d_async(process: HipProcess, place: int, stream: int) -> None:
+    where = find_stream(process, stream)
+    found = _copy(process, "memcpy3DAsync", where, place)
+    if found is not None:
+        submit(process, where, found[0])
+        (target, _), (source, _) = found[0].ranges
+        give_back(process, where, found[0], (target, source))
+
+
+# Fills ----------------------------------------------------------------------------------------
+
+
+def _add_fill(name: str, stream_of: Callable[..., Stream], more: str = "") -> None:
+    @entry(
+        f"{name}(intptr_t ptr, size_t pitch, size_t xsize, size_t ysize, int value, "
+        f"size_t width, size_t height, size_t depth{more})"
+    )
+    def _memset_3d(  # noqa: PLR0917
+        process: HipProcess,
+        pointer: int,
+        pitch: int,
+        _xsize: int,
+        ysize: int,
+        value: int,
+        width: int,
+        height: int,
+        depth: int,
+        *handle: int,
+    ) -> None:
+        stream = stream_of(process, *handle)
+        if width and height and depth:
+            space = _Space(pointer, pitch, 0, ysize)
+            plane = space.plane((0, 0, 0), (width, height, depth))
+            fill_plane(process, name, stream, plane, value, is_async=bool(more))
+
+
+_add_fill("memset3D", current_legacy)
+_add_fill("memset3DAsync", find_stream, ", intptr_t stream")
+_add_fill("memset3D_spt", lambda process: find_stream(process, PER_THREAD))
