@@ -18,7 +18,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from multiprocessing import util
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -157,9 +156,10 @@ class Machine:
             )
         if self._connection is None:
             self._connection = _in_time(self._open)
-            # From Python 3.13 on, a connection that is dropped open is worth a warning.
-            self._closing = weakref.finalize(self, self._connection.close)
-            # Whoever gives things back at the exit still needs it then: see the end of this module.
+            # Whoever gives things back at the exit still needs it then. So the interpreter leaves
+            # it to the kernel, for Python 3.13 warns of a connection that is dropped open.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+            self._closing = weakref.finalize(self, _end, self._connection)
             self._closing.atexit = False
             self._opens += 1
             try:
@@ -279,7 +279,7 @@ class Machine:
             if self._connection is not None and self._closing is not None:
                 # Not by calling it: at the exit, that does nothing.
                 self._closing.detach()
-                self._connection.close()
+                _end(self._connection)
                 self._closing = self._connection = None
                 self._me = None
 
@@ -309,10 +309,14 @@ class Machine:
         self._me = None
         if self._closing is not None:
             self._closing.detach()
-            # Another connection would believe what SQLite remembers of this one's locks.
+            # Another connection would believe what SQLite remembers of this one's locks. Closing it
+            # would take the lock of another thread, which does not exist here.
             _lost.add(self.identity)
-            # Closing it would take the lock of another thread, which does not exist here.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+
+
+def _end(connection: sqlite3.Connection) -> None:
+    connection.close()
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(connection))
 
 
 _machines: "weakref.WeakSet[Machine]" = weakref.WeakSet()
@@ -341,5 +345,3 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
-# At the exit too, after all that gives things back; what comes even later opens its host again.
-util.Finalize(None, _before_fork, exitpriority=-1000)
