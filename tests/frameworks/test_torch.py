@@ -144,6 +144,18 @@ def test_other_processes_see_the_same(peer: Peer) -> None:
         one.close()
 
 
+@pytest.mark.parametrize("times", [2, 1000])
+def test_a_tensor_with_gaps_that_is_expanded_is_copied(times: int) -> None:
+    tensor = torch.arange(100.0).reshape(10, 10)[:, 3].expand(times, 10)
+
+    with crossmem.share(tensor, copy="allow") as shared:
+        assert shared.copied_nbytes == 10 * 4
+        found = crossmem.receive(shared)
+
+    assert found.stride() == tensor.stride()
+    assert torch.equal(found, tensor)
+
+
 def make_model() -> Any:
     class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:

@@ -2,10 +2,11 @@
 """Finds or makes exportable memory for the arrays of a tree: theirs, adopted, or a copy."""
 
 import logging
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 from crossmem.arrays import Found, Layout
 from crossmem.control.records import Allow
 from crossmem.driver import CopyKind
-from crossmem.errors import UnsupportedError
+from crossmem.errors import BusyError, UnsupportedError
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.adoption import Neighbours, neighbours_of
 from crossmem.sharing.allocation import Allocation, export_again
@@ -159,7 +160,7 @@ class Homes:
         """Free what was made, where the tree is not shared after all."""
         with ExitStack() as steps:
             while self.owned:
-                steps.callback(self.owned.pop().free)
+                steps.callback(_free, self.owned.pop())
 
     def _export(self, memory: Allocation | Mapping) -> tuple[ShareableHandle, int]:
         """Return a handle of some memory, and the address at which it starts here."""
@@ -240,8 +241,10 @@ class Homes:
             else:
                 layout = found.found.layout.at(start + found.found.pointer - low)
                 library = found.found.kind
-                copy_to(library, maker(allocation, library)(layout), found.value)
-                nbytes += layout.nbytes
+                # An element that is seen in many places is written once: PyTorch refuses more.
+                once = tuple([slice(1) if step == 0 else slice(None) for step in layout.strides])
+                copy_to(library, maker(allocation, library)(layout)[once], found.value[once])
+                nbytes += _distinct_nbytes(layout)
         self.copied_nbytes += nbytes
         _log.info("copied %d bytes to %s, to share them from there", nbytes, home.name)
         # This waits until the device has copied.
@@ -259,9 +262,21 @@ def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
     found = {}
     for leaf, number in zip(leaves, numbers, strict=True):
         low, high = leaf.bounds
-        if counts[number] == 1 and high - low > leaf.found.layout.nbytes:
+        if counts[number] == 1 and high - low > _distinct_nbytes(leaf.found.layout):
             found[number] = leaf
     return found
+
+
+def _distinct_nbytes(layout: Layout) -> int:
+    """Return what the elements take, where each that strides of zero repeat counts once."""
+    sizes = [size for size, step in zip(layout.shape, layout.strides, strict=True) if step]
+    return math.prod(sizes) * layout.dtype.itemsize
+
+
+def _free(memory: Allocation) -> None:
+    # What is raised now may still have arrays in it. The memory goes back after them.
+    with suppress(BusyError):
+        memory.free()
 
 
 def _span(leaves: list[Leaf]) -> tuple[int, int]:
