@@ -17,6 +17,7 @@ null, true, 1  themselves; so do texts of Unicode and finite floats
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as texts
 {"s": [d, b]}  a scalar of NumPy: dtype and bytes; of texts, ``str`` or ``bytes`` and all of it
+{"i": [n, x]}  container n again, of all lists, dicts and dataclasses that have ended; x is it
 ============== ==================================================================================
 
 A class is only ever looked up among the modules that the reader has imported, must be a dataclass
@@ -33,7 +34,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from inspect import getattr_static
 from types import MemberDescriptorType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from crossmem.arrays import dtype_of, from_text, to_numpy
 from crossmem.arrays.libraries import require, used
@@ -73,6 +74,8 @@ class _Writer:
     def __init__(self, add_array: AddArray) -> None:
         self._add_array = add_array
         self._values = 0
+        self._ended: dict[int, tuple[Any, int, Any]] = {}
+        """What can be changed, by id: itself, its number and what was written for it."""
 
     def write(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)
@@ -89,8 +92,15 @@ class _Writer:
             raise ConfigurationError(msg, operation="share")
         write_container = _CONTAINERS.get(kind)
         if write_container is not None:
-            return write_container(self, value, path)
-        return self._write_object(value, kind, path)
+            node = write_container(self, value, path)
+        else:
+            node = self._write_object(value, kind, path)
+        if not _can_be_changed(node):
+            return node
+        # All of it is written again, and was counted again just now: so no few bytes of a stranger
+        # ever stand for very much.
+        _, number, first = self._ended.setdefault(id(value), (value, len(self._ended), node))
+        return node if first is node else {"i": [number, first]}
 
     def _write_object(self, value: Any, kind: type, path: tuple[Any, ...]) -> Any:
         if is_dataclass(kind):
@@ -126,7 +136,7 @@ class _Writer:
         self._values += len(values)
         if self._values > _MAX_VALUES:
             msg = f"there are more than {_MAX_VALUES} values, with those of {_name(path)}"
-            hint = "what is in a container that occurs twice is shared twice; numbers fit in arrays"
+            hint = "what is in a container that occurs twice counts twice; numbers fit in arrays"
             raise ConfigurationError(msg, operation="share", hint=hint)
 
     def values(self, values: Any, path: tuple[Any, ...]) -> list[Any]:
@@ -138,6 +148,11 @@ class _Writer:
         return [
             [self.write(key, (*path, "key")), self.write(one, (*path, key))] for key, one in items
         ]
+
+
+def _can_be_changed(node: Any) -> bool:
+    """Whether what is read is a container in which it shows that it is one in several places."""
+    return type(node) is list or not node.keys().isdisjoint(("c", "d", "o"))
 
 
 # Not in the writer: what refers to itself keeps its arrays until the garbage collector comes.
@@ -233,6 +248,13 @@ _WRONG: Final = (
 """What comes of values that nobody writes; of no characters, NumPy's text is a SystemError."""
 
 
+class _Known(NamedTuple):
+    """What can be referred to: the arrays, and each container that has ended with its node."""
+
+    arrays: Sequence[Any]
+    ended: list[tuple[Any, Any]]
+
+
 def read(node: Any, arrays: Sequence[Any]) -> Any:
     """Return the value that was written, with arrays in the place of their numbers.
 
@@ -244,7 +266,7 @@ def read(node: Any, arrays: Sequence[Any]) -> Any:
         Where a class or a dtype is missing here.
     """
     try:
-        return _read(node, arrays, 0)
+        return _read(node, _Known(arrays, []), 0)
     except (InvalidHandleError, UnsupportedError):
         raise
     except _WRONG as error:
@@ -252,23 +274,28 @@ def read(node: Any, arrays: Sequence[Any]) -> Any:
         raise InvalidHandleError(msg, operation="receive") from error
 
 
-def _read(node: Any, arrays: Sequence[Any], depth: int) -> Any:
+def _read(node: Any, known: _Known, depth: int) -> Any:
     if type(node) is dict:
         ((tag, content),) = node.items()
         if tag == "a":
             if type(content) is not int or content < 0:
                 msg = f"array {content!r}"
                 raise ValueError(msg)
-            return arrays[content]
-        return _READERS[tag](content, arrays, depth + 1)
+            return known.arrays[content]
+        made = _READERS[tag](content, known, depth + 1)
+        if tag in {"c", "d", "o"}:
+            known.ended.append((node, made))
+        return made
     if type(node) is list:
-        return _read_all(node, arrays, depth + 1)
+        made = _read_all(node, known, depth + 1)
+        known.ended.append((node, made))
+        return made
     return node
 
 
-def _read_all(nodes: Any, arrays: Sequence[Any], depth: int) -> list[Any]:
+def _read_all(nodes: Any, known: _Known, depth: int) -> list[Any]:
     _check_list(nodes, depth)
-    return [_read(one, arrays, depth) for one in nodes]
+    return [_read(one, known, depth) for one in nodes]
 
 
 def _check_list(nodes: Any, depth: int) -> None:
@@ -277,22 +304,30 @@ def _check_list(nodes: Any, depth: int) -> None:
         raise ValueError(msg)
 
 
-def _read_pairs(nodes: Any, arrays: Sequence[Any], depth: int) -> list[tuple[Any, Any]]:
+def _read_pairs(nodes: Any, known: _Known, depth: int) -> list[tuple[Any, Any]]:
     _check_list(nodes, depth)
     pairs = []
     for pair in nodes:
         _check_list(pair, depth)
         key, value = pair
         # Most keys are texts, which are themselves.
-        found = key if type(key) is str else _read(key, arrays, depth)
-        pairs.append((found, _read(value, arrays, depth)))
+        found = key if type(key) is str else _read(key, known, depth)
+        pairs.append((found, _read(value, known, depth)))
     return pairs
 
 
-def _read_ordered(content: Any, arrays: Sequence[Any], depth: int) -> OrderedDict[Any, Any]:
+def _read_again(content: Any, known: _Known, _depth: int) -> Any:
+    number, node = content
+    if type(number) is not int or number < 0 or known.ended[number][0] != node:
+        msg = f"container {_short(number)} is another one"
+        raise ValueError(msg)
+    return known.ended[number][1]
+
+
+def _read_ordered(content: Any, known: _Known, depth: int) -> OrderedDict[Any, Any]:
     nodes, attributes = content
-    made = OrderedDict(_read_pairs(nodes, arrays, depth))
-    for name, value in _read_pairs(attributes, arrays, depth):
+    made = OrderedDict(_read_pairs(nodes, known, depth))
+    for name, value in _read_pairs(attributes, known, depth):
         if name != "_metadata":
             msg = f"an attribute {_short(name)}"
             raise ValueError(msg)
@@ -300,9 +335,9 @@ def _read_ordered(content: Any, arrays: Sequence[Any], depth: int) -> OrderedDic
     return made
 
 
-def _read_dataclass(content: Any, arrays: Sequence[Any], depth: int) -> Any:
+def _read_dataclass(content: Any, known: _Known, depth: int) -> Any:
     name, nodes = content
-    kind, values = _class(name), dict(_read_pairs(nodes, arrays, depth))
+    kind, values = _class(name), dict(_read_pairs(nodes, known, depth))
     if not is_dataclass(kind) or set(_field_names(kind)) != values.keys():
         raise _not_the_same(name)
     made = object.__new__(kind)
@@ -311,9 +346,9 @@ def _read_dataclass(content: Any, arrays: Sequence[Any], depth: int) -> Any:
     return made
 
 
-def _read_named_tuple(content: Any, arrays: Sequence[Any], depth: int) -> Any:
+def _read_named_tuple(content: Any, known: _Known, depth: int) -> Any:
     name, nodes = content
-    kind, values = _class(name), _read_all(nodes, arrays, depth)
+    kind, values = _class(name), _read_all(nodes, known, depth)
     if not issubclass(kind, tuple) or len(getattr(kind, "_fields", ())) != len(values):
         raise _not_the_same(name)
     return tuple.__new__(kind, values)
@@ -356,16 +391,16 @@ def _not_the_same(name: str) -> UnsupportedError:
     return UnsupportedError(msg, operation="receive", hint="run the same version in both")
 
 
-def _read_float(content: Any, _arrays: Sequence[Any], _depth: int) -> float:
+def _read_float(content: Any, _known: _Known, _depth: int) -> float:
     return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
 
 
-def _read_complex(content: Any, _arrays: Sequence[Any], _depth: int) -> complex:
+def _read_complex(content: Any, _known: _Known, _depth: int) -> complex:
     real, imaginary = content
     return complex(float(real), float(imaginary))
 
 
-def _read_scalar(content: Any, _arrays: Sequence[Any], _depth: int) -> Any:
+def _read_scalar(content: Any, _known: _Known, _depth: int) -> Any:
     name, data = content
     blob, numpy = b64decode(data, validate=True), require("numpy")
     if name == "bytes":
@@ -379,17 +414,18 @@ def _read_scalar(content: Any, _arrays: Sequence[Any], _depth: int) -> Any:
     return numpy.frombuffer(blob, to_numpy(dtype))[0]
 
 
-_READERS: Final[dict[str, Callable[[Any, Sequence[Any], int], Any]]] = {
-    "t": lambda content, arrays, depth: tuple(_read_all(content, arrays, depth)),
-    "d": lambda content, arrays, depth: dict(_read_pairs(content, arrays, depth)),
+_READERS: Final[dict[str, Callable[[Any, _Known, int], Any]]] = {
+    "t": lambda content, known, depth: tuple(_read_all(content, known, depth)),
+    "d": lambda content, known, depth: dict(_read_pairs(content, known, depth)),
     "o": _read_ordered,
     "c": _read_dataclass,
     "n": _read_named_tuple,
-    "b": lambda content, _arrays, _depth: b64decode(content, validate=True),
+    "b": lambda content, _known, _depth: b64decode(content, validate=True),
     "f": _read_float,
-    "u": lambda content, _arrays, _depth: b64decode(content, validate=True).decode(
+    "u": lambda content, _known, _depth: b64decode(content, validate=True).decode(
         errors="surrogatepass"
     ),
     "z": _read_complex,
     "s": _read_scalar,
+    "i": _read_again,
 }

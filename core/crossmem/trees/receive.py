@@ -179,6 +179,8 @@ def _open(node: Any) -> tuple[str | None, Any]:
         return "list", node
     if type(node) is dict:
         ((tag, content),) = node.items()
+        if tag == "i":
+            return _open(content[1])
         if tag in {"a", "c", "d", "n", "o", "t"}:
             return tag, content
     return None, node
@@ -197,8 +199,18 @@ def _contents(tag: str, content: Any) -> dict[object, Any]:
         content = content[1]
     if tag in {"c", "d", "o"}:
         # Keys may be containers themselves here.
-        return {repr(key): value for key, value in content}
+        return {repr(_without_numbers(key)): value for key, value in content}
     return dict(enumerate(content))
+
+
+def _without_numbers(node: Any) -> Any:
+    """Return a node that does not say which of its containers occur elsewhere too."""
+    if type(node) is list:
+        return [_without_numbers(one) for one in node]
+    if type(node) is dict:
+        ((tag, content),) = node.items()
+        return _without_numbers(content[1]) if tag == "i" else {tag: _without_numbers(content)}
+    return node
 
 
 def _another_tree(theirs: Any, mine: Any) -> ConfigurationError:

@@ -49,7 +49,7 @@ def share(
     x
         An array of NumPy or CuPy, a tensor of PyTorch, or dicts, lists, tuples, named tuples and
         dataclasses of them, nested in any way, with plain values among them. Arrays that
-        overlap still do where they are received, and an array that occurs twice is one.
+        overlap still do where they are received, and what occurs twice is one.
     copy
         ``"allow"``: what cannot be shared where it lies is copied once, also what has neighbours
         that must not be exposed; the result says how much that was. None: it is refused, with

@@ -464,7 +464,7 @@ nodes_of_strangers = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(
-            st.sampled_from([*"atdocnbfzsu", "x"]),
+            st.sampled_from([*"atdocnbfzsui", "x"]),
             inner | st.tuples(st.sampled_from(["tree_classes:Point", "float32"]), inner).map(list),
             max_size=2,
         ),
