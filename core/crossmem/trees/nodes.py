@@ -51,6 +51,9 @@ _MAX_VALUES: Final = 2**21
 _MAX_INTEGER_BITS: Final = 4096
 """Texts of larger ones take JSON long to read."""
 
+_MAX_COLLISIONS: Final = 256
+"""Keys of one dict whose hashes another one has too: with the square of that it takes long."""
+
 _MAX_SHOWN: Final = 200
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
@@ -313,6 +316,12 @@ def _read_pairs(nodes: Any, known: _Known, depth: int) -> list[tuple[Any, Any]]:
         # Most keys are texts, which are themselves.
         found = key if type(key) is str else _read(key, known, depth)
         pairs.append((found, _read(value, known, depth)))
+    if len(pairs) > _MAX_COLLISIONS:
+        # Whoever chooses numbers chooses their hashes: 16 MiB of them could take hours.
+        hashes = {hash(key) for key, _ in pairs}
+        if len(pairs) - len(hashes) > _MAX_COLLISIONS:
+            msg = f"more than {_MAX_COLLISIONS} keys have hashes of others"
+            raise ValueError(msg)
     return pairs
 
 
