@@ -32,6 +32,7 @@ from base64 import b64decode, b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cached_property
 from inspect import getattr_static
 from types import MemberDescriptorType, ModuleType
 from typing import Any, Final, NamedTuple
@@ -109,7 +110,9 @@ class _Writer:
         if is_dataclass(kind):
             return self._write_dataclass(value, kind, path)
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-            return {"n": [_name_of_class(kind, path), self.values(value, path)]}
+            name = _name_of_class(kind, path)
+            _refuse_more(value, kind, path)
+            return {"n": [name, self.values(value, path)]}
         numpy = used("numpy")
         if numpy is not None and isinstance(value, numpy.generic):
             # NumPy takes zeros at the end of a text for filling, once it is in an array.
@@ -133,6 +136,7 @@ class _Writer:
         except (TypeError, AttributeError) as error:
             msg = f"{_name(path)} cannot be made of its fields again: {error}"
             raise UnsupportedError(msg, operation="share") from error
+        _refuse_more(value, kind, path)
         return {"c": [name, self.pairs(pairs, path)]}
 
     def _count(self, values: Any, path: tuple[Any, ...]) -> None:
@@ -220,6 +224,22 @@ def _name_of_class(kind: type, path: tuple[Any, ...]) -> str:
         raise UnsupportedError(msg, operation="share", hint=hint)
     _refuse_end(kind, "share")
     return name
+
+
+def _refuse_more(value: Any, kind: type, path: tuple[Any, ...]) -> None:
+    """Refuse attributes that are no fields, as ``__post_init__`` may set: they would be missing.
+
+    What a cached property keeps is computed again, and what ``typing`` notes means nothing.
+    """
+    names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
+    for name in getattr(value, "__dict__", ()):
+        if name in names or isinstance(getattr_static(kind, name, None), cached_property):
+            continue
+        if name != "__orig_class__":
+            msg = f"{_name(path)} has an attribute {name!r} that is no field of {kind.__qualname__}"
+            raise UnsupportedError(
+                msg, operation="share", hint="declare it as a field, or share the fields as a dict"
+            )
 
 
 def _field_names(kind: type) -> list[str]:
