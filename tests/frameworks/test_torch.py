@@ -198,6 +198,21 @@ def test_parameters_are_received_as_tensors_and_filled_in_place() -> None:
         assert other.requires_grad
 
 
+def test_nothing_is_filled_where_pytorch_would_refuse_one() -> None:
+    with torch.inference_mode():
+        kept = torch.zeros(3)
+    for refused in (torch.zeros(1).expand(3), kept):
+        first = torch.zeros(3)
+        with crossmem.share([torch.ones(3)] * 2, copy="allow") as shared:
+            with pytest.raises(ConfigurationError, match=r"into\[1\]"):
+                crossmem.receive(shared, into=[first, refused])
+
+            assert not first.any()
+            with torch.inference_mode():
+                crossmem.receive(shared, into=[first, kept])
+    assert kept.all()
+
+
 def test_arrays_and_tensors_in_the_same_memory_stay_so() -> None:
     array = np.arange(6, dtype="float32")
     with crossmem.share([array, torch.from_numpy(array)[2:]], copy="allow") as shared:

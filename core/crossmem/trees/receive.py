@@ -4,7 +4,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from crossmem.arrays import Kind, Layout
+from crossmem.arrays import Found, Kind, Layout
+from crossmem.arrays.libraries import require
 from crossmem.errors import ConfigurationError
 from crossmem.sharing.attach import Readonly, attach_many, check_device
 from crossmem.sharing.device import Device
@@ -131,9 +132,9 @@ def _overwrite(into: Any, message: Message, make: Callable[[Row, Kind], Any]) ->
         targets.append(value)
         return len(targets) - 1
 
-    pairs = list(_pairs(message.tree, write(into, add)))
+    pairs = list(_pairs(message.tree, write(into, add), "into"))
     jobs = []
-    for number, target_number in pairs:
+    for number, target_number, where in pairs:
         row, target = message.rows[number], targets[target_number]
         found = describe(target)
         assert found is not None  # noqa: S101 - add() has asked the same
@@ -141,36 +142,56 @@ def _overwrite(into: Any, message: Message, make: Callable[[Row, Kind], Any]) ->
         if (mine.dtype, mine.shape) != (row.layout.dtype, row.layout.shape):
             msg = (
                 f"an array of shape {row.layout.shape} and dtype {row.layout.dtype.name} was "
-                f"shared; into has shape {mine.shape} and dtype {mine.dtype.name} there"
+                f"shared where {where} has shape {mine.shape} and dtype {mine.dtype.name}"
             )
             raise ConfigurationError(msg, operation="receive")
-        if found.kind == "numpy" and not target.flags.writeable:
-            msg = f"into has an array of shape {mine.shape} that is read-only"
-            raise ConfigurationError(msg, operation="receive")
+        obstacle = _obstacle(found, target)
+        if obstacle is not None:
+            raise ConfigurationError(f"{where} {obstacle}", operation="receive")
         jobs.append((found.kind, target, make(row, found.kind)))
     for kind, target, source in jobs:
         copy_to(kind, target, source)
 
 
-def _pairs(theirs: Any, mine: Any) -> Iterator[tuple[int, int]]:
+def _obstacle(found: Found, target: Any) -> str | None:
+    """Return why an array cannot be overwritten: none is, where one cannot."""
+    if found.kind == "numpy" and not target.flags.writeable:
+        return "is an array that is read-only"
+    layout = found.layout
+    if layout.nbytes and any(map(_repeats, layout.shape, layout.strides)):
+        return f"shows elements in several places: its strides are {layout.strides}"
+    is_inference = found.kind == "torch" and target.is_inference()
+    if is_inference and not require("torch").is_inference_mode_enabled():
+        return "was made in PyTorch's inference mode, and can only be written there"
+    return None
+
+
+def _repeats(size: int, step: int) -> bool:
+    return size > 1 and step == 0
+
+
+def _pairs(theirs: Any, mine: Any, where: str) -> Iterator[tuple[int, int, str]]:
     """Yield the numbers of arrays at the same places of two trees, which must be alike.
 
     Plain values may differ: nothing can be overwritten with them.
     """
     tag, one = _open(theirs)
     other_tag, other = _open(mine)
-    if tag != other_tag:
-        raise _another_tree(theirs, mine)
+    if (tag, _name_of_class(tag, one)) != (other_tag, _name_of_class(other_tag, other)):
+        what = f"{where} is {_in_words(other_tag, other)} where {_in_words(tag, one)} was shared"
+        raise _another_tree(what)
     if tag == "a":
-        yield one, other
+        yield one, other, where
     elif tag is not None:
         contents, others = _contents(tag, one), _contents(tag, other)
-        if contents.keys() != others.keys() or _name_of_class(tag, one) != _name_of_class(
-            tag, other
-        ):
-            raise _another_tree(theirs, mine)
+        for place in contents:
+            if place not in others:
+                raise _another_tree(f"{where} has no {_short(place)}, which was shared")
+        for place in others:
+            if place not in contents:
+                raise _another_tree(f"{where} has {_short(place)}, which was not shared")
         for place, inner in contents.items():
-            yield from _pairs(inner, others[place])
+            yield from _pairs(inner, others[place], f"{where}[{place}]")
 
 
 def _open(node: Any) -> tuple[str | None, Any]:
@@ -186,7 +207,7 @@ def _open(node: Any) -> tuple[str | None, Any]:
     return None, node
 
 
-def _name_of_class(tag: str, content: Any) -> Any:
+def _name_of_class(tag: str | None, content: Any) -> Any:
     return content[0] if tag in {"c", "n"} else None
 
 
@@ -213,11 +234,24 @@ def _without_numbers(node: Any) -> Any:
     return node
 
 
-def _another_tree(theirs: Any, mine: Any) -> ConfigurationError:
-    msg = f"into is another tree: it has {_short(mine)} where {_short(theirs)} was shared"
-    return ConfigurationError(msg, operation="receive")
+_IN_WORDS: Final = {
+    "a": "an array",
+    "d": "a dict",
+    "list": "a list",
+    "o": "an OrderedDict",
+    "t": "a tuple",
+    None: "a plain value",
+}
 
 
-def _short(node: Any) -> str:
-    text = repr(node)
+def _in_words(tag: str | None, content: Any) -> str:
+    return _IN_WORDS.get(tag) or f"a {_short(_name_of_class(tag, content))}"
+
+
+def _another_tree(what: str) -> ConfigurationError:
+    return ConfigurationError(f"into is another tree: {what}", operation="receive")
+
+
+def _short(value: object) -> str:
+    text = str(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
