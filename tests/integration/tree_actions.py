@@ -85,9 +85,9 @@ def publish(name: str, value: int | None = None) -> int:
     return int(shared.publish())
 
 
-def share_again(name: str, new_name: str) -> bytes:
+def share_again(name: str, new_name: str, **options: Any) -> bytes:
     """Share what was received, or a part of it."""
-    _kept[new_name] = crossmem.share(_kept[name])
+    _kept[new_name] = crossmem.share(_kept[name], **options)
     return bytes(_kept[new_name].to_bytes())
 
 

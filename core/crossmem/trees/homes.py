@@ -124,14 +124,17 @@ class Homes:
                 places[number] = leaf.place(near[2], near[3])
                 continue
             memory = self.process.whereabouts.find(low, high - low)
-            if isinstance(memory, Allocation | Mapping):
+            is_orphan = isinstance(memory, Mapping) and not memory.owner_alive
+            if isinstance(memory, Allocation | Mapping) and not is_orphan:
                 handle, origin = self._export(memory)
                 near = memory.ptr, memory.ptr + memory.nbytes, handle, origin
                 places[number] = leaf.place(handle, origin)
                 continue
             where = leaf.found.device
             way, reason = None, "it is ordinary memory of the host"
-            if memory is not None:
+            if is_orphan:
+                reason = "the process that made the memory is dead, so nobody can import it"
+            elif memory is not None:
                 reason = "it is in an address range; what is mapped there can be shared by itself"
             elif where is not None:
                 way, reason = self._way(where, low)

@@ -128,6 +128,9 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping] | None:
     memory = current().whereabouts.find(low, high - low)
     if not isinstance(memory, Allocation | Mapping):
         return None
+    if isinstance(memory, Mapping) and not memory.owner_alive:
+        # Nobody can import it any more: it is as good as any other memory of this process.
+        return None
     homes = Homes(drain(), None, "rw", None, None, lambda: host_device(None))
     handles, rows = _rows(homes, [leaf])
     return Message(handles, rows, {"a": 0}, None), memory
