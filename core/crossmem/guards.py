@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Argument checks that come before any driver call."""
+"""Argument checks that come before any driver call, and how their errors show a value."""
 
 from typing import Final
 
 from crossmem.errors import ConfigurationError, InvalidSizeError
 
-__all__ = ["check_integer", "check_part", "check_size", "check_timeout"]
+__all__ = ["check_integer", "check_part", "check_size", "check_timeout", "shorten"]
 
 _MAX_TIMEOUT_S: Final = 86400.0
+_MAX_SHOWN: Final = 100
 
 
 def check_integer(name: str, value: object) -> int:
@@ -48,3 +49,9 @@ def check_timeout(timeout: object, *, default_s: float) -> float:
         msg = f"timeout is {timeout!r}; it must be a positive number of seconds"
         raise ConfigurationError(msg)
     return min(float(timeout), _MAX_TIMEOUT_S)
+
+
+def shorten(value: object) -> str:
+    """Return what an error shows of a value that a stranger may have sent."""
+    shown = repr(value)
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."

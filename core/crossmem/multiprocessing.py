@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from crossmem.arrays.adapters import ADAPTERS, describe
 from crossmem.arrays.libraries import require, used
 from crossmem.errors import CrossmemError
 from crossmem.models import ShareableHandle
@@ -32,7 +33,6 @@ from crossmem.sharing.holds import hold
 from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.process import current
 from crossmem.trees import Shared
-from crossmem.trees.leaves import describe
 from crossmem.trees.message import Message
 from crossmem.trees.receive import build
 from crossmem.trees.share import message_of
@@ -267,12 +267,7 @@ def _discarding(held: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
 def _register(library: str) -> None:
     """Register for what a library has."""
     module = require(library)
-    kinds = {
-        "numpy": lambda: [module.ndarray, module.memmap],
-        "cupy": lambda: [module.ndarray],
-        "torch": lambda: [module.Tensor, module.nn.Parameter],
-    }[library]()
-    for kind in kinds:
+    for kind in ADAPTERS[library].classes(module):
         ForkingPickler.register(kind, _reducer(_registered.get(kind) or _default))
     if library == "torch":
         storage = module.UntypedStorage
@@ -284,7 +279,7 @@ def _default(array: Any) -> _Reduced:
     return reduced
 
 
-_unregistered = {"numpy", "cupy", "torch"}
+_unregistered = set(ADAPTERS)
 # There is no public way to ask what was registered (PyTorch registers its own ways), and none to
 # know when a message is complete.
 _registered: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001

@@ -15,7 +15,8 @@ from crossmem.bench.machine import choose_cpus
 from crossmem.bench.pair import BenchError, Pair, child_environment
 from crossmem.bench.peer_posix_ipc import PosixIpcPeer
 
-pytestmark = pytest.mark.timeout(120)
+# Ten seconds where nothing else runs; it took 78 beside other work.
+pytestmark = pytest.mark.timeout(600)
 
 
 def _children() -> list[str]:
@@ -129,7 +130,7 @@ def test_a_pair_that_misses_its_deadline_is_killed(pair: Pair) -> None:
 
 def test_a_failing_half_is_reported(pair: Pair) -> None:
     with pytest.raises(BenchError, match=r"producer: .*Error"):
-        pair.run("life", deadline_s=10, nbytes=-1, count=1, budget_s=1)
+        pair.run("life", deadline_s=60, nbytes=-1, count=1, budget_s=1)
 
 
 def test_a_pair_that_cannot_start_leaves_nothing() -> None:

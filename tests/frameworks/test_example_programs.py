@@ -36,7 +36,8 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=DEADLINE_S,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(EXAMPLES)},
+        # Who exits waits for the others longer than they need, however slow the machine is.
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES), "CROSSMEM_EXIT_WAIT": "60"},
     )
 
 

@@ -224,7 +224,11 @@ def test_mappings_and_allocations_arrive_as_mappings(scene: Scene) -> None:
             assert scene.answer() == ("Mapping", b"abcd", True)
 
 
-def test_a_sender_may_exit_once_the_message_was_received(scene: Scene) -> None:
+def test_a_sender_may_exit_once_the_message_was_received(
+    monkeypatch: pytest.MonkeyPatch, scene: Scene
+) -> None:
+    # For the sender: it waits until this process has received, which may not run meanwhile.
+    monkeypatch.setenv("CROSSMEM_EXIT_WAIT", "30")
     process = scene.start(queue_actions.send_and_exit, scene.answers, 500)
 
     array = scene.answer()
@@ -435,7 +439,12 @@ except crossmem.BusyError:
 """
     environ = {**os.environ, "CROSSMEM_MAX_HOLDS": "8", "CROSSMEM_TIMEOUT": "0.2"}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=True,
     )
 
     assert done.stdout == "True\n", done.stderr

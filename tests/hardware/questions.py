@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 _EMULATED: Final = Path(__file__).parents[1] / "plugins/emulated"
-sys.path[:0] = [str(_EMULATED / "hip"), str(_EMULATED)]
+_FOLDERS: Final = [str(_EMULATED / "hip"), str(_EMULATED)]
+sys.path[:0] = _FOLDERS
 
 if TYPE_CHECKING:
     from tests.plugins.emulated.hip.hip_actor import Actor
@@ -347,6 +348,10 @@ def main() -> None:
     if arguments.open is not None:
         print(_code(_actors().Program().open, bytes.fromhex(arguments.open)))
         return
+    # The process that forks the others looks for modules there alone. Where it finds none, it says
+    # nothing, and each of the others imports all of them.
+    inherited = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*_FOLDERS, *([inherited] if inherited else [])])
     answers = ask_all(arguments.profile)
     if arguments.json or arguments.profile is not None:
         print(json.dumps(answers, indent=2))

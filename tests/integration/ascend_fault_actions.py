@@ -76,11 +76,11 @@ def _allocate_and_export(kept: Objects) -> None:
 
 
 def _attach(kept: Objects) -> None:
-    kept["mapping"] = crossmem.attach(kept["blob"], timeout=5)
+    kept["mapping"] = crossmem.attach(kept["blob"], timeout=30)
 
 
 def _import(kept: Objects) -> None:
-    kept["import"] = crossmem.import_handle(kept["blob"], timeout=5)
+    kept["import"] = crossmem.import_handle(kept["blob"], timeout=30)
 
 
 def _map(kept: Objects) -> None:

@@ -140,7 +140,7 @@ def comes_to(exporter: Peer, *expected: tuple[int, bool]) -> bool:
         found = leases_of(exporter)
         return [] if found == list(expected) else [str(found)]
 
-    return settle(others, within=3) == []
+    return settle(others) == []
 
 
 def is_all_free(exporter: Peer) -> bool:
@@ -150,4 +150,4 @@ def is_all_free(exporter: Peer) -> bool:
         exporter.call(actions.collect)
         return ["block"] * exporter.call(actions.live)["blocks"]
 
-    return settle(left, within=3) == []
+    return settle(left) == []

@@ -10,6 +10,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from pathlib import Path
 
 import crossmem
@@ -17,6 +18,7 @@ from crossmem.conformance import actions
 from crossmem.control import wire
 from crossmem.control.endpoint import abstract_address, socket_path
 from crossmem.models import ProcessIdentity
+from crossmem.sharing.process import current
 
 _kept: list[object] = []
 
@@ -27,7 +29,7 @@ _kept: list[object] = []
 def connect(blob: bytes) -> socket.socket:
     """Connect to the exporter of a handle, as anybody can."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(10)
+    connection.settimeout(20)
     try:
         connection.connect(abstract_address(crossmem.ShareableHandle.from_bytes(blob).owner))
     except BaseException:
@@ -104,9 +106,18 @@ def spin_for_ever() -> None:
         pass
 
 
-def hold_the_gil(seconds: float) -> None:
-    """Keep every thread of this process from running Python."""
-    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+def hold_the_gil(fifo: Path) -> None:
+    """Keep every thread of this process from running Python, until something is in the FIFO."""
+    descriptor = os.open(fifo, os.O_RDWR)
+    ctypes.PyDLL(None).read(descriptor, ctypes.create_string_buffer(1), 1)
+    os.close(descriptor)
+
+
+def stop_serving() -> None:
+    """End the lease server, as an exit does, and live on."""
+    server = current().server
+    assert server is not None
+    server.stop()
 
 
 def attach_impatiently(blob: bytes, times: int, timeout: float) -> int:
@@ -228,10 +239,16 @@ def churn_in_threads(blob: bytes) -> None:
 
 
 def attach_in_background(blob: bytes, timeout: float) -> None:
-    """Let a thread wait for an exporter while the process goes on."""
-    thread = threading.Thread(target=crossmem.attach, args=(blob,), kwargs={"timeout": timeout})
-    thread.daemon = True
-    thread.start()
+    """Let a thread wait for an exporter that this process knows while the process goes on."""
+
+    def attach() -> None:
+        with contextlib.suppress(crossmem.ClosedError):
+            crossmem.attach(blob, timeout=timeout)
+
+    threading.Thread(target=attach, daemon=True).start()
+    (connection,) = current().imports._connections.values()
+    while not connection._lock.locked():
+        time.sleep(0.001)
 
 
 # Squatters ------------------------------------------------------------------------------------

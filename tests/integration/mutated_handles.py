@@ -45,7 +45,7 @@ FIELDS = [
 ]
 CHECKSUM = 12
 NAMES = 121
-MAX_ATTEMPT_S = 5.0
+MAX_ATTEMPT_S = 30.0
 WORDS = [b"", b"host:0", b"host:1", b"host:9", b"emulated", b"memfd", b"hip", b"x" * 40, b"\xff"]
 
 

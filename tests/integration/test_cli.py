@@ -15,7 +15,7 @@ from crossmem.cli.render import nbytes_text, seconds_text
 from crossmem.cli.reports import DevicesReport, ErrorReport
 
 _ROOT = Path(__file__).parents[2]
-_DEADLINE_S = 60
+_DEADLINE_S = 110
 
 
 def run(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_every_tensor_of_a_safetensors_file_arrives(tmp_path: Path) -> None:
         assert one.sha256 == report.file.sha256
         assert one.tensors_equal == 2
         assert one.readonly
-        assert 0 < one.attach_s < 5
+        assert 0 < one.attach_s < _DEADLINE_S
     assert {lease.pid for lease in report.leases} == {one.pid for one in report.consumers}
     assert report.leases_after == 0
     assert report.copy_through_pipe.equal
@@ -244,7 +245,9 @@ def running() -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         for pid in session_of(process.pid):
-            os.kill(pid, signal.SIGKILL)
+            # What helps multiprocessing may be about to end by itself.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.communicate(timeout=_DEADLINE_S)
 
 
@@ -288,7 +291,7 @@ def test_ctrl_c_leaves_no_process(running: subprocess.Popen[str]) -> None:
     assert running.returncode == 130
     assert "Traceback" not in stderr
     assert ErrorReport.model_validate_json(stdout).error == "Interrupted"
-    deadline = time.monotonic() + 5  # multiprocessing's own helper ends a moment later
+    deadline = time.monotonic() + 30  # multiprocessing's own helper ends a moment later
     while session_of(running.pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not session_of(running.pid)

@@ -9,10 +9,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from crossmem_emulated.fixtures import Emulated
+
+if TYPE_CHECKING:
+    from tests.integration.emulate_hosts import abandoned
+else:
+    from emulate_hosts import abandoned
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -61,17 +67,13 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def hosts() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("crossmem-emulate-*")}
-
-
 def test_an_unmodified_program(run: Run, program: Path) -> None:
-    before = hosts()
+    before = abandoned()
 
     done = run("hip", "--", sys.executable, program)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 2\n[0, 0, 0]\n", "")
-    assert hosts() <= before
+    assert abandoned() <= before
 
 
 def test_options_reach_the_emulation(run: Run, program: Path) -> None:
@@ -118,6 +120,54 @@ def test_signals_are_passed_on(environ: dict[str, str]) -> None:
         started.terminate()
 
         assert started.wait(DEADLINE_S) == 7
+
+
+COUNTS_INTERRUPTS = """
+import signal, sys
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_an_interrupt_for_the_command_alone(environ: dict[str, str]) -> None:
+    # As a CI service does that cancels a job: no terminal sends it to the program as well.
+    command = ["emulate", "hip", "--", sys.executable, "-c", COUNTS_INTERRUPTS]
+    with subprocess.Popen(
+        [sys.executable, "-m", "crossmem", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environ,
+        start_new_session=True,
+    ) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "ready\n"
+        started.send_signal(signal.SIGINT)
+        assert started.stdout.readline() == "interrupted\n"
+        output, _ = started.communicate("\n", timeout=DEADLINE_S)
+
+    assert (started.returncode, output) == (0, "")
+
+
+def test_an_interrupt_from_a_terminal_comes_once(environ: dict[str, str]) -> None:
+    terminal = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]))"
+    command = ["emulate", "hip", "--", sys.executable, "-c", COUNTS_INTERRUPTS]
+    with subprocess.Popen(
+        [sys.executable, "-c", terminal, sys.executable, "-m", "crossmem", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environ,
+        bufsize=0,
+    ) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"ready\r\n"
+        started.stdin.write(b"\x03")
+        assert started.stdout.readline() == b"^Cinterrupted\r\n"
+        output, _ = started.communicate(b"\n", timeout=DEADLINE_S)
+
+    assert (started.returncode, output) == (0, b"\r\n")
 
 
 def test_commands_that_share_a_host(run: Run, tmp_path: Path) -> None:
@@ -182,14 +232,14 @@ def test_the_environment_for_a_shell(run: Run) -> None:
     ],
 )
 def test_what_has_no_meaning(run: Run, arguments: tuple[str, ...], message: str) -> None:
-    before = hosts()
+    before = abandoned()
 
     done = run(*arguments)
 
     assert done.returncode == 2
     assert f"error: {message}" in done.stderr
     assert "Traceback" not in done.stderr
-    assert hosts() <= before
+    assert abandoned() <= before
 
 
 def test_what_nobody_emulates(run: Run) -> None:

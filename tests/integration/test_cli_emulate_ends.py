@@ -10,10 +10,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from crossmem_emulated.abi.held import remove_abandoned
+
+if TYPE_CHECKING:
+    from tests.integration.emulate_hosts import abandoned
+else:
+    from emulate_hosts import abandoned
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -103,10 +109,6 @@ def tell(one: "subprocess.Popen[str]", word: str) -> str:
     return one.stdout.readline().strip()
 
 
-def own_folders() -> set[str]:
-    return {path.name for path in SHARED.glob("crossmem-emulate-*")}
-
-
 def host_of(one: "subprocess.Popen[str]") -> Path:
     """Return the folder that a command made for its program."""
     text = Path("/proc", tell(one, "pid"), "environ").read_text("utf-8")
@@ -142,14 +144,14 @@ def test_what_a_killed_command_left(start: Start) -> None:
 
 
 def test_programs_that_survive_their_command(start: Start) -> None:
-    before = own_folders()
+    before = abandoned()
     survivor, late = start("--report"), start("--report")
     assert tell(survivor, "call") == "0 0 1"
     host_of(late)
     for one in (survivor, late):
         kill(one)
     assert end(start()) == (0, "")
-    assert own_folders() <= before
+    assert abandoned() <= before
 
     # Who has begun may go on or not, but with the vendor's answers. Nobody begins anew.
     first = tell(survivor, "call")
@@ -158,7 +160,7 @@ def test_programs_that_survive_their_command(start: Start) -> None:
     assert tell(survivor, "call") == "999 999 0"
     assert tell(survivor, "start") == "999 999 0"
     assert tell(late, "call") == "999 999 0"
-    assert own_folders() <= before
+    assert abandoned() <= before
     for one in (survivor, late):
         assert one.stdin is not None
         one.stdin.close()
@@ -166,7 +168,7 @@ def test_programs_that_survive_their_command(start: Start) -> None:
         said = one.stderr.read()
         assert "Traceback" not in said
         assert "there is no emulated host" in said
-    assert own_folders() <= before
+    assert abandoned() <= before
 
 
 def test_a_program_that_replaces_itself(start: Start) -> None:

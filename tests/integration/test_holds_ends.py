@@ -11,6 +11,7 @@ import pytest
 import crossmem
 from crossmem.conformance import actions, forks
 from crossmem.conformance.peers import Peer
+from crossmem.conformance.pool import settle
 
 if TYPE_CHECKING:
     from tests.integration import hold_actions, lease_actions
@@ -187,17 +188,22 @@ def test_an_exporter_takes_over_no_more_messages_than_one_process_may_have(
 
 
 def test_a_sender_that_exits_waits_for_its_messages(start_peer: "StartPeer") -> None:
-    sender, receiver = start_peer(CROSSMEM_EXIT_WAIT="10"), start_peer()
+    sender, receiver = start_peer(CROSSMEM_EXIT_WAIT="60"), start_peer()
     message = sender.call(hold_actions.send_and_forget, NBYTES)
     sender.request_exit()
-    time.sleep(0.3)
+
+    def not_refused() -> list[str]:
+        # The memory was freed. That it exits is what it says first, once it does.
+        with pytest.raises((crossmem.StaleHandleError, crossmem.OwnerGoneError)) as caught:
+            receiver.call(actions.attach, "without the hold", message[0][0])
+        return [] if isinstance(caught.value, crossmem.OwnerGoneError) else ["stale"]
+
+    assert settle(not_refused) == []
     assert sender.exitcode is None
-    with pytest.raises(crossmem.OwnerGoneError):
-        receiver.call(actions.attach, "without the hold", message[0][0])
 
     assert receiver.call(hold_actions.get_and_drop, message) == [b"data"]
 
-    assert sender.wait_exit(within=5) == 0
+    assert sender.wait_exit(within=30) == 0
     assert "exiting while" not in sender.output()
 
 
@@ -206,7 +212,7 @@ def test_a_sender_does_not_wait_for_ever(start_peer: "StartPeer") -> None:
     message = sender.call(hold_actions.send_and_forget, NBYTES)
     start = time.monotonic()
 
-    output = sender.exit(within=8)
+    output = sender.exit()
 
     assert time.monotonic() - start >= 0.5
     assert f"leased by a message of process {sender.pid} that nobody received" in output
@@ -292,15 +298,15 @@ def test_a_sender_waits_for_room_in_its_own_book(start_peer: "StartPeer") -> Non
     assert ended.startswith("BusyError: ")
     assert f"messages of process {sender.pid} hold 3 of its exports already; 3 are" in ended
     assert "CROSSMEM_MAX_HOLDS" in ended
-    assert 0.3 <= after_s < 3
+    assert 0.3 <= after_s < 13
 
-    waiting = sender.start(hold_actions.put_for, "memory", 15)
+    waiting = sender.start(hold_actions.put_for, "memory", 30)
     time.sleep(0.2)
     assert not waiting.is_done()
     receiver.call(hold_actions.get_and_drop, messages[0])
     assert waiting.result()[0] == "sent"
 
-    waiting = sender.start(hold_actions.put_for, "memory", 15)
+    waiting = sender.start(hold_actions.put_for, "memory", 30)
     receiver.call(hold_actions.throw_away, messages[1])
     assert waiting.result()[0] == "sent"
     assert leases_of(sender) == [(sender.pid, True)] * 3
@@ -316,11 +322,11 @@ def test_a_sender_waits_for_room_at_another_exporter(start_peer: "StartPeer") ->
 
     assert ended.startswith(f"BusyError: process {exporter.pid} holds nothing more")
     assert f"messages of process {sender.pid} hold 2 of its exports already; 2 are" in ended
-    assert 0.2 <= after_s < 3
+    assert 0.2 <= after_s < 13
     # Each sender has room of its own.
     assert len(exporter.call(hold_actions.put, ["memory"])) == 1
 
-    waiting = sender.start(hold_actions.put_for, "mapped", 15)
+    waiting = sender.start(hold_actions.put_for, "mapped", 30)
     time.sleep(0.2)
     assert not waiting.is_done()
     other.call(hold_actions.get_and_drop, messages[0])
@@ -328,11 +334,13 @@ def test_a_sender_waits_for_room_at_another_exporter(start_peer: "StartPeer") ->
 
 
 def test_threads_that_wait_for_room_all_come_through(start_peer: "StartPeer") -> None:
-    exporter, other = start_peer(CROSSMEM_MAX_HOLDS="2"), start_peer()
+    # Who is never the first to find room waits until the others are done.
+    exporter = start_peer(CROSSMEM_MAX_HOLDS="2", CROSSMEM_TIMEOUT="90")
+    other = start_peer(CROSSMEM_TIMEOUT="90")
     blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
 
     working = [
-        one.start(actions.in_threads, 6, hold_actions.send_over_and_over, blob, 60, within=60)
+        one.start(actions.in_threads, 6, hold_actions.send_over_and_over, blob, 60, within=100)
         for one in (exporter, other)
     ]
 
@@ -353,7 +361,7 @@ def test_a_message_that_never_fits_is_refused_at_once(start_peer: "StartPeer") -
         with pytest.raises(crossmem.BusyError, match="one message with 3 handles; 2 are allowed"):
             one.call(hold_actions.put, names)
 
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     assert leases_of(exporter) == [(sender.pid, False)] * 3
 
 

@@ -50,7 +50,7 @@ def test_a_squatter_on_the_abstract_address_is_passed_by_and_found_out(
     start = time.monotonic()
     with pytest.raises(crossmem.AccessDeniedError) as caught:
         elsewhere.call(actions.attach, "never", blob)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 20
     assert str(squatter.pid) in str(caught.value)
     assert str(exporter.pid) in str(caught.value)
     assert squatter.call(lease_actions.heard) in ([], [b""])

@@ -75,13 +75,13 @@ def test_an_exporter_without_descriptors_still_serves_whom_it_knows(
     importer.call(actions.attach, "one", blobs[0])
     exporter.call(lease_actions.use_up_descriptors)
 
-    importer.call(actions.attach, "two", blobs[1], timeout=3)
+    importer.call(actions.attach, "two", blobs[1], timeout=15)
     assert importer.call(actions.read, "two", 4) == b"data"
     # Whom it does not know has to wait until a descriptor is free, and is told so.
     with pytest.raises(crossmem.OwnerUnresponsiveError) as caught:
         stranger.call(actions.attach, "never", blobs[0], timeout=0.5)
     assert str(exporter.pid) in str(caught.value)
-    waiting = stranger.start(actions.attach, "late", blobs[0], timeout=10)
+    waiting = stranger.start(actions.attach, "late", blobs[0], timeout=30)
     exporter.call(lease_actions.lift_limit)
 
     waiting.result()
@@ -103,7 +103,7 @@ def test_an_exporter_with_hardly_any_descriptors(start_peer: "StartPeer", spare:
         assert isinstance(refused, crossmem.OwnerUnresponsiveError | crossmem.DriverError)
         assert str(exporter.pid) in str(refused)
         exporter.call(lease_actions.lift_limit)
-        importer.call(actions.attach, "mapped", blob, timeout=5)
+        importer.call(actions.attach, "mapped", blob, timeout=15)
     assert importer.call(actions.read, "mapped", 4) == b"data"
     importer.call(actions.unmap, "mapped")
     exporter.call(actions.free, "memory", busy="wait", timeout=2)

@@ -52,9 +52,7 @@ def check_deaths(exporter: Peer, importer: Peer, blobs: list[bytes]) -> None:
     assert importer.call(actions.attribute, "mapped", "owner_alive")
     assert len(leases_of(exporter)) == 1
     exporter.kill()
-    alive = settle(
-        lambda: ["alive"] * importer.call(actions.attribute, "mapped", "owner_alive"), within=1
-    )
+    alive = settle(lambda: ["alive"] * importer.call(actions.attribute, "mapped", "owner_alive"))
     assert alive == []
     assert importer.call(actions.read, "mapped", 4) == b"data"
     with pytest.raises(crossmem.OwnerGoneError):
@@ -68,7 +66,7 @@ def check_release_and_death_of(importer: Peer, exporter: Peer, blob: bytes) -> N
         exporter.call(actions.free, "b", busy="raise")
     importer.call(actions.unmap, "mapped")
     exporter.call(actions.export, "b")
-    assert settle(lambda: ["leased"] * len(leases_of(exporter)), within=1) == []
+    assert settle(lambda: ["leased"] * len(leases_of(exporter))) == []
     importer.call(actions.attach, "mapped", blob, timeout=5)
     importer.kill()
     exporter.call(actions.free, "b", busy="wait", timeout=1)
@@ -143,7 +141,7 @@ def test_an_importer_in_another_pid_namespace(start_peer: "StartPeer", *, proc: 
     (lease,) = leases_of(exporter)
     assert lease.pid not in {0, 1, importer.pid}
     os.kill(lease.pid, signal.SIGKILL)
-    exporter.call(actions.free, "memory", busy="wait", timeout=1)
+    exporter.call(actions.free, "memory", busy="wait", timeout=15)
 
 
 @needs_containers
@@ -160,9 +158,7 @@ def test_an_exporter_in_another_pid_namespace(start_peer: "StartPeer", *, proc: 
     assert importer.call(actions.read, "mapped", 4) == b"data"
     assert importer.call(actions.attribute, "mapped", "owner_alive")
     os.kill(pid, signal.SIGKILL)
-    alive = settle(
-        lambda: ["alive"] * importer.call(actions.attribute, "mapped", "owner_alive"), within=1
-    )
+    alive = settle(lambda: ["alive"] * importer.call(actions.attribute, "mapped", "owner_alive"))
     assert alive == []
     with pytest.raises(crossmem.OwnerGoneError):
         importer.call(actions.attach, "never", blobs[1], timeout=5)

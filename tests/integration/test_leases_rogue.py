@@ -35,7 +35,8 @@ EXPECTED: dict[str, tuple[type[crossmem.CrossmemError], ...]] = {
     "resizable": (crossmem.InvalidHandleError,),
     "lending_a_socket": (crossmem.InvalidHandleError,),
 }
-TIMEOUT_S = 0.6
+# Who never answers, or never stops, is given up soon. All others are given the time to answer.
+ENDLESS = {"silent", "deaf", "chatty", "never_ending", "closing", "closing_when_asked"}
 
 
 def test_every_behaviour_is_expected() -> None:
@@ -50,11 +51,12 @@ def test_an_importer_bears_it(start_peer: "StartPeer", kind: str) -> None:
     mapped = importer.call(actions.calls).get("map", 0)
     blob = rogue.call(rogue_actions.pretend, kind)
 
+    timeout_s = 0.6 if kind in ENDLESS else 20.0
     for attempt in (actions.attach, actions.import_):
         start = time.monotonic()
         with pytest.raises(EXPECTED[kind]) as caught:
-            importer.call(attempt, "never", blob, timeout=TIMEOUT_S)
-        assert time.monotonic() - start < TIMEOUT_S + 1
+            importer.call(attempt, "never", blob, timeout=timeout_s)
+        assert time.monotonic() - start < timeout_s + 10
         assert rogue_actions.SECRET.hex() not in str(caught.value)
 
     assert importer.call(actions.calls).get("map", 0) == mapped
@@ -67,5 +69,5 @@ def test_an_importer_bears_it(start_peer: "StartPeer", kind: str) -> None:
         return found if len(found) > len(before) else []
 
     # Whatever it sent is closed; its connection goes when it is dead.
-    assert settle(more, within=2) == []
+    assert settle(more) == []
     assert importer.call(actions.threads) == ["MainThread"]

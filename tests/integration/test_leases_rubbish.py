@@ -37,7 +37,7 @@ class Scene(NamedTuple):
     before: list[str]
 
     def check_the_exporter_works(self) -> None:
-        self.importer.call(actions.attach, "mapped", self.blob, timeout=5, within=10)
+        self.importer.call(actions.attach, "mapped", self.blob, timeout=30)
         assert self.importer.call(actions.read, "mapped", 4) == b"data"
         self.importer.call(actions.unmap, "mapped")
         assert self.exporter.call(actions.violations) == []
@@ -50,7 +50,7 @@ class Scene(NamedTuple):
                     found.remove(known)
             return found
 
-        assert settle(more, within=3) == []
+        assert settle(more) == []
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def send(connection: socket.socket, messages: list[bytes], descriptors: list[int
 
 def is_closed(connection: socket.socket) -> bool:
     """Read until the server closes the connection; False where it does not in time."""
-    connection.settimeout(2)
+    connection.settimeout(20)
     try:
         while connection.recv(100_000):
             pass
@@ -276,7 +276,7 @@ def test_little_is_kept_for_who_does_not_read(scene: Scene, start_peer: "StartPe
 
     before = resident_nbytes()
     rude = start_peer()
-    ended = rude.start(lease_actions.ask_without_reading, scene.blob, 60, within=30)
+    ended = rude.start(lease_actions.ask_without_reading, scene.blob, 60, within=90)
 
     while not ended.is_done():
         scene.check_the_exporter_works()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases of processes that stand still, are busy, or die in the middle of a request."""
 
+import contextlib
 import os
 import signal
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,12 +27,23 @@ def leases_of(exporter: Peer) -> int:
     return sum(len(info.leases) for info in exporter.call(actions.exports))
 
 
-def settles_at(exporter: Peer, count: int, *, within: float = 1.0) -> bool:
+def settles_at(exporter: Peer, count: int) -> bool:
     def others() -> list[str]:
         found = leases_of(exporter)
         return [] if found == count else [f"{found} leases"]
 
-    return settle(others, within=within) == []
+    return settle(others) == []
+
+
+def left_of(peer: Peer) -> list[str]:
+    """Return what still runs of a peer and of the children that it forked."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _parent, group = path.read_text().rpartition(")")[2].split()[:3]
+            if int(group) == peer.pid and state not in "ZX":
+                found.append(path.parent.name)
+    return found
 
 
 # Killed in the middle ---------------------------------------------------------------------------
@@ -98,6 +109,8 @@ def test_exporters_and_importers_with_sleeping_children_leave_nothing(
         witness.call(actions.free, "witness", busy="raise")
         for one in (exporter, importer):
             one.destroy()
+            # Its children end after it. Until then they may have open what they inherited.
+            assert settle(lambda peer=one: left_of(peer)) == []
         witness.call(actions.offer, "again", NBYTES)
         # The next user of the run directory removes what the dead exporter left in it.
         start_peer().call(actions.offer, "other", NBYTES)
@@ -157,10 +170,9 @@ def test_what_a_stopped_exporter_cannot_read_yet_is_not_lost(start_peer: "StartP
     importer.call(actions.attach_many, names, blobs)
     exporter.stop()
 
-    start = time.monotonic()
+    # Neither waits for the exporter, which stands still for as long as they do not return.
     importer.call(actions.unmap, *names[1:])
     importer.call(actions.collect)
-    assert time.monotonic() - start < 3
     assert importer.call(actions.attribute, names[0], "owner_alive")
     assert importer.call(actions.read, names[0], 4) == b"data"
     exporter.cont()
@@ -170,7 +182,7 @@ def test_what_a_stopped_exporter_cannot_read_yet_is_not_lost(start_peer: "StartP
         found = leases_of(exporter)
         return [] if found == 1 else [f"{found} leases"]
 
-    assert settle(collected, within=3) == []
+    assert settle(collected) == []
     assert importer.call(actions.attribute, names[0], "owner_alive")
 
 
@@ -185,7 +197,7 @@ def test_requests_that_nobody_waits_for_any_more_hold_nothing(
     exporter.stop()
     found = importer.call(lease_actions.attach_impatiently, unmet, impatience, 0.001)
     assert found == impatience
-    waiting = importer.start(actions.attach, "late", unmet, timeout=10)
+    waiting = importer.start(actions.attach, "late", unmet, timeout=30)
     exporter.cont()
     waiting.result()
 
@@ -219,7 +231,7 @@ def test_an_exporter_stopped_for_good_is_killed_and_gone(start_peer: "StartPeer"
             return ["unresponsive"]
         return ["attached"]
 
-    assert settle(gone, within=1) == []
+    assert settle(gone) == []
 
 
 def test_a_stopped_importer_keeps_its_lease_and_goes_on(start_peer: "StartPeer") -> None:
@@ -251,20 +263,23 @@ def test_an_exporter_that_never_pauses_answers(start_peer: "StartPeer") -> None:
     exporter.start(lease_actions.spin_for_ever)
 
     for blob in blobs:
-        importer.call(actions.attach, "mapped", blob, timeout=2)
+        importer.call(actions.attach, "mapped", blob, timeout=15)
         assert importer.call(actions.read, "mapped", 4) == b"data"
         importer.call(actions.unmap, "mapped")
-    importer.call(actions.attach_many, ["a", "b", "c"], blobs, timeout=2)
+    importer.call(actions.attach_many, ["a", "b", "c"], blobs, timeout=15)
 
 
-def test_an_exporter_that_keeps_the_gil_answers_when_it_lets_go(start_peer: "StartPeer") -> None:
+def test_an_exporter_that_keeps_the_gil_answers_when_it_lets_go(
+    start_peer: "StartPeer", tmp_path: Path
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
     exporter, importer = start_peer(), start_peer()
     met, unmet = (exporter.call(actions.offer, name, NBYTES, b"data") for name in "ab")
     importer.call(actions.attach, "mapped", met)
-    holding = exporter.start(lease_actions.hold_the_gil, 1.5)
-    start = time.monotonic()
+    holding = exporter.start(lease_actions.hold_the_gil, fifo)
 
-    # The first attempt can be answered: the call may not have begun yet.
+    # The first attempts can be answered: the call may not have begun yet.
     def unanswered() -> list[str]:
         try:
             importer.call(actions.attach, "late", unmet, timeout=0.2)
@@ -273,11 +288,13 @@ def test_an_exporter_that_keeps_the_gil_answers_when_it_lets_go(start_peer: "Sta
         importer.call(actions.unmap, "late")
         return ["answered"]
 
-    assert settle(unanswered, within=1) == []
+    assert settle(unanswered) == []
     assert importer.call(actions.attribute, "mapped", "owner_alive")
-    importer.call(actions.attach, "late", unmet, timeout=10)
+    waiting = importer.start(actions.attach, "late", unmet, timeout=30)
+    assert not holding.is_done()
+    fifo.write_bytes(b"x")
+    waiting.result()
     holding.result()
-    assert time.monotonic() - start >= 1.4
     importer.call(actions.unmap, "mapped", "late")
     for name in "ab":
         exporter.call(actions.free, name, busy="wait", timeout=1)
@@ -291,7 +308,7 @@ def test_two_processes_import_from_each_other(start_peer: "StartPeer") -> None:
     blobs = [one.call(actions.offer, "memory", NBYTES, b"data") for one in pair]
 
     churning = [
-        one.start(actions.in_threads, 4, lease_actions.attach_over_and_over, blob, 50, within=30)
+        one.start(actions.in_threads, 4, lease_actions.attach_over_and_over, blob, 50, within=90)
         for one, blob in zip(pair, reversed(blobs), strict=True)
     ]
 

@@ -478,14 +478,14 @@ def c26_a_stopped_owner_is_called_dead() -> None:
 def c26_the_environment_is_ignored() -> None:
     @instead(attach, "check_timeout")
     def _(old: Any, timeout: Any, *, default_s: float) -> Any:
-        return old(timeout, default_s=default_s + 4.0)
+        return old(timeout, default_s=default_s + 5.0)
 
 
 @mutant
 def c26_a_timeout_is_taken_lightly() -> None:
     @instead(link.Deadline, "__init__")
     def _(old: Any, self: Any, timeout_s: float) -> None:
-        old(self, timeout_s + 4.0)
+        old(self, timeout_s + 5.0)
 
 
 if name := os.environ.get("CROSSMEM_MUTANT"):

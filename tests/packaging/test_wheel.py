@@ -24,8 +24,10 @@ BUILD_TIMEOUT_S = 110
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
     folder = tmp_path_factory.mktemp("wheel")
+    # With what is installed: an index may not answer while the tests run.
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, ROOT],
+        [sys.executable, "-m", "pip", "wheel", *options, "-w", folder, ROOT],
         check=True,
         timeout=BUILD_TIMEOUT_S,
     )

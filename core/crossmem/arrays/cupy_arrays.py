@@ -8,9 +8,13 @@ from crossmem.arrays.dtypes import dtype_of, to_numpy
 from crossmem.arrays.found import Found
 from crossmem.arrays.layout import Layout
 from crossmem.arrays.libraries import require
-from crossmem.errors import UnsupportedError
 
-__all__ = ["backend", "copy_to", "describe", "empty", "maker", "memory_pointer"]
+__all__ = ["backend", "classes", "copy_to", "describe", "empty", "maker", "memory_pointer"]
+
+
+def classes(cupy: Any) -> tuple[type, ...]:
+    """Return the classes whose objects are their elements and nothing more."""
+    return (cupy.ndarray,)
 
 
 def backend() -> str:
@@ -50,11 +54,8 @@ def describe(array: Any) -> Found:
     Raises
     ------
     UnsupportedError
-        Where its elements cannot be shared, or it is more than its elements.
+        Where its elements cannot be shared.
     """
-    if type(array) is not require("cupy").ndarray:
-        msg = f"a {type(array).__name__} is more than its elements"
-        raise UnsupportedError(msg, hint="share the plain arrays that it is made of")
     layout = Layout(dtype_of(array.dtype), array.shape, array.strides)
     return Found("cupy", array.data.ptr, layout, f"{backend()}:{array.device.id}")
 

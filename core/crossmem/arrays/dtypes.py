@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from crossmem.errors import ConfigurationError, UnsupportedError
+from crossmem.guards import shorten
 
 if TYPE_CHECKING:
     import numpy as np
@@ -289,12 +290,12 @@ def _parse(text: str) -> DType:
         try:
             parts = json.loads(text)
         except (ValueError, RecursionError) as error:
-            msg = f"{_short(text)} is no dtype: it is not valid JSON"
+            msg = f"{shorten(text)} is no dtype: it is not valid JSON"
             raise ConfigurationError(msg) from error
         return _parse_struct(parts, 0)
     match = _TYPESTR.fullmatch(text)
     if match is None:
-        msg = f"{_short(text)} is no dtype"
+        msg = f"{shorten(text)} is no dtype"
         raise ConfigurationError(msg, hint='give a name such as "float32" or ">f4"')
     swapped = match["order"] not in {"", "|", "=", _NATIVE}
     if match["number"]:
@@ -329,7 +330,7 @@ def _parse_struct(parts: object, depth: int) -> DType:
     match parts:
         case [int(itemsize), list(rows)] if len(rows) <= MAX_FIELDS:
             return _struct(itemsize, [_parse_field(row, depth) for row in rows])
-    msg = f"{_short(parts)} is no struct: it must be [itemsize, [field, ...]]"
+    msg = f"{shorten(parts)} is no struct: it must be [itemsize, [field, ...]]"
     raise ConfigurationError(msg, hint=f"at most {MAX_FIELDS} fields are allowed")
 
 
@@ -346,7 +347,7 @@ def _parse_field(row: object, depth: int) -> Field:
                     return Field(name, offset, dtype, ())
                 case [list(shape)] if shape:
                     return Field(name, offset, dtype, tuple(shape))
-    msg = f"{_short(row)} is no field: it must be [name, offset, dtype] or have a shape as well"
+    msg = f"{shorten(row)} is no field: it must be [name, offset, dtype] or have a shape as well"
     raise ConfigurationError(msg)
 
 
@@ -357,7 +358,7 @@ def _struct(itemsize: int, fields: list[Field]) -> DType:
         raise ConfigurationError(msg)
     _check("a struct", "the itemsize", itemsize, lowest=1)
     for one in fields:
-        what = f"field {_short(one.name)}"
+        what = f"field {shorten(one.name)}"
         _check(what, "the offset", one.offset)
         if len(one.shape) > _MAX_FIELD_DIMENSIONS:
             msg = f"{what} has {len(one.shape)} dimensions; {_MAX_FIELD_DIMENSIONS} are allowed"
@@ -393,11 +394,5 @@ def _refuse_nesting(depth: int) -> None:
 
 def _check(what: str, name: str, value: object, *, lowest: int = 0) -> None:
     if type(value) is not int or not lowest <= value <= MAX_ITEMSIZE:
-        msg = f"{what}: {name} is {_short(value)}; {lowest} to {MAX_ITEMSIZE} is allowed"
+        msg = f"{what}: {name} is {shorten(value)}; {lowest} to {MAX_ITEMSIZE} is allowed"
         raise ConfigurationError(msg)
-
-
-def _short(value: object) -> str:
-    """Return what an error shows of a value that a stranger may have sent."""
-    shown = repr(value)
-    return shown if len(shown) <= 100 else f"{shown[:100]}..."  # noqa: PLR2004 - one line

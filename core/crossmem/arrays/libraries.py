@@ -38,7 +38,8 @@ def require(name: str) -> Any:
 def on_use(tell: Callable[[str], None]) -> None:
     """Have a function called with the name of each library, as soon as it is used here."""
     _listeners.append(tell)
-    for name in _known:
+    # A copy: other threads may be using more of them.
+    for name in list(_known):
         tell(name)
 
 

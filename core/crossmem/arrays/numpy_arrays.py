@@ -8,9 +8,13 @@ from crossmem.arrays.dtypes import dtype_of, to_numpy
 from crossmem.arrays.found import Found
 from crossmem.arrays.layout import Layout
 from crossmem.arrays.libraries import require
-from crossmem.errors import UnsupportedError
 
-__all__ = ["copy_to", "describe", "empty", "maker"]
+__all__ = ["classes", "copy_to", "describe", "empty", "maker"]
+
+
+def classes(numpy: Any) -> tuple[type, ...]:
+    """Return the classes whose objects are their elements and nothing more."""
+    return numpy.ndarray, numpy.memmap
 
 
 def maker(view: memoryview) -> Callable[[Layout], Any]:
@@ -38,12 +42,8 @@ def describe(array: Any) -> Found:
     Raises
     ------
     UnsupportedError
-        Where its elements cannot be shared, or it is more than its elements.
+        Where its elements cannot be shared.
     """
-    numpy = require("numpy")
-    if type(array) not in {numpy.ndarray, numpy.memmap}:
-        msg = f"a {type(array).__name__} is more than its elements"
-        raise UnsupportedError(msg, hint="share the plain arrays that it is made of")
     strides = None if array.flags.c_contiguous else array.strides
     layout = Layout(dtype_of(array.dtype), array.shape, strides)
     return Found("numpy", array.__array_interface__["data"][0], layout, None)

@@ -10,7 +10,12 @@ from crossmem.arrays.layout import Layout
 from crossmem.arrays.libraries import require
 from crossmem.errors import UnsupportedError
 
-__all__ = ["copy_to", "describe", "empty", "maker_in_buffer", "maker_on_device"]
+__all__ = ["classes", "copy_to", "describe", "empty", "maker_in_buffer", "maker_on_device"]
+
+
+def classes(torch: Any) -> tuple[type, ...]:
+    """Return the classes whose objects are their elements and nothing more."""
+    return torch.Tensor, torch.nn.Parameter
 
 
 def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
@@ -80,13 +85,11 @@ def describe(tensor: Any) -> Found:
         Where it has no plain memory of its own elements, or none that crossmem knows of.
     """
     torch = require("torch")
-    kind, refused = type(tensor), None
+    refused = None
     if tensor.layout is not torch.strided or tensor.is_nested:
         refused = f"a tensor of layout {tensor.layout} is several"
     elif tensor.is_quantized:
         refused = "a quantised tensor is more than its elements"
-    elif kind is not torch.Tensor and kind is not torch.nn.Parameter:
-        refused = f"a {kind.__name__} is more than a tensor"
     elif tensor.is_conj() or tensor.is_neg():
         refused = "the tensor is a conjugate or negative that was not computed yet"
     elif tensor.device.type == "meta":

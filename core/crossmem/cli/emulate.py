@@ -75,8 +75,7 @@ class _Forwarding:
     def __enter__(self) -> Self:
         for number in _FORWARDED:
             self._before[number] = signal.signal(number, self._forward)
-        # Ctrl-C reaches the program too: it is in the terminal's foreground, as this command is.
-        self._before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+        self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,11 +88,29 @@ class _Forwarding:
         while self._early:
             program.send_signal(self._early.pop())
 
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        # Ctrl-C is sent to all that is in the terminal's foreground, the program among it.
+        if not _in_foreground():
+            self._forward(number, frame)
+
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         if self._program is None:
             self._early.append(number)
         else:
             self._program.send_signal(number)
+
+
+def _in_foreground() -> bool:
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def show(report: EmulationReport, *, with_calls: bool) -> None:

@@ -287,7 +287,7 @@ def in_threads(count: int, function: Callable[..., Any], *args: Any) -> list[Any
     results: list[Any] = [None] * count
 
     def run(number: int) -> None:
-        barrier.wait(10)
+        barrier.wait(30)
         try:
             results[number] = function(number, *args)
         except Exception as error:  # noqa: BLE001 - the caller looks at it

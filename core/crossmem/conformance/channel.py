@@ -12,7 +12,7 @@ from typing import Any, Final
 
 __all__ = ["GRACE_S", "START_TIMEOUT_S", "receive", "send", "serve"]
 
-START_TIMEOUT_S: Final = 30.0
+START_TIMEOUT_S: Final = 60.0
 """How long a peer may take to start, in seconds."""
 
 GRACE_S: Final = 10.0

@@ -14,7 +14,7 @@ from crossmem.conformance import actions
 
 __all__ = ["in_child", "remember_descriptors", "sleeping_child", "unexpected_descriptors"]
 
-_WITHIN_S: Final = 15.0
+_WITHIN_S: Final = 30.0
 
 _descriptors: list[str] = []
 

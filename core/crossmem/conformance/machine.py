@@ -271,9 +271,9 @@ class SharingMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_process_holds_what_the_model_says(self) -> None:
-        """Compare each process's own account with the model; a death may take a second."""
+        """Compare each process's own account with the model; a death may take a while."""
         for place in PLACES:
-            problems = settle(lambda where=place: self.differences(where), within=1.0)
+            problems = settle(lambda where=place: self.differences(where))
             assert not problems, problems
 
     def differences(self, place: int) -> list[str]:

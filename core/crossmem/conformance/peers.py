@@ -35,7 +35,7 @@ __all__ = [
     "kit_descriptors",
 ]
 
-DEFAULT_TIMEOUT_S: Final = 20.0
+DEFAULT_TIMEOUT_S: Final = 40.0
 """How long a call may take, in seconds."""
 
 _STDERR_TAIL_NBYTES: Final = 4000

@@ -18,12 +18,15 @@ import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.harness import Allocate, FreshPeer, Kit
 from crossmem.conformance.peers import Peer
-from crossmem.conformance.pool import settle
+from crossmem.conformance.pool import SOON_S, settle
 from crossmem.driver import TracingDriver
 from crossmem.sharing.process import current
 
 _NBYTES = 4096
 _LAST_WORDS = "what is left: "
+_TOOK = "seconds in crossmem: "
+_TOO_LONG = "60"
+"""Seconds to wait at exit, more than any test waits for one."""
 
 
 def report_at_exit() -> None:
@@ -76,19 +79,17 @@ def _files(kit: Kit) -> set[Path]:
 
 def test_c20_nothing_is_left_of_an_exporter(kit: Kit, fresh_peer: FreshPeer) -> None:
     before = _files(kit)
-    exporter = fresh_peer(tracing=False)
+    # Nobody holds anything, so there is nothing to wait for.
+    exporter = fresh_peer(tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
     exporter.call(report_at_exit)
     for name in "abc":
         exporter.call(actions.offer, name, _NBYTES)
     assert len(_files(kit) - before) == 1
 
-    start = time.monotonic()
     output = exporter.exit()
 
     assert last_words(output) == NOTHING
     assert _files(kit) <= before
-    # Nobody holds anything, so there is nothing to wait for.
-    assert time.monotonic() - start < 1.5
     assert "leased" not in output
 
 
@@ -98,31 +99,27 @@ def test_c20_nothing_is_left_of_an_importer(
     before = _files(kit)
     allocation = allocate(_NBYTES)
     blob = allocation.export().to_bytes()
-    importer = fresh_peer(tracing=False)
+    importer = fresh_peer(tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
     importer.call(report_at_exit)
     importer.call(actions.attach, "attached", blob)
     importer.call(actions.import_, "imported", blob)
     importer.call(actions.map_, "mapped", "imported")
 
-    start = time.monotonic()
     assert last_words(importer.exit()) == NOTHING
 
-    assert time.monotonic() - start < 1.5
     allocation.free(busy="raise")
     assert _files(kit) <= before
 
 
 @pytest.mark.crossmem_requires("readonly_imports")
 def test_c20_nothing_is_left_of_who_imported_its_own_memory(fresh_peer: FreshPeer) -> None:
-    peer = fresh_peer(tracing=False)
+    peer = fresh_peer(tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
     peer.call(report_at_exit)
     blob = peer.call(actions.offer, "memory", _NBYTES)
     peer.call(actions.attach, "alias", blob)
     peer.call(actions.attach, "second", blob, readonly="advisory")
 
-    start = time.monotonic()
     assert last_words(peer.exit()) == NOTHING
-    assert time.monotonic() - start < 1.5
 
 
 def test_c20_an_exporter_waits_for_leases_and_reports_them(
@@ -136,7 +133,7 @@ def test_c20_an_exporter_waits_for_leases_and_reports_them(
     start = time.monotonic()
     output = exporter.exit()
 
-    assert 0.6 <= time.monotonic() - start < 3
+    assert 0.6 <= time.monotonic() - start < 0.6 + SOON_S
     allocation = crossmem.ShareableHandle.from_bytes(blob).allocation
     assert f"allocation {allocation} is leased by process {peer.pid}" in output
     if capabilities.survives_owner:
@@ -171,19 +168,19 @@ def test_c20_nothing_is_taken_from_importers_by_a_call(peer: Peer, fresh_peer: F
 
 
 def test_c20_it_waits_no_longer_than_the_leases_last(peer: Peer, fresh_peer: FreshPeer) -> None:
-    exporter = fresh_peer(CROSSMEM_EXIT_WAIT="15")
+    exporter = fresh_peer(CROSSMEM_EXIT_WAIT=_TOO_LONG)
     blob, other = (exporter.call(actions.offer, name, _NBYTES) for name in "ab")
     peer.call(actions.attach, "mapped", blob)
     exporter.request_exit()
     # It grants nothing more: that is how it shows that it is on its way out.
-    settle(lambda: _still_grants(other), within=5)
+    settle(lambda: _still_grants(other))
     with pytest.raises(crossmem.OwnerGoneError, match="exiting"):
         crossmem.attach(other)
     assert exporter.exitcode is None
 
     peer.call(actions.unmap, "mapped")
 
-    assert exporter.wait_exit(within=2) == 0
+    assert exporter.wait_exit(within=30) == 0
     assert "leased" not in exporter.output()
 
 
@@ -196,26 +193,36 @@ def _still_grants(blob: bytes) -> list[str]:
 
 
 def test_c20_killing_the_last_importer_ends_the_wait(fresh_peer: FreshPeer) -> None:
-    exporter, importer = fresh_peer(CROSSMEM_EXIT_WAIT="15"), fresh_peer()
+    exporter, importer = fresh_peer(CROSSMEM_EXIT_WAIT=_TOO_LONG), fresh_peer()
     blob, other = (exporter.call(actions.offer, name, _NBYTES) for name in "ab")
     importer.call(actions.attach, "mapped", blob)
     exporter.request_exit()
-    settle(lambda: _still_grants(other), within=5)
+    settle(lambda: _still_grants(other))
     assert exporter.exitcode is None
 
     importer.kill()
 
-    assert exporter.wait_exit(within=2) == 0
+    assert exporter.wait_exit(within=30) == 0
 
 
 def test_c20_no_wait_where_none_is_wanted(peer: Peer, fresh_peer: FreshPeer) -> None:
     exporter = fresh_peer(CROSSMEM_EXIT_WAIT="0")
+    exporter.call(time_exit)
     peer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
 
-    start = time.monotonic()
-    exporter.exit()
+    # Without the variable it would be two. What else an exit does may take longer than that.
+    assert float(exporter.exit().rpartition(_TOOK)[2].split()[0]) < 1.5
 
-    assert time.monotonic() - start < 1.5
+
+def time_exit() -> None:
+    """Print how long what crossmem does at exit takes."""
+    begun: list[float] = []
+    util.Finalize(None, lambda: begun.append(time.monotonic()), exitpriority=-1)
+    util.Finalize(None, lambda: _tell_time(begun[0]), exitpriority=-100)
+
+
+def _tell_time(begun: float) -> None:
+    print(f"{_TOOK}{time.monotonic() - begun}", flush=True)  # noqa: T201 - the test reads it
 
 
 @pytest.mark.crossmem_requires("survives_owner")
@@ -238,17 +245,14 @@ def test_c20_importers_keep_the_memory(peer: Peer, fresh_peer: FreshPeer) -> Non
 def test_c20_two_that_import_from_each_other_need_not_wait_for_each_other(
     fresh_peer: FreshPeer,
 ) -> None:
-    pair = [fresh_peer(CROSSMEM_EXIT_WAIT="10") for _ in range(2)]
+    pair = [fresh_peer(CROSSMEM_EXIT_WAIT=_TOO_LONG) for _ in range(2)]
     blobs = [one.call(actions.offer, "memory", _NBYTES) for one in pair]
     for one, blob in zip(pair, reversed(blobs), strict=True):
         one.call(actions.attach, "mapped", blob)
 
-    start = time.monotonic()
     for one in pair:
         one.request_exit()
-    assert [one.wait_exit(within=15) for one in pair] == [0, 0]
-
-    assert time.monotonic() - start < 5
+    assert [one.wait_exit() for one in pair] == [0, 0]
 
 
 @pytest.mark.crossmem_requires("host_visible")
@@ -313,7 +317,7 @@ def test_c20_children_of_multiprocessing_release_at_exit(
     device = kit.device
     place = (device.name, device.runtime, device.mechanism)
 
-    assert parent.call(_run_child, method, place, blob) == b"data"
+    assert parent.call(_run_child, method, place, blob, within=150) == b"data"
 
     # Released, not lost: the child made its driver's calls before it ended.
     assert _files(kit) - before == set()
@@ -326,9 +330,9 @@ def _run_child(method: str, place: tuple[str, str | None, str], blob: bytes) -> 
     child = context.Process(target=_child, args=(place, blob, sending))
     child.start()
     sending.close()
-    assert receiving.poll(15), "the child says nothing"
+    assert receiving.poll(60), "the child says nothing"
     found: bytes = receiving.recv()
-    child.join(10)
+    child.join(60)
     words = json.loads(receiving.recv())
     receiving.close()
     assert child.exitcode == 0

@@ -163,7 +163,7 @@ def test_c11_a_killed_importer_keeps_no_owner(
 
     importer.destroy()
 
-    assert settle(lambda: let_go(kept), within=1) == []
+    assert settle(lambda: let_go(kept)) == []
 
 
 @needs_foreign

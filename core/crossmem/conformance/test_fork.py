@@ -21,7 +21,7 @@ from crossmem.conformance.forks import (
 )
 from crossmem.conformance.harness import Allocate, FreshPeer
 from crossmem.conformance.peers import Peer
-from crossmem.conformance.pool import settle
+from crossmem.conformance.pool import SOON_S, settle
 from crossmem.driver import Driver, TracingDriver
 from crossmem.sharing.process import current
 
@@ -170,7 +170,7 @@ def _run_forked_child_to_its_end() -> int | None:
     # With the finalisers that multiprocessing runs at the end of its children.
     process = multiprocessing.get_context("fork").Process(target=actions.pid)
     process.start()
-    process.join(15)
+    process.join(30)
     return process.exitcode
 
 
@@ -199,10 +199,10 @@ def test_c18_a_childs_leases_are_its_own(allocate: Allocate, fresh_peer: FreshPe
     assert child != peer.pid
     assert _holders_of(blob) == {child, peer.pid}
     peer.kill()
-    assert settle(lambda: _others_than(child, blob), within=1) == []
+    assert settle(lambda: _others_than(child, blob)) == []
     # The rest of its process group is the child.
     peer.destroy()
-    allocation.free(busy="wait", timeout=1)
+    allocation.free(busy="wait", timeout=SOON_S)
 
 
 @pytest.mark.crossmem_requires("fork_safe")
@@ -225,7 +225,7 @@ def test_c18_forking_while_other_threads_import_hangs_nobody(
     blob = allocate(_NBYTES, b"exporter").export().to_bytes()
     peer.call(_set_up, blob)
 
-    assert peer.call(_fork_among_threads, blob, 25) == [b"exporter"] * 25
+    assert peer.call(_fork_among_threads, blob, 25, within=120) == [b"exporter"] * 25
 
 
 def test_c18_a_child_of_a_backend_that_cannot_be_forked_is_told_to_spawn(

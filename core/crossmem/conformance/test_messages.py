@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages hold the memory they speak of, whoever frees, exits or dies: laws C6, C9, C11, C20."""
 
-import time
-
 import pytest
 
 import crossmem
@@ -110,21 +108,19 @@ def test_c11_a_hold_ends_with_the_death_of_its_sender(
 
     sender.kill()
 
-    assert settle(lambda: others_than(blob), within=1.0) == []
+    assert settle(lambda: others_than(blob)) == []
 
 
 def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
     fresh_peer: FreshPeer, peer: Peer
 ) -> None:
-    sender = fresh_peer(CROSSMEM_EXIT_WAIT="15")
+    sender = fresh_peer(CROSSMEM_EXIT_WAIT="60")
     sender.call(actions.offer, "sent", NBYTES, b"last")
     message = sender.call(actions.hold, "sent")
     sender.call(actions.free, "sent")
     sender.request_exit()
-    time.sleep(0.2)
+    assert settle(lambda: not_refused(peer, message[0][0])) == []
     assert sender.exitcode is None
-    with pytest.raises(crossmem.OwnerGoneError):
-        peer.call(actions.attach, "m", message[0][0])
 
     peer.call(actions.attach_held, ["m"], message)
 
@@ -132,5 +128,16 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
 
     peer.call(actions.unmap, "m")
 
-    assert sender.wait_exit(within=10) == 0
+    assert sender.wait_exit(within=30) == 0
     assert "exiting while" not in sender.output()
+
+
+def not_refused(peer: Peer, blob: bytes) -> list[str]:
+    """Return what else happens than that the exporter is on its way out, which takes a moment."""
+    try:
+        peer.call(actions.attach, "m", blob)
+    except crossmem.OwnerGoneError:
+        return []
+    except crossmem.StaleHandleError:
+        return ["stale"]
+    return ["attached"]

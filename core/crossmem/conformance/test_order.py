@@ -112,7 +112,7 @@ def test_c22_everything_in_the_vendors_order(
 
 
 def test_c22_exit_is_lawful_too(fresh_peer: FreshPeer) -> None:
-    owner, importer = fresh_peer(CROSSMEM_EXIT_WAIT="5"), fresh_peer()
+    owner, importer = fresh_peer(CROSSMEM_EXIT_WAIT="30"), fresh_peer()
     owner.call(report_at_exit)
     importer.call(report_at_exit)
     blob = owner.call(actions.offer, "a", NBYTES)

@@ -9,9 +9,8 @@ import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.harness import Allocate, FreshPeer
 from crossmem.conformance.peers import Peer
+from crossmem.conformance.pool import SOON_S
 
-_SOON_S = 1.0
-"""How much longer than the timeout it may take."""
 _NBYTES = 4096
 
 
@@ -28,7 +27,7 @@ def test_c26_a_stopped_exporter_is_waited_for_as_long_as_was_said(fresh_peer: Fr
             start = time.monotonic()
             with pytest.raises(crossmem.OwnerUnresponsiveError, match=str(exporter.pid)):
                 attempt()
-            assert 0.3 <= time.monotonic() - start < 0.3 + _SOON_S
+            assert 0.3 <= time.monotonic() - start < 0.3 + SOON_S
 
         # What is imported already needs nobody, and stopped is not dead.
         assert mapping.owner_alive
@@ -44,7 +43,7 @@ def test_c26_one_who_never_met_the_exporter_waits_no_longer(fresh_peer: FreshPee
     start = time.monotonic()
     with pytest.raises(crossmem.OwnerUnresponsiveError):
         crossmem.attach(blob, timeout=0.3)
-    assert 0.3 <= time.monotonic() - start < 0.3 + _SOON_S
+    assert 0.3 <= time.monotonic() - start < 0.3 + SOON_S
 
 
 def test_c26_the_environment_gives_the_default(fresh_peer: FreshPeer) -> None:
@@ -55,7 +54,7 @@ def test_c26_the_environment_gives_the_default(fresh_peer: FreshPeer) -> None:
     start = time.monotonic()
     with pytest.raises(crossmem.OwnerUnresponsiveError):
         importer.call(actions.attach, "never", blob)
-    assert 0.3 <= time.monotonic() - start < 0.3 + _SOON_S
+    assert 0.3 <= time.monotonic() - start < 0.3 + SOON_S
 
 
 def test_c26_an_exporter_that_goes_on_answers_and_lost_nothing(fresh_peer: FreshPeer) -> None:
@@ -80,15 +79,15 @@ def test_c26_an_exporter_that_goes_on_answers_and_lost_nothing(fresh_peer: Fresh
 def test_c26_a_busy_exporter_answers(peer: Peer, fresh_peer: FreshPeer) -> None:
     exporter = fresh_peer()
     blob = exporter.call(actions.offer, "memory", _NBYTES, b"data")
-    working = exporter.start(actions.busy, 2.0)
+    # It is still busy when it is killed, at the end of this test.
+    working = exporter.start(actions.busy, 30.0)
 
     for _ in range(3):
-        peer.call(actions.attach, "mapped", blob, timeout=2.0)
+        peer.call(actions.attach, "mapped", blob, timeout=9.0)
         assert peer.call(actions.read, "mapped", 4) == b"data"
         peer.call(actions.unmap, "mapped")
 
     assert not working.is_done()
-    working.result()
 
 
 def test_c26_a_stopped_exporter_holds_up_no_import_from_another(
@@ -109,7 +108,7 @@ def test_c26_a_stopped_exporter_holds_up_no_import_from_another(
 def _attach_one_of(number: int, blobs: list[bytes]) -> tuple[Exception | None, float]:
     start = time.monotonic()
     try:
-        actions.attach(f"mapping{number}", blobs[number], timeout=1.0)
+        actions.attach(f"mapping{number}", blobs[number], timeout=3.0)
         actions.unmap(f"mapping{number}")
     except crossmem.CrossmemError as error:
         return error, time.monotonic() - start
@@ -141,7 +140,7 @@ def test_c26_waiting_for_leases_ends_when_the_time_is_over(allocate: Allocate, p
     start = time.monotonic()
     with pytest.raises(crossmem.BusyError, match=str(peer.pid)):
         allocation.free(busy="wait", timeout=0.3)
-    assert 0.3 <= time.monotonic() - start < 0.3 + _SOON_S
+    assert 0.3 <= time.monotonic() - start < 0.3 + SOON_S
 
     peer.call(actions.unmap, "mapped")
     allocation.free(busy="raise")

@@ -36,7 +36,7 @@ from crossmem.control.wire import (
     verify,
 )
 from crossmem.driver import Exported
-from crossmem.errors import AccessDeniedError, CrossmemError, OwnerGoneError
+from crossmem.errors import AccessDeniedError, CrossmemError, OwnerGoneError, WrongHostError
 from crossmem.models import ProcessIdentity, ShareableHandle
 
 __all__ = ["Asked", "Leased", "OwnerConnection"]
@@ -357,11 +357,18 @@ class OwnerConnection:
     def _round_trip(
         self, kind: MessageType, asked: Sequence[Asked], reported: int, deadline: Deadline
     ) -> list[Leased | Refusal]:
+        was_closed = False
         while True:
             try:
                 link = self._link or self._connect(deadline)
                 return self._exchange(link, kind, asked, reported, deadline)
+            except WrongHostError:
+                # It could be reached a moment ago: it is exiting, however long that takes it.
+                if not was_closed:
+                    raise
+                raise owner_gone(self.owner, "closed its lease server") from None
             except EOFError:
+                was_closed = True
                 alive = self.is_owner_alive
                 self._disconnect()
                 if not alive:

@@ -212,8 +212,9 @@ class LeaseServer:
             self._woken.recv(1)
 
     def _watch(self, descriptor: int, handler: Callable[[], None]) -> None:
-        self._handlers[descriptor] = handler
+        # In this order: the kernel may have no room for one more.
         self._epoll.register(descriptor, select.EPOLLIN)
+        self._handlers[descriptor] = handler
 
     def _unwatch(self, descriptor: int) -> None:
         if self._handlers.pop(descriptor, None) is not None:
@@ -245,11 +246,11 @@ class LeaseServer:
         self._make_room()
         try:
             connection = ServerConnection(accepted, self._buffer)
+            self._watch(connection.number, lambda: self._serve(connection, at_most=1))
         except OSError:
             accepted.close()
             return
         self._connections[connection.number] = connection
-        self._watch(connection.number, lambda: self._serve(connection, at_most=1))
         self._flush(connection)
 
     def _make_room(self) -> None:
@@ -364,9 +365,13 @@ class LeaseServer:
         if holder is None or self._lose_if_dead(holder):
             pidfd = open_peer(connection.socket, connection.pid, start_time)
             holder = Holder(connection.pid, connection.uid, pidfd)
-            self._holders.add(holder)
             if pidfd is not None:
-                self._watch(pidfd, partial(self._check, holder))
+                try:
+                    self._watch(pidfd, partial(self._check, holder))
+                except OSError:
+                    os.close(pidfd)
+                    raise
+            self._holders.add(holder)
         connection.holder = holder
         holder.connections += 1
         return holder

@@ -88,7 +88,8 @@ class Offer:
         self.backend = backend
         self.info = info
         self.problem = problem
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may ask for a device while its thread loads the driver.
+        self._lock = threading.RLock()
         self._availability: Availability | None = None
         self._drivers: dict[str | None, Driver] = {}
 
@@ -124,7 +125,7 @@ class Offer:
                     driver = self._load(runtime)
                     for wrap in wrappers():
                         driver = wrap(driver)
-                    self._drivers[runtime] = driver
+                    driver = self._drivers.setdefault(runtime, driver)
         return driver
 
     def after_fork_in_child(self) -> list[Driver]:
@@ -135,7 +136,7 @@ class Offer:
         list
             The parent's drivers. The child loads its own where it may.
         """
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         inherited, self._drivers = list(self._drivers.values()), {}
         return inherited
 

@@ -6,13 +6,13 @@ cover in pieces. What arrives is memory of crossmem again: arrays that overlappe
 this node they are sent on as handles.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
 from pickle import PickleBuffer
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from crossmem.arrays.runs import Run, find_run, pack
 from crossmem.errors import UnsupportedError
 from crossmem.models import ShareableHandle
 from crossmem.ray.session import import_ray, is_answering_thread, waiting
@@ -28,25 +28,6 @@ __all__ = ["copy_from", "read_out"]
 _PIECE_NBYTES: Final = 16 * 2**20
 _PIECES: Final = 4
 """How many pieces may be under way: what an object store needs room for, whatever is copied."""
-
-_ALIGNMENT: Final = 256
-"""Copied bytes keep their offsets modulo this, and with that what their elements need."""
-
-
-class _Run(NamedTuple):
-    """Consecutive bytes that arrays cover.
-
-    Parameters
-    ----------
-    low, high
-        First byte in the handle's memory, and the one past the last.
-    start
-        Where the first byte goes.
-    """
-
-    low: int
-    high: int
-    start: int
 
 
 def copy_from(origin: str, blob: bytes) -> Any:
@@ -75,7 +56,11 @@ def copy_from(origin: str, blob: bytes) -> Any:
         )
     ray = import_ray()
     message = Message.from_bytes(blob)
-    runs = [_runs(message.rows, number) for number in range(len(message.handles))]
+    extents: list[list[tuple[int, int]]] = [[] for _ in message.handles]
+    for row in message.rows:
+        if row.handle is not None and row.layout.extent is not None:
+            extents[row.handle].append(row.layout.extent)
+    runs = [pack(own) for own in extents]
     place = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(origin, soft=False)
     parts = [[(run.low, run.high) for run in own] for own in runs]
     memories = []
@@ -92,11 +77,10 @@ def copy_from(origin: str, blob: bytes) -> Any:
     return build(message._replace(rows=rows), memories)
 
 
-def _allocate(handle: ShareableHandle, runs: list[_Run]) -> Allocation:
+def _allocate(handle: ShareableHandle, runs: list[Run]) -> Allocation:
     """Return memory for what arrays cover, on the first device of the backend that it is from."""
     home = device(f"{handle.backend}:0", runtime=runtime_in_use(drain(), handle.backend))
-    *_, last = runs
-    memory = home.allocate(last.start + last.high - last.low)
+    memory = home.allocate(runs[-1].end)
     memory.leave_to_views()
     return memory
 
@@ -129,26 +113,11 @@ def _task() -> Any:
     return import_ray().remote(**options)(read_out)
 
 
-def _runs(rows: tuple[Row, ...], number: int) -> list[_Run]:
-    """Return what arrays cover of one handle, in order, each byte once."""
-    runs: list[_Run] = []
-    end = 0
-    extents = sorted(row.layout.extent or (0, 0) for row in rows if row.handle == number)
-    for low, high in extents:
-        if runs and low < runs[-1].high:
-            runs[-1] = runs[-1]._replace(high=max(runs[-1].high, high))
-        else:
-            runs.append(_Run(low, high, end + (low - end) % _ALIGNMENT))
-        end = runs[-1].start + runs[-1].high - runs[-1].low
-    return runs
-
-
-def _moved(row: Row, runs: list[list[_Run]]) -> Row:
+def _moved(row: Row, runs: list[list[Run]]) -> Row:
     """Return how an array lies in what was copied."""
     layout = row.layout
     if row.handle is None or layout.extent is None:
         return row
     own = runs[row.handle]
-    # The run in which it lies is the last one that does not begin behind it.
-    run = own[bisect_right(own, layout.extent[0], key=lambda one: one.low) - 1]
+    run = own[find_run(own, layout.extent[0])]
     return row._replace(layout=layout.at(layout.offset - run.low + run.start))

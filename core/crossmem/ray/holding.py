@@ -24,7 +24,8 @@ __all__ = ["keep_token", "token_for", "token_of"]
 
 _log = logging.getLogger(__name__)
 
-_lock = threading.Lock()
+# Reentrant: a finaliser may send something while its thread makes a token.
+_lock = threading.RLock()
 _held: dict[bytes, object] = {}
 """What messages of this process hold, by the ids of their tokens."""
 _tokens: dict[int, tuple[Any, "weakref.ref[Any]"]] = {}

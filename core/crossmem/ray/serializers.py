@@ -8,6 +8,7 @@ a message has handles and the id of its node, and whoever receives it compares t
 from collections.abc import Callable
 from typing import Any, Final
 
+from crossmem.arrays.adapters import ADAPTERS
 from crossmem.arrays.libraries import on_use, require
 from crossmem.models import Event, EventKind
 from crossmem.ray.copying import copy_from
@@ -27,7 +28,6 @@ Reduced = tuple[Any, ...]
 """What ``__reduce_ex__`` returns: a function, its arguments, and what else there is."""
 
 _PROTOCOL: Final = 5
-_CLASSES: Final = {"numpy": "ndarray", "cupy": "ndarray", "torch": "Tensor"}
 _before: dict[type, Callable[[Any], Reduced] | None] = {}
 """How classes were serialised before; None: as they reduce themselves."""
 
@@ -54,12 +54,13 @@ def register() -> None:
 
 def _register_library(name: str) -> None:
     """Register for the arrays of a library: it has just been used for the first time."""
-    _register(getattr(require(name), _CLASSES[name]), _reduce_array)
+    _register(ADAPTERS[name].classes(require(name))[0], _reduce_array)
 
 
 def _register(kind: type, reduce: Callable[[Any], Reduced]) -> None:
     ray = import_ray()
-    _before[kind] = ray.cloudpickle.CloudPickler.dispatch.get(kind)
+    # Kept where it is there: of two threads, the second would find what the first registered.
+    _before.setdefault(kind, ray.cloudpickle.CloudPickler.dispatch.get(kind))
     ray.util.register_serializer(kind, serializer=reduce, deserializer=_rebuild)
 
 

@@ -22,7 +22,7 @@ from crossmem.models import Access, EventKind, ShareableHandle
 from crossmem.sharing.loan import Loan
 from crossmem.sharing.memory import Memory
 from crossmem.sharing.owned import Owned
-from crossmem.sharing.process import drain, is_current, is_mine, refuse_foreign
+from crossmem.sharing.process import drain, is_current, is_mine, may_release, refuse_foreign
 
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
@@ -231,7 +231,7 @@ class Allocation(Memory):
 
     def __del__(self) -> None:
         owned = getattr(self, "_owned", None)
-        if owned is None or not is_current(self._process) or self._process.is_exiting:
+        if owned is None or not may_release(self._process):
             return
         self._process.pending.append(owned.retire)
         if not self._is_left:

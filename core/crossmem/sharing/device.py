@@ -174,10 +174,7 @@ class Device:
         try:
             block = self.driver.allocate(self.ordinal, size, self.mechanism)
         except OutOfMemoryError:
-            # Importers may have released what is freed, and nobody has read that yet.
-            if process.server is not None:
-                process.server.catch_up()
-            process.drain()
+            process.catch_up()
             try:
                 block = self.driver.allocate(self.ordinal, size, self.mechanism)
             except OutOfMemoryError as error:

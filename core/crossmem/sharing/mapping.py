@@ -3,7 +3,6 @@
 
 import warnings
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from typing_extensions import override
@@ -13,7 +12,7 @@ from crossmem.models import ShareableHandle
 from crossmem.sharing.entry import Entry
 from crossmem.sharing.loan import Loan
 from crossmem.sharing.memory import Memory
-from crossmem.sharing.process import Process, drain, is_current, is_mine, refuse_foreign
+from crossmem.sharing.process import Process, drain, is_mine, may_release, refuse_foreign
 
 if TYPE_CHECKING:
     from crossmem.sharing.device import Device
@@ -153,17 +152,12 @@ class Import:
         self._live()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
         entry = getattr(self, "_entry", None)
-        if entry is None or not _may_release(self._process):
+        if entry is None or not may_release(self._process):
             return
         process = self._process
         process.pending.append(partial(_release, process, entry))
@@ -284,17 +278,12 @@ class Mapping(Memory):
         self._live()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._end_block(self.unmap, error)
 
     def __del__(self) -> None:
         entry = getattr(self, "_entry", None)
-        if entry is None or not _may_release(self._process):
+        if entry is None or not may_release(self._process):
             return
         process = self._process
         process.pending.append(partial(_give_back, process, entry, self._import))
@@ -337,8 +326,3 @@ def _release(process: Process, entry: Entry) -> bool:
         return False
     process.imports.release(entry)
     return True
-
-
-def _may_release(process: Process) -> bool:
-    """Whether a finaliser may leave work behind: not in a forked child, not at exit."""
-    return is_current(process) and not process.is_exiting

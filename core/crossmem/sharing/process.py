@@ -38,6 +38,7 @@ __all__ = [
     "drain",
     "is_current",
     "is_mine",
+    "may_release",
     "refuse_foreign",
     "refuse_forked_backend",
 ]
@@ -151,6 +152,14 @@ class Process:
         finally:
             self.pending.extend(put_back)
 
+    def catch_up(self) -> None:
+        """Learn what importers have released and nobody has read yet, and do what waits."""
+        if self.is_inside:
+            return
+        if self._server is not None:
+            self._server.catch_up()
+        self.drain()
+
     def start_reaper(self) -> None:
         """Do from now on what waits, as soon as it can be done, in a thread."""
         with self.lock:
@@ -238,7 +247,8 @@ class Process:
 
 
 _current: Process | None = None
-_lock = threading.Lock()
+# Reentrant: a signal handler may come in while its thread makes or forks the state.
+_lock = threading.RLock()
 _held: Process | None = None
 _inherited: Registry | None = None
 """The plugins that the parent had found, in a forked child."""
@@ -267,9 +277,11 @@ def _begin() -> Process:
                 # And a parent joins its children before it comes to what has no priority, so
                 # they can still import.
                 util.Finalize(None, process.shut_down, exitpriority=-10)
-            _current = process
-            if settings.reaper:
-                process.start_reaper()
+            # Asked again: a signal handler may have made one meanwhile.
+            if _current is None:
+                _current = process
+                if settings.reaper:
+                    process.start_reaper()
         return _current
 
 
@@ -301,6 +313,11 @@ def is_mine(lock: threading.RLock) -> bool:
 def is_current(process: Process) -> bool:
     """Whether a state is this process's, not one that was inherited through fork."""
     return process is _current
+
+
+def may_release(process: Process) -> bool:
+    """Whether a finaliser may leave work behind: not in a forked child, not at exit."""
+    return is_current(process) and not process.is_exiting
 
 
 def refuse_foreign(process: Process, what: object) -> None:
@@ -354,7 +371,7 @@ def _after_fork_in_child() -> None:
     global _current, _held, _inherited, _lock, _forked_backends  # noqa: PLW0603
     parent, _held, _current = _held, None, None
     # Locks that other threads of the parent held would stay locked for ever.
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     if parent is not None:
         _forked_backends |= parent.abandon()
         _inherited = parent.registry

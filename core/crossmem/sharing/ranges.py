@@ -3,7 +3,6 @@
 
 import warnings
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import override
@@ -12,7 +11,7 @@ from crossmem.errors import BusyError, ClosedError, ConfigurationError, Unsuppor
 from crossmem.sharing.allocation import Allocation
 from crossmem.sharing.mapping import Import
 from crossmem.sharing.memory import Memory
-from crossmem.sharing.process import is_current, refuse_foreign
+from crossmem.sharing.process import may_release, refuse_foreign
 from crossmem.sharing.reservation import Placed, Reservation
 
 if TYPE_CHECKING:
@@ -141,17 +140,12 @@ class AddressRange:
         self._live()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __del__(self) -> None:
         reservation = getattr(self, "_reservation", None)
-        if reservation is None or not is_current(self._process) or self._process.is_exiting:
+        if reservation is None or not may_release(self._process):
             return
         self._process.pending.append(reservation.release)
         warnings.warn(
@@ -244,17 +238,12 @@ class Piece(Memory):
         self.ptr  # noqa: B018 - raises where it may not be used any more
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.unmap()
 
     def __del__(self) -> None:
         placed = getattr(self, "_placed", None)
-        if placed is None or not is_current(self._process) or self._process.is_exiting:
+        if placed is None or not may_release(self._process):
             return
         self._process.pending.append(partial(self._reservation.unmap, placed))
         if not self._is_left:

@@ -66,8 +66,7 @@ def exports() -> list[ExportInfo]:
     process = drain()
     if process.server is None:
         return []
-    process.server.catch_up()
-    process.drain()
+    process.catch_up()
     return [
         ExportInfo(
             handle=export.handle,
@@ -96,8 +95,6 @@ def collect() -> int:
     if process.is_closed:
         return 0
     before = len(process.owned)
-    if process.server is not None:
-        process.server.catch_up()
-    process.drain()
+    process.catch_up()
     process.imports.tend()
     return before - len(process.owned)

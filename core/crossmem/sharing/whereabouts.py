@@ -53,9 +53,14 @@ class Whereabouts:
         key = (pointer, pointer + memory.nbytes, next(self._numbers))
         reference = weakref.ref(keeper, lambda _: gone.append(key))
         self._new.append(_Spot(*key, weakref.ref(memory), reference))
-        with self._lock:
-            if not self._is_busy:
-                self._settle()
+        # Never waited for: the caller holds locks that a finaliser, in a thread that has this one,
+        # may be waiting for. Whoever looks next brings the lists up to date.
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._is_busy:
+                    self._settle()
+            finally:
+                self._lock.release()
 
     def find(self, pointer: int, nbytes: int) -> "Memory | None":
         """Return what shows all of these addresses and is usable, None where nothing does.

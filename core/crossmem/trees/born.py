@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from crossmem.arrays import Kind, Layout, dtype_of
+from crossmem.arrays.adapters import ADAPTERS
 from crossmem.arrays.libraries import used
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
 from crossmem.sharing.views import kind_of_arrays, maker
-from crossmem.trees.leaves import empty as without_elements
 
 __all__ = ["HOST_DEVICE", "empty"]
 
@@ -55,7 +55,7 @@ def empty(
     is_tensor = torch is not None and isinstance(dtype, torch.dtype)
     kind: Kind = "torch" if is_tensor else kind_of_arrays(home)
     if layout.extent is None:
-        return without_elements(kind, layout)
+        return ADAPTERS[kind].empty(layout)
     allocation = home.allocate(layout.nbytes)
     allocation.leave_to_views()
     return maker(allocation, kind)(layout)

@@ -3,18 +3,18 @@
 
 import logging
 import math
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import itemgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from crossmem.arrays import Found, Layout
+from crossmem.arrays.adapters import ADAPTERS
+from crossmem.arrays.runs import find_run, pack
 from crossmem.control.records import Allow
 from crossmem.driver import CopyKind
-from crossmem.errors import BusyError, UnsupportedError
+from crossmem.errors import CrossmemError, UnsupportedError
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.adoption import Neighbours, neighbours_of
 from crossmem.sharing.allocation import Allocation, export_again
@@ -23,7 +23,6 @@ from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.process import Process
 from crossmem.sharing.views import maker
 from crossmem.sharing.ways import ShareWay, how_can_share
-from crossmem.trees.leaves import copy_to
 
 __all__ = ["Copy", "Homes", "Leaf", "Place"]
 
@@ -31,9 +30,6 @@ _log = logging.getLogger(__name__)
 
 Copy = Literal["allow"]
 """Whether what cannot be shared where it lies may be copied."""
-
-_ALIGNMENT: Final = 256
-"""Copied ranges keep their addresses modulo this, and with that what their elements need."""
 
 
 class Leaf(NamedTuple):
@@ -160,10 +156,13 @@ class Homes:
         return [places[number] for number in range(len(leaves))]
 
     def give_up(self) -> None:
-        """Free what was made, where the tree is not shared after all."""
-        with ExitStack() as steps:
-            while self.owned:
-                steps.callback(_free, self.owned.pop())
+        """Free what was made, where the tree is not shared after all: an error is on its way.
+
+        What its traceback keeps in use goes with it; what a vendor refuses is tried again.
+        """
+        while self.owned:
+            with suppress(CrossmemError):
+                self.owned.pop().free()
 
     def _export(self, memory: Allocation | Mapping) -> tuple[ShareableHandle, int]:
         """Return a handle of some memory, and the address at which it starts here."""
@@ -220,15 +219,9 @@ class Homes:
         """
         home = self.host() if where is None else self._home_of(where)
         kind = CopyKind.HOST_TO_DEVICE if where is None else CopyKind.DEVICE_TO_DEVICE
-        runs = _merge([leaf.bounds for leaf in leaves])
-        # The run in which an array lies is the last one that does not begin behind it.
-        numbers = [bisect_right(runs, leaf.bounds[0], key=itemgetter(0)) - 1 for leaf in leaves]
-        starts, end = [], 0
-        for low, high in runs:
-            start = end + (low - end) % _ALIGNMENT
-            starts.append(start)
-            end = start + high - low
-        allocation = home.allocate(end)
+        runs = pack(leaf.bounds for leaf in leaves)
+        numbers = [find_run(runs, leaf.bounds[0]) for leaf in leaves]
+        allocation = home.allocate(runs[-1].end)
         allocation.leave_to_views()
         self.owned.append(allocation)
         if where is not None:
@@ -236,7 +229,7 @@ class Homes:
             home.synchronize()
         alone = _with_gaps(leaves, numbers) if where is None else {}
         nbytes = 0
-        for number, ((low, high), start) in enumerate(zip(runs, starts, strict=True)):
+        for number, (low, high, start) in enumerate(runs):
             found = alone.get(number)
             if found is None:
                 home.driver.copy(home.ordinal, allocation.ptr + start, low, high - low, kind)
@@ -246,7 +239,8 @@ class Homes:
                 library = found.found.kind
                 # An element that is seen in many places is written once: PyTorch refuses more.
                 once = tuple([slice(1) if step == 0 else slice(None) for step in layout.strides])
-                copy_to(library, maker(allocation, library)(layout)[once], found.value[once])
+                target = maker(allocation, library)(layout)[once]
+                ADAPTERS[library].copy_to(target, found.value[once])
                 nbytes += _distinct_nbytes(layout)
         self.copied_nbytes += nbytes
         _log.info("copied %d bytes to %s, to share them from there", nbytes, home.name)
@@ -254,7 +248,7 @@ class Homes:
         handle, origin = self._export(allocation)
         places = []
         for leaf, number in zip(leaves, numbers, strict=True):
-            shift = allocation.ptr + starts[number] - runs[number][0]
+            shift = allocation.ptr + runs[number].start - runs[number].low
             places.append(leaf.place(handle, origin - shift))
         return places
 
@@ -276,24 +270,7 @@ def _distinct_nbytes(layout: Layout) -> int:
     return math.prod(sizes) * layout.dtype.itemsize
 
 
-def _free(memory: Allocation) -> None:
-    # What is raised now may still have arrays in it. The memory goes back after them.
-    with suppress(BusyError):
-        memory.free()
-
-
 def _span(leaves: list[Leaf]) -> tuple[int, int]:
     """Return the first address of what lies in one allocation, and the one past the last."""
     bounds = [leaf.bounds for leaf in leaves]
     return min(low for low, _ in bounds), max(high for _, high in bounds)
-
-
-def _merge(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges of addresses that are covered, in order and without overlaps."""
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(bounds):
-        if merged and low < merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], high)
-        else:
-            merged.append((low, high))
-    return merged

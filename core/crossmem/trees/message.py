@@ -7,7 +7,6 @@ checked before it is used, so the bytes may come from a stranger.
 
 import json
 import struct
-from base64 import b64encode
 from binascii import crc32
 from functools import lru_cache
 from typing import Annotated, Any, Final, NamedTuple
@@ -16,7 +15,9 @@ from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
 
 from crossmem.arrays import MAX_DIMENSIONS, Kind, Layout, from_text
 from crossmem.errors import CrossmemError, InvalidHandleError, InvalidSizeError
+from crossmem.guards import shorten
 from crossmem.models import ShareableHandle
+from crossmem.trees.nodes import to_base64
 
 __all__ = ["CELL_NBYTES", "MAX_MESSAGE_NBYTES", "Cell", "Message", "Row"]
 
@@ -29,7 +30,6 @@ CELL_NBYTES: Final = 16
 _MAX_KEPT_NBYTES: Final = 2**20
 _MAX_ARRAYS: Final = 2**20
 _MAX_HANDLES: Final = 2**16
-_MAX_SHOWN: Final = 100
 _MAGIC: Final = b"XMTR"
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct("<4sHHII")
@@ -129,12 +129,12 @@ class Message(NamedTuple):
         """
         body = json.dumps(
             {
-                "handles": [_base64(one.to_bytes()) for one in self.handles],
+                "handles": [to_base64(one.to_bytes()) for one in self.handles],
                 "arrays": [_pack(row) for row in self.rows],
                 "tree": self.tree,
                 "cell": None
                 if self.cell is None
-                else [_base64(self.cell.handle.to_bytes()), self.cell.offset, self.cell.tree],
+                else [to_base64(self.cell.handle.to_bytes()), self.cell.offset, self.cell.tree],
             },
             separators=(",", ":"),
             allow_nan=False,
@@ -173,10 +173,6 @@ def _pack(row: Row) -> tuple[Any, ...]:
     return (row.kind, row.handle, layout.dtype.name, layout.shape, strides, layout.offset)
 
 
-def _base64(blob: bytes) -> str:
-    return b64encode(blob).decode("ascii")
-
-
 # Readers of a tree that is updated receive it again and again.
 @lru_cache(maxsize=16)
 def _decode_again(blob: bytes) -> Message:
@@ -202,7 +198,7 @@ def _decode(blob: bytes) -> Message:
         details = error.errors(include_url=False, include_context=False, include_input=False)
         raise _refuse("; ".join(f"{one['loc']}: {one['msg']}" for one in details[:3])) from None
     if body.model_extra:
-        raise _refuse(f"nobody writes {next(iter(body.model_extra))[:_MAX_SHOWN]!r} in them")
+        raise _refuse(f"nobody writes {shorten(next(iter(body.model_extra)))} in them")
     handles = tuple(ShareableHandle.from_bytes(one) for one in body.handles)
     try:
         rows = tuple(_unpack(row, handles) for row in body.arrays)

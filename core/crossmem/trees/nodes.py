@@ -20,28 +20,23 @@ null, true, 1  themselves; so do texts of Unicode and finite floats
 {"i": [n, x]}  container n again, of all lists, dicts and dataclasses that have ended; x is it
 ============== ==================================================================================
 
-A class is only ever looked up among the modules that the reader has imported, must be a dataclass
-or named tuple with exactly these fields, and none of its code is run, but for ``__hash__`` and
-``__eq__`` of what is a key. So fields that a descriptor of its own computes are refused, and
-classes with ``__del__``.
+Which classes are looked up for that, and how, is said in ``classes``.
 """
 
 import math
-import sys
 from base64 import b64decode, b64encode
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
-from functools import cached_property
-from inspect import getattr_static
-from types import MemberDescriptorType, ModuleType
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import is_dataclass
 from typing import Any, Final, NamedTuple
 
 from crossmem.arrays import dtype_of, from_text, to_numpy
 from crossmem.arrays.libraries import require, used
 from crossmem.errors import ConfigurationError, CrossmemError, InvalidHandleError, UnsupportedError
+from crossmem.guards import shorten
+from crossmem.trees.classes import make_dataclass, make_named_tuple, name_of, refuse_more, values_of
 
-__all__ = ["MAX_DEPTH", "read", "write"]
+__all__ = ["MAX_DEPTH", "pair_arrays", "read", "to_base64", "write"]
 
 MAX_DEPTH: Final = 32
 """How deep containers may be nested in one another."""
@@ -54,8 +49,6 @@ _MAX_INTEGER_BITS: Final = 4096
 
 _MAX_COLLISIONS: Final = 256
 """Keys of one dict whose hashes another one has too: with the square of that it takes long."""
-
-_MAX_SHOWN: Final = 200
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
 """Returns the number of an array, None for what is none. The other argument says where it is."""
@@ -108,36 +101,26 @@ class _Writer:
 
     def _write_object(self, value: Any, kind: type, path: tuple[Any, ...]) -> Any:
         if is_dataclass(kind):
-            return self._write_dataclass(value, kind, path)
+            name = name_of(kind, lambda: _name(path))
+            return {"c": [name, self.pairs(values_of(value, lambda: _name(path)), path)]}
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-            name = _name_of_class(kind, path)
-            _refuse_more(value, kind, path)
+            name = name_of(kind, lambda: _name(path))
+            refuse_more(value, lambda: _name(path))
             return {"n": [name, self.values(value, path)]}
         numpy = used("numpy")
         if numpy is not None and isinstance(value, numpy.generic):
             # NumPy takes zeros at the end of a text for filling, once it is in an array.
             if isinstance(value, numpy.bytes_):
-                return {"s": ["bytes", _base64(bytes(value))]}
+                return {"s": ["bytes", to_base64(bytes(value))]}
             if isinstance(value, numpy.str_):
-                return {"s": ["str", _base64(value.encode(errors="surrogatepass"))]}
-            return {"s": [dtype_of(value.dtype).name, _base64(value.tobytes())]}
+                return {"s": ["str", to_base64(value.encode(errors="surrogatepass"))]}
+            return {"s": [dtype_of(value.dtype).name, to_base64(value.tobytes())]}
         msg = f"{_name(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be shared"
         raise UnsupportedError(
             msg,
             operation="share",
             hint="arrays, plain values, dicts, lists, tuples and dataclasses of these can be",
         )
-
-    def _write_dataclass(self, value: Any, kind: type, path: tuple[Any, ...]) -> Any:
-        name = _name_of_class(kind, path)
-        try:
-            object.__new__(kind)
-            pairs = [(one, getattr(value, one)) for one in _field_names(kind)]
-        except (TypeError, AttributeError) as error:
-            msg = f"{_name(path)} cannot be made of its fields again: {error}"
-            raise UnsupportedError(msg, operation="share") from error
-        _refuse_more(value, kind, path)
-        return {"c": [name, self.pairs(pairs, path)]}
 
     def _count(self, values: Any, path: tuple[Any, ...]) -> None:
         self._values += len(values)
@@ -159,7 +142,7 @@ class _Writer:
 
 def _can_be_changed(node: Any) -> bool:
     """Whether what is read is a container in which it shows that it is one in several places."""
-    return type(node) is list or not node.keys().isdisjoint(("c", "d", "o"))
+    return type(node) is list or not node.keys().isdisjoint(_CHANGEABLE)
 
 
 # Not in the writer: what refers to itself keeps its arrays until the garbage collector comes.
@@ -189,7 +172,7 @@ def _write_text(value: str, _path: tuple[Any, ...]) -> Any:
     try:
         value.encode()
     except UnicodeEncodeError:
-        return {"u": _base64(value.encode(errors="surrogatepass"))}
+        return {"u": to_base64(value.encode(errors="surrogatepass"))}
     return value
 
 
@@ -197,7 +180,8 @@ def _write_float(value: float, _path: tuple[Any, ...]) -> Any:
     return value if math.isfinite(value) else {"f": repr(value)}
 
 
-def _base64(data: bytes) -> str:
+def to_base64(data: bytes) -> str:
+    """Return bytes as JSON has them."""
     return b64encode(data).decode("ascii")
 
 
@@ -206,7 +190,7 @@ _PLAIN: Final[dict[type, Callable[[Any, tuple[Any, ...]], Any]]] = {
     int: _write_integer,
     str: _write_text,
     float: _write_float,
-    bytes: lambda value, _path: {"b": _base64(value)},
+    bytes: lambda value, _path: {"b": to_base64(value)},
     complex: lambda value, _path: {"z": [repr(value.real), repr(value.imag)]},
 }
 
@@ -214,49 +198,6 @@ _PLAIN: Final[dict[type, Callable[[Any, tuple[Any, ...]], Any]]] = {
 def _name(path: tuple[Any, ...]) -> str:
     """Return how a part of what is shared is reached."""
     return "x" + "".join(f"[{step!r}]" for step in path)
-
-
-def _name_of_class(kind: type, path: tuple[Any, ...]) -> str:
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    if _find(kind.__module__, kind.__qualname__) is not kind:
-        msg = f"{_name(path)} is of a class that other processes cannot find: {name}"
-        hint = "define the class in a module, under its own name"
-        raise UnsupportedError(msg, operation="share", hint=hint)
-    _refuse_end(kind, "share")
-    return name
-
-
-def _refuse_more(value: Any, kind: type, path: tuple[Any, ...]) -> None:
-    """Refuse attributes that are no fields, as ``__post_init__`` may set: they would be missing.
-
-    What a cached property keeps is computed again, and what ``typing`` notes means nothing.
-    """
-    names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
-    for name in getattr(value, "__dict__", ()):
-        if name in names or isinstance(getattr_static(kind, name, None), cached_property):
-            continue
-        if name != "__orig_class__":
-            msg = f"{_name(path)} has an attribute {name!r} that is no field of {kind.__qualname__}"
-            raise UnsupportedError(
-                msg, operation="share", hint="declare it as a field, or share the fields as a dict"
-            )
-
-
-def _field_names(kind: type) -> list[str]:
-    """Return the fields of a dataclass.
-
-    Raises
-    ------
-    TypeError
-        Where code of the class would run to set one.
-    """
-    names = [one.name for one in fields(kind)]
-    for name in names:
-        found = getattr_static(kind, name, None)
-        if hasattr(type(found), "__set__") and type(found) is not MemberDescriptorType:
-            msg = f"field {name} is a {type(found).__name__}"
-            raise TypeError(msg)
-    return names
 
 
 _WRONG: Final = (
@@ -293,7 +234,7 @@ def read(node: Any, arrays: Sequence[Any]) -> Any:
     except (InvalidHandleError, UnsupportedError):
         raise
     except _WRONG as error:
-        msg = f"these bytes are no shared tree: {_short(error)}"
+        msg = f"these bytes are no shared tree: {shorten(error)}"
         raise InvalidHandleError(msg, operation="receive") from error
 
 
@@ -305,8 +246,17 @@ def _read(node: Any, known: _Known, depth: int) -> Any:
                 msg = f"array {content!r}"
                 raise ValueError(msg)
             return known.arrays[content]
-        made = _READERS[tag](content, known, depth + 1)
-        if tag in {"c", "d", "o"}:
+        if tag == "i":
+            return _read_again(content, known)
+        form = _FORMS.get(tag)
+        if form is None:
+            return _READERS[tag](content)
+        inner, beside = form.split(content)
+        if form.has_attributes:
+            beside = _read_pairs(beside, known, depth + 1)
+        read_inner = _read_pairs if form.has_keys else _read_all
+        made = form.make(read_inner(inner, known, depth + 1), beside)
+        if tag in _CHANGEABLE:
             known.ended.append((node, made))
         return made
     if type(node) is list:
@@ -314,6 +264,14 @@ def _read(node: Any, known: _Known, depth: int) -> Any:
         known.ended.append((node, made))
         return made
     return node
+
+
+def _read_again(content: Any, known: _Known) -> Any:
+    number, node = content
+    if type(number) is not int or number < 0 or known.ended[number][0] != node:
+        msg = f"container {shorten(number)} is another one"
+        raise ValueError(msg)
+    return known.ended[number][1]
 
 
 def _read_all(nodes: Any, known: _Known, depth: int) -> list[Any]:
@@ -345,91 +303,69 @@ def _read_pairs(nodes: Any, known: _Known, depth: int) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def _read_again(content: Any, known: _Known, _depth: int) -> Any:
-    number, node = content
-    if type(number) is not int or number < 0 or known.ended[number][0] != node:
-        msg = f"container {_short(number)} is another one"
-        raise ValueError(msg)
-    return known.ended[number][1]
-
-
-def _read_ordered(content: Any, known: _Known, depth: int) -> OrderedDict[Any, Any]:
-    nodes, attributes = content
-    made = OrderedDict(_read_pairs(nodes, known, depth))
-    for name, value in _read_pairs(attributes, known, depth):
+def _make_ordered(
+    pairs: list[tuple[Any, Any]], attributes: list[tuple[Any, Any]]
+) -> OrderedDict[Any, Any]:
+    made = OrderedDict(pairs)
+    for name, value in attributes:
         if name != "_metadata":
-            msg = f"an attribute {_short(name)}"
+            msg = f"an attribute {shorten(name)}"
             raise ValueError(msg)
         vars(made)[name] = value
     return made
 
 
-def _read_dataclass(content: Any, known: _Known, depth: int) -> Any:
-    name, nodes = content
-    kind, values = _class(name), dict(_read_pairs(nodes, known, depth))
-    if not is_dataclass(kind) or set(_field_names(kind)) != values.keys():
-        raise _not_the_same(name)
-    made = object.__new__(kind)
-    for field, value in values.items():
-        object.__setattr__(made, field, value)
-    return made
+class _Form(NamedTuple):
+    """How a container is written behind its tag.
+
+    Parameters
+    ----------
+    make
+        Makes it of what is in it and what is written beside that.
+    has_keys
+        Whether what is in it is pairs of key and value, else values.
+    is_named, has_attributes
+        Whether the name of its class is written before that, or attributes behind it.
+    """
+
+    make: Callable[[list[Any], Any], Any]
+    has_keys: bool = False
+    is_named: bool = False
+    has_attributes: bool = False
+
+    def split(self, content: Any) -> tuple[Any, Any]:
+        """Return what is in a container, and what is written beside that."""
+        beside = None
+        if self.is_named:
+            beside, content = content
+        elif self.has_attributes:
+            content, beside = content
+        return content, beside
 
 
-def _read_named_tuple(content: Any, known: _Known, depth: int) -> Any:
-    name, nodes = content
-    kind, values = _class(name), _read_all(nodes, known, depth)
-    if not issubclass(kind, tuple) or len(getattr(kind, "_fields", ())) != len(values):
-        raise _not_the_same(name)
-    return tuple.__new__(kind, values)
+_FORMS: Final = {
+    "t": _Form(lambda values, _: tuple(values)),
+    "d": _Form(lambda pairs, _: dict(pairs), has_keys=True),
+    "o": _Form(_make_ordered, has_keys=True, has_attributes=True),
+    "c": _Form(make_dataclass, has_keys=True, is_named=True),
+    "n": _Form(make_named_tuple, is_named=True),
+}
 
 
-def _class(name: str) -> type:
-    module_name, _, path = name.partition(":")
-    found = _find(module_name, path)
-    if not isinstance(found, type):
-        msg = f"class {_short(path)} of module {_short(module_name)} is not known to this process"
-        raise UnsupportedError(msg, operation="receive", hint="import the module first")
-    _refuse_end(found, "receive")
-    return found
+_CHANGEABLE: Final = frozenset({"c", "d", "o"})
+"""Containers besides lists that can be changed, so that it shows where one is in several places."""
 
 
-def _refuse_end(kind: type, operation: str) -> None:
-    """Refuse a class whose objects run code when they are dropped, with fields of a stranger's."""
-    if getattr_static(kind, "__del__", None) is not None:
-        msg = f"class {kind.__qualname__} has a __del__, which would run with what was sent"
-        raise UnsupportedError(msg, operation=operation, hint="share the fields as a dict")
-
-
-def _find(module_name: str, path: str) -> Any:
-    """Return what a module that was imported has under a dotted name; None where nothing."""
-    found: Any = sys.modules.get(module_name)
-    for step in path.split("."):
-        # Not getattr: a module's own __getattr__ is code.
-        found = vars(found).get(step) if isinstance(found, type | ModuleType) else None
-    return found
-
-
-def _short(value: object) -> str:
-    """Return what an error shows of what a stranger may have sent."""
-    shown = repr(value)
-    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
-
-
-def _not_the_same(name: str) -> UnsupportedError:
-    msg = f"class {_short(name)} has other fields in this process than in the one that shared"
-    return UnsupportedError(msg, operation="receive", hint="run the same version in both")
-
-
-def _read_float(content: Any, _known: _Known, _depth: int) -> float:
+def _read_float(content: Any) -> float:
     return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
 
 
-def _read_complex(content: Any, _known: _Known, _depth: int) -> complex:
+def _read_complex(content: Any) -> complex:
     real, imaginary = content
     return complex(float(real), float(imaginary))
 
 
-def _read_scalar(content: Any, _known: _Known, _depth: int) -> Any:
+def _read_scalar(content: Any) -> Any:
     name, data = content
     blob, numpy = b64decode(data, validate=True), require("numpy")
     if name == "bytes":
@@ -443,18 +379,94 @@ def _read_scalar(content: Any, _known: _Known, _depth: int) -> Any:
     return numpy.frombuffer(blob, to_numpy(dtype))[0]
 
 
-_READERS: Final[dict[str, Callable[[Any, _Known, int], Any]]] = {
-    "t": lambda content, known, depth: tuple(_read_all(content, known, depth)),
-    "d": lambda content, known, depth: dict(_read_pairs(content, known, depth)),
-    "o": _read_ordered,
-    "c": _read_dataclass,
-    "n": _read_named_tuple,
-    "b": lambda content, _known, _depth: b64decode(content, validate=True),
+_READERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "b": lambda content: b64decode(content, validate=True),
     "f": _read_float,
-    "u": lambda content, _known, _depth: b64decode(content, validate=True).decode(
-        errors="surrogatepass"
-    ),
+    "u": lambda content: b64decode(content, validate=True).decode(errors="surrogatepass"),
     "z": _read_complex,
     "s": _read_scalar,
-    "i": _read_again,
 }
+
+
+def pair_arrays(theirs: Any, mine: Any, where: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the numbers of arrays at the same places of two trees, which must be alike.
+
+    Plain values and attributes may differ, and so may the order of keys.
+
+    Parameters
+    ----------
+    theirs, mine
+        What was shared, and what is to be overwritten.
+    where
+        What errors call the latter; what is yielded last says how each array is reached from there.
+
+    Raises
+    ------
+    ConfigurationError
+        Where another container is at a place, or other things are in it.
+    """
+    tag, inner, name = _open(theirs)
+    other_tag, others, other_name = _open(mine)
+    what = None
+    if (tag, name) != (other_tag, other_name):
+        what = f"is {_in_words(other_tag, other_name)} where {_in_words(tag, name)} was shared"
+    for place in inner.keys() - others.keys():
+        what = what or f"has no {place!s:.200}, which was shared"
+    for place in others.keys() - inner.keys():
+        what = what or f"has {place!s:.200}, which was not shared"
+    if what is not None:
+        msg = f"into is another tree: {where} {what}"
+        raise ConfigurationError(msg, operation="receive")
+    if tag == "a":
+        yield inner[tag], others[tag], where
+        return
+    for place, one in inner.items():
+        yield from pair_arrays(one, others[place], f"{where}[{place}]")
+
+
+_IN_WORDS: Final = {
+    "a": "an array",
+    "d": "a dict",
+    "list": "a list",
+    "o": "an OrderedDict",
+    "t": "a tuple",
+    None: "a plain value",
+}
+
+
+def _in_words(tag: str | None, name: str | None) -> str:
+    return _IN_WORDS.get(tag) or f"a {shorten(name)}"
+
+
+def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
+    """Return the tag of an array or container, what is in it by place, and its class's name."""
+    if type(node) is list:
+        return "list", dict(enumerate(node)), None
+    if type(node) is not dict:
+        return None, {}, None
+    ((tag, content),) = node.items()
+    if tag == "i":
+        return _open(content[1])
+    if tag == "a":
+        return tag, node, None
+    form = _FORMS.get(tag)
+    if form is None:
+        return None, {}, None
+    inner, beside = form.split(content)
+    # Keys may be containers themselves here.
+    parts = (
+        ((repr(_without_numbers(key)), one) for key, one in inner)
+        if form.has_keys
+        else enumerate(inner)
+    )
+    return tag, dict(parts), beside if form.is_named else None
+
+
+def _without_numbers(node: Any) -> Any:
+    """Return a node that does not say which of its containers occur elsewhere too."""
+    if type(node) is list:
+        return [_without_numbers(one) for one in node]
+    if type(node) is dict:
+        ((tag, content),) = node.items()
+        return _without_numbers(content[1]) if tag == "i" else {tag: _without_numbers(content)}
+    return node

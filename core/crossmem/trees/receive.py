@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Receiving: from the description of a shared tree to its arrays and tensors, without a copy."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from crossmem.arrays import Found, Kind, Layout
+from crossmem.arrays.adapters import ADAPTERS, describe
 from crossmem.arrays.libraries import require
 from crossmem.errors import ConfigurationError
 from crossmem.sharing.attach import Readonly, attach_many, check_device
@@ -13,14 +14,11 @@ from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.memory import Memory
 from crossmem.sharing.process import drain
 from crossmem.sharing.views import maker
-from crossmem.trees.leaves import copy_to, describe, empty
 from crossmem.trees.message import Message, Row
-from crossmem.trees.nodes import read, write
+from crossmem.trees.nodes import pair_arrays, read, write
 from crossmem.trees.shared import Shared
 
 __all__ = ["build", "receive"]
-
-_MAX_SHOWN: Final = 100
 
 
 def receive(
@@ -92,7 +90,7 @@ def _maker(memories: Sequence[Memory]) -> Callable[[Row, Kind], Any]:
 
     def make(row: Row, kind: Kind) -> Any:
         if row.handle is None:
-            return empty(kind, row.layout)
+            return ADAPTERS[kind].empty(row.layout)
         found = makers.get((row.handle, kind))
         if found is None:
             found = makers[row.handle, kind] = maker(memories[row.handle], kind)
@@ -124,20 +122,18 @@ def _attach(
 def _overwrite(into: Any, message: Message, make: Callable[[Row, Kind], Any]) -> None:
     # Nothing is compared with what is no tree.
     read(message.tree, range(len(message.rows)))
-    targets: list[Any] = []
+    targets: list[tuple[Any, Found]] = []
 
     def add(value: Any, _where: Callable[[], str]) -> int | None:
-        if describe(value) is None:
+        found = describe(value)
+        if found is None:
             return None
-        targets.append(value)
+        targets.append((value, found))
         return len(targets) - 1
 
-    pairs = list(_pairs(message.tree, write(into, add), "into"))
     jobs = []
-    for number, target_number, where in pairs:
-        row, target = message.rows[number], targets[target_number]
-        found = describe(target)
-        assert found is not None  # noqa: S101 - add() has asked the same
+    for number, target_number, where in list(pair_arrays(message.tree, write(into, add), "into")):
+        row, (target, found) = message.rows[number], targets[target_number]
         mine = found.layout
         if (mine.dtype, mine.shape) != (row.layout.dtype, row.layout.shape):
             msg = (
@@ -150,7 +146,7 @@ def _overwrite(into: Any, message: Message, make: Callable[[Row, Kind], Any]) ->
             raise ConfigurationError(f"{where} {obstacle}", operation="receive")
         jobs.append((found.kind, target, make(row, found.kind)))
     for kind, target, source in jobs:
-        copy_to(kind, target, source)
+        ADAPTERS[kind].copy_to(target, source)
 
 
 def _obstacle(found: Found, target: Any) -> str | None:
@@ -168,90 +164,3 @@ def _obstacle(found: Found, target: Any) -> str | None:
 
 def _repeats(size: int, step: int) -> bool:
     return size > 1 and step == 0
-
-
-def _pairs(theirs: Any, mine: Any, where: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the numbers of arrays at the same places of two trees, which must be alike.
-
-    Plain values may differ: nothing can be overwritten with them.
-    """
-    tag, one = _open(theirs)
-    other_tag, other = _open(mine)
-    if (tag, _name_of_class(tag, one)) != (other_tag, _name_of_class(other_tag, other)):
-        what = f"{where} is {_in_words(other_tag, other)} where {_in_words(tag, one)} was shared"
-        raise _another_tree(what)
-    if tag == "a":
-        yield one, other, where
-    elif tag is not None:
-        contents, others = _contents(tag, one), _contents(tag, other)
-        for place in contents:
-            if place not in others:
-                raise _another_tree(f"{where} has no {_short(place)}, which was shared")
-        for place in others:
-            if place not in contents:
-                raise _another_tree(f"{where} has {_short(place)}, which was not shared")
-        for place, inner in contents.items():
-            yield from _pairs(inner, others[place], f"{where}[{place}]")
-
-
-def _open(node: Any) -> tuple[str | None, Any]:
-    """Return the kind of an array or container and what is in it; None for plain values."""
-    if type(node) is list:
-        return "list", node
-    if type(node) is dict:
-        ((tag, content),) = node.items()
-        if tag == "i":
-            return _open(content[1])
-        if tag in {"a", "c", "d", "n", "o", "t"}:
-            return tag, content
-    return None, node
-
-
-def _name_of_class(tag: str | None, content: Any) -> Any:
-    return content[0] if tag in {"c", "n"} else None
-
-
-def _contents(tag: str, content: Any) -> dict[object, Any]:
-    """Return what is in a container by its place: a number, a field, or a key in any order."""
-    if tag == "o":
-        # Attributes are not part of what is overwritten.
-        content = content[0]
-    elif tag in {"c", "n"}:
-        content = content[1]
-    if tag in {"c", "d", "o"}:
-        # Keys may be containers themselves here.
-        return {repr(_without_numbers(key)): value for key, value in content}
-    return dict(enumerate(content))
-
-
-def _without_numbers(node: Any) -> Any:
-    """Return a node that does not say which of its containers occur elsewhere too."""
-    if type(node) is list:
-        return [_without_numbers(one) for one in node]
-    if type(node) is dict:
-        ((tag, content),) = node.items()
-        return _without_numbers(content[1]) if tag == "i" else {tag: _without_numbers(content)}
-    return node
-
-
-_IN_WORDS: Final = {
-    "a": "an array",
-    "d": "a dict",
-    "list": "a list",
-    "o": "an OrderedDict",
-    "t": "a tuple",
-    None: "a plain value",
-}
-
-
-def _in_words(tag: str | None, content: Any) -> str:
-    return _IN_WORDS.get(tag) or f"a {_short(_name_of_class(tag, content))}"
-
-
-def _another_tree(what: str) -> ConfigurationError:
-    return ConfigurationError(f"into is another tree: {what}", operation="receive")
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

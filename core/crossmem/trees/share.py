@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from crossmem.arrays.adapters import describe
 from crossmem.control.records import Allow
 from crossmem.errors import (
     BackendNotFoundError,
@@ -21,7 +22,6 @@ from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.process import Process, current, drain
 from crossmem.trees.born import HOST_DEVICE
 from crossmem.trees.homes import Copy, Homes, Leaf
-from crossmem.trees.leaves import describe
 from crossmem.trees.message import Message, Row
 from crossmem.trees.nodes import write
 from crossmem.trees.shared import Shared

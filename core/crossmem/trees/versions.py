@@ -86,6 +86,10 @@ class OwnCell:
     def close(self) -> None:
         """Tell readers that there will be no more, and let another tree have the cell."""
         board = self._board
+        if board.process.is_inside:
+            # As in a finaliser: who forks has the process's lock, and waits for this thread's.
+            board.process.pending.append(self.close)
+            return
         with board.process.lock:
             if board.words[2 * self._index] != self.cell.tree:
                 return
@@ -184,11 +188,15 @@ def wait_until_newer(
 def new_cell(process: Process, allow: Allow | None, host: Callable[[], Device]) -> OwnCell:
     """Return a cell for a new tree, in memory that the same processes may import."""
     with process.lock:
-        boards = _boards.setdefault(process, {}).setdefault(allow, [])
-        if not any(one.free for one in boards):
-            boards.append(_Board(process, host().allocate(_BOARD_NBYTES), allow))
-        board = next(one for one in boards if one.free)
-        return OwnCell(board, board.free.pop())
+        boards = _boards.setdefault(process, {})
+        for board in boards.get(allow, ()):
+            if board.free:
+                return OwnCell(board, board.free.pop())
+        board = _Board(process, host().allocate(_BOARD_NBYTES), allow)
+        cell = OwnCell(board, board.free.pop())
+        # Allocating may have closed trees, and with the last of them what was kept here.
+        boards.setdefault(allow, []).append(board)
+        return cell
 
 
 # The boards go with the process that has them: a forked child makes its own.

@@ -48,7 +48,8 @@ class Contexts:
 
     def __init__(self, vendor: Vendor) -> None:
         self._vendor = vendor
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may use the device while its thread opens it.
+        self._lock = threading.RLock()
         self._opened: dict[int, int] = {}
         self._thread = threading.local()
         """What each thread is still owed."""

@@ -71,6 +71,28 @@ def test_it_is_current_again_after_a_failure(
     in_a_thread(work)
 
 
+def test_a_signal_handler_may_use_a_device_that_is_being_opened(
+    monkeypatch: pytest.MonkeyPatch, driver: AscendDriver
+) -> None:
+    start, synchronized = threading.Thread.start, []
+
+    def interrupted(thread: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        driver.synchronize(1)
+        start(thread)
+
+    def use() -> None:
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        driver.synchronize(1)
+        synchronized.append(0)
+
+    using = threading.Thread(target=use, daemon=True)
+    using.start()
+    using.join(5)
+
+    assert synchronized == [0]
+
+
 def test_a_thread_of_this_device_costs_two_questions(acl: Any, driver: AscendDriver) -> None:
     acl.rt.set_device(0)
     acl.rt.calls.clear()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ def mappings():
 
 
 class Footprint(NamedTuple):
-    """What a process holds of the kernel's."""
+    """What a process holds of the emulation's memory."""
 
     descriptors: int
     mappings: int
@@ -50,11 +51,16 @@ class Footprint(NamedTuple):
 def footprint() -> Callable[[], Footprint]:
     def measure() -> Footprint:
         gc.collect()
-        lines = Path("/proc/self/maps").read_text("utf-8").splitlines()
-        return Footprint(
-            descriptors=sum(1 for _ in Path("/proc/self/fd").iterdir()),
-            mappings=sum("/memfd:crossmem" in line for line in lines),
+        links = []
+        for path in Path("/proc/self/fd").iterdir():
+            # Other threads, such as those that run the kit's mutants, open and close others.
+            with suppress(FileNotFoundError):
+                links.append(str(path.readlink()))
+        maps = Path("/proc/self/maps").read_text("utf-8").splitlines()
+        descriptors, mappings = (
+            sum("/memfd:crossmem" in one for one in found) for found in (links, maps)
         )
+        return Footprint(descriptors, mappings)
 
     return measure
 

@@ -161,6 +161,26 @@ def test_threads_share_one_load(world: Any) -> None:
     assert loads == [None]
 
 
+def test_a_load_may_be_interrupted_by_a_call_that_wants_the_same(world: Any) -> None:
+    inner: list[Driver] = []
+
+    def load(runtime: str | None) -> Driver:
+        if not inner:
+            inner.append(world.driver("acme"))
+            # As a signal handler does.
+            inner[0] = registry.driver("acme")
+        driver: Driver = world.driver("acme")
+        return driver
+
+    registry = offering(world, world.backend(load=load))
+    outer: list[Driver] = []
+    loading = threading.Thread(target=lambda: outer.append(registry.driver("acme")), daemon=True)
+    loading.start()
+    loading.join(5)
+
+    assert outer == inner == [registry.driver("acme")]
+
+
 def test_loading_one_backend_does_not_block_another(world: Any) -> None:
     entered, leave = threading.Event(), threading.Event()
 
@@ -344,7 +364,8 @@ def test_forked_child_is_not_stuck_on_the_parents_locks(world: Any) -> None:
     def load(runtime: str | None) -> Driver:
         if not entered.is_set():
             entered.set()
-            assert leave.wait(10)
+            # Longer than what is waited for below, or a child that is stuck would get loose.
+            assert leave.wait(60)
         driver: Driver = world.driver("acme")
         return driver
 
@@ -356,7 +377,7 @@ def test_forked_child_is_not_stuck_on_the_parents_locks(world: Any) -> None:
         # What fork leaves in a child: the lock is held by a thread that is not there.
         inherited = registry.after_fork_in_child()
         try:
-            driver = pool.submit(registry.driver, "acme").result(5)
+            driver = pool.submit(registry.driver, "acme").result(30)
         finally:
             leave.set()
 

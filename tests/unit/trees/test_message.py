@@ -314,9 +314,10 @@ def test_many_arrays_in_few_bytes_stay_bounded(message: Message) -> None:
     blob = wrap_body({**body, "arrays": [row] * 10_000, "tree": [{"a": 0}] * 10_000})
     tracemalloc.start()
     try:
-        began = time.monotonic()
+        # Of the processor: the machine may be busy with others.
+        began = time.thread_time()
         survives(blob)
-        took, (_now, peak) = time.monotonic() - began, tracemalloc.get_traced_memory()
+        took, (_now, peak) = time.thread_time() - began, tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 

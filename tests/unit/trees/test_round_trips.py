@@ -3,7 +3,7 @@
 
 import re
 from collections import OrderedDict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,6 +14,11 @@ from numpy.lib.stride_tricks import as_strided
 
 import crossmem
 from crossmem import ConfigurationError
+
+if TYPE_CHECKING:
+    from tests.unit.trees.tree_classes import Plain, Point
+else:
+    from tree_classes import Plain, Point
 
 repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 
@@ -250,6 +255,22 @@ def test_an_ordered_dict_is_filled_whatever_its_attributes() -> None:
 
     assert list(into["w"]) == [1, 1, 1]
     assert vars(into) == {}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Plain, Point, lambda *one: list(one), lambda *one: one],
+    ids=["dataclass", "named tuple", "list", "tuple"],
+)
+def test_what_is_in_a_container_of_any_kind_is_filled(kind: Any) -> None:
+    into, value = (kind(np.full(2, one), [np.full(1, one)]) for one in (0.0, 1.0))
+    with crossmem.share(value, copy="allow") as shared:
+        crossmem.receive(shared, into=into)
+        with pytest.raises(ConfigurationError, match="another tree"):
+            crossmem.receive(shared, into={"weight": into, "bias": into})
+
+    first, (second,) = into if isinstance(into, list | tuple) else (into.weight, into.bias)
+    assert (first.tolist(), second.tolist()) == ([1, 1], [1])
 
 
 def test_dicts_are_filled_in_any_order() -> None:

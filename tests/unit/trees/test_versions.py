@@ -10,7 +10,8 @@ import pytest
 
 import crossmem
 from crossmem import ClosedError, Shared
-from crossmem.trees.versions import OwnCell, RemoteCell
+from crossmem.sharing.process import drain
+from crossmem.trees.versions import OwnCell, RemoteCell, new_cell
 
 ONLY = crossmem.Allow(pids=(os.getpid(),))
 
@@ -83,6 +84,44 @@ def test_publishing_while_another_thread_closes_changes_no_other_tree(
     (other,) = others
     assert other.version == 0
     other.close()
+
+
+def test_trees_may_be_closed_while_another_one_gets_its_cell() -> None:
+    process, device = drain(), crossmem.device("emulated:0")
+    cells = [new_cell(process, ONLY, lambda: device) for _ in range(256)]
+
+    def close_all() -> crossmem.Device:
+        # As allocating does where trees were dropped.
+        for one in cells:
+            one.close()
+        return device
+
+    last = new_cell(process, ONLY, close_all)
+
+    assert last.read() == 0
+    last.close()
+
+
+def test_closing_waits_for_no_thread_that_waits_for_what_this_one_has() -> None:
+    shared, process, closed = crossmem.share(None), drain(), threading.Event()
+    assert process.server is not None
+
+    def close() -> None:
+        # As a finaliser does, which the garbage collector runs in any thread.
+        with process.server.lock:  # type: ignore[union-attr]
+            shared.close()
+        closed.set()
+
+    closing = threading.Thread(target=close)
+    # As a fork does, before it waits for the server's.
+    with process.lock:
+        closing.start()
+        has_closed = closed.wait(5)
+    closing.join()
+
+    assert has_closed
+    with pytest.raises(ClosedError):
+        assert shared.version
 
 
 def test_closing_ends_what_waits_for_a_version() -> None:

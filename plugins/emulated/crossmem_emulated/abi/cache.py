@@ -162,10 +162,9 @@ def _is_whole(folder: Path) -> bool:
     ConfigurationError
         Where something in it may come from another user.
     """
-    if not os.path.lexists(folder):
-        return False
-    _check(folder, stat.S_IFDIR)
     try:
+        # Another builder may move it away at any moment.
+        _check(folder, stat.S_IFDIR)
         _check(folder / _LIST, stat.S_IFREG)
         files = (_listed(folder) or {}).get("files")
         if not isinstance(files, dict) or _names(folder) != files.keys():

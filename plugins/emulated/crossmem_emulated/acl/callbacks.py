@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code
-from crossmem_emulated.acl.process import AclProcess, Caller, Work
+from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.streams import check_timeout, find_stream
-from crossmem_emulated.acl.work import end_callback, submit
+from crossmem_emulated.queues import Caller, Work
 
 __all__: list[str] = []
 
@@ -20,7 +20,7 @@ _BLOCK: Final = 1
 @entry("c.launch_host_func", "ko")
 def _launch_host_func(process: AclProcess, handle: int, function: Callable[[], None]) -> None:
     stream = find_stream(process, handle)
-    submit(process, stream, Work("c.launch_host_func", (), function, caller=Caller()))
+    process.queues.submit(stream, Work("c.launch_host_func", (), function, caller=Caller()))
 
 
 @entry("rt.subscribe_report", "Kk")
@@ -52,7 +52,9 @@ def _launch_callback(
         text = "no thread calls the stream's functions"
         raise Refused(Code.RT_STREAM_NO_CB_REG, text, "ACL-E43")
     caller = Caller(stream.subscriber, is_waited_for=kind == _BLOCK)
-    submit(process, stream, Work("rt.launch_callback", (), lambda: function(data), caller=caller))
+    process.queues.submit(
+        stream, Work("rt.launch_callback", (), lambda: function(data), caller=caller)
+    )
 
 
 @entry("rt.process_report", "i")
@@ -60,14 +62,16 @@ def _process_report(process: AclProcess, timeout_ms: int) -> None:
     check_timeout(timeout_ms)
     me = threading.get_ident()
     deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
-    while not process.reports.get(me):
+    while not process.queues.reports.get(me):
         if all(one.subscriber != me for one in process.streams.values()):
             # Programs start the thread first, so this is no breach.
             raise Refused(Code.RT_THREAD_SUBSCRIBE, "this thread calls no stream's functions")
-        if not process.changed.wait(None if deadline is None else deadline - time.monotonic()):
+        if not process.queues.changed.wait(
+            None if deadline is None else deadline - time.monotonic()
+        ):
             text = f"there was no function to call in {timeout_ms} ms"
             raise Refused(Code.RT_REPORT_TIMEOUT, text)
-    stream, work = process.reports[me].pop(0)
+    stream, work = process.queues.reports[me].pop(0)
     process.thread.callback = work
     # Others call meanwhile: the function may wait for them.
     process.lock.release()
@@ -76,4 +80,4 @@ def _process_report(process: AclProcess, timeout_ms: int) -> None:
     finally:
         process.lock.acquire()
         process.thread.callback = None
-        end_callback(process, stream, work)
+        process.queues.end_callback(stream, work)

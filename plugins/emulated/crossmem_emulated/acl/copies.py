@@ -11,10 +11,10 @@ from crossmem_emulated.acl.addresses import Origin, device_of
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code, Kind
 from crossmem_emulated.acl.keys import is_withdrawn
-from crossmem_emulated.acl.process import AclProcess, Work
+from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.streams import find_stream
-from crossmem_emulated.acl.work import submit
 from crossmem_emulated.addresses import Piece
+from crossmem_emulated.queues import Work
 
 __all__ = ["Side", "copy", "fill"]
 
@@ -196,7 +196,9 @@ def copy(
         _move(to, start)
         return
     ranges = ((to_pointer, nbytes), (from_pointer, nbytes))
-    submit(process, find_stream(process, stream), Work(call, ranges, lambda: _move(to, start)))
+    process.queues.submit(
+        find_stream(process, stream), Work(call, ranges, lambda: _move(to, start))
+    )
 
 
 @entry("rt.memcpy", "kkkki")
@@ -237,7 +239,7 @@ def fill(
         _write(side, pattern)
         return
     work = Work(call, ((pointer, count),), lambda: _write(side, pattern))
-    submit(process, find_stream(process, stream), work)
+    process.queues.submit(find_stream(process, stream), work)
 
 
 def _write(side: Side, pattern: bytes) -> None:

@@ -10,7 +10,6 @@ from crossmem_emulated.acl.codes import Code
 from crossmem_emulated.acl.process import AclProcess, Again, Context, DeviceState, Stream
 from crossmem_emulated.acl.release import release_device
 from crossmem_emulated.acl.schema import BARE_TGID_BASE
-from crossmem_emulated.acl.work import finish
 
 __all__: list[str] = []
 
@@ -229,7 +228,7 @@ def _destroy_context(process: AclProcess, handle: int) -> None:
     if context.is_default:
         raise Refused(Code.RT_PARAM_INVALID, "the default context goes with its device", "ACL-X3")
     streams = [one for one in process.streams.values() if one.context == handle]
-    if finish(process, *streams):
+    if process.finish(*streams):
         raise Again
     for stream in streams:
         del process.streams[stream.handle]

@@ -8,9 +8,9 @@ from typing import Final
 
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code
-from crossmem_emulated.acl.process import AclProcess, Event, Work
+from crossmem_emulated.acl.process import AclProcess, Event
 from crossmem_emulated.acl.streams import check_timeout, find_stream
-from crossmem_emulated.acl.work import finish_until, submit
+from crossmem_emulated.queues import Work
 
 __all__ = ["IPC_HANDLE_NBYTES"]
 
@@ -93,10 +93,10 @@ def _record_event(process: AclProcess, handle: int, stream_handle: int) -> None:
 
     work = Work("rt.record_event", (), reach)
     event.stream, event.record, event.time_ns = stream, work, None
-    submit(process, stream, work)
+    process.queues.submit(stream, work)
     if event.flags == _IPC:
         # Another process cannot make this one's streams work, so they do it now.
-        finish_until(process, stream, work)
+        process.finish(stream, until=work.sequence)
 
 
 @entry("rt.reset_event", "kk")
@@ -108,7 +108,7 @@ def _reset_event(process: AclProcess, handle: int, stream_handle: int) -> None:
     def forget() -> None:
         event.stream = event.record = event.time_ns = None
 
-    submit(process, find_stream(process, stream_handle), Work("rt.reset_event", (), forget))
+    process.queues.submit(find_stream(process, stream_handle), Work("rt.reset_event", (), forget))
 
 
 def _nothing() -> None:
@@ -126,7 +126,7 @@ def _stream_wait_event(process: AclProcess, stream_handle: int, handle: int) -> 
         return
     wait = Work("rt.stream_wait_event", (), _nothing, after=(source, record.sequence))
     event.waits.append((stream, wait))
-    submit(process, stream, wait)
+    process.queues.submit(stream, wait)
 
 
 @entry("c.stream_wait_event_with_timeout", "kki")
@@ -181,7 +181,12 @@ def _synchronize_event_with_timeout(process: AclProcess, handle: int, timeout_ms
     if event.flags & _EXTERNAL:
         _refuse(event, "being waited for")
     if event.stream is not None and event.record is not None:
-        finish_until(process, event.stream, event.record, timeout_ms)
+        process.finish(
+            event.stream,
+            until=event.record.sequence,
+            timeout_ms=timeout_ms,
+            late=Code.RT_EVENT_SYNC_TIMEOUT,
+        )
 
 
 def _time_of(event: Event) -> int:

@@ -11,7 +11,6 @@ from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, LARGEST_NBYTES, Code
 from crossmem_emulated.acl.plain import check_attributes
 from crossmem_emulated.acl.process import AclProcess, Again
-from crossmem_emulated.acl.work import finish
 from crossmem_emulated.pages import HOST
 
 __all__: list[str] = []
@@ -55,7 +54,7 @@ def _free_host(process: AclProcess, pointer: int) -> None:
 @entry("c.free_host_with_dev_sync", "k")
 def _free_host_with_dev_sync(process: AclProcess, pointer: int) -> None:
     device = process.current().device
-    if finish(process, *(one for one in process.streams.values() if one.device == device)):
+    if process.finish(*(one for one in process.streams.values() if one.device == device)):
         raise Again
     _free_host(process, pointer)
 

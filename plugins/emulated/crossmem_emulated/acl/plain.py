@@ -10,7 +10,6 @@ from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import GRANULARITY_NBYTES, LARGEST_NBYTES, Attribute, Code
 from crossmem_emulated.acl.process import AclProcess, Again
 from crossmem_emulated.acl.release import drop_keys
-from crossmem_emulated.acl.work import finish
 from crossmem_emulated.addresses import Piece, Region
 from crossmem_emulated.pages import NoRoomError, Pages
 
@@ -142,7 +141,7 @@ def _free(process: AclProcess, pointer: int) -> None:
 @entry("c.free_with_dev_sync", "k")
 def _free_with_dev_sync(process: AclProcess, pointer: int) -> None:
     device = process.current().device
-    if finish(process, *(one for one in process.streams.values() if one.device == device)):
+    if process.finish(*(one for one in process.streams.values() if one.device == device)):
         raise Again
     _free(process, pointer)
 

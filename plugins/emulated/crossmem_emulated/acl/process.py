@@ -3,6 +3,7 @@
 
 import itertools
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,8 +20,9 @@ from crossmem_emulated.addresses import Space
 from crossmem_emulated.journal import Faults, Journal
 from crossmem_emulated.machine import HostLostError, Machine
 from crossmem_emulated.pages import NoRoomError, PageStore
+from crossmem_emulated.queues import Queues, Work
 
-__all__ = ["AclProcess", "Again", "Caller", "Context", "DeviceState", "Event", "Stream", "Work"]
+__all__ = ["AclProcess", "Again", "Context", "DeviceState", "Event", "Stream"]
 
 _FIRST_HANDLE: Final = 0x5AFE_0000_0000
 _HANDLE_STEP: Final = 64
@@ -28,38 +30,6 @@ _HANDLE_STEP: Final = 64
 
 class Again(Exception):  # noqa: N818 - no fault of anybody's
     """A function waited before it did anything, and begins again: others may have called."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who calls a function of the program that is work of a stream.
-
-    Parameters
-    ----------
-    thread
-        The thread that asks for functions to call, None for a new one.
-    is_waited_for
-        Whether the stream goes on only when the function has ended.
-    """
-
-    thread: int | None = None
-    is_waited_for: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """What was given to a stream and is not done yet."""
-
-    call: str
-    ranges: tuple[tuple[int, int], ...]
-    """Address and size in bytes of all that it touches."""
-    run: Callable[[], None]
-    after: tuple["Stream", int] | None = None
-    """Another stream, and the last piece of its work that this one waits for."""
-    caller: Caller | None = None
-    """Who runs it, None for whoever comes."""
-    is_running: bool = False
-    sequence: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +125,7 @@ class AclProcess:
         self.profile = profile
         self.strict = strict
         self.visible = visible
-        self.slow_streams = slow_streams
+        self._is_slow = slow_streams
         self.machine = Machine(folder, SCHEMA)
         self.store = PageStore(self.machine, capacity_nbytes)
         self.journal = Journal(self.machine)
@@ -175,11 +145,6 @@ class AclProcess:
 
     def _begin(self) -> None:
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        """Told whenever a function of the program is to be called, or has ended."""
-        self.reports: dict[int, list[tuple[Stream, Work]]] = {}
-        """Functions that a thread is to call."""
-        self.sequence = itertools.count(1)
         self.thread = threading.local()
         self._errors = threading.local()
         self.space = Space(is_host_readable=not self.strict)
@@ -187,6 +152,7 @@ class AclProcess:
         self.devices: dict[int, DeviceState] = {}
         self.contexts: dict[int, Context] = {}
         self.streams: dict[int, Stream] = {}
+        self.queues = Queues(self.lock, self.thread, self.streams, is_slow=self._is_slow)
         self.physical: dict[int, Any] = {}
         """Handles of physical memory."""
         self.opened_keys: dict[str, Any] = {}
@@ -304,16 +270,25 @@ class AclProcess:
 
     # Work -------------------------------------------------------------------------------------
 
+    def finish(
+        self,
+        *streams: Stream,
+        until: int = sys.maxsize,
+        timeout_ms: int = -1,
+        late: Code = Code.RT_STREAM_SYNC_TIMEOUT,
+    ) -> bool:
+        """Do the work of some streams; see :meth:`Queues.finish`."""
+        text = "a function that is work of a stream waits for the stream"
+        return self.queues.finish(
+            streams,
+            until,
+            own=Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E43"),
+            timeout_ms=timeout_ms,
+            late=Refused(late, f"the work is not done in {timeout_ms} ms"),
+        )
+
     def check_idle(self, call: str, start: int, nbytes: int) -> None:
         """Note where memory is taken away from work that waits; the work is lost then."""
-        for stream in self.streams.values():
-            for work in list(stream.queue):
-                if any(
-                    first < start + nbytes and first + size > start for first, size in work.ranges
-                ):
-                    stream.queue.remove(work)
-                    self.violate(
-                        call,
-                        "ACL-X1",
-                        f"{nbytes} bytes at {start:#x} are taken from a running {work.call}",
-                    )
+        for work in self.queues.lose(start, nbytes):
+            text = f"{nbytes} bytes at {start:#x} are taken from a running {work.call}"
+            self.violate(call, "ACL-X1", text)

@@ -19,7 +19,7 @@ def release_device(process: AclProcess, device: int) -> None:
     for stream in [one for one in process.streams.values() if one.device == device]:
         stream.queue.clear()
         del process.streams[stream.handle]
-    process.changed.notify_all()
+    process.queues.changed.notify_all()
     for context in [one for one in process.contexts.values() if one.device == device]:
         del process.contexts[context.handle]
     del process.devices[device]

@@ -6,7 +6,6 @@ from typing import Final
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code
 from crossmem_emulated.acl.process import AclProcess, Again, Stream
-from crossmem_emulated.acl.work import finish
 
 __all__ = ["check_timeout", "find_stream"]
 
@@ -55,7 +54,7 @@ def _check_own(process: AclProcess, stream: Stream) -> None:
 def _destroy_stream(process: AclProcess, handle: int) -> None:
     stream = find_stream(process, handle)
     _check_own(process, stream)
-    if finish(process, stream):
+    if process.finish(stream):
         raise Again
     del process.streams[handle]
 
@@ -66,18 +65,18 @@ def _destroy_stream_force(process: AclProcess, handle: int) -> None:
     _check_own(process, stream)
     stream.queue.clear()
     del process.streams[handle]
-    process.changed.notify_all()
+    process.queues.changed.notify_all()
 
 
 @entry("rt.synchronize_stream", "k")
 def _synchronize_stream(process: AclProcess, handle: int) -> None:
-    finish(process, find_stream(process, handle))
+    process.finish(find_stream(process, handle))
 
 
 @entry("rt.synchronize_stream_with_timeout", "ki")
 def _synchronize_stream_with_timeout(process: AclProcess, handle: int, timeout_ms: int) -> None:
     check_timeout(timeout_ms)
-    finish(process, find_stream(process, handle), timeout_ms=timeout_ms)
+    process.finish(find_stream(process, handle), timeout_ms=timeout_ms)
 
 
 @entry("rt.synchronize_device", "")
@@ -90,7 +89,7 @@ def _synchronize_device_with_timeout(process: AclProcess, timeout_ms: int) -> No
     check_timeout(timeout_ms)
     device = process.current().device
     streams = (one for one in process.streams.values() if one.device == device)
-    finish(process, *streams, timeout_ms=timeout_ms)
+    process.finish(*streams, timeout_ms=timeout_ms)
 
 
 @entry("rt.stream_query", "k", 0)

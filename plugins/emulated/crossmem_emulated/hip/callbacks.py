@@ -6,7 +6,8 @@ from collections.abc import Callable
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import Status
 from crossmem_emulated.hip.process import HipProcess
-from crossmem_emulated.hip.streams import Work, find_stream, submit
+from crossmem_emulated.hip.streams import find_stream, submit
+from crossmem_emulated.queues import Caller, Work
 
 __all__: list[str] = []
 
@@ -26,7 +27,7 @@ def _stream_add_callback(
     def run() -> None:
         callback(handle, 0, argument)
 
-    submit(process, stream, Work("streamAddCallback", (), run, is_callback=True))
+    submit(process, stream, Work("streamAddCallback", (), run, caller=Caller()))
 
 
 @entry("launchHostFunc(intptr_t stream, callback, intptr_t arg)")
@@ -34,7 +35,7 @@ def _launch_host_func(
     process: HipProcess, handle: int, callback: Callable[[int], None], argument: int
 ) -> None:
     stream = find_stream(process, handle)
-    work = Work("launchHostFunc", (), lambda: callback(argument), is_callback=True)
+    work = Work("launchHostFunc", (), lambda: callback(argument), caller=Caller())
     submit(process, stream, work)
 
 

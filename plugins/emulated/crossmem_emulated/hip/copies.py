@@ -16,13 +16,13 @@ from crossmem_emulated.hip.shares import Import
 from crossmem_emulated.hip.streams import (
     PER_THREAD,
     Stream,
-    Work,
     current_legacy,
     find_stream,
     finish,
     submit,
 )
 from crossmem_emulated.hip.virtual import READ, READ_WRITE, access_of
+from crossmem_emulated.queues import Work
 
 __all__ = [
     "Parts",

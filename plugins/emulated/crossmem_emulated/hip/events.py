@@ -9,7 +9,8 @@ from typing import Final
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import CONSTANTS, HANDLE_NBYTES, Status
 from crossmem_emulated.hip.process import HipProcess
-from crossmem_emulated.hip.streams import Stream, Work, find_stream, finish, submit
+from crossmem_emulated.hip.streams import Stream, find_stream, finish, submit
+from crossmem_emulated.queues import Work
 
 __all__ = ["Event", "destroy_event"]
 
@@ -77,7 +78,7 @@ def destroy_event(process: HipProcess, event: Event) -> None:
 def _event_record(process: HipProcess, handle: int, stream: int) -> None:
     event = _find(process, handle)
     event.stream = find_stream(process, stream)
-    event.sequence = next(process.sequence)
+    event.sequence = next(process.queues.sequence)
     if event.flags & _INTERPROCESS and event.stream.capture is None:
         # Another process cannot make this one's streams work, so they do it now.
         finish(process, [event.stream])

@@ -11,12 +11,12 @@ from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.streams import (
     PER_THREAD,
     Stream,
-    Work,
     current_legacy,
     find_stream,
     submit,
 )
 from crossmem_emulated.hip.virtual import READ_WRITE
+from crossmem_emulated.queues import Work
 
 __all__ = ["fill", "filled_side"]
 

@@ -26,13 +26,13 @@ from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.streams import (
     PER_THREAD,
     Stream,
-    Work,
     check_safe,
     current_legacy,
     find_stream,
     submit,
 )
 from crossmem_emulated.hip.virtual import READ, READ_WRITE
+from crossmem_emulated.queues import Work
 
 __all__: list[str] = []
 

@@ -5,6 +5,7 @@ import itertools
 import sqlite3
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from crossmem_emulated.hip.schema import SCHEMA
 from crossmem_emulated.journal import Faults, Journal
 from crossmem_emulated.machine import HostLostError, Machine
 from crossmem_emulated.pages import NoRoomError, Pages, PageStore
+from crossmem_emulated.queues import Queues
 
 __all__ = ["Again", "Context", "HipProcess", "Quirk", "Setup"]
 
@@ -101,6 +103,17 @@ class Context:
     """Devices, by number in this process, whose memory it may use."""
 
 
+def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
+    """Return the streams that wait for one, and it for them: the legacy and the blocking ones."""
+    if not stream.is_blocking:
+        return []
+    return [
+        one
+        for one in streams
+        if one.device == stream.device and one.is_blocking and one.is_legacy != stream.is_legacy
+    ]
+
+
 class HipProcess:
     """State of the emulated library in this process. Guarded by its lock."""
 
@@ -117,17 +130,21 @@ class HipProcess:
 
     def _begin(self) -> None:
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        """Told whenever a function of the program, which was work of a stream, has ended."""
         self.thread = threading.local()
         self.space = Space(is_host_readable=not self.setup.strict)
         self.handles = itertools.count(_FIRST_HANDLE, _HANDLE_STEP)
-        self.sequence = itertools.count(1)
         self.is_used = False
         self.contexts: dict[int, Context] = {}
         self.primary: dict[int, Context] = {}
         self.streams: dict[Any, Any] = {}
         """By handle, or by device for the legacy ones, or by device and thread."""
+        self.queues = Queues(
+            self.lock,
+            self.thread,
+            self.streams,
+            is_slow=self.setup.slow_streams,
+            coupled=_coupled,
+        )
         self.graphs: dict[int, Any] = {}
         self.events: dict[int, Any] = {}
         self.slabs: list[Any] = []

@@ -3,20 +3,20 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import Status
 from crossmem_emulated.hip.process import Again, HipProcess
+from crossmem_emulated.queues import Work
 
 __all__ = [
     "CAPTURE_MODES",
     "PER_THREAD",
     "Capture",
     "Stream",
-    "Work",
     "check_idle",
     "check_safe",
     "current_legacy",
@@ -37,22 +37,6 @@ CAPTURE_MODES: Final = range(3)
 """What captures forbid: nothing to any thread, nothing to other threads, or nothing at all."""
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
 _HIGHEST_PRIORITY: Final = -1
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """What was given to a stream and is not done yet."""
-
-    call: str
-    ranges: tuple[tuple[int, int], ...]
-    """Address and size in bytes of all that it touches."""
-    run: Callable[[], None]
-    after: tuple["Stream", int] | None = None
-    """Another stream, and the last piece of its work that this one waits for."""
-    is_callback: bool = False
-    """Whether it is a function of the program, which has a thread of its own."""
-    is_running: bool = False
-    sequence: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -115,115 +99,13 @@ def submit(process: HipProcess, stream: Stream, work: Work) -> None:
         return
     if stream.is_legacy:
         _check_implicit(process, stream.device)
-    work.sequence = next(process.sequence)
-    stream.queue.append(work)
-    if not process.setup.slow_streams:
-        _advance(process, _needed(process, [stream], work.sequence))
+    process.queues.submit(stream, work)
 
 
 def finish(process: HipProcess, streams: Iterable[Stream], until: int = sys.maxsize) -> bool:
-    """Do the work of some streams, and what it waits for.
-
-    Functions of the program are waited for; other calls have their turn meanwhile.
-
-    Parameters
-    ----------
-    process
-        Whose streams they are.
-    streams
-        The streams.
-    until
-        Last piece of work that is meant.
-
-    Returns
-    -------
-    bool
-        Whether others had their turn: what was known of the process may not hold any more.
-    """
-    limits = _needed(process, streams, until)
-    mine = getattr(process.thread, "callback", None)
-    have_others_called = False
-    while True:
-        _advance(process, limits)
-        if not any(_has_work(one, limit) for one, limit in limits.items()):
-            return have_others_called
-        if any(mine in one.queue for one in limits):
-            text = "a function that is work of a stream waits for the stream"
-            raise Refused(Status.UNKNOWN, text, "HIP-E25")
-        process.changed.wait()
-        have_others_called = True
-
-
-def _has_work(stream: Stream, limit: int) -> bool:
-    return bool(stream.queue) and stream.queue[0].sequence <= limit
-
-
-def _needed(process: HipProcess, streams: Iterable[Stream], until: int) -> dict[Stream, int]:
-    """Return the last piece of work of each stream that some work of some streams needs."""
-    limits: dict[Stream, int] = {}
-    todo = [(one, until) for one in streams]
-    while todo:
-        stream, limit = todo.pop()
-        works = [work for work in stream.queue if work.sequence <= limit]
-        if not works or works[-1].sequence <= limits.get(stream, 0):
-            continue
-        last = limits[stream] = works[-1].sequence
-        todo += [work.after for work in works if work.after is not None]
-        todo += [(one, last) for one in _coupled(process, stream)]
-    return limits
-
-
-def _coupled(process: HipProcess, stream: Stream) -> list[Stream]:
-    """Return the streams that wait for one, and it for them: the legacy and the blocking ones."""
-    if not stream.is_blocking:
-        return []
-    return [
-        one
-        for one in _of_device(process, stream.device)
-        if one.is_blocking and one.is_legacy != stream.is_legacy
-    ]
-
-
-def _can_begin(process: HipProcess, stream: Stream) -> bool:
-    """Whether the first piece of a stream's work waits for nothing."""
-    work = stream.queue[0]
-    if work.is_running or (work.after is not None and _has_work(*work.after)):
-        return False
-    return not any(_has_work(one, work.sequence) for one in _coupled(process, stream))
-
-
-def _advance(process: HipProcess, limits: Mapping[Stream, int]) -> None:
-    """Do the work of some streams, as far as no function of the program has to end first."""
-    while ready := [
-        one for one, limit in limits.items() if _has_work(one, limit) and _can_begin(process, one)
-    ]:
-        stream = min(ready, key=lambda one: one.queue[0].sequence)
-        if stream.queue[0].is_callback:
-            _call_back(process, stream)
-        else:
-            stream.queue.pop(0).run()
-
-
-def _call_back(process: HipProcess, stream: Stream) -> None:
-    """Run a function of the program on a thread of its own; nobody has to wait for that."""
-    work = stream.queue[0]
-    work.is_running = True
-
-    def run() -> None:
-        process.thread.callback = work
-        try:
-            work.run()
-        finally:
-            with process.lock:
-                # The stream may have lost its work meanwhile.
-                if work in stream.queue:
-                    stream.queue.remove(work)
-                if not process.setup.slow_streams:
-                    everything = dict.fromkeys(process.streams.values(), sys.maxsize)
-                    _advance(process, everything)
-                process.changed.notify_all()
-
-    threading.Thread(target=run, name="crossmem-hip-callback", daemon=True).start()
+    """Do the work of some streams; see :meth:`Queues.finish`."""
+    text = "a function that is work of a stream waits for the stream"
+    return process.queues.finish(streams, until, own=Refused(Status.UNKNOWN, text, "HIP-E25"))
 
 
 def _of_device(process: HipProcess, device: int) -> list[Stream]:
@@ -238,15 +120,9 @@ def finish_device(process: HipProcess, device: int) -> None:
 
 def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
     """Note where memory is taken away from work that waits; the work is lost then."""
-    for stream in process.streams.values():
-        for work in list(stream.queue):
-            if any(first < start + nbytes and first + size > start for first, size in work.ranges):
-                stream.queue.remove(work)
-                process.violate(
-                    call,
-                    "HIP-X1",
-                    f"{nbytes} bytes at {start:#x} are taken from a running {work.call}",
-                )
+    for work in process.queues.lose(start, nbytes):
+        text = f"{nbytes} bytes at {start:#x} are taken from a running {work.call}"
+        process.violate(call, "HIP-X1", text)
 
 
 # Captures -----------------------------------------------------------------------------------

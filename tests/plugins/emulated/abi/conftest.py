@@ -18,7 +18,7 @@ from crossmem_emulated.abi.library import library_named
 PROGRAMS = Path(__file__).parent / "programs"
 HEADERS = "CROSSMEM_TEST_HIP_INCLUDE"
 SYSTEM = Path("/usr/include")
-TIMEOUT_S = 60
+TIMEOUT_S = 100
 MEASURING = ("COV_CORE_", "COVERAGE_")
 OURS = ("CROSSMEM_", "HIP_", "ROCR_", "CUDA_VISIBLE", "LD_LIBRARY_PATH", "ROCM_")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossmem_emulated.acl.addresses import Origin
@@ -19,6 +19,7 @@ else:
     from acl_actor import GRANULARITY, emulation_only
 
 pytestmark = emulation_only
+repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=100)
 
 # Gaps and sizes, one after the other, so that pieces may touch and never overlap.
 LAYOUTS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=12)
@@ -36,6 +37,7 @@ def pieces_of(layout: list[tuple[int, int]]) -> list[Piece]:
     return pieces
 
 
+@repeatable
 @given(LAYOUTS, st.randoms(use_true_random=False), RANGES)
 def test_pieces_in_a_range(
     layout: list[tuple[int, int]], dice: random.Random, asked: tuple[int, int]
@@ -81,6 +83,7 @@ def reserved(space: Space, numbers: list[int]) -> Iterator[list[Region]]:
                 space.release(one)
 
 
+@repeatable
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=8), st.integers(0, 7))
 def test_the_region_of_an_address(numbers: list[int], released: int) -> None:
     space = Space(is_host_readable=False)

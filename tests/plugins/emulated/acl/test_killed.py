@@ -2,6 +2,7 @@
 """Processes that are killed at any moment: nobody hangs, and nothing of theirs is left."""
 
 import random
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,8 @@ def test_processes_are_killed_at_any_moment(start: Start, tmp_path: Path) -> Non
         # One that ran into a failure says so instead.
         with pytest.raises(EOFError):
             victim.result_or_kill(dice.random() * LONGEST_S)
+        # Its end of the pipe is closed a bit earlier.
+        assert victim.wait() == -signal.SIGKILL
         workers.append(begin())
         use(survivor)
     for worker in workers:

@@ -18,7 +18,7 @@ from crossmem_emulated.abi.library import library_named
 PROGRAMS = Path(__file__).parent / "programs"
 OURS = Path(crossmem_emulated.abi.ascend.__file__).parent
 VARIABLE = "CROSSMEM_TEST_ACL_INCLUDE"
-TIMEOUT_S = 60
+TIMEOUT_S = 100
 MAX_TEXT = 2000
 
 Compile = Callable[..., Path]

@@ -213,6 +213,18 @@ class Actor(HostProcess):
             self.write(pointer, data)
         return pointer, self.rt.ipcGetMemHandle(pointer)
 
+    def export_twice(self, data: bytes = b"") -> tuple[bytes, bytes]:
+        """Export memory, free it, and export other memory at its address; return both handles."""
+        for _ in range(5):
+            first, old = self.export()
+            self.rt.free(first)
+            second, new = self.export(data)
+            if second == first:
+                return old, new
+            # Python itself took the addresses meanwhile.
+            self.rt.free(second)
+        raise AssertionError("what is freed is never allocated again")
+
     def give(self, descriptor: int, receiver: "Actor") -> int:
         """Send a descriptor as programs do, and return its number there."""
         self.begin("send", descriptor)

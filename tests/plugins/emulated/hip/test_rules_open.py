@@ -91,6 +91,9 @@ def test_e3_changed_handles(exporter: Actor, importer: Actor, profile: str, code
     for place in range(64):
         changed = bytearray(handle)
         changed[place] ^= 0x80
+        if changed[48:52] == importer.pid.to_bytes(4, "little"):
+            # Now it says that the importer made it, which is refused otherwise.
+            continue
         found = status(importer.open, bytes(changed))
 
         assert found == code if place in looked_at else found in {0, 1, code}, place

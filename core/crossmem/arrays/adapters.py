@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The libraries that have arrays, and which objects are some of theirs."""
+
+from typing import Any, Final, Protocol
+
+from crossmem.arrays import cupy_arrays, numpy_arrays, torch_tensors
+from crossmem.arrays.found import Found
+from crossmem.arrays.layout import Layout
+from crossmem.arrays.libraries import require, used
+from crossmem.errors import UnsupportedError
+
+__all__ = ["ADAPTERS", "Adapter", "describe"]
+
+
+class Adapter(Protocol):
+    """What is asked of every library; where its arrays can lie is said in ``sharing.views``."""
+
+    def classes(self, library: Any, /) -> tuple[type, ...]:
+        """Return the classes whose objects are their elements and nothing more, the base first."""
+
+    def describe(self, array: Any, /) -> Found:
+        """Say where an array of one of these classes lies.
+
+        Raises
+        ------
+        UnsupportedError
+            Where its elements cannot be shared.
+        """
+
+    def empty(self, layout: Layout, /) -> Any:
+        """Return an array without elements: it needs no memory."""
+
+    def copy_to(self, target: Any, source: Any, /) -> None:
+        """Overwrite an array with another one of the same shape and dtype."""
+
+
+ADAPTERS: Final[dict[str, Adapter]] = {
+    "torch": torch_tensors,
+    "numpy": numpy_arrays,
+    "cupy": cupy_arrays,
+}
+
+
+def describe(value: Any) -> Found | None:
+    """Say where an array or tensor lies; None for what is neither.
+
+    Raises
+    ------
+    UnsupportedError
+        Where it is one whose elements cannot be shared, or more than its elements.
+    """
+    kind = type(value)
+    adapter = _found.get(kind) or _find_adapter(kind)
+    return adapter.describe(value) if adapter is not None else None
+
+
+def _find_adapter(kind: type) -> Adapter | None:
+    for name, adapter in ADAPTERS.items():
+        library = used(name)
+        if library is not None and issubclass(kind, (classes := adapter.classes(library))[0]):
+            if kind not in classes:
+                msg = f"a {kind.__name__} is more than its elements"
+                raise UnsupportedError(msg, hint="share the plain arrays that it is made of")
+            # So that who waits for the library's first use is told.
+            require(name)
+            _found[kind] = adapter
+            return adapter
+    return None
+
+
+_found: dict[type, Adapter] = {}
+"""Adapters of the classes that were seen."""

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classes of what is in a tree: named where it is shared, found where it is received.
+
+A class is only ever looked up among the modules that the reader has imported, must be a dataclass
+or named tuple with exactly these fields, and none of its code is run, but for ``__hash__`` and
+``__eq__`` of what is a key. So fields that a descriptor of its own computes are refused, and
+classes with ``__del__``.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import cached_property
+from inspect import getattr_static
+from types import MemberDescriptorType, ModuleType
+from typing import Any
+
+from crossmem.errors import UnsupportedError
+from crossmem.guards import shorten
+
+__all__ = ["make_dataclass", "make_named_tuple", "name_of", "refuse_more", "values_of"]
+
+
+def name_of(kind: type, where: Callable[[], str]) -> str:
+    """Return the name by which other processes find a class.
+
+    Raises
+    ------
+    UnsupportedError
+        Where they cannot, or must not.
+    """
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if _find(kind.__module__, kind.__qualname__) is not kind:
+        msg = f"{where()} is of a class that other processes cannot find: {name}"
+        hint = "define the class in a module, under its own name"
+        raise UnsupportedError(msg, operation="share", hint=hint)
+    _refuse_end(kind, "share")
+    return name
+
+
+def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
+    """Return the fields of a dataclass, by name.
+
+    Raises
+    ------
+    UnsupportedError
+        Where others could not make the same object of them.
+    """
+    kind = type(value)
+    try:
+        object.__new__(kind)
+        found = [(one, getattr(value, one)) for one in _field_names(kind)]
+    except (TypeError, AttributeError) as error:
+        msg = f"{where()} cannot be made of its fields again: {error}"
+        raise UnsupportedError(msg, operation="share") from error
+    refuse_more(value, where)
+    return found
+
+
+def refuse_more(value: Any, where: Callable[[], str]) -> None:
+    """Refuse attributes that are no fields, as ``__post_init__`` may set: they would be missing.
+
+    What a cached property keeps is computed again, and what ``typing`` notes means nothing.
+    """
+    kind = type(value)
+    names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
+    for name in getattr(value, "__dict__", ()):
+        if name in names or isinstance(getattr_static(kind, name, None), cached_property):
+            continue
+        if name != "__orig_class__":
+            msg = f"{where()} has an attribute {name!r} that is no field of {kind.__qualname__}"
+            raise UnsupportedError(
+                msg, operation="share", hint="declare it as a field, or share the fields as a dict"
+            )
+
+
+def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:
+    """Return an object of a class that others have named, with values for its fields.
+
+    Raises
+    ------
+    UnsupportedError
+        Where this process does not have the class, or not with these fields.
+    """
+    kind, values = _class(name), dict(pairs)
+    if not is_dataclass(kind) or set(_field_names(kind)) != values.keys():
+        raise _not_the_same(name)
+    made = object.__new__(kind)
+    for field, value in values.items():
+        object.__setattr__(made, field, value)
+    return made
+
+
+def make_named_tuple(values: list[Any], name: str) -> Any:
+    """Return a named tuple as :func:`make_dataclass` does a dataclass."""
+    kind = _class(name)
+    if not issubclass(kind, tuple) or len(getattr(kind, "_fields", ())) != len(values):
+        raise _not_the_same(name)
+    return tuple.__new__(kind, values)
+
+
+def _field_names(kind: type) -> list[str]:
+    """Return the fields of a dataclass.
+
+    Raises
+    ------
+    TypeError
+        Where code of the class would run to set one.
+    """
+    names = [one.name for one in fields(kind)]
+    for name in names:
+        found = getattr_static(kind, name, None)
+        if hasattr(type(found), "__set__") and type(found) is not MemberDescriptorType:
+            msg = f"field {name} is a {type(found).__name__}"
+            raise TypeError(msg)
+    return names
+
+
+def _class(name: str) -> type:
+    module_name, _, path = name.partition(":")
+    found = _find(module_name, path)
+    if not isinstance(found, type):
+        msg = f"class {shorten(path)} of module {shorten(module_name)} is not known to this process"
+        raise UnsupportedError(msg, operation="receive", hint="import the module first")
+    _refuse_end(found, "receive")
+    return found
+
+
+def _refuse_end(kind: type, operation: str) -> None:
+    """Refuse a class whose objects run code when they are dropped, with fields of a stranger's."""
+    if getattr_static(kind, "__del__", None) is not None:
+        msg = f"class {kind.__qualname__} has a __del__, which would run with what was sent"
+        raise UnsupportedError(msg, operation=operation, hint="share the fields as a dict")
+
+
+def _find(module_name: str, path: str) -> Any:
+    """Return what a module that was imported has under a dotted name; None where nothing."""
+    found: Any = sys.modules.get(module_name)
+    for step in path.split("."):
+        # Not getattr: a module's own __getattr__ is code.
+        found = vars(found).get(step) if isinstance(found, type | ModuleType) else None
+    return found
+
+
+def _not_the_same(name: str) -> UnsupportedError:
+    msg = f"class {shorten(name)} has other fields in this process than in the one that shared"
+    return UnsupportedError(msg, operation="receive", hint="run the same version in both")

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work that was given to streams: in which order it is done, and on which thread."""
+
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["Caller", "Queue", "Queues", "Work"]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls a function of the program that is work of a stream.
+
+    Parameters
+    ----------
+    thread
+        The thread that asks for functions to call, None for a new one.
+    is_waited_for
+        Whether the stream goes on only when the function has ended.
+    """
+
+    thread: int | None = None
+    is_waited_for: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """What was given to a stream and is not done yet."""
+
+    call: str
+    ranges: tuple[tuple[int, int], ...]
+    """Address and size in bytes of all that it touches."""
+    run: Callable[[], None]
+    after: tuple["Queue", int] | None = None
+    """Another stream, and the last piece of its work that this one waits for."""
+    caller: Caller | None = None
+    """Who runs it, None for whoever comes."""
+    is_running: bool = False
+    sequence: int = 0
+
+
+class Queue(Protocol):
+    """A stream, as far as its work goes."""
+
+    queue: list[Work]
+
+
+def _uncoupled(_stream: Queue, _streams: Collection[Queue]) -> Collection[Queue]:
+    return ()
+
+
+class Queues:
+    """The work of all streams of one process. Guarded by the lock that it is given.
+
+    Parameters
+    ----------
+    lock
+        The process's.
+    thread
+        What is known of the calling thread: ``callback`` is the work that it runs, if any.
+    streams
+        All that there are.
+    is_slow
+        Whether work is done only when somebody waits for it.
+    coupled
+        Returns which of the streams wait for one, and it for them.
+    """
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        thread: threading.local,
+        streams: Mapping[Any, Any],
+        *,
+        is_slow: bool,
+        coupled: Callable[[Any, Collection[Any]], Collection[Any]] = _uncoupled,
+    ) -> None:
+        self.changed = threading.Condition(lock)
+        """Told whenever a function of the program is to be called, or has ended."""
+        self.reports: dict[int, list[tuple[Queue, Work]]] = {}
+        """Functions that a thread is to call."""
+        self.sequence = itertools.count(1)
+        self._lock = lock
+        self._thread = thread
+        self._streams = streams
+        self._is_slow = is_slow
+        self._coupled = coupled
+
+    def submit(self, stream: Queue, work: Work) -> None:
+        """Give work to a stream, which does it at once unless it is slow or work comes first."""
+        work.sequence = next(self.sequence)
+        stream.queue.append(work)
+        if not self._is_slow:
+            self._advance(self._needed([stream], work.sequence))
+
+    def finish(
+        self,
+        streams: Iterable[Queue],
+        until: int = sys.maxsize,
+        *,
+        own: Exception,
+        timeout_ms: int = -1,
+        late: Exception | None = None,
+    ) -> bool:
+        """Do the work of some streams, and what it waits for.
+
+        Functions of the program are waited for; other calls have their turn meanwhile.
+
+        Parameters
+        ----------
+        streams
+            The streams.
+        until
+            Last piece of work that is meant.
+        own
+            Raised where a function that is work of a stream waits for the stream.
+        timeout_ms
+            How long to wait in milliseconds, -1 for ever.
+        late
+            Raised where it takes longer.
+
+        Returns
+        -------
+        bool
+            Whether others had their turn: what was known of the process may not hold any more.
+        """
+        limits = self._needed(streams, until)
+        mine = getattr(self._thread, "callback", None)
+        deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
+        have_others_called = False
+        while True:
+            self._advance(limits)
+            if not any(_has_work(one, limit) for one, limit in limits.items()):
+                return have_others_called
+            if any(mine in one.queue for one in limits):
+                raise own
+            have_others_called = True
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if not self.changed.wait(left_s) and late is not None:
+                raise late
+
+    def _needed(self, streams: Iterable[Queue], until: int) -> dict[Queue, int]:
+        """Return the last piece of work of each stream that some work of some streams needs."""
+        limits: dict[Queue, int] = {}
+        todo = [(one, until) for one in streams]
+        while todo:
+            stream, limit = todo.pop()
+            works = [work for work in stream.queue if work.sequence <= limit]
+            if works and works[-1].sequence > limits.get(stream, 0):
+                last = limits[stream] = works[-1].sequence
+                todo += [work.after for work in works if work.after is not None]
+                todo += [(one, last) for one in self._coupled(stream, self._streams.values())]
+        return limits
+
+    def _can_begin(self, stream: Queue) -> bool:
+        """Whether the first piece of a stream's work waits for nothing."""
+        work = stream.queue[0]
+        if work.is_running or (work.after is not None and _has_work(*work.after)):
+            return False
+        coupled = self._coupled(stream, self._streams.values())
+        return not any(_has_work(one, work.sequence) for one in coupled)
+
+    def _advance(self, limits: Mapping[Queue, int]) -> None:
+        """Do the work of some streams, as far as no function of the program has to end first."""
+        while ready := [
+            one for one, limit in limits.items() if _has_work(one, limit) and self._can_begin(one)
+        ]:
+            stream = min(ready, key=lambda one: one.queue[0].sequence)
+            work = stream.queue[0]
+            if work.caller is None:
+                stream.queue.pop(0).run()
+            else:
+                self._call_back(stream, work, work.caller)
+
+    def _call_back(self, stream: Queue, work: Work, caller: Caller) -> None:
+        """Let a function of the program be called, by its thread or by a new one."""
+        work.is_running = True
+        if not caller.is_waited_for:
+            stream.queue.remove(work)
+        if caller.thread is not None:
+            self.reports.setdefault(caller.thread, []).append((stream, work))
+            self.changed.notify_all()
+            return
+
+        def run() -> None:
+            self._thread.callback = work
+            try:
+                work.run()
+            finally:
+                with self._lock:
+                    self.end_callback(stream, work)
+
+        threading.Thread(target=run, name="crossmem-callback", daemon=True).start()
+
+    def end_callback(self, stream: Queue, work: Work) -> None:
+        """Go on with what waited for a function of the program."""
+        # The stream may have lost its work meanwhile.
+        if work in stream.queue:
+            stream.queue.remove(work)
+        if not self._is_slow:
+            self._advance(dict.fromkeys(self._streams.values(), sys.maxsize))
+        self.changed.notify_all()
+
+    def lose(self, start: int, nbytes: int) -> Iterator[Work]:
+        """Yield the work that memory is taken away from; it is lost then."""
+        for stream in self._streams.values():
+            for work in list(stream.queue):
+                if any(
+                    first < start + nbytes and first + size > start for first, size in work.ranges
+                ):
+                    stream.queue.remove(work)
+                    yield work
+
+
+def _has_work(stream: Queue, limit: int) -> bool:
+    return bool(stream.queue) and stream.queue[0].sequence <= limit

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes in between: signal handlers and finalisers, in a thread that has a lock."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import crossmem
+from crossmem.plugin import Registry
+from crossmem.sharing import process
+from crossmem.sharing.whereabouts import Whereabouts
+
+
+def ends_meanwhile(lock: Any, step: Callable[[], object]) -> bool:
+    """Whether a step in another thread ends while this one has a lock."""
+    ended = threading.Event()
+
+    def run() -> None:
+        step()
+        ended.set()
+
+    thread = threading.Thread(target=run)
+    with lock:
+        thread.start()
+        has_ended = ended.wait(5)
+    thread.join()
+    return has_ended
+
+
+def test_a_first_call_may_be_interrupted_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[process.Process] = []
+
+    def interrupted(*arguments: Any) -> Any:
+        monkeypatch.setattr(process, "Registry", Registry)
+        made.append(process.current())
+        return Registry(*arguments)
+
+    monkeypatch.setattr(process, "_current", None)
+    monkeypatch.setattr(process, "Registry", interrupted)
+    begin = threading.Thread(target=lambda: made.append(process.current()), daemon=True)
+    begin.start()
+    begin.join(5)
+
+    assert len(made) == 2
+    assert made[0] is made[1] is process.current()
+
+
+def test_what_comes_is_noted_while_another_thread_looks() -> None:
+    # Whoever looks may have come upon a finaliser that waits for the lock of who adds.
+    index = Whereabouts()
+    allocation: Any = type("Block", (), {"nbytes": 8, "closed": False})()
+    keeper: Any = type("Keeper", (), {})()
+
+    assert ends_meanwhile(index._lock, lambda: index.add(allocation, 16, keeper))
+    assert index.find(16, 8) is allocation
+
+
+def test_nothing_is_read_from_importers_in_the_middle_of_answering_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with crossmem.device("emulated:0").allocate(1) as allocation:
+        allocation.export()
+        server = process.current().server
+        assert server is not None
+        with server.lock:
+            monkeypatch.setattr(server, "_catch_up", pytest.fail)
+            monkeypatch.setattr(server.book, "leased", lambda: [1])
+            assert crossmem.collect() == 0
+            assert len(crossmem.exports()) >= 1
+        monkeypatch.undo()
