@@ -270,22 +270,6 @@ def test_who_sends_on_may_exit_before_that_is_received(scene: Scene) -> None:
     until(lambda: held() == before)
 
 
-def test_what_a_dead_process_made_is_sent_by_copy(scene: Scene) -> None:
-    process = scene.start(queue_actions.send_and_exit, scene.answers, 500)
-    array = scene.answer()
-    process.kill()
-    process.join(_DEADLINE_S)
-    before = held()
-
-    found = pickle.loads(ForkingPickler.dumps(array))  # noqa: S301 - made here
-
-    assert found.sum() == 1000
-    assert held() == before
-    scene.echo()
-    scene.requests.put(array)
-    assert scene.answer()[1] == 1000
-
-
 def test_any_number_of_consumers(scene: Scene) -> None:
     for _ in range(3):
         scene.echo()

@@ -74,6 +74,8 @@ def test_what_a_dead_process_made_is_shared_on_as_a_copy(start_peer: "StartPeer"
     again = middle.call(tree_actions.share_again, "tree", "again", copy="allow")
 
     assert reader.call(tree_actions.receive, "tree", again) == expected
+    message = middle.call(tree_actions.put, "tree")
+    assert reader.call(tree_actions.get, "message", message) == expected
 
 
 def test_copies_are_freed_after_the_last_reader(start_peer: "StartPeer") -> None:

@@ -4,12 +4,14 @@
 import gc
 import hashlib
 import os
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import crossmem
+import crossmem.multiprocessing
 
 _kept: dict[str, Any] = {}
 
@@ -91,12 +93,23 @@ def share_again(name: str, new_name: str, **options: Any) -> bytes:
     return bytes(_kept[new_name].to_bytes())
 
 
+def put(name: str) -> bytes:
+    """Make a message of what was received, as queues do."""
+    return bytes(ForkingPickler.dumps(_kept[name]))
+
+
 # The process that receives -----------------------------------------------------------------------
 
 
 def receive(name: str, blob: bytes, **options: Any) -> str:
     """Receive a tree, and keep it; return what is in it."""
     _kept[name] = crossmem.receive(blob, **options)
+    return digest_of(_kept[name])
+
+
+def get(name: str, message: bytes) -> str:
+    """Receive a message, and keep it; return what is in it."""
+    _kept[name] = ForkingPickler.loads(message)
     return digest_of(_kept[name])
 
 
