@@ -144,6 +144,18 @@ def test_other_processes_see_the_same(peer: Peer) -> None:
         one.close()
 
 
+@pytest.mark.parametrize("times", [2, 1000])
+def test_a_tensor_with_gaps_that_is_expanded_is_copied(times: int) -> None:
+    tensor = torch.arange(100.0).reshape(10, 10)[:, 3].expand(times, 10)
+
+    with crossmem.share(tensor, copy="allow") as shared:
+        assert shared.copied_nbytes == 10 * 4
+        found = crossmem.receive(shared)
+
+    assert found.stride() == tensor.stride()
+    assert torch.equal(found, tensor)
+
+
 def make_model() -> Any:
     class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
@@ -184,6 +196,21 @@ def test_parameters_are_received_as_tensors_and_filled_in_place() -> None:
     for one, other in zip(source.parameters(), target.parameters(), strict=True):
         assert torch.equal(one, other)
         assert other.requires_grad
+
+
+def test_nothing_is_filled_where_pytorch_would_refuse_one() -> None:
+    with torch.inference_mode():
+        kept = torch.zeros(3)
+    for refused in (torch.zeros(1).expand(3), kept):
+        first = torch.zeros(3)
+        with crossmem.share([torch.ones(3)] * 2, copy="allow") as shared:
+            with pytest.raises(ConfigurationError, match=r"into\[1\]"):
+                crossmem.receive(shared, into=[first, refused])
+
+            assert not first.any()
+            with torch.inference_mode():
+                crossmem.receive(shared, into=[first, kept])
+    assert kept.all()
 
 
 def test_arrays_and_tensors_in_the_same_memory_stay_so() -> None:

@@ -63,6 +63,21 @@ def test_a_tree_whose_owner_is_gone_is_not_received(start_peer: "StartPeer") -> 
         reader.call(tree_actions.receive, "tree", blob)
 
 
+def test_what_a_dead_process_made_is_shared_on_as_a_copy(start_peer: "StartPeer") -> None:
+    owner, middle, reader = start_peer(), start_peer(), start_peer()
+    blob = owner.call(tree_actions.share, "tree", 5)
+    expected = middle.call(tree_actions.receive, "tree", blob)
+    owner.kill()
+
+    with pytest.raises(crossmem.UnsupportedError, match="process that made the memory is dead"):
+        middle.call(tree_actions.share_again, "tree", "again")
+    again = middle.call(tree_actions.share_again, "tree", "again", copy="allow")
+
+    assert reader.call(tree_actions.receive, "tree", again) == expected
+    message = middle.call(tree_actions.put, "tree")
+    assert reader.call(tree_actions.get, "message", message) == expected
+
+
 def test_copies_are_freed_after_the_last_reader(start_peer: "StartPeer") -> None:
     owner, readers = start_peer(), [start_peer(), start_peer()]
     owner.call(tree_actions.share, "none", 1)

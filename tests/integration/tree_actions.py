@@ -4,12 +4,14 @@
 import gc
 import hashlib
 import os
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import crossmem
+import crossmem.multiprocessing
 
 _kept: dict[str, Any] = {}
 
@@ -85,10 +87,15 @@ def publish(name: str, value: int | None = None) -> int:
     return int(shared.publish())
 
 
-def share_again(name: str, new_name: str) -> bytes:
+def share_again(name: str, new_name: str, **options: Any) -> bytes:
     """Share what was received, or a part of it."""
-    _kept[new_name] = crossmem.share(_kept[name])
+    _kept[new_name] = crossmem.share(_kept[name], **options)
     return bytes(_kept[new_name].to_bytes())
+
+
+def put(name: str) -> bytes:
+    """Make a message of what was received, as queues do."""
+    return bytes(ForkingPickler.dumps(_kept[name]))
 
 
 # The process that receives -----------------------------------------------------------------------
@@ -97,6 +104,12 @@ def share_again(name: str, new_name: str) -> bytes:
 def receive(name: str, blob: bytes, **options: Any) -> str:
     """Receive a tree, and keep it; return what is in it."""
     _kept[name] = crossmem.receive(blob, **options)
+    return digest_of(_kept[name])
+
+
+def get(name: str, message: bytes) -> str:
+    """Receive a message, and keep it; return what is in it."""
+    _kept[name] = ForkingPickler.loads(message)
     return digest_of(_kept[name])
 
 

@@ -156,11 +156,13 @@ def dtype_of(value: object) -> DType:
         return value
     if isinstance(value, str):
         return _COMMON.get(value) or _parse(value)
-    # A value of theirs can exist only where they were imported.
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and isinstance(value, torch.dtype):
+    # A value of theirs can exist only where they were imported. Another thread may be importing
+    # one, which has no classes yet.
+    torch: Any = sys.modules.get("torch")
+    numpy: Any = sys.modules.get("numpy")
+    if hasattr(torch, "dtype") and isinstance(value, torch.dtype):
         return _from_torch(value)
-    if numpy is not None:
+    if hasattr(numpy, "generic"):
         if isinstance(value, type) and issubclass(value, numpy.generic):
             value = numpy.dtype(value)
         if isinstance(value, numpy.dtype):

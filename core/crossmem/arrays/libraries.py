@@ -45,7 +45,13 @@ def on_use(tell: Callable[[str], None]) -> None:
 
 def used(name: str) -> Any:
     """Return a library that somebody imported, None where nobody did: nothing is its object."""
-    return sys.modules.get(name)
+    module = sys.modules.get(name)
+    if name in _known:
+        return module
+    # While a thread imports it, which can take seconds, the others see it without its classes, and
+    # have no object of it yet. This is what the import system itself looks at.
+    is_half = getattr(getattr(module, "__spec__", None), "_initializing", False)
+    return None if is_half else module
 
 
 _known: dict[str, Any] = {}

@@ -10,6 +10,7 @@ classes with ``__del__``.
 import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from functools import cached_property
 from inspect import getattr_static
 from types import MemberDescriptorType, ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from crossmem.errors import UnsupportedError
 from crossmem.guards import shorten
 
-__all__ = ["make_dataclass", "make_named_tuple", "name_of", "values_of"]
+__all__ = ["make_dataclass", "make_named_tuple", "name_of", "refuse_more", "values_of"]
 
 
 def name_of(kind: type, where: Callable[[], str]) -> str:
@@ -48,10 +49,29 @@ def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
     kind = type(value)
     try:
         object.__new__(kind)
-        return [(one, getattr(value, one)) for one in _field_names(kind)]
+        found = [(one, getattr(value, one)) for one in _field_names(kind)]
     except (TypeError, AttributeError) as error:
         msg = f"{where()} cannot be made of its fields again: {error}"
         raise UnsupportedError(msg, operation="share") from error
+    refuse_more(value, where)
+    return found
+
+
+def refuse_more(value: Any, where: Callable[[], str]) -> None:
+    """Refuse attributes that are no fields, as ``__post_init__`` may set: they would be missing.
+
+    What a cached property keeps is computed again, and what ``typing`` notes means nothing.
+    """
+    kind = type(value)
+    names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
+    for name in getattr(value, "__dict__", ()):
+        if name in names or isinstance(getattr_static(kind, name, None), cached_property):
+            continue
+        if name != "__orig_class__":
+            msg = f"{where()} has an attribute {name!r} that is no field of {kind.__qualname__}"
+            raise UnsupportedError(
+                msg, operation="share", hint="declare it as a field, or share the fields as a dict"
+            )
 
 
 def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:

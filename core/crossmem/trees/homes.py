@@ -2,6 +2,7 @@
 """Finds or makes exportable memory for the arrays of a tree: theirs, adopted, or a copy."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -119,14 +120,17 @@ class Homes:
                 places[number] = leaf.place(near[2], near[3])
                 continue
             memory = self.process.whereabouts.find(low, high - low)
-            if isinstance(memory, Allocation | Mapping):
+            is_orphan = isinstance(memory, Mapping) and not memory.owner_alive
+            if isinstance(memory, Allocation | Mapping) and not is_orphan:
                 handle, origin = self._export(memory)
                 near = memory.ptr, memory.ptr + memory.nbytes, handle, origin
                 places[number] = leaf.place(handle, origin)
                 continue
             where = leaf.found.device
             way, reason = None, "it is ordinary memory of the host"
-            if memory is not None:
+            if is_orphan:
+                reason = "the process that made the memory is dead, so nobody can import it"
+            elif memory is not None:
                 reason = "it is in an address range; what is mapped there can be shared by itself"
             elif where is not None:
                 way, reason = self._way(where, low)
@@ -233,8 +237,11 @@ class Homes:
             else:
                 layout = found.found.layout.at(start + found.found.pointer - low)
                 library = found.found.kind
-                ADAPTERS[library].copy_to(maker(allocation, library)(layout), found.value)
-                nbytes += layout.nbytes
+                # An element that is seen in many places is written once: PyTorch refuses more.
+                once = tuple([slice(1) if step == 0 else slice(None) for step in layout.strides])
+                target = maker(allocation, library)(layout)[once]
+                ADAPTERS[library].copy_to(target, found.value[once])
+                nbytes += _distinct_nbytes(layout)
         self.copied_nbytes += nbytes
         _log.info("copied %d bytes to %s, to share them from there", nbytes, home.name)
         # This waits until the device has copied.
@@ -252,9 +259,15 @@ def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
     found = {}
     for leaf, number in zip(leaves, numbers, strict=True):
         low, high = leaf.bounds
-        if counts[number] == 1 and high - low > leaf.found.layout.nbytes:
+        if counts[number] == 1 and high - low > _distinct_nbytes(leaf.found.layout):
             found[number] = leaf
     return found
+
+
+def _distinct_nbytes(layout: Layout) -> int:
+    """Return what the elements take, where each that strides of zero repeat counts once."""
+    sizes = [size for size, step in zip(layout.shape, layout.strides, strict=True) if step]
+    return math.prod(sizes) * layout.dtype.itemsize
 
 
 def _span(leaves: list[Leaf]) -> tuple[int, int]:

@@ -17,6 +17,7 @@ null, true, 1  themselves; so do texts of Unicode and finite floats
 {"f": "nan"}   a float that is not finite
 {"z": [r, i]}  a complex number, its parts as texts
 {"s": [d, b]}  a scalar of NumPy: dtype and bytes; of texts, ``str`` or ``bytes`` and all of it
+{"i": [n, x]}  container n again, of all lists, dicts and dataclasses that have ended; x is it
 ============== ==================================================================================
 
 Which classes are looked up for that, and how, is said in ``classes``.
@@ -33,7 +34,7 @@ from crossmem.arrays import dtype_of, from_text, to_numpy
 from crossmem.arrays.libraries import require, used
 from crossmem.errors import ConfigurationError, CrossmemError, InvalidHandleError, UnsupportedError
 from crossmem.guards import shorten
-from crossmem.trees.classes import make_dataclass, make_named_tuple, name_of, values_of
+from crossmem.trees.classes import make_dataclass, make_named_tuple, name_of, refuse_more, values_of
 
 __all__ = ["MAX_DEPTH", "pair_arrays", "read", "to_base64", "write"]
 
@@ -45,6 +46,9 @@ _MAX_VALUES: Final = 2**21
 
 _MAX_INTEGER_BITS: Final = 4096
 """Texts of larger ones take JSON long to read."""
+
+_MAX_COLLISIONS: Final = 256
+"""Keys of one dict whose hashes another one has too: with the square of that it takes long."""
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
 """Returns the number of an array, None for what is none. The other argument says where it is."""
@@ -67,6 +71,8 @@ class _Writer:
     def __init__(self, add_array: AddArray) -> None:
         self._add_array = add_array
         self._values = 0
+        self._ended: dict[int, tuple[Any, int, Any]] = {}
+        """What can be changed, by id: itself, its number and what was written for it."""
 
     def write(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)
@@ -83,15 +89,24 @@ class _Writer:
             raise ConfigurationError(msg, operation="share")
         write_container = _CONTAINERS.get(kind)
         if write_container is not None:
-            return write_container(self, value, path)
-        return self._write_object(value, kind, path)
+            node = write_container(self, value, path)
+        else:
+            node = self._write_object(value, kind, path)
+        if not _can_be_changed(node):
+            return node
+        # All of it is written again, and was counted again just now: so no few bytes of a stranger
+        # ever stand for very much.
+        _, number, first = self._ended.setdefault(id(value), (value, len(self._ended), node))
+        return node if first is node else {"i": [number, first]}
 
     def _write_object(self, value: Any, kind: type, path: tuple[Any, ...]) -> Any:
         if is_dataclass(kind):
             name = name_of(kind, lambda: _name(path))
             return {"c": [name, self.pairs(values_of(value, lambda: _name(path)), path)]}
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-            return {"n": [name_of(kind, lambda: _name(path)), self.values(value, path)]}
+            name = name_of(kind, lambda: _name(path))
+            refuse_more(value, lambda: _name(path))
+            return {"n": [name, self.values(value, path)]}
         numpy = used("numpy")
         if numpy is not None and isinstance(value, numpy.generic):
             # NumPy takes zeros at the end of a text for filling, once it is in an array.
@@ -111,7 +126,7 @@ class _Writer:
         self._values += len(values)
         if self._values > _MAX_VALUES:
             msg = f"there are more than {_MAX_VALUES} values, with those of {_name(path)}"
-            hint = "what is in a container that occurs twice is shared twice; numbers fit in arrays"
+            hint = "what is in a container that occurs twice counts twice; numbers fit in arrays"
             raise ConfigurationError(msg, operation="share", hint=hint)
 
     def values(self, values: Any, path: tuple[Any, ...]) -> list[Any]:
@@ -123,6 +138,11 @@ class _Writer:
         return [
             [self.write(key, (*path, "key")), self.write(one, (*path, key))] for key, one in items
         ]
+
+
+def _can_be_changed(node: Any) -> bool:
+    """Whether what is read is a container in which it shows that it is one in several places."""
+    return type(node) is list or not node.keys().isdisjoint(_CHANGEABLE)
 
 
 # Not in the writer: what refers to itself keeps its arrays until the garbage collector comes.
@@ -192,6 +212,13 @@ _WRONG: Final = (
 """What comes of values that nobody writes; of no characters, NumPy's text is a SystemError."""
 
 
+class _Known(NamedTuple):
+    """What can be referred to: the arrays, and each container that has ended with its node."""
+
+    arrays: Sequence[Any]
+    ended: list[tuple[Any, Any]]
+
+
 def read(node: Any, arrays: Sequence[Any]) -> Any:
     """Return the value that was written, with arrays in the place of their numbers.
 
@@ -203,7 +230,7 @@ def read(node: Any, arrays: Sequence[Any]) -> Any:
         Where a class or a dtype is missing here.
     """
     try:
-        return _read(node, arrays, 0)
+        return _read(node, _Known(arrays, []), 0)
     except (InvalidHandleError, UnsupportedError):
         raise
     except _WRONG as error:
@@ -211,30 +238,45 @@ def read(node: Any, arrays: Sequence[Any]) -> Any:
         raise InvalidHandleError(msg, operation="receive") from error
 
 
-def _read(node: Any, arrays: Sequence[Any], depth: int) -> Any:
+def _read(node: Any, known: _Known, depth: int) -> Any:
     if type(node) is dict:
         ((tag, content),) = node.items()
         if tag == "a":
             if type(content) is not int or content < 0:
                 msg = f"array {content!r}"
                 raise ValueError(msg)
-            return arrays[content]
+            return known.arrays[content]
+        if tag == "i":
+            return _read_again(content, known)
         form = _FORMS.get(tag)
         if form is None:
             return _READERS[tag](content)
         inner, beside = form.split(content)
         if form.has_attributes:
-            beside = _read_pairs(beside, arrays, depth + 1)
+            beside = _read_pairs(beside, known, depth + 1)
         read_inner = _read_pairs if form.has_keys else _read_all
-        return form.make(read_inner(inner, arrays, depth + 1), beside)
+        made = form.make(read_inner(inner, known, depth + 1), beside)
+        if tag in _CHANGEABLE:
+            known.ended.append((node, made))
+        return made
     if type(node) is list:
-        return _read_all(node, arrays, depth + 1)
+        made = _read_all(node, known, depth + 1)
+        known.ended.append((node, made))
+        return made
     return node
 
 
-def _read_all(nodes: Any, arrays: Sequence[Any], depth: int) -> list[Any]:
+def _read_again(content: Any, known: _Known) -> Any:
+    number, node = content
+    if type(number) is not int or number < 0 or known.ended[number][0] != node:
+        msg = f"container {shorten(number)} is another one"
+        raise ValueError(msg)
+    return known.ended[number][1]
+
+
+def _read_all(nodes: Any, known: _Known, depth: int) -> list[Any]:
     _check_list(nodes, depth)
-    return [_read(one, arrays, depth) for one in nodes]
+    return [_read(one, known, depth) for one in nodes]
 
 
 def _check_list(nodes: Any, depth: int) -> None:
@@ -243,15 +285,21 @@ def _check_list(nodes: Any, depth: int) -> None:
         raise ValueError(msg)
 
 
-def _read_pairs(nodes: Any, arrays: Sequence[Any], depth: int) -> list[tuple[Any, Any]]:
+def _read_pairs(nodes: Any, known: _Known, depth: int) -> list[tuple[Any, Any]]:
     _check_list(nodes, depth)
     pairs = []
     for pair in nodes:
         _check_list(pair, depth)
         key, value = pair
         # Most keys are texts, which are themselves.
-        found = key if type(key) is str else _read(key, arrays, depth)
-        pairs.append((found, _read(value, arrays, depth)))
+        found = key if type(key) is str else _read(key, known, depth)
+        pairs.append((found, _read(value, known, depth)))
+    if len(pairs) > _MAX_COLLISIONS:
+        # Whoever chooses numbers chooses their hashes: 16 MiB of them could take hours.
+        hashes = {hash(key) for key, _ in pairs}
+        if len(pairs) - len(hashes) > _MAX_COLLISIONS:
+            msg = f"more than {_MAX_COLLISIONS} keys have hashes of others"
+            raise ValueError(msg)
     return pairs
 
 
@@ -304,6 +352,10 @@ _FORMS: Final = {
 }
 
 
+_CHANGEABLE: Final = frozenset({"c", "d", "o"})
+"""Containers besides lists that can be changed, so that it shows where one is in several places."""
+
+
 def _read_float(content: Any) -> float:
     return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
 
@@ -336,10 +388,17 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def pair_arrays(theirs: Any, mine: Any) -> Iterator[tuple[int, int]]:
+def pair_arrays(theirs: Any, mine: Any, where: str) -> Iterator[tuple[int, int, str]]:
     """Yield the numbers of arrays at the same places of two trees, which must be alike.
 
     Plain values and attributes may differ, and so may the order of keys.
+
+    Parameters
+    ----------
+    theirs, mine
+        What was shared, and what is to be overwritten.
+    where
+        What errors call the latter; what is yielded last says how each array is reached from there.
 
     Raises
     ------
@@ -348,13 +407,35 @@ def pair_arrays(theirs: Any, mine: Any) -> Iterator[tuple[int, int]]:
     """
     tag, inner, name = _open(theirs)
     other_tag, others, other_name = _open(mine)
-    if (tag, inner.keys(), name) != (other_tag, others.keys(), other_name):
-        msg = f"into is another tree: it has {shorten(mine)} where {shorten(theirs)} was shared"
+    what = None
+    if (tag, name) != (other_tag, other_name):
+        what = f"is {_in_words(other_tag, other_name)} where {_in_words(tag, name)} was shared"
+    for place in inner.keys() - others.keys():
+        what = what or f"has no {place!s:.200}, which was shared"
+    for place in others.keys() - inner.keys():
+        what = what or f"has {place!s:.200}, which was not shared"
+    if what is not None:
+        msg = f"into is another tree: {where} {what}"
         raise ConfigurationError(msg, operation="receive")
     if tag == "a":
-        yield theirs[tag], mine[tag]
+        yield inner[tag], others[tag], where
+        return
     for place, one in inner.items():
-        yield from pair_arrays(one, others[place])
+        yield from pair_arrays(one, others[place], f"{where}[{place}]")
+
+
+_IN_WORDS: Final = {
+    "a": "an array",
+    "d": "a dict",
+    "list": "a list",
+    "o": "an OrderedDict",
+    "t": "a tuple",
+    None: "a plain value",
+}
+
+
+def _in_words(tag: str | None, name: str | None) -> str:
+    return _IN_WORDS.get(tag) or f"a {shorten(name)}"
 
 
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
@@ -364,10 +445,28 @@ def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
     if type(node) is not dict:
         return None, {}, None
     ((tag, content),) = node.items()
+    if tag == "i":
+        return _open(content[1])
+    if tag == "a":
+        return tag, node, None
     form = _FORMS.get(tag)
     if form is None:
-        return tag if tag == "a" else None, {}, None
+        return None, {}, None
     inner, beside = form.split(content)
     # Keys may be containers themselves here.
-    parts = ((repr(key), one) for key, one in inner) if form.has_keys else enumerate(inner)
+    parts = (
+        ((repr(_without_numbers(key)), one) for key, one in inner)
+        if form.has_keys
+        else enumerate(inner)
+    )
     return tag, dict(parts), beside if form.is_named else None
+
+
+def _without_numbers(node: Any) -> Any:
+    """Return a node that does not say which of its containers occur elsewhere too."""
+    if type(node) is list:
+        return [_without_numbers(one) for one in node]
+    if type(node) is dict:
+        ((tag, content),) = node.items()
+        return _without_numbers(content[1]) if tag == "i" else {tag: _without_numbers(content)}
+    return node

@@ -6,6 +6,7 @@ from typing import Any
 
 from crossmem.arrays import Found, Kind, Layout
 from crossmem.arrays.adapters import ADAPTERS, describe
+from crossmem.arrays.libraries import require
 from crossmem.errors import ConfigurationError
 from crossmem.sharing.attach import Readonly, attach_many, check_device
 from crossmem.sharing.device import Device
@@ -131,18 +132,35 @@ def _overwrite(into: Any, message: Message, make: Callable[[Row, Kind], Any]) ->
         return len(targets) - 1
 
     jobs = []
-    for number, target_number in list(pair_arrays(message.tree, write(into, add))):
+    for number, target_number, where in list(pair_arrays(message.tree, write(into, add), "into")):
         row, (target, found) = message.rows[number], targets[target_number]
         mine = found.layout
         if (mine.dtype, mine.shape) != (row.layout.dtype, row.layout.shape):
             msg = (
                 f"an array of shape {row.layout.shape} and dtype {row.layout.dtype.name} was "
-                f"shared; into has shape {mine.shape} and dtype {mine.dtype.name} there"
+                f"shared where {where} has shape {mine.shape} and dtype {mine.dtype.name}"
             )
             raise ConfigurationError(msg, operation="receive")
-        if found.kind == "numpy" and not target.flags.writeable:
-            msg = f"into has an array of shape {mine.shape} that is read-only"
-            raise ConfigurationError(msg, operation="receive")
+        obstacle = _obstacle(found, target)
+        if obstacle is not None:
+            raise ConfigurationError(f"{where} {obstacle}", operation="receive")
         jobs.append((found.kind, target, make(row, found.kind)))
     for kind, target, source in jobs:
         ADAPTERS[kind].copy_to(target, source)
+
+
+def _obstacle(found: Found, target: Any) -> str | None:
+    """Return why an array cannot be overwritten: none is, where one cannot."""
+    if found.kind == "numpy" and not target.flags.writeable:
+        return "is an array that is read-only"
+    layout = found.layout
+    if layout.nbytes and any(map(_repeats, layout.shape, layout.strides)):
+        return f"shows elements in several places: its strides are {layout.strides}"
+    is_inference = found.kind == "torch" and target.is_inference()
+    if is_inference and not require("torch").is_inference_mode_enabled():
+        return "was made in PyTorch's inference mode, and can only be written there"
+    return None
+
+
+def _repeats(size: int, step: int) -> bool:
+    return size > 1 and step == 0

@@ -49,7 +49,7 @@ def share(
     x
         An array of NumPy or CuPy, a tensor of PyTorch, or dicts, lists, tuples, named tuples and
         dataclasses of them, nested in any way, with plain values among them. Arrays that
-        overlap still do where they are received, and an array that occurs twice is one.
+        overlap still do where they are received, and what occurs twice is one.
     copy
         ``"allow"``: what cannot be shared where it lies is copied once, also what has neighbours
         that must not be exposed; the result says how much that was. None: it is refused, with
@@ -127,6 +127,9 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping] | None:
     # Not drain(), which raises at exit: ordinary arrays are sent there too.
     memory = current().whereabouts.find(low, high - low)
     if not isinstance(memory, Allocation | Mapping):
+        return None
+    if isinstance(memory, Mapping) and not memory.owner_alive:
+        # Nobody can import it any more: it is as good as any other memory of this process.
         return None
     homes = Homes(drain(), None, "rw", None, None, lambda: host_device(None))
     handles, rows = _rows(homes, [leaf])

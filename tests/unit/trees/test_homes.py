@@ -152,6 +152,22 @@ def test_what_lies_between_elements_is_not_copied(part: Any) -> None:
         del found
 
 
+@pytest.mark.parametrize("times", [2, 1000])
+def test_what_lies_between_elements_that_are_repeated_is_not_copied(times: int) -> None:
+    whole = np.arange(100.0).reshape(10, 10)
+    wide = np.broadcast_to(whole[:, 3:4], (times, 10, 5))
+
+    with crossmem.share(wide, copy="allow") as shared:
+        assert shared.copied_nbytes == 10 * 8
+        found = crossmem.receive(shared)
+        with crossmem.attach(shared.message.handles[0]) as mapping:
+            assert np.frombuffer(mapping.read(), "f8").sum() == whole[:, 3].sum()
+
+        assert found.strides == wide.strides
+        assert np.array_equal(found, wide)
+        del found
+
+
 def test_arrays_between_each_other_are_copied_as_they_lie() -> None:
     whole = np.arange(100, dtype="f8").reshape(10, 10)
 
@@ -194,6 +210,17 @@ def test_who_may_receive_is_said_again_for_what_came_from_this_process(readonly:
         for shared in (few, all_again):
             assert (crossmem.receive(shared) == array[1010:1110]).all()
     del array, mapping, alias
+
+
+def test_a_copy_that_fails_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(target: Any, _source: Any) -> None:
+        # The traceback has the target, which is an array in the memory that is to be freed.
+        target[0] = "no number"
+
+    monkeypatch.setattr("crossmem.arrays.numpy_arrays.copy_to", fail)
+
+    with pytest.raises(ValueError, match="no number"):
+        crossmem.share(np.arange(9)[::2], copy="allow")
 
 
 @pytest.mark.parametrize("succeeding", [0, 1])

@@ -292,6 +292,22 @@ def test_many_mistakes_cost_as_much_as_one(body: bytes) -> None:
     assert peak < 30 * len(blob)
 
 
+@pytest.mark.parametrize("key", ["%d", '{"t":[%d,0]}'])
+def test_keys_that_were_chosen_to_collide_cost_no_time(key: str) -> None:
+    # Python's hash of a number is its rest by this one.
+    prime = 2**61 - 1
+    pairs = [f"[{key % (number * prime + 1)},0]" for number in range(100_000)]
+    body = f'{{"handles":[],"arrays":[],"cell":null,"tree":{{"d":[{",".join(pairs)}]}}}}'
+    began = time.monotonic()
+
+    with pytest.raises(InvalidHandleError, match="hashes"):
+        crossmem.receive(wrap(body.encode()))
+
+    assert time.monotonic() - began < 20
+    tree = dict.fromkeys([*range(2000), *range(-2000, -2), (0,), 0.5], 1)
+    assert crossmem.receive(crossmem.share(tree).to_bytes()) == tree
+
+
 def test_many_arrays_in_few_bytes_stay_bounded(message: Message) -> None:
     body = body_of(message)
     row = ["numpy", 0, "float32", [2**60, 0], None, 0]

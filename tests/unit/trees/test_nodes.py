@@ -299,6 +299,16 @@ def test_a_dataclass_that_is_more_than_its_fields_is_refused(name: str) -> None:
     assert "cannot be made of its fields" in refuse(UnsupportedError, {"one": value})
 
 
+@pytest.mark.parametrize("value", [tree_classes.Derived[int](3), tree_classes.Labelled(1, 2)])
+def test_an_attribute_that_is_no_field_is_refused(value: Any) -> None:
+    assert getattr(value, "double", None) in {6, None}
+    assert there_and_back(value) == value
+
+    value.label = "lost"
+
+    assert "attribute 'label' that is no field of" in refuse(UnsupportedError, [value])
+
+
 # Readers -----------------------------------------------------------------------------------------
 
 
@@ -464,7 +474,7 @@ nodes_of_strangers = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(
-            st.sampled_from([*"atdocnbfzsu", "x"]),
+            st.sampled_from([*"atdocnbfzsui", "x"]),
             inner | st.tuples(st.sampled_from(["tree_classes:Point", "float32"]), inner).map(list),
             max_size=2,
         ),

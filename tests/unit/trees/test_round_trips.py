@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is received equals what was shared, views and all: any dtype, shape, strides and nesting."""
 
+import re
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from numpy.lib.stride_tricks import as_strided
 
 import crossmem
 from crossmem import ConfigurationError
@@ -290,6 +292,28 @@ def test_nothing_is_filled_where_one_is_read_only() -> None:
         crossmem.receive(shared, into=into)
 
     assert not into[0].any()
+
+
+@pytest.mark.parametrize(
+    ("into", "words"),
+    [
+        ({"w": {"b": np.zeros(2)}}, "into['w'] has no 'a', which was shared"),
+        ({"w": {"a": np.zeros(2), "b": np.zeros(2), "c": 1}}, "has 'c', which was not shared"),
+        ({"w": [np.zeros(2)]}, "into['w'] is a list where a dict was shared"),
+        ({"w": {"a": np.zeros(2), "b": 5}}, "into['w']['b'] is a plain value where an array was"),
+        ({"w": {"a": np.zeros(2), "b": np.zeros(3)}}, "where into['w']['b'] has shape (3,)"),
+        ({"w": {"a": np.zeros(2), "b": as_strided(np.zeros(1), (2,), (0,))}}, "several places"),
+    ],
+)
+def test_what_is_not_filled_is_named_by_its_place(into: Any, words: str) -> None:
+    with (
+        crossmem.share({"w": {"a": np.ones(2), "b": np.ones(2)}}, copy="allow") as shared,
+        pytest.raises(ConfigurationError, match=re.escape(words)),
+    ):
+        crossmem.receive(shared, into=into)
+
+    found = into["w"].values() if isinstance(into["w"], dict) else into["w"]
+    assert not any(one.any() for one in found if isinstance(one, np.ndarray))
 
 
 def test_nothing_is_filled_where_one_does_not_fit() -> None:

@@ -4,9 +4,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from functools import cached_property
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from typing_extensions import override
+
+T = TypeVar("T")
 
 ran: list[str] = []
 """What code of these classes has run: none may, while a tree is read."""
@@ -65,6 +68,21 @@ class Careful:
 class Point(NamedTuple):
     x: Any
     y: Any = 3
+
+
+@dataclass
+class Derived(Generic[T]):
+    """Has attributes beside its fields."""
+
+    value: int
+
+    @cached_property
+    def double(self) -> int:
+        return 2 * self.value
+
+
+class Labelled(Point):
+    """Has a place for attributes."""
 
 
 class Outer:
