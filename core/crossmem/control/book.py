@@ -43,8 +43,6 @@ class LeaseBook:
         self._newest_allocation = 0
         self._leases = LeaseTable()
         self._myself = Holder(identity.pid, identity.uid)
-        self._left = Holder(identity.pid, identity.uid)
-        """Stands for processes that have exited, so that this one's own messages have room."""
         self._is_exiting = False
 
     # What the exporter's own threads call -------------------------------------------------
@@ -252,12 +250,11 @@ class LeaseBook:
     def take_over(self, holder: Holder) -> None:
         """Hold on for the messages of a process that exits, as far as there is room.
 
-        There is as much for all of these together as for a process that runs. This process waits
-        for them as for its own when it exits itself.
+        This process waits for them as for its own when it exits itself.
         """
         for lease in list(holder.leases.values()):
-            if lease.in_message and self._is_room_for(self._left, 1):
-                self._leases.pass_on(lease, self._left)
+            if lease.in_message and self._is_room_for(self._myself, 1):
+                self._leases.pass_on(lease, self._myself)
 
     def _hold(self, allocation: int, export: int, holder: Holder) -> Lease:
         self._note(EventKind.HELD, self._shared[allocation].exports[export], holder.pid)
