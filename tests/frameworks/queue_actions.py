@@ -54,7 +54,6 @@ def forward(inbox: "Queue[Any]", outbox: "Queue[Any]") -> None:
     while (found := inbox.get()) is not None:
         outbox.put(found)
         del found
-    outbox.put(None)
 
 
 def hold_forever(requests: "Queue[Any]", connection: Connection) -> None:

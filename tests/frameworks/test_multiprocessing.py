@@ -252,24 +252,6 @@ def test_what_was_received_is_sent_on_as_the_handle_that_it_came_with(scene: Sce
     assert len(crossmem.exports()) <= before + 1
 
 
-def test_who_sends_on_may_exit_before_that_is_received(scene: Scene) -> None:
-    before = held()
-    process = scene.start(queue_actions.forward, scene.requests, scene.answers)
-    for number in range(5):
-        array = crossmem.empty(100, "int64")
-        array[:] = number
-        scene.requests.put(array)
-        del array
-    scene.requests.put(None)
-    process.join(_DEADLINE_S)
-    crossmem.collect()
-
-    assert process.exitcode == 0
-    assert [scene.answer().sum() for _ in range(5)] == [100 * number for number in range(5)]
-    assert scene.answer() is None
-    until(lambda: held() == before)
-
-
 def test_any_number_of_consumers(scene: Scene) -> None:
     for _ in range(3):
         scene.echo()

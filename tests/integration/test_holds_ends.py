@@ -143,44 +143,6 @@ def test_an_exporter_that_does_not_answer_holds_nothing(
     assert len(sender.call(hold_actions.put, ["mapped"])) == 1
 
 
-# Who sent on exits ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_stopped", [False, True], ids=["awake", "stopped"])
-def test_a_message_of_who_sent_on_and_exits_is_received(
-    chain: tuple[Peer, Peer, Message], start_peer: "StartPeer", *, is_stopped: bool
-) -> None:
-    exporter, sender, message = chain
-    receiver = start_peer()
-    if is_stopped:
-        # It learns at once what the sender said last and that it is dead.
-        exporter.stop()
-    sender.exit()
-    if is_stopped:
-        exporter.cont()
-
-    assert comes_to(exporter, (exporter.pid, True))
-    assert receiver.call(hold_actions.get_and_drop, message) == [b"data"]
-
-    assert comes_to(exporter)
-    assert is_all_free(exporter)
-
-
-def test_an_exporter_takes_over_no_more_messages_than_it_may_have(
-    start_peer: "StartPeer",
-) -> None:
-    exporter, sender = start_peer(CROSSMEM_MAX_HOLDS="2"), start_peer()
-    blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
-    sender.call(actions.attach, "mapped", blob)
-    exporter.call(hold_actions.put, ["memory"])
-    for _ in range(2):
-        sender.call(hold_actions.put, ["mapped"])
-
-    sender.exit()
-
-    assert comes_to(exporter, (exporter.pid, True), (exporter.pid, True))
-
-
 # An exporter exits ------------------------------------------------------------------------------
 
 

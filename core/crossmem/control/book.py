@@ -247,15 +247,6 @@ class LeaseBook:
         self._tell_of_room(held)
         return held.holder
 
-    def take_over(self, holder: Holder) -> None:
-        """Hold on for the messages of a process that exits, as far as there is room.
-
-        This process waits for them as for its own when it exits itself.
-        """
-        for lease in list(holder.leases.values()):
-            if lease.in_message and self._is_room_for(self._myself, 1):
-                self._leases.pass_on(lease, self._myself)
-
     def _hold(self, allocation: int, export: int, holder: Holder) -> Lease:
         self._note(EventKind.HELD, self._shared[allocation].exports[export], holder.pid)
         return self._leases.give(allocation, export, holder, in_message=True)

@@ -102,8 +102,6 @@ class OwnerConnection:
         self._sending = threading.Lock()
         """Held by the one thread that takes messages out of the outbox; never waited for."""
         self._late_replies = False
-        self._has_held = False
-        """Whether messages of this process hold memory of the owner's, or did."""
 
     @override
     def __repr__(self) -> str:
@@ -155,7 +153,6 @@ class OwnerConnection:
         self, handles: Sequence[ShareableHandle], *, deadline: Deadline
     ) -> list[Leased | Refusal]:
         """Ask for the holds of a message, as :meth:`request` does; they come without the memory."""
-        self._has_held = True
         return self._ask(MessageType.HOLD, [Asked(one) for one in handles], 0, deadline)
 
     def _ask(
@@ -310,9 +307,6 @@ class OwnerConnection:
         """Send what waits and close, unless a thread waits for the owner: exit ends that wait."""
         if self._lock.acquire(blocking=False):
             try:
-                if self._has_held:
-                    # Nobody is to lose a message because who sent it on has nothing more to do.
-                    self._outbox.append(pack_ids(MessageType.LEAVE, 0, ()))
                 self.flush()
                 self.close()
             finally:

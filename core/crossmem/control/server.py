@@ -282,9 +282,6 @@ class LeaseServer:
                     self._answer(connection, kind, request, unpack_request(body))
                 elif kind is MessageType.RELEASE:
                     self._release(unpack_ids(body))
-                elif kind is MessageType.LEAVE:
-                    if connection.holder is not None:
-                        self.book.take_over(connection.holder)
                 elif connection.granted_request == request:
                     connection.forget_replies()
                     connection.is_answered = True
@@ -433,10 +430,6 @@ class LeaseServer:
             self._forget_if_unused(holder)
 
     def _check(self, holder: Holder) -> None:
-        # What it said last is read first: it may have left messages.
-        for connection in list(self._connections.values()):
-            if connection.holder is holder:
-                self._serve(connection, at_most=_MAX_CAUGHT_UP)
         self._lose_if_dead(holder)
 
     def _lose_if_dead(self, holder: Holder) -> bool:

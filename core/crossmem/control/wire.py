@@ -14,7 +14,6 @@ HOLD   client to server as IMPORT: leases that a message will hold, without the 
 REPLY  server to client one record for each export asked for; descriptors travel alongside
 RELEASE client to server lease ids
 CANCEL client to server empty: whatever this request id was granted is released
-LEAVE  client to server empty: the sender exits; the exporter holds on for its messages
 ====== ================ =======================================================================
 """
 
@@ -89,7 +88,6 @@ class MessageType(IntEnum):
     RELEASE = 4
     CANCEL = 5
     HOLD = 6
-    LEAVE = 7
 
 
 class Status(IntEnum):
@@ -279,7 +277,7 @@ def pack_hold(number: int) -> bytes:
 
 
 def pack_ids(kind: MessageType, request: int, ids: Sequence[int]) -> bytes:
-    """Make a RELEASE, CANCEL or LEAVE."""
+    """Make a RELEASE or CANCEL."""
     return HEADER.pack(kind, LAST, 0, request) + struct.pack(f"<{len(ids)}Q", *ids)
 
 
