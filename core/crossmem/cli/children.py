@@ -163,7 +163,8 @@ def gather(
         Where a child is dead or failed, or the time is over.
     """
     deadline = time.monotonic() + timeout
-    waiting = {child.connection: index for index, child in enumerate(children)}
+    # By its type, wait() may return whatever can be waited for; it returns what it was given.
+    waiting: dict[Any, int] = {child.connection: index for index, child in enumerate(children)}
     messages: list[Any] = [None] * len(children)
     while waiting:
         ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
@@ -171,14 +172,14 @@ def gather(
             names = ", ".join(children[index].name for index in waiting.values())
             raise ConsumerError(f"no answer from {names} within {timeout:.0f} seconds")
         for connection in ready:
-            index = waiting[connection]  # type: ignore[index]
+            index = waiting[connection]
             message = children[index].receive()
             if isinstance(message, Progress):
                 if bar is not None:
                     bar(message.nbytes)
             else:
                 messages[index] = message
-                del waiting[connection]  # type: ignore[arg-type]
+                del waiting[connection]
     return messages
 
 

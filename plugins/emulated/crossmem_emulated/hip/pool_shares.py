@@ -55,8 +55,12 @@ def _mem_pool_export_to_shareable_handle(
     access = [(visible[device], flags) for device, flags in pool.access.items()]
     note = _NOTE.pack(_MAGIC, *process.machine.identity, len(access))
     descriptor, address = memory.create(memory.PAGE_NBYTES, memory.creation_flags())
-    memory.unmap(address, memory.PAGE_NBYTES)
-    os.pwrite(descriptor, note + b"".join(_ACCESS.pack(*one) for one in access), 0)
+    try:
+        memory.unmap(address, memory.PAGE_NBYTES)
+        os.pwrite(descriptor, note + b"".join(_ACCESS.pack(*one) for one in access), 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """HIP-X12: pools that processes share."""
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from crossmem_emulated.hip import Runtime
+from crossmem_emulated.options import Options
 
 if TYPE_CHECKING:
     from tests.plugins.emulated.hip.conftest import Start
@@ -21,6 +29,7 @@ else:
 
 PINNED, NONE, DESCRIPTOR, ON_A_DEVICE = 1, 0, 1, 1
 POOL_OF_ADDRESS = 17
+OUT_OF_MEMORY = 2
 
 
 def create(actor: Actor, handle_type: int = DESCRIPTOR) -> int:
@@ -186,3 +195,21 @@ def test_x12_a_release_without_it(exporter: Actor) -> None:
         assert status(getattr(exporter.c, call[0]), *call[1:]) == 801
     assert status(exporter.c.memPoolExportPointer, 0) == 1
     exporter.check_broken("HIP-X12")
+
+
+@emulation_only
+def test_x12_an_export_that_fails_leaves_no_descriptor(
+    host: Path, footprint: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    rt = Runtime("clr26", options=Options(state=host))
+    _, pool = rt.call("memPoolCreate", rt.MemPoolProps(PINNED, DESCRIPTOR, ON_A_DEVICE, 0))
+    before = footprint()
+    monkeypatch.setattr(os, "pwrite", fail)
+
+    code, _ = rt.call("memPoolExportToShareableHandle", pool, DESCRIPTOR, 0)
+
+    assert code == OUT_OF_MEMORY
+    assert footprint() == before
