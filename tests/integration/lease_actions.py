@@ -12,12 +12,16 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import crossmem
 from crossmem.conformance import actions
 from crossmem.control import wire
 from crossmem.control.endpoint import abstract_address, socket_path
 from crossmem.models import ProcessIdentity
+from crossmem.sharing.entry import RemoteEntry
 from crossmem.sharing.process import current
 
 _kept: list[object] = []
@@ -129,6 +133,21 @@ def attach_impatiently(blob: bytes, times: int, timeout: float) -> int:
         except crossmem.OwnerUnresponsiveError:
             unanswered += 1
     return unanswered
+
+
+def attach_interrupted(blob: bytes) -> list[str]:
+    """Attach, with an interrupt as soon as the memory is open; return what cleaning up said."""
+    old = RemoteEntry.open
+
+    def interrupted(self: RemoteEntry, *arguments: Any, **options: Any) -> None:
+        old(self, *arguments, **options)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RemoteEntry, "open", interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            crossmem.attach(blob)
+    return getattr(caught.value, "__notes__", [])
 
 
 def attach_over_and_over(_number: int, blob: bytes, times: int) -> None:

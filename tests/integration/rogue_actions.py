@@ -12,6 +12,7 @@ from collections.abc import Callable
 import crossmem
 from crossmem.control import wire
 from crossmem.control.endpoint import abstract_address
+from crossmem.control.records import Allow, Export
 from crossmem.control.wire import MessageType
 from crossmem.models import ProcessIdentity
 
@@ -52,6 +53,26 @@ def pretend(kind: str) -> bytes:
 
     threading.Thread(target=serve, daemon=True).start()
     return handle.to_bytes()
+
+
+def offer_in_two_sizes(nbytes: int) -> tuple[bytes, bytes]:
+    """Export memory, and once more as if it were larger; return both handles."""
+    allocation = crossmem.device("emulated:0").allocate(NBYTES)
+    _kept.append(allocation)
+    handle = allocation.export()
+    larger = crossmem.ShareableHandle(
+        backend=handle.backend, mechanism=handle.mechanism, device=handle.device,
+        allocation=handle.allocation, export=handle.export + 1, secret=SECRET, owner=handle.owner,
+        nbytes=nbytes, capacity=nbytes, access="rw",
+    )  # fmt: skip
+    owned = allocation._owned
+    assert owned is not None
+    server = owned.process.server
+    assert server is not None
+    assert owned.shared is not None
+    exported = owned.exported["rw", False]
+    server.book.publish(owned.shared, Export(larger, Allow(), exported))
+    return handle.to_bytes(), larger.to_bytes()
 
 
 def _reply(

@@ -151,3 +151,17 @@ def test_an_importer_that_has_no_room_for_what_it_is_given(start_peer: "StartPee
     importer.call(actions.unmap, *names)
     for n in range(count):
         exporter.call(actions.free, f"memory{n}", busy="wait", timeout=2)
+
+
+def test_an_interrupted_import_closes_each_descriptor_once(start_peer: "StartPeer") -> None:
+    exporter, importer = start_peer(), start_peer()
+    blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
+    importer.call(actions.attach, "mapped", blob)
+    importer.call(actions.unmap, "mapped")
+    before = importer.call(actions.descriptors)
+
+    # A second close fails, where the number is not another file's by then.
+    assert importer.call(lease_actions.attach_interrupted, blob) == []
+
+    assert importer.call(actions.descriptors) == before
+    exporter.call(actions.free, "memory", busy="wait", timeout=2)

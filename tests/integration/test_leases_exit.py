@@ -2,6 +2,10 @@
 """Interpreters that shut down while others are connected, wait, or are served."""
 
 import contextlib
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +22,18 @@ else:
     import lease_actions
 
 NBYTES = 4096
+DEADLINE_S = 60
+EXEC_EXPORTER = """
+import os, sys
+import crossmem
+code, data, *rest = sys.argv[1:]
+allocation = crossmem.device("emulated:0").allocate(4096)
+allocation.write(data.encode())
+print(allocation.export().to_bytes().hex(), flush=True)
+sys.stdin.readline()
+if rest:
+    os.execv(sys.executable, [sys.executable, "-c", code, code, *rest])
+"""
 COMPLAINTS = ("Traceback", "Fatal Python error", "Exception ignored", "ResourceWarning")
 
 
@@ -138,3 +154,36 @@ def test_whoever_comes_after_the_exit_hears_that_the_exporter_is_gone(
 
     with pytest.raises(crossmem.OwnerGoneError, match=str(exporter.pid)):
         importer.call(actions.attach, "never", blob)
+
+
+def test_an_exporter_that_becomes_another_program_by_exec(
+    start_peer: "StartPeer", run_dir: Path
+) -> None:
+    # Pid and start time stay; what each program allocated first is not the same memory.
+    importer = start_peer()
+    with subprocess.Popen(
+        [sys.executable, "-c", EXEC_EXPORTER, EXEC_EXPORTER, "first", "other"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "CROSSMEM_RUN_DIR": str(run_dir)},
+        text=True,
+    ) as exporter:
+        assert exporter.stdin is not None
+        assert exporter.stdout is not None
+        killer = threading.Timer(DEADLINE_S, exporter.kill)
+        killer.start()
+        first = bytes.fromhex(exporter.stdout.readline())
+        importer.call(actions.attach, "first", first)
+        exporter.stdin.write("\n")
+        exporter.stdin.flush()
+        second = bytes.fromhex(exporter.stdout.readline())
+
+        importer.call(actions.attach, "second", second)
+
+        assert importer.call(actions.read, "first", 5) == b"first"
+        assert importer.call(actions.read, "second", 5) == b"other"
+        importer.call(actions.unmap, "first", "second")
+        with pytest.raises(crossmem.StaleHandleError):
+            importer.call(actions.attach, "stale", first)
+        exporter.communicate("\n")
+        killer.cancel()

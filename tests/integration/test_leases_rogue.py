@@ -71,3 +71,19 @@ def test_an_importer_bears_it(start_peer: "StartPeer", kind: str) -> None:
     # Whatever it sent is closed; its connection goes when it is dead.
     assert settle(more) == []
     assert importer.call(actions.threads) == ["MainThread"]
+
+
+def test_what_is_open_does_not_grow_when_the_exporter_says_so(start_peer: "StartPeer") -> None:
+    rogue, importer = start_peer(), start_peer()
+    right, larger = rogue.call(rogue_actions.offer_in_two_sizes, 1 << 30)
+    importer.call(actions.attach, "mapped", right)
+    before = importer.call(actions.descriptors)
+
+    for attempt in (actions.attach, actions.import_):
+        with pytest.raises(crossmem.InvalidHandleError, match="open of it here"):
+            importer.call(attempt, "never", larger)
+
+    assert importer.call(actions.descriptors) == before
+    importer.call(actions.unmap, "mapped")
+    with pytest.raises(crossmem.InvalidHandleError):
+        importer.call(actions.attach, "never", larger)

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -59,17 +60,25 @@ class Asked(NamedTuple):
     hold: int = 0
 
 
-class Leased(NamedTuple):
-    """A lease as the importer got it. The descriptors belong to whoever receives this."""
+@dataclass(slots=True)
+class Leased:
+    """A lease as the importer got it. The descriptors belong to whoever receives this.
+
+    ``is_taken`` is set together with what took the descriptors, or closed them: whoever is
+    interrupted after that cannot close them again, when they may be another thread's.
+    """
 
     lease: int
     nbytes: int
     capacity: int
     exported: Exported
+    is_taken: bool = False
 
     def close_descriptors(self) -> None:
         """Close what no driver took."""
-        close_all(self.exported.descriptors)
+        if not self.is_taken:
+            self.is_taken = True
+            close_all(self.exported.descriptors)
 
 
 class OwnerConnection:

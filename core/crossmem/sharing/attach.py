@@ -269,6 +269,7 @@ def _map(process: Process, handle: ShareableHandle, entry: Entry, readonly: Read
         base = entry.map(remappable=False)
         undo.callback(entry.unmap)
         advised = _is_readonly(entry, readonly)
-        mapping = Mapping(process, entry, handle, base, None, readonly=advised)
         undo.pop_all()
-    return mapping
+    # Not in the block: from when the object exists on, it alone gives the use back. An interrupt
+    # may leave one use too many, and must never take one that another mapping relies on.
+    return Mapping(process, entry, handle, base, None, readonly=advised)

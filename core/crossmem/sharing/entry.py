@@ -195,7 +195,7 @@ class RemoteEntry(Entry):
         Raises
         ------
         InvalidHandleError
-            Where the sizes in the handle are not the exporter's.
+            Where the sizes in the handle are not the exporter's, or not what is open already.
         DriverError
             Where the vendor's call failed. The caller then still owns the lease.
         """
@@ -203,6 +203,13 @@ class RemoteEntry(Entry):
             msg = (
                 f"the handle speaks of {handle.nbytes} bytes in {handle.capacity}, its exporter "
                 f"of {leased.nbytes} in {leased.capacity}"
+            )
+            raise InvalidHandleError(msg, operation="import")
+        known = self.handle
+        if known is not None and (known.nbytes, known.capacity) != (leased.nbytes, leased.capacity):
+            msg = (
+                f"the exporter speaks of {leased.nbytes} bytes in {leased.capacity}, but what is "
+                f"open of it here has {known.nbytes} in {known.capacity}"
             )
             raise InvalidHandleError(msg, operation="import")
         if self._opening is None:

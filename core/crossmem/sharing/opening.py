@@ -68,6 +68,7 @@ class Opening:
                 capacity=leased.capacity,
                 access=access,
             )
+            leased.is_taken = True
 
     def map(self, imported: Imported, *, remappable: bool) -> int:
         """Count one more user that has it mapped, and return the address."""

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -59,7 +60,9 @@ class Process:
         self._exiting = threading.Event()
         self.lifetimes = threading.RLock()
         """Guards, for every allocation, import and mapping, whether it is closed or in use."""
-        self.numbers = itertools.count(1)
+        # The program that this one replaced by exec had the same pid and start time. It used up
+        # more than a microsecond for each of its numbers, so these are none of them (C6).
+        self.numbers = itertools.count(time.process_time_ns() // 1000 + 1)
         self.devices: dict[tuple[str, str | None], tuple[Device, ...]] = {}
         self.owned: dict[int, Owned] = {}
         """Every allocation that is not free yet, by number."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes in between: signal handlers and finalisers, in a thread that has a lock."""
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 import crossmem
 from crossmem.plugin import Registry
-from crossmem.sharing import process
+from crossmem.sharing import attach, process
 from crossmem.sharing.whereabouts import Whereabouts
 
 
@@ -55,6 +56,30 @@ def test_what_comes_is_noted_while_another_thread_looks() -> None:
 
     assert ends_meanwhile(index._lock, lambda: index.add(allocation, 16, keeper))
     assert index.find(16, 8) is allocation
+
+
+def test_an_interrupt_takes_no_use_from_another_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> crossmem.Mapping:
+        made = crossmem.Mapping(*arguments, **options)
+        assert made.nbytes == 4
+        raise KeyboardInterrupt
+
+    def attach_and_drop(handle: crossmem.ShareableHandle) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            crossmem.attach(handle)
+        gc.collect()
+
+    with crossmem.device("emulated:0").allocate(4) as allocation:
+        handle = allocation.export()
+        with crossmem.attach(handle) as kept:
+            entry = kept._entry
+            assert entry is not None
+            monkeypatch.setattr(attach, "Mapping", interrupted)
+            with pytest.warns(ResourceWarning, match="without unmap"):
+                attach_and_drop(handle)
+            crossmem.collect()
+
+            assert (entry.users, entry.mappings, entry.is_open) == (1, 1, True)
 
 
 def test_nothing_is_read_from_importers_in_the_middle_of_answering_them(
