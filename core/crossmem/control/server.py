@@ -264,8 +264,8 @@ class LeaseServer:
         for connection in list(self._connections.values()):
             if connection.holder is not None and connection.holder.leases:
                 continue
-            # It may have asked for something that was not read yet.
-            self._serve(connection, at_most=1)
+            # It may have asked for something that was not read yet, or ended something.
+            self._serve(connection, at_most=_MAX_CAUGHT_UP)
             if connection.holder is None or not connection.holder.leases:
                 self._drop(connection)
                 return
@@ -377,8 +377,10 @@ class LeaseServer:
         try:
             sent = connection.flush()
         except EOFError:
-            self._drop(connection)
-            return
+            # It gets nothing more. What it has sent is still read, and then its end.
+            connection.forget_replies()
+            connection.socket.shutdown(socket.SHUT_WR)
+            sent = True
         if not sent:
             # Nothing more is read from a peer until it has read what it asked for.
             self._unsent.add(connection)
@@ -441,7 +443,11 @@ class LeaseServer:
         return dead
 
     def _lose(self, holder: Holder) -> None:
-        """End everything that a dead process held."""
+        """End everything that a dead process held, and what it had sent to end."""
+        for connection in list(self._connections.values()):
+            if connection.holder is holder:
+                # It may have ended others' leases, too: those of messages that it received.
+                self._serve(connection, at_most=_MAX_CAUGHT_UP)
         self.book.lose(holder)
         for connection in list(self._connections.values()):
             if connection.holder is holder:

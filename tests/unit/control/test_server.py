@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lease server leaves behind where the kernel watches nothing more for it."""
+"""What the lease server leaves behind, reads late and lets go of."""
 
 import errno
+import resource
 import select
 import socket
 from collections.abc import Iterator
@@ -10,11 +11,16 @@ from typing import Any
 
 import pytest
 
+from crossmem.control import wire
 from crossmem.control.connection import ServerConnection
 from crossmem.control.endpoint import new_socket
+from crossmem.control.records import Allow, Export, Shared
 from crossmem.control.server import LeaseServer
-from crossmem.models import ProcessIdentity
+from crossmem.driver import Exported
+from crossmem.models import ProcessIdentity, ShareableHandle
 from crossmem.plugin import Registry
+
+SECRET = b"sixteen bytes  ."
 
 
 class Full:
@@ -33,10 +39,37 @@ class Full:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
     run_dir = tmp_path / "run"
-    server: Any = LeaseServer(ProcessIdentity.of_this_process(), run_dir, Registry(), 1)
+    server: Any = LeaseServer(ProcessIdentity.of_this_process(), run_dir, Registry(), 10)
     yield server
 
     server.stop()
+
+
+@pytest.fixture
+def handle(server: Any) -> ShareableHandle:
+    """Return the handle of an export of that server."""
+    handle = ShareableHandle(
+        backend="emulated", mechanism="memfd", device="host:0", allocation=1, export=0,
+        secret=SECRET, owner=ProcessIdentity.of_this_process(), nbytes=100, capacity=4096,
+        access="rw",
+    )  # fmt: skip
+    server.book.publish(Shared(1, None, lambda: None), Export(handle, Allow(), Exported()))
+    return handle
+
+
+def accept(server: Any, importer: socket.socket) -> ServerConnection:
+    """Connect an importer and return the server's end, greeted. The lock is held."""
+    importer.connect(str(server._path))
+    server._accept(server._listeners[0])
+    importer.recv(1000)
+    found: ServerConnection = list(server._connections.values())[-1]
+    return found
+
+
+def send_releases(importer: socket.socket, holds: list[Any]) -> None:
+    """End holds, each in a message of its own."""
+    for hold in holds:
+        importer.send(wire.pack_ids(wire.MessageType.RELEASE, 0, [hold.number]))
 
 
 def test_an_importer_that_cannot_be_watched_leaves_nothing(server: Any) -> None:
@@ -60,3 +93,55 @@ def test_a_connection_that_cannot_be_watched_is_closed(server: Any) -> None:
 
         assert not server._connections
         assert importer.recv(1) == b""
+
+
+# What was sent and not read yet ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_told_by", ["reading", "writing"])
+def test_releases_are_read_though_their_sender_closed_with_a_reply_unread(
+    server: Any, handle: ShareableHandle, is_told_by: str
+) -> None:
+    with new_socket() as importer, server.lock:
+        connection = accept(server, importer)
+        holds = server.book.hold_mine([handle] * 3, 0)
+        connection.queue(1, b"a reply", ())
+        if is_told_by == "reading":
+            server._flush(connection)
+        send_releases(importer, holds)
+        importer.close()
+        if is_told_by == "writing":
+            server._flush(connection)
+        server._serve(connection, at_most=10)
+
+        assert server.book.leases_of(1) == ()
+        assert not server._connections
+
+
+def test_who_cannot_be_sent_a_reply_sees_the_end_and_is_read_until_its_own(
+    server: Any, handle: ShareableHandle
+) -> None:
+    with new_socket() as importer, server.lock:
+        connection = accept(server, importer)
+        connection.queue(1, b"a reply", (2**20,))
+        server._flush(connection)
+        assert importer.recv(1000) == b""
+        send_releases(importer, server.book.hold_mine([handle] * 3, 0))
+        importer.close()
+        server._serve(connection, at_most=10)
+
+        assert server.book.leases_of(1) == ()
+        assert not server._connections
+
+
+def test_releases_are_read_before_a_connection_is_let_go_of(
+    server: Any, handle: ShareableHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_socket() as importer, server.lock:
+        accept(server, importer)
+        send_releases(importer, server.book.hold_mine([handle] * 3, 0))
+        monkeypatch.setattr(resource, "getrlimit", lambda _which: (0, 0))
+        server._make_room()
+
+        assert server.book.leases_of(1) == ()
+        assert not server._connections
