@@ -259,7 +259,8 @@ class LeaseServer:
         An importer that needs it again connects again.
         """
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if len(self._connections) < soft // 2:
+        # Each costs two descriptors once it has asked: its own, and the pidfd of its process.
+        if len(self._connections) < soft // 4:
             return
         for connection in list(self._connections.values()):
             if connection.holder is not None and connection.holder.leases:

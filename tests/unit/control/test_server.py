@@ -6,6 +6,7 @@ import resource
 import select
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,22 @@ def test_a_connection_that_cannot_be_watched_is_closed(server: Any) -> None:
 
         assert not server._connections
         assert importer.recv(1) == b""
+
+
+def test_processes_that_ask_in_vain_leave_half_of_the_descriptors(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (100, 100))
+    with ExitStack() as stack, server.lock:
+        for number in range(60):
+            connection = accept(server, stack.enter_context(new_socket()))
+            # As if each were of another process.
+            connection.pid = 2**23 + number
+            server._holder_of(connection, 0)
+
+        pidfds = [one for one in server._holders if one.pidfd is not None]
+        assert len(server._connections) + len(pidfds) <= 50
+        assert connection.number in server._connections
 
 
 # What was sent and not read yet ---------------------------------------------------------------
