@@ -2,6 +2,7 @@
 """What a process exports and who holds it: every decision of the lease server, and no socket."""
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from crossmem.control.leases import Holder, Lease, LeaseTable
@@ -35,7 +36,7 @@ class LeaseBook:
         self._own_uid = own_uid()
         self._registry = registry
         self._max_holds = max_holds
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque()
         self._idle = threading.Condition(self.lock)
         self._has_room = threading.Condition(self.lock)
         """Told when a hold of this process's own messages has ended."""
@@ -138,7 +139,7 @@ class LeaseBook:
         """Tell observers what happened. The lock is not held."""
         while self._events:
             try:
-                event = self._events.pop(0)
+                event = self._events.popleft()
             except IndexError:
                 return
             self._registry.emit(event)

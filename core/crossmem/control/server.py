@@ -35,7 +35,7 @@ from crossmem.control.wire import (
     Request,
     Status,
     pack_grant,
-    pack_refusal,
+    pack_refusals,
     proof_context,
     unpack_ids,
     unpack_request,
@@ -325,14 +325,15 @@ class LeaseServer:
         records: list[bytes] = []
         descriptors: list[int] = []
         context = proof_context(connection.nonce, request.nonce, number)
-        for wanted in request.wanted:
+        for index, wanted in enumerate(request.wanted):
             if kind is MessageType.HOLD:
                 admitted = self.book.admit_hold(holder, context, wanted)
             else:
                 admitted = self.book.admit(holder, context, request.reported, wanted)
             if isinstance(admitted, Refusal):
-                records.append(pack_refusal(admitted))
-                continue
+                # All or none: the requester gives back what it got and reports this one.
+                records.append(pack_refusals(admitted, len(request.wanted) - index))
+                break
             lease, export = admitted
             connection.granted.append(lease.number)
             sender = self.book.receive(wanted, holder)
@@ -352,7 +353,7 @@ class LeaseServer:
         self, connection: ServerConnection, number: int, request: Request, refusal: Refusal
     ) -> None:
         """Give one answer to everything that was asked for."""
-        connection.queue(number, pack_refusal(refusal) * len(request.wanted), ())
+        connection.queue(number, pack_refusals(refusal, len(request.wanted)), ())
         self._flush(connection)
 
     def _holder_of(self, connection: ServerConnection, start_time: int) -> Holder:
@@ -406,9 +407,10 @@ class LeaseServer:
             self._lose_if_dead(holder)
 
     def _release(self, numbers: Sequence[int]) -> None:
+        ended = set(numbers)
         for connection in self._unsent:
             # What was not sent cannot be known, except in part to who reads half a reply.
-            if not connection.is_answered and not set(numbers).isdisjoint(connection.granted):
+            if not connection.is_answered and not ended.isdisjoint(connection.granted):
                 msg = "a release of what has not been received yet"
                 raise ProtocolError(msg)
         for holder in self.book.end(numbers):

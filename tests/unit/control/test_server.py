@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from crossmem.control import wire
 from crossmem.control.connection import ServerConnection
@@ -162,3 +163,55 @@ def test_releases_are_read_before_a_connection_is_let_go_of(
 
         assert server.book.leases_of(1) == ()
         assert not server._connections
+
+
+# What one peer can cost -----------------------------------------------------------------------
+
+
+def test_after_the_first_refusal_nothing_is_looked_at(server: Any, handle: ShareableHandle) -> None:
+    with new_socket() as importer, server.lock:
+        connection = accept(server, importer)
+        context = wire.proof_context(connection.nonce, bytes(16), 1)
+        proof = wire.prove(SECRET, b"import", context, wire.pack_hold(0), handle.core)
+        right, wrong = wire.Wanted(1, 0, proof), wire.Wanted(1, 0, bytes(16))
+        start_time = handle.owner.start_time
+        request = wire.Request(bytes(16), 0, start_time, (right, wrong, right, *[wrong] * 10_000))
+        server._answer(connection, wire.MessageType.IMPORT, 1, request)
+        reply = importer.recv(wire.MAX_MESSAGE_NBYTES)
+
+        granted, first, *others = wire.unpack_replies(reply[wire.HEADER.size :])
+        assert isinstance(granted, wire.Grant)
+        assert first == wire.Refusal(
+            wire.Status.UNKNOWN, "the secret or a field of the handle is wrong"
+        )
+        assert others == [wire.Refusal(wire.Status.UNKNOWN, "")] * 10_001
+        assert [one.number for one in server.book.leases_of(1)] == [granted.lease]
+
+
+class Numbers(list[int]):
+    """Lease numbers that count how often they are gone through."""
+
+    turns = 0
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        self.turns += 1
+        return super().__iter__()
+
+
+def test_a_release_is_looked_at_once_however_many_replies_wait(
+    server: Any, handle: ShareableHandle
+) -> None:
+    with ExitStack() as stack, server.lock:
+        for _ in range(20):
+            connection = accept(server, stack.enter_context(new_socket()))
+            connection.is_answered = False
+            server._unsent.add(connection)
+        (hold,) = server.book.hold_mine([handle], 0)
+        numbers = Numbers([hold.number])
+        server._release(numbers)
+        server._unsent.clear()
+
+        assert server.book.leases_of(1) == ()
+        # Once to compare them with what waits, and once to end them.
+        assert numbers.turns <= 2
