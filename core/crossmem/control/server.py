@@ -359,7 +359,9 @@ class LeaseServer:
     def _holder_of(self, connection: ServerConnection, start_time: int) -> Holder:
         if connection.holder is not None:
             return connection.holder
-        known = (one for one in self._holders if one.pid == connection.pid and one.pid)
+        # A process that has become another user is another holder, which is admitted or not.
+        who = connection.pid, connection.uid
+        known = (one for one in self._holders if one.pid and (one.pid, one.uid) == who)
         holder = next(known, None)
         if holder is None or self._lose_if_dead(holder):
             pidfd = open_peer(connection.socket, connection.pid, start_time)

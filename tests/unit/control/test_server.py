@@ -68,6 +68,22 @@ def accept(server: Any, importer: socket.socket) -> ServerConnection:
     return found
 
 
+def ask(
+    server: Any,
+    importer: socket.socket,
+    connection: ServerConnection,
+    handle: ShareableHandle,
+    are_right: list[bool],
+) -> list[wire.Grant | wire.Refusal]:
+    """Ask for an export so many times, with right and wrong proofs, in one request."""
+    context = wire.proof_context(connection.nonce, bytes(16), 1)
+    proof = wire.prove(SECRET, b"import", context, wire.pack_hold(0), handle.core)
+    wanted = [wire.Wanted(1, 0, proof if is_right else bytes(16)) for is_right in are_right]
+    request = wire.Request(bytes(16), 0, handle.owner.start_time, wanted)
+    server._answer(connection, wire.MessageType.IMPORT, 1, request)
+    return wire.unpack_replies(importer.recv(wire.MAX_MESSAGE_NBYTES)[wire.HEADER.size :])
+
+
 def send_releases(importer: socket.socket, holds: list[Any]) -> None:
     """End holds, each in a message of its own."""
     for hold in holds:
@@ -111,6 +127,22 @@ def test_processes_that_ask_in_vain_leave_half_of_the_descriptors(
         pidfds = [one for one in server._holders if one.pidfd is not None]
         assert len(server._connections) + len(pidfds) <= 50
         assert connection.number in server._connections
+
+
+def test_a_process_that_has_become_another_user_is_asked_for_anew(
+    server: Any, handle: ShareableHandle
+) -> None:
+    with ExitStack() as stack, server.lock:
+        replies = []
+        for uid in (handle.owner.uid, handle.owner.uid + 1):
+            importer = stack.enter_context(new_socket())
+            connection = accept(server, importer)
+            connection.uid = uid
+            replies += ask(server, importer, connection, handle, [True])
+
+        assert isinstance(replies[0], wire.Grant)
+        assert isinstance(replies[1], wire.Refusal)
+        assert replies[1].status is wire.Status.DENIED
 
 
 # What was sent and not read yet ---------------------------------------------------------------
@@ -171,15 +203,9 @@ def test_releases_are_read_before_a_connection_is_let_go_of(
 def test_after_the_first_refusal_nothing_is_looked_at(server: Any, handle: ShareableHandle) -> None:
     with new_socket() as importer, server.lock:
         connection = accept(server, importer)
-        context = wire.proof_context(connection.nonce, bytes(16), 1)
-        proof = wire.prove(SECRET, b"import", context, wire.pack_hold(0), handle.core)
-        right, wrong = wire.Wanted(1, 0, proof), wire.Wanted(1, 0, bytes(16))
-        start_time = handle.owner.start_time
-        request = wire.Request(bytes(16), 0, start_time, (right, wrong, right, *[wrong] * 10_000))
-        server._answer(connection, wire.MessageType.IMPORT, 1, request)
-        reply = importer.recv(wire.MAX_MESSAGE_NBYTES)
+        are_right = [True, False, True, *[False] * 10_000]
+        granted, first, *others = ask(server, importer, connection, handle, are_right)
 
-        granted, first, *others = wire.unpack_replies(reply[wire.HEADER.size :])
         assert isinstance(granted, wire.Grant)
         assert first == wire.Refusal(
             wire.Status.UNKNOWN, "the secret or a field of the handle is wrong"
