@@ -191,15 +191,14 @@ class LeaseBook:
         refusal = self._refusal_of_peer(holder, export, wanted, b"import", context)
         if refusal is not None:
             return refusal
-        key = (wanted.allocation, wanted.export)
-        if shared.grant is not None and key not in holder.whitelisted:
+        if shared.grant is not None and export not in holder.whitelisted:
             try:
                 shared.grant(export, Peer(holder.pid, reported))
             except AccessDeniedError as error:
                 return self._deny(export, holder, str(error))
             except CrossmemError as error:
                 return Refusal(Status.FAILED, str(error))
-            holder.whitelisted.add(key)
+            holder.whitelisted.add(export)
         self._note(EventKind.LEASED, export, holder.pid)
         return self._leases.give(wanted.allocation, wanted.export, holder), export
 
