@@ -162,10 +162,6 @@ class LeaseBook:
         """Return the processes that hold an allocation."""
         return {lease.holder for lease in self._leases.of(allocation)}
 
-    def leased(self) -> list[int]:
-        """Return the allocations that somebody holds."""
-        return [number for number in self._shared if self._leases.is_leased(number)]
-
     def admit(
         self, holder: Holder, context: bytes, reported: int, wanted: Wanted
     ) -> tuple[Lease, Export] | Refusal:

@@ -141,7 +141,7 @@ class LeaseServer:
             nothing has changed.
         """
         with self.lock:
-            self._catch_up(allocation)
+            self._catch_up(self.book.holders_of(allocation))
             is_free = self.book.retire(allocation, even_if_leased=even_if_leased)
         self.book.emit_events()
         return is_free
@@ -149,8 +149,7 @@ class LeaseServer:
     def catch_up(self) -> None:
         """Read what importers have already sent, and see which of them are dead."""
         with self.lock:
-            for allocation in self.book.leased():
-                self._catch_up(allocation)
+            self._catch_up({holder for holder in self._holders if holder.leases})
         self.book.emit_events()
 
     def stop(self) -> None:
@@ -397,9 +396,8 @@ class LeaseServer:
             self._unsent.remove(connection)
             self._epoll.modify(connection.number, select.EPOLLIN)
 
-    def _catch_up(self, allocation: int) -> None:
-        """Read what the holders of an allocation have already sent, and see who is dead."""
-        holders = self.book.holders_of(allocation)
+    def _catch_up(self, holders: set[Holder]) -> None:
+        """Read what these processes have already sent, and see which of them are dead."""
         if not holders:
             return
         for connection in list(self._connections.values()):

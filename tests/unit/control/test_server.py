@@ -50,12 +50,18 @@ def server(tmp_path: Path) -> Iterator[Any]:
 @pytest.fixture
 def handle(server: Any) -> ShareableHandle:
     """Return the handle of an export of that server."""
+    return publish(server, 1)
+
+
+def publish(server: Any, allocation: int) -> ShareableHandle:
+    """Let a server export something; return its handle."""
     handle = ShareableHandle(
-        backend="emulated", mechanism="memfd", device="host:0", allocation=1, export=0,
+        backend="emulated", mechanism="memfd", device="host:0", allocation=allocation, export=0,
         secret=SECRET, owner=ProcessIdentity.of_this_process(), nbytes=100, capacity=4096,
         access="rw",
     )  # fmt: skip
-    server.book.publish(Shared(1, None, lambda: None), Export(handle, Allow(), Exported()))
+    export = Export(handle, Allow(), Exported())
+    server.book.publish(Shared(allocation, None, lambda: None), export)
     return handle
 
 
@@ -78,7 +84,10 @@ def ask(
     """Ask for an export so many times, with right and wrong proofs, in one request."""
     context = wire.proof_context(connection.nonce, bytes(16), 1)
     proof = wire.prove(SECRET, b"import", context, wire.pack_hold(0), handle.core)
-    wanted = [wire.Wanted(1, 0, proof if is_right else bytes(16)) for is_right in are_right]
+    wanted = [
+        wire.Wanted(handle.allocation, 0, proof if is_right else bytes(16))
+        for is_right in are_right
+    ]
     request = wire.Request(bytes(16), 0, handle.owner.start_time, wanted)
     server._answer(connection, wire.MessageType.IMPORT, 1, request)
     return wire.unpack_replies(importer.recv(wire.MAX_MESSAGE_NBYTES)[wire.HEADER.size :])
@@ -241,3 +250,22 @@ def test_a_release_is_looked_at_once_however_many_replies_wait(
         assert server.book.leases_of(1) == ()
         # Once to compare them with what waits, and once to end them.
         assert numbers.turns <= 2
+
+
+def test_catching_up_asks_once_for_each_importer_however_much_it_has(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive, read = ServerConnection.receive, []
+
+    def read_and_count(connection: ServerConnection, at_most: int) -> Iterator[Any]:
+        read.append(connection.number)
+        return receive(connection, at_most)
+
+    with new_socket() as importer, server.lock:
+        connection = accept(server, importer)
+        for number in range(1, 6):
+            ask(server, importer, connection, publish(server, number), [True])
+        monkeypatch.setattr(ServerConnection, "receive", read_and_count)
+        server.catch_up()
+
+        assert read == [connection.number]
