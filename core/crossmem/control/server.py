@@ -377,6 +377,7 @@ class LeaseServer:
         return holder
 
     def _flush(self, connection: ServerConnection) -> None:
+        was_full = connection.is_full
         try:
             sent = connection.flush()
         except EOFError:
@@ -386,8 +387,14 @@ class LeaseServer:
             sent = True
         if not sent:
             # Nothing more is read from a peer until it has read what it asked for.
-            self._unsent.add(connection)
             events = select.EPOLLOUT if connection.is_full else 0
+            if not events and (was_full or connection not in self._unsent):
+                _log.warning(
+                    "the reply to process %s waits until others have read theirs: too many "
+                    "descriptors of this user are under way (ulimit -n)",
+                    connection.pid,
+                )
+            self._unsent.add(connection)
             self._epoll.modify(connection.number, events)
             # The thread may sleep without a time limit, and nothing else tells of this one.
             if not events and threading.current_thread() is not self._thread:

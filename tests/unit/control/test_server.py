@@ -25,6 +25,19 @@ from crossmem.plugin import Registry
 SECRET = b"sixteen bytes  ."
 
 
+class Refs:
+    """A socket that takes no descriptor: others have not read theirs."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def sendmsg(self, *_: object) -> int:
+        raise OSError(errno.ETOOMANYREFS, "Too many references: cannot splice")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
 class Full:
     """An epoll without room for another descriptor."""
 
@@ -152,6 +165,24 @@ def test_a_process_that_has_become_another_user_is_asked_for_anew(
         assert isinstance(replies[0], wire.Grant)
         assert isinstance(replies[1], wire.Refusal)
         assert replies[1].status is wire.Status.DENIED
+
+
+def test_a_reply_whose_descriptors_cannot_be_sent_is_told_of_once(
+    server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with new_socket() as importer, server.lock:
+        connection: Any = accept(server, importer)
+        connection.socket = Refs(connection.socket)
+        connection.queue(1, b"a reply", (0,))
+        for _ in range(3):
+            server._flush(connection)
+
+        assert connection in server._unsent
+        (record,) = caplog.records
+        assert "ulimit -n" in record.getMessage()
+        connection.forget_replies()
+        server._flush(connection)
+        assert not server._unsent
 
 
 # What was sent and not read yet ---------------------------------------------------------------
