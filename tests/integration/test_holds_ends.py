@@ -110,6 +110,21 @@ def test_a_receiver_that_is_killed_in_the_middle_leaves_nothing(
     assert is_all_free(exporter)
 
 
+def test_what_a_receiver_ended_before_it_was_killed_is_ended(start_peer: "StartPeer") -> None:
+    exporter, receiver = start_peer(), start_peer()
+    blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
+    receiver.call(actions.attach, "mapped", blob)
+    messages = [exporter.call(hold_actions.put, ["memory"]) for _ in range(5)]
+    exporter.stop()
+    # It has the memory open, so it only sends that each hold ends.
+    for message in messages:
+        receiver.call(hold_actions.get, ["again"], message)
+    receiver.kill()
+    exporter.cont()
+
+    assert comes_to(exporter)
+
+
 def test_a_message_is_received_late_where_its_receiver_gave_up_waiting(
     chain: tuple[Peer, Peer, Message], start_peer: "StartPeer"
 ) -> None:

@@ -2,6 +2,7 @@
 """What a process exports and who holds it: every decision of the lease server, and no socket."""
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from crossmem.control.leases import Holder, Lease, LeaseTable
@@ -35,7 +36,7 @@ class LeaseBook:
         self._own_uid = own_uid()
         self._registry = registry
         self._max_holds = max_holds
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque()
         self._idle = threading.Condition(self.lock)
         self._has_room = threading.Condition(self.lock)
         """Told when a hold of this process's own messages has ended."""
@@ -138,7 +139,7 @@ class LeaseBook:
         """Tell observers what happened. The lock is not held."""
         while self._events:
             try:
-                event = self._events.pop(0)
+                event = self._events.popleft()
             except IndexError:
                 return
             self._registry.emit(event)
@@ -160,10 +161,6 @@ class LeaseBook:
     def holders_of(self, allocation: int) -> set[Holder]:
         """Return the processes that hold an allocation."""
         return {lease.holder for lease in self._leases.of(allocation)}
-
-    def leased(self) -> list[int]:
-        """Return the allocations that somebody holds."""
-        return [number for number in self._shared if self._leases.is_leased(number)]
 
     def admit(
         self, holder: Holder, context: bytes, reported: int, wanted: Wanted
@@ -190,15 +187,14 @@ class LeaseBook:
         refusal = self._refusal_of_peer(holder, export, wanted, b"import", context)
         if refusal is not None:
             return refusal
-        key = (wanted.allocation, wanted.export)
-        if shared.grant is not None and key not in holder.whitelisted:
+        if shared.grant is not None and export not in holder.whitelisted:
             try:
                 shared.grant(export, Peer(holder.pid, reported))
             except AccessDeniedError as error:
                 return self._deny(export, holder, str(error))
             except CrossmemError as error:
                 return Refusal(Status.FAILED, str(error))
-            holder.whitelisted.add(key)
+            holder.whitelisted.add(export)
         self._note(EventKind.LEASED, export, holder.pid)
         return self._leases.give(wanted.allocation, wanted.export, holder), export
 

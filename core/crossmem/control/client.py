@@ -277,18 +277,19 @@ class OwnerConnection:
         Parameters
         ----------
         timeout_s
-            How long connecting again may take.
+            How long all of it may take.
         """
         self.flush()
         if not (self._has_unsent or self._late_replies) or not self._lock.acquire(blocking=False):
             return
+        deadline = Deadline(timeout_s)
         try:
             if self._late_replies:
-                self._drop_late_replies()
+                self._drop_late_replies(deadline)
             link = self._link
             if self._has_unsent and self.is_owner_alive and (link is None or link.is_broken):
                 self._disconnect()
-                self._connect(Deadline(timeout_s))
+                self._connect(deadline)
                 self.flush()
         except (EOFError, CrossmemError):
             # It cannot be reached now. What waits is sent later, or ends with this process.
@@ -296,9 +297,10 @@ class OwnerConnection:
         finally:
             self._lock.release()
 
-    def _drop_late_replies(self) -> None:
+    def _drop_late_replies(self, deadline: Deadline) -> None:
         with suppress(EOFError):
-            while self._link is not None and self._link.has_messages:
+            # What is left of an exporter that never stops sending is for the next call.
+            while self._link is not None and self._link.has_messages and deadline.remaining_s:
                 _message, received, _was_cut = self._link.take()
                 close_all(received)
 

@@ -89,6 +89,9 @@ class ServerConnection:
                 size = self.socket.recv_into(self._buffer)
             except BlockingIOError:
                 return
+            except ConnectionResetError:
+                # It closed with replies unread. That is told once, before what it had sent.
+                continue
             except OSError as error:
                 raise EOFError from error
             if size == 0:

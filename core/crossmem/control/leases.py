@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import WeakSet
+
+from crossmem.control.records import Export
 
 __all__ = ["Holder", "Lease", "LeaseTable", "name_holders"]
 
@@ -30,7 +33,7 @@ class Holder:
     messages
         How many of these leases are holds of messages.
     whitelisted
-        Exports (allocation, export) for which it is on the vendor's whitelist.
+        Exports for which it is on the vendor's whitelist, as long as there are such exports.
     """
 
     pid: int
@@ -39,7 +42,7 @@ class Holder:
     connections: int = 0
     leases: dict[int, "Lease"] = field(default_factory=dict)
     messages: int = 0
-    whitelisted: set[tuple[int, int]] = field(default_factory=set)
+    whitelisted: WeakSet[Export] = field(default_factory=WeakSet)
 
 
 class Lease(NamedTuple):

@@ -58,7 +58,7 @@ class Allow:
         return None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Export:
     """One way in which an allocation was exported."""
 

@@ -35,7 +35,7 @@ from crossmem.control.wire import (
     Request,
     Status,
     pack_grant,
-    pack_refusal,
+    pack_refusals,
     proof_context,
     unpack_ids,
     unpack_request,
@@ -141,7 +141,7 @@ class LeaseServer:
             nothing has changed.
         """
         with self.lock:
-            self._catch_up(allocation)
+            self._catch_up(self.book.holders_of(allocation))
             is_free = self.book.retire(allocation, even_if_leased=even_if_leased)
         self.book.emit_events()
         return is_free
@@ -149,8 +149,7 @@ class LeaseServer:
     def catch_up(self) -> None:
         """Read what importers have already sent, and see which of them are dead."""
         with self.lock:
-            for allocation in self.book.leased():
-                self._catch_up(allocation)
+            self._catch_up({holder for holder in self._holders if holder.leases})
         self.book.emit_events()
 
     def stop(self) -> None:
@@ -259,13 +258,14 @@ class LeaseServer:
         An importer that needs it again connects again.
         """
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if len(self._connections) < soft // 2:
+        # Each costs two descriptors once it has asked: its own, and the pidfd of its process.
+        if len(self._connections) < soft // 4:
             return
         for connection in list(self._connections.values()):
             if connection.holder is not None and connection.holder.leases:
                 continue
-            # It may have asked for something that was not read yet.
-            self._serve(connection, at_most=1)
+            # It may have asked for something that was not read yet, or ended something.
+            self._serve(connection, at_most=_MAX_CAUGHT_UP)
             if connection.holder is None or not connection.holder.leases:
                 self._drop(connection)
                 return
@@ -324,14 +324,15 @@ class LeaseServer:
         records: list[bytes] = []
         descriptors: list[int] = []
         context = proof_context(connection.nonce, request.nonce, number)
-        for wanted in request.wanted:
+        for index, wanted in enumerate(request.wanted):
             if kind is MessageType.HOLD:
                 admitted = self.book.admit_hold(holder, context, wanted)
             else:
                 admitted = self.book.admit(holder, context, request.reported, wanted)
             if isinstance(admitted, Refusal):
-                records.append(pack_refusal(admitted))
-                continue
+                # All or none: the requester gives back what it got and reports this one.
+                records.append(pack_refusals(admitted, len(request.wanted) - index))
+                break
             lease, export = admitted
             connection.granted.append(lease.number)
             sender = self.book.receive(wanted, holder)
@@ -351,13 +352,15 @@ class LeaseServer:
         self, connection: ServerConnection, number: int, request: Request, refusal: Refusal
     ) -> None:
         """Give one answer to everything that was asked for."""
-        connection.queue(number, pack_refusal(refusal) * len(request.wanted), ())
+        connection.queue(number, pack_refusals(refusal, len(request.wanted)), ())
         self._flush(connection)
 
     def _holder_of(self, connection: ServerConnection, start_time: int) -> Holder:
         if connection.holder is not None:
             return connection.holder
-        known = (one for one in self._holders if one.pid == connection.pid and one.pid)
+        # A process that has become another user is another holder, which is admitted or not.
+        who = connection.pid, connection.uid
+        known = (one for one in self._holders if one.pid and (one.pid, one.uid) == who)
         holder = next(known, None)
         if holder is None or self._lose_if_dead(holder):
             pidfd = open_peer(connection.socket, connection.pid, start_time)
@@ -374,15 +377,24 @@ class LeaseServer:
         return holder
 
     def _flush(self, connection: ServerConnection) -> None:
+        was_full = connection.is_full
         try:
             sent = connection.flush()
         except EOFError:
-            self._drop(connection)
-            return
+            # It gets nothing more. What it has sent is still read, and then its end.
+            connection.forget_replies()
+            connection.socket.shutdown(socket.SHUT_WR)
+            sent = True
         if not sent:
             # Nothing more is read from a peer until it has read what it asked for.
-            self._unsent.add(connection)
             events = select.EPOLLOUT if connection.is_full else 0
+            if not events and (was_full or connection not in self._unsent):
+                _log.warning(
+                    "the reply to process %s waits until others have read theirs: too many "
+                    "descriptors of this user are under way (ulimit -n)",
+                    connection.pid,
+                )
+            self._unsent.add(connection)
             self._epoll.modify(connection.number, events)
             # The thread may sleep without a time limit, and nothing else tells of this one.
             if not events and threading.current_thread() is not self._thread:
@@ -391,9 +403,8 @@ class LeaseServer:
             self._unsent.remove(connection)
             self._epoll.modify(connection.number, select.EPOLLIN)
 
-    def _catch_up(self, allocation: int) -> None:
-        """Read what the holders of an allocation have already sent, and see who is dead."""
-        holders = self.book.holders_of(allocation)
+    def _catch_up(self, holders: set[Holder]) -> None:
+        """Read what these processes have already sent, and see which of them are dead."""
         if not holders:
             return
         for connection in list(self._connections.values()):
@@ -403,9 +414,10 @@ class LeaseServer:
             self._lose_if_dead(holder)
 
     def _release(self, numbers: Sequence[int]) -> None:
+        ended = set(numbers)
         for connection in self._unsent:
             # What was not sent cannot be known, except in part to who reads half a reply.
-            if not connection.is_answered and not set(numbers).isdisjoint(connection.granted):
+            if not connection.is_answered and not ended.isdisjoint(connection.granted):
                 msg = "a release of what has not been received yet"
                 raise ProtocolError(msg)
         for holder in self.book.end(numbers):
@@ -441,7 +453,11 @@ class LeaseServer:
         return dead
 
     def _lose(self, holder: Holder) -> None:
-        """End everything that a dead process held."""
+        """End everything that a dead process held, and what it had sent to end."""
+        for connection in list(self._connections.values()):
+            if connection.holder is holder:
+                # It may have ended others' leases, too: those of messages that it received.
+                self._serve(connection, at_most=_MAX_CAUGHT_UP)
         self.book.lose(holder)
         for connection in list(self._connections.values()):
             if connection.holder is holder:

@@ -43,7 +43,7 @@ __all__ = [
     "pack_hello",
     "pack_hold",
     "pack_ids",
-    "pack_refusal",
+    "pack_refusals",
     "pack_request",
     "pages",
     "proof_context",
@@ -229,10 +229,11 @@ def pack_grant(grant: Grant, secret: bytes, context: bytes) -> bytes:
     return b"".join((_GRANTED, record, proof))
 
 
-def pack_refusal(refusal: Refusal) -> bytes:
-    """Make one record of a REPLY that grants nothing."""
+def pack_refusals(refusal: Refusal, count: int = 1) -> bytes:
+    """Make records of a REPLY that grant nothing. The first says why, for all of them."""
     reason = refusal.reason.encode()[:1000]
-    return _REPLY.pack(refusal.status, len(reason)) + reason
+    others = _REPLY.pack(refusal.status, 0) * (count - 1)
+    return b"".join((_REPLY.pack(refusal.status, len(reason)), reason, others))
 
 
 def unpack_replies(body: bytes) -> list[Grant | Refusal]:

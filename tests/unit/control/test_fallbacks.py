@@ -16,7 +16,7 @@ from crossmem.control.wire import (
     Refusal,
     Status,
     pack_grant,
-    pack_refusal,
+    pack_refusals,
     unpack_ids,
     unpack_replies,
 )
@@ -93,7 +93,7 @@ def test_replies_that_end_early_are_refused() -> None:
 def test_refusals_survive_the_wire() -> None:
     refusal = Refusal(Status.DENIED, "user 7 is not admitted")
 
-    assert unpack_replies(pack_refusal(refusal)) == [refusal]
+    assert unpack_replies(pack_refusals(refusal)) == [refusal]
 
     with pytest.raises(ProtocolError):
         unpack_ids(b"12345")
