@@ -3,6 +3,7 @@
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from mutation import FOREIGN, MUTANTS, always, changed, foreign_mutant, instead
@@ -57,7 +58,7 @@ def c07_every_adoption_is_opened() -> None:
     @instead(opening.OpeningTable, "enter")
     def _(old: Any, self: Any, user: Any, handle: Any, leased: Any, *args: Any,
           **options: Any) -> Any:  # fmt: skip
-        other = leased._replace(capacity=leased.capacity + len(self._openings))
+        other = replace(leased, capacity=leased.capacity + len(self._openings))
         return old(self, user, handle, other, *args, **options)
 
 

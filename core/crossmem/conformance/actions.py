@@ -116,6 +116,11 @@ def allocate(name: str, nbytes: int, *, spec: str | None = None) -> tuple[int, i
     return allocation.ptr, allocation.capacity
 
 
+def number_from(first: int) -> None:
+    """Give the next allocations of this process numbers from this one on."""
+    current().numbers = itertools.count(first)
+
+
 def export(name: str, **options: Any) -> bytes:
     """Export an allocation and return the handle's bytes."""
     blob: bytes = objects[name].export(**options).to_bytes()

@@ -169,8 +169,10 @@ def test_c05_handles_of_live_allocations_lead_each_to_its_own(
 
 
 def test_c05_two_exporters_never_make_the_same_handle(fresh_peer: FreshPeer, peer: Peer) -> None:
-    # Fresh processes number their allocations alike, and may use the same addresses.
+    # Fresh processes may number their allocations alike, and use the same addresses.
     one, two = fresh_peer(), fresh_peer()
+    for each in (one, two):
+        each.call(actions.number_from, 1)
     blobs = [each.call(actions.offer, "a", 64, text) for each, text in ((one, b"1"), (two, b"2"))]
     handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in blobs]
 
