@@ -59,6 +59,9 @@ class Side:
 
 def _side(process: AclProcess, pointer: int, nbytes: int) -> Side:
     if process.space.region_of(pointer) is None:
+        if not memory.is_mapped(pointer, nbytes):
+            text = f"{pointer:#x} is nobody's memory, or nobody's any more"
+            raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E29")
         return Side(pointer, None, frozenset(), ((pointer, nbytes),))
     spans = list(process.space.spans(pointer, nbytes))
     if sum(size for _, _, size in spans) != nbytes:

@@ -97,6 +97,44 @@ def test_e29_what_is_gone(acl: Actor) -> None:
     acl.check_broken("ACL-E29")
 
 
+def gone(acl: Actor, exporter: Actor, how: str) -> int:
+    """Return where a device's memory was that this process has no more."""
+    nbytes = 4 * UNIT
+    if how == "freed":
+        pointer = ok(acl.rt.malloc(nbytes, 0))
+        ok(acl.rt.free(pointer))
+    elif how == "released":
+        _, pointer = acl.physical(nbytes)
+        ok(acl.rt.unmap_mem(pointer))
+        ok(acl.rt.release_mem_address(pointer))
+    else:
+        memory = ok(exporter.rt.malloc(nbytes, 0))
+        key = ok(exporter.rt.ipc_mem_get_export_key(memory, nbytes, 65, 1))
+        pointer = ok(acl.rt.ipc_mem_import_by_key(key, 0))
+        ok(acl.rt.ipc_mem_close(key))
+    return int(pointer)
+
+
+@emulation_only
+@pytest.mark.parametrize("how", ["freed", "released", "closed"])
+def test_e29_what_is_gone_is_not_the_host_s(importer: Actor, exporter: Actor, how: str) -> None:
+    acl, pointer = importer, gone(importer, exporter, how)
+    own, host = ok(acl.rt.malloc(UNIT, 0)), ok(acl.rt.malloc_host(64))
+
+    assert [
+        acl.rt.memset(pointer, 64, 0, 64),
+        acl.rt.memset_async(pointer, 64, 0, 64, 0),
+        acl.c.memset_d32(pointer, 64, 0, 16),
+        acl.rt.memcpy(pointer, 64, host, 64, BY_ADDRESS),
+        acl.rt.memcpy(host, 64, pointer, 64, HOST_TO_HOST),
+        acl.rt.memcpy(own, 64, pointer, 64, HOST_TO_DEVICE),
+        acl.rt.memcpy(own, 64, pointer, 64, BY_ADDRESS),
+        acl.rt.memcpy_async(own, 64, pointer, 64, BY_ADDRESS, 0),
+        acl.c.memcpy2d(pointer, 8, host, 8, 8, 8, BY_ADDRESS),
+    ] == [107000] * 9
+    acl.check_broken(*["ACL-E29"] * 9)
+
+
 @emulation_only
 @pytest.mark.parametrize("make", ["malloc", "map"])
 def test_e29_the_host_reads_at_a_device_s_address(acl: Actor, make: str) -> None:
