@@ -64,6 +64,8 @@ class Event:
     """What waits for it."""
     token: bytes | None = None
     """What other processes know it by."""
+    is_foreign: bool = False
+    """Whether another process made it."""
 
     @property
     def is_done(self) -> bool:
