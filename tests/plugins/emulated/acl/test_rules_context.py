@@ -178,3 +178,17 @@ def test_e31_a_child_of_a_process_that_opened_nothing_is_free(start: Start) -> N
 
     assert answers[0] == answers[1][1] == 0
     assert answers[2] == []
+
+
+@emulation_only
+def test_e31_a_free_child_is_initialized_as_its_parent_was(start: Start) -> None:
+    acl = start(device=None)
+    calls = [("acl.init",), ("acl.rt.set_device", 0), ("acl.finalize",)]
+
+    assert acl.call("in_fork", *calls, ("acl.finalize",)) == [100002, 0, 0, 100037]
+    ok(acl.rt.set_device(0))
+    ok(acl.rt.reset_device(0))
+    assert acl.call("in_fork", *calls) == [100002, 0, 0]
+    ok(acl.acl.finalize())
+    assert acl.call("in_fork", *calls) == [0, 0, 0]
+    acl.check_broken()
