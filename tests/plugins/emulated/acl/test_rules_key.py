@@ -2,6 +2,7 @@
 """ACL-E23 to E26: IPC by key."""
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,6 +38,13 @@ else:
 
 UNIT = GRANULARITY
 ANYBODY, PEER_ACCESS = 1, 1
+
+
+ENDS: dict[str, Callable[[Actor, str], object]] = {
+    "closes": lambda importer, key: ok(importer.rt.ipc_mem_close(key)),
+    "dies": lambda importer, _: importer.kill(),
+    "resets": lambda importer, _: ok(importer.rt.reset_device(0)),
+}
 
 
 def key_for(exporter: Actor, *importers: Actor) -> tuple[int, str]:
@@ -192,6 +200,26 @@ def test_e26_the_exporter_closes_first(exporter: Actor, importer: Actor) -> None
         assert importer.broken_rules == ["ACL-E26", "ACL-E26"]
         assert importer.call("write", opened, b"gone") == 507053
     ok(importer.rt.ipc_mem_close(key))
+
+
+@emulation_only
+@pytest.mark.parametrize("end", ["closes", "dies", "resets"])
+def test_e26_a_closed_key_is_known_while_it_is_imported(
+    exporter: Actor, importer: Actor, start: Start, end: str
+) -> None:
+    late, before = start(), exporter.call("rows")
+    _, key = key_for(exporter, importer, late)
+    ok(importer.rt.ipc_mem_import_by_key(key, 0))
+    ok(exporter.rt.ipc_mem_close(key))
+    exporter.check_broken("ACL-E26")
+
+    assert exporter.rt.ipc_mem_close(key) == 107017
+    assert exporter.rt.ipc_mem_set_import_pid(key, [late.tgid]) == 107017
+    assert late.rt.ipc_mem_import_by_key(key, 0) == (0, 507899)
+    ENDS[end](importer, key)
+    assert exporter.rt.ipc_mem_close(key) == 507899
+    assert exporter.call("rows")["acl_key"] == before["acl_key"]
+    exporter.check_broken("ACL-E26")
 
 
 def test_e26_only_the_exporter_closes_an_export(exporter: Actor, importer: Actor) -> None:
