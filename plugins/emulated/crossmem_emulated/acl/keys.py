@@ -59,8 +59,8 @@ def _ipc_mem_get_export_key(
     piece = _exportable(process, pointer, size)
     with process.machine.transaction() as tables:
         number = tables.execute(
-            "INSERT INTO acl_key (text, pages, first, nbytes, owner, device, validates) "
-            "VALUES (hex(randomblob(16)), ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO acl_key (text, pages, first, nbytes, owner, device, validates, is_small) "
+            "VALUES (hex(randomblob(16)), ?, ?, ?, ?, ?, ?, ?)",
             (
                 piece.pages.number,
                 piece.offset + pointer - piece.start,
@@ -68,6 +68,7 @@ def _ipc_mem_get_export_key(
                 process.machine.me(tables),
                 piece.pages.device,
                 int(not flags),
+                int(piece.is_small),
             ),
         ).lastrowid
         # As the drivers of A2 and A3 write it: pid, counter, device, function, server.
@@ -110,6 +111,8 @@ class _Key(NamedTuple):
     device: int
     validates: int
     """Whether only processes on its whitelist may import it."""
+    is_small: int
+    """Whether the memory has small pages."""
     is_closed: int
     """Whether its exporter closed it, and is waited for by importers who have not."""
 
@@ -236,7 +239,15 @@ def _open(process: AclProcess, text: str, key: _Key, target: int) -> KeyImport:
     except memory.SystemCallError as error:
         process.store.release(pages)
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"no addresses: {error}") from None
-    piece = Piece(region.start, key.nbytes, region, pages, key.first, Origin.KEY)
+    piece = Piece(
+        region.start,
+        key.nbytes,
+        region,
+        pages,
+        key.first,
+        Origin.KEY,
+        is_small=bool(key.is_small),
+    )
     process.space.attach(piece)
     made = KeyImport(key.number, text, pages, piece, target)
     piece.source = made

@@ -295,6 +295,21 @@ def test_a_key_of_a_part(exporter: Actor, importer: Actor) -> None:
     assert exporter.read(pointer + 2 * UNIT - 4, 4) == b"last"
 
 
+@pytest.mark.parametrize(("policy", "page_nbytes"), [(2, 4096), (1, GRANULARITY)])
+def test_an_import_has_the_pages_of_the_memory(
+    exporter: Actor, importer: Actor, policy: int, page_nbytes: int
+) -> None:
+    pointer = ok(exporter.rt.malloc(UNIT, policy))
+    key = ok(exporter.rt.ipc_mem_get_export_key(pointer, UNIT, 65, ANYBODY))
+    opened = ok(importer.rt.ipc_mem_import_by_key(key, 0))
+    found = [
+        ok(acl.rt.pointer_get_attributes(one))["page_size"]
+        for acl, one in ((exporter, pointer), (importer, opened))
+    ]
+
+    assert found == [page_nbytes] * 2
+
+
 def test_arguments_that_cannot_be(exporter: Actor) -> None:
     pointer, key = key_for(exporter)
 
