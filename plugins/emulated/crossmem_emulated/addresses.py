@@ -65,6 +65,8 @@ class Piece:
         Whether it is one of several in memory that is mapped as a whole.
     keys
         Keys by which it is exported.
+    is_read_only
+        Whether the program only reads it.
     is_synchronous
         Whether the host was told to wait for every copy that it is part of.
     number
@@ -81,6 +83,7 @@ class Piece:
     is_small: bool = False
     is_part: bool = False
     keys: set[str] = field(default_factory=set)
+    is_read_only: bool = False
     is_synchronous: bool = False
     number: int = field(default_factory=itertools.count(1).__next__)
 

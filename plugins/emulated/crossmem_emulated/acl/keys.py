@@ -15,7 +15,7 @@ from crossmem_emulated.acl.schema import BARE_TGID_BASE
 from crossmem_emulated.acl.shares import is_admitted
 from crossmem_emulated.addresses import Piece
 from crossmem_emulated.machine import ticks_since_boot
-from crossmem_emulated.pages import Pages
+from crossmem_emulated.pages import HOST, Pages
 
 __all__ = ["KeyImport", "admit_by_key", "check_known", "check_owner", "is_withdrawn"]
 
@@ -92,6 +92,10 @@ def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
         wrong = "were imported themselves"
     elif pieces[0].origin is Origin.PHYSICAL and pieces[0].source.share is not None:
         wrong = "are exported as a shareable handle"
+    elif pieces[0].is_read_only:
+        wrong = "are read-only"
+    elif pieces[0].pages.device == HOST:
+        wrong = "are the host's"
     elif pointer % (memory.PAGE_NBYTES if pieces[0].is_small else GRANULARITY_NBYTES):
         wrong, rule = "do not begin with a page", "ACL-E23"
     if wrong is not None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         differs,
         emulation_only,
         ok,
+        properties,
     )
     from tests.plugins.emulated.acl.conftest import Start
 else:
@@ -31,13 +32,14 @@ else:
         differs,
         emulation_only,
         ok,
+        properties,
     )
 
     Start = Any
 
 
 UNIT = GRANULARITY
-ANYBODY, PEER_ACCESS = 1, 1
+ANYBODY, PEER_ACCESS, READ_ONLY = 1, 1, 0x100000
 
 
 ENDS: dict[str, Callable[[Actor, str], object]] = {
@@ -95,6 +97,18 @@ def test_e14_memory_that_has_no_key(exporter: Actor, importer: Actor) -> None:
     assert importer.rt.ipc_mem_get_export_key(imported, UNIT, 65, 0) == ("", 507899)
     assert importer.rt.ipc_mem_get_export_key(opened, UNIT, 65, 0) == ("", 507899)
     exporter.check_broken(*["ACL-E14"] * 3)
+
+
+@emulation_only
+def test_e14_memory_that_is_read_only_or_the_host_s(exporter: Actor) -> None:
+    on_host = properties(0, memAttr=2, location={"id": 0, "type": 0})
+    mapped = exporter.map_new(ok(exporter.rt.malloc_physical(UNIT, on_host, 0)))
+    large, small = (ok(exporter.rt.malloc(one, READ_ONLY)) for one in (UNIT, 4096))
+    normal = ok(exporter.rt.malloc(UNIT, READ_ONLY | 2))
+
+    for pointer in (mapped, large, small, normal, ok(exporter.rt.malloc_host(UNIT))):
+        assert exporter.rt.ipc_mem_get_export_key(pointer, 4096, 65, 0) == ("", 507899)
+    exporter.check_broken(*["ACL-E14"] * 5)
 
 
 def test_e24_import_by_somebody_else(exporter: Actor, importer: Actor, start: Start) -> None:
