@@ -31,6 +31,7 @@ __all__ = [
 
 _ON_HOST: Final = 0
 _ON_DEVICE: Final = 1
+_ON_NUMA_NODE: Final = 4
 _HOST_ATTRIBUTES: Final = range(Attribute.DDR_MEM_HUGE, Attribute.DDR_MEM_NORMAL + 1)
 _HOST_P2P_ATTRIBUTES: Final = range(Attribute.DDR_MEM_P2P_HUGE, Attribute.DDR_MEM_P2P_NORMAL + 1)
 _HUGE1G: Final = frozenset(
@@ -124,7 +125,7 @@ def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, i
     wrong = None
     if prop.get("handleType", 0) or prop.get("allocationType", 0):
         wrong = "handleType and allocationType must be 0"
-    elif kind not in {_ON_HOST, _ON_DEVICE}:
+    elif kind not in {_ON_HOST, _ON_DEVICE, _ON_NUMA_NODE}:
         wrong = f"memory cannot be at a location of type {kind}"
     elif attribute not in process.profile.attributes:
         wrong = f"attribute {attribute} is not offered"
@@ -138,8 +139,9 @@ def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, i
         raise Refused(Code.RT_PARAM_INVALID, "reserve must be 0", "ACL-E3")
     if kind == _ON_DEVICE:
         return process.check_device(place), attribute
-    if place:
-        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "the id of the host's location must be 0")
+    if place or kind == _ON_NUMA_NODE:
+        text = "memory of the host has no number and no NUMA node here"
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
     return HOST, attribute
 
 

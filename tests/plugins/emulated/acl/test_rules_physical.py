@@ -61,6 +61,7 @@ def test_e2_memory_of_the_host_may_have_small_pages(
         ({"memAttr": 99}, 100000),
         ({"location": {"id": 0, "type": 2}}, 100000),
         ({"location": {"id": 0, "type": 3}}, 100000),
+        ({"location": {"id": 0, "type": 5}}, 100000),
         ({"reserve": 1}, 107000),
     ],
     ids=str,
@@ -85,6 +86,16 @@ def test_e3_what_lawful_programs_may_try(acl: Actor) -> None:
     assert acl.rt.mem_get_allocation_granularity(properties(), 7) == (0, 207000)
     if acl.rt.mem_get_allocation_granularity({**host, "location": {"type": 0}}, 0)[1] == 0:
         assert acl.rt.malloc_physical(GRANULARITY, host, 0) == (0, 207000)
+    acl.check_broken()
+
+
+@emulation_only
+@pytest.mark.parametrize("node", [0, 2])
+def test_e3_programs_may_try_numa_nodes(acl: Actor, node: int) -> None:
+    prop = properties(0, memAttr=16, location={"id": node, "type": 4})
+
+    assert acl.rt.malloc_physical(GRANULARITY, prop, 0) == (0, 207000)
+    assert acl.rt.mem_get_allocation_granularity(prop, 0) == (0, 207000)
     acl.check_broken()
 
 
