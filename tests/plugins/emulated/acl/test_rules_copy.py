@@ -330,6 +330,17 @@ def test_x1_memory_is_taken_from_running_work(start: Start, make: str) -> None:
 
 
 @emulation_only
+def test_x1_memory_of_the_host_is_taken_from_running_work(start: Start) -> None:
+    acl = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    target, source = ok(acl.rt.malloc(UNIT, 0)), ok(acl.rt.malloc_host(UNIT))
+    ok(acl.rt.memcpy_async(target, UNIT, source, UNIT, HOST_TO_DEVICE, 0))
+
+    ok(acl.rt.free_host(source))
+    acl.check_broken("ACL-X1")
+    ok(acl.rt.synchronize_device())
+
+
+@emulation_only
 def test_x1_an_import_is_closed_under_running_work(exporter: Actor, start: Start) -> None:
     importer = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
     key = ok(exporter.rt.ipc_mem_get_export_key(ok(exporter.rt.malloc(UNIT, 0)), UNIT, 65, 0))
