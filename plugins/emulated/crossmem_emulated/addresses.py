@@ -3,7 +3,8 @@
 
 A strict emulation gives out addresses that the host cannot touch, as those of a device in a
 server are: an access ends the process where it happens. The emulation itself reaches the memory
-elsewhere. An emulation that is not strict maps the memory at the device's addresses too.
+elsewhere. An emulation that is not strict maps the memory at the device's addresses too, and both
+map there what is memory of the host itself.
 """
 
 import itertools
@@ -14,7 +15,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from crossmem_emulated import memory
-from crossmem_emulated.pages import Pages
+from crossmem_emulated.pages import HOST, Pages
 
 __all__ = ["BLOCK_NBYTES", "Piece", "Region", "Space"]
 
@@ -64,6 +65,8 @@ class Piece:
         Whether it is one of several in memory that is mapped as a whole.
     keys
         Keys by which it is exported.
+    is_read_only
+        Whether the program only reads it.
     is_synchronous
         Whether the host was told to wait for every copy that it is part of.
     number
@@ -80,6 +83,7 @@ class Piece:
     is_small: bool = False
     is_part: bool = False
     keys: set[str] = field(default_factory=set)
+    is_read_only: bool = False
     is_synchronous: bool = False
     number: int = field(default_factory=itertools.count(1).__next__)
 
@@ -143,8 +147,8 @@ class Space:
 
     def attach(self, piece: Piece) -> None:
         """Put memory behind addresses."""
-        if not piece.is_part:
-            self.show(piece.backing, piece.nbytes, piece.start)
+        if self._is_seen(piece):
+            memory.duplicate_at(piece.backing, _whole_pages(piece.nbytes), piece.start)
         self.pieces[piece.start] = piece
         insort(self._piece_starts, piece.start)
 
@@ -152,8 +156,12 @@ class Space:
         """Take memory away again."""
         del self.pieces[piece.start]
         del self._piece_starts[bisect_left(self._piece_starts, piece.start)]
-        if self._is_host_readable and not piece.is_part:
+        if self._is_seen(piece):
             memory.cover(piece.start, _whole_pages(piece.nbytes))
+
+    def _is_seen(self, piece: Piece) -> bool:
+        """Whether a piece was mapped for the host to read and write."""
+        return not piece.is_part and (self._is_host_readable or piece.pages.device == HOST)
 
     def show(self, backing: int, nbytes: int, start: int) -> None:
         """Let the host read and write at device addresses, where that is wanted."""

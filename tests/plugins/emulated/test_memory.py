@@ -156,3 +156,14 @@ def test_a_size_that_does_not_fit_in_c_s_type_is_refused(
         memory.reserve(nbytes, alignment)
 
     assert caught.value.code == errno.ENOMEM
+
+
+def test_what_is_mapped_is_found_by_its_ends() -> None:
+    pointer = memory.reserve(3 * PAGE, PAGE)
+    memory.unmap(pointer + 2 * PAGE, PAGE)
+    ranges = [(pointer, 1), (pointer + PAGE - 1, PAGE + 1), (pointer + 1, 2 * PAGE), (16, 1)]
+
+    assert [memory.is_mapped(*one) for one in ranges] == [True, True, False, False]
+    assert not memory.is_mapped((1 << 64) - PAGE, PAGE + pointer)
+    memory.unmap(pointer, 2 * PAGE)
+    assert not memory.is_mapped(pointer, 1)

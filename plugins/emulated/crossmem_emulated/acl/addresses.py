@@ -4,6 +4,7 @@
 from enum import StrEnum
 
 from crossmem_emulated.addresses import Piece
+from crossmem_emulated.pages import HOST
 
 __all__ = ["Origin", "device_of"]
 
@@ -18,7 +19,10 @@ class Origin(StrEnum):
 
 
 def device_of(piece: Piece) -> int:
-    """Return the host-wide index of the device for which memory is mapped, or ``HOST``."""
-    if piece.origin is Origin.MALLOC:
+    """Return the host-wide index of the device for which memory is mapped.
+
+    It is ``HOST`` for memory of the host, whoever imported it.
+    """
+    if piece.origin is Origin.MALLOC or piece.pages.device == HOST:
         return piece.pages.device
     return int(piece.source.device)

@@ -15,6 +15,7 @@ from crossmem_emulated.acl.keys import is_withdrawn
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.streams import find_stream
 from crossmem_emulated.addresses import Piece
+from crossmem_emulated.pages import HOST
 from crossmem_emulated.queues import Work
 
 __all__ = ["Side", "check", "copy", "fill"]
@@ -46,7 +47,7 @@ class Side:
     device
         Host-wide index of the device for which the memory is mapped, None for the host.
     origins
-        How its memory came there.
+        How its memory came there, empty for the program's own.
     parts
         Where the emulation reaches its bytes, and how many there are each.
     """
@@ -59,6 +60,9 @@ class Side:
 
 def _side(process: AclProcess, pointer: int, nbytes: int) -> Side:
     if process.space.region_of(pointer) is None:
+        if not memory.is_mapped(pointer, nbytes):
+            text = f"{pointer:#x} is nobody's memory, or nobody's any more"
+            raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E29")
         return Side(pointer, None, frozenset(), ((pointer, nbytes),))
     spans = list(process.space.spans(pointer, nbytes))
     if sum(size for _, _, size in spans) != nbytes:
@@ -73,9 +77,10 @@ def _side(process: AclProcess, pointer: int, nbytes: int) -> Side:
         elif not process.accesses.get(piece.start, True):
             text = f"nothing may use the memory at {piece.start:#x} before its access is set"
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E35")
+    index = device_of(spans[0][0])
     return Side(
         pointer,
-        device_of(spans[0][0]),
+        None if index == HOST else index,
         frozenset(piece.origin for piece, _, _ in spans),
         tuple((place, size) for _, place, size in spans),
     )
@@ -216,7 +221,7 @@ def copy(
     work = Work(call, ranges, lambda: _move(*sides))
     found = find_stream(process, stream)
     process.queues.submit(found, work)
-    if not all(side.device is not None or is_page_locked(process, side.pointer) for side in sides):
+    if not all(side.origins or is_page_locked(process, side.pointer) for side in sides):
         # The memory is the program's again when the call returns.
         process.finish(found, until=work.sequence)
 

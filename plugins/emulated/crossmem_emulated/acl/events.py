@@ -3,14 +3,18 @@
 
 import os
 import secrets
+import sqlite3
+import threading
 import time
+from contextlib import suppress
 from typing import Final
 
 from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code
-from crossmem_emulated.acl.process import AclProcess, Event
+from crossmem_emulated.acl.process import AclProcess, Event, Stream
 from crossmem_emulated.acl.streams import check_timeout, find_stream
-from crossmem_emulated.queues import Work
+from crossmem_emulated.machine import HostLostError
+from crossmem_emulated.queues import Caller, Work
 
 __all__ = ["IPC_HANDLE_NBYTES"]
 
@@ -24,6 +28,7 @@ _IPC: Final = 0x40
 _COMBINED: Final = 0x0F
 _NOT_READY, _COMPLETE = range(2)
 _PID_NBYTES: Final = 4
+_LOOK_AGAIN_S: Final = 0.005
 
 
 def _create(process: AclProcess, flags: int, *, is_reusable: bool) -> int:
@@ -95,8 +100,7 @@ def _record_event(process: AclProcess, handle: int, stream_handle: int) -> None:
     event.stream, event.record, event.time_ns = stream, work, None
     process.queues.submit(stream, work)
     if event.flags == _IPC:
-        # Another process cannot make this one's streams work, so they do it now.
-        process.finish(stream, until=work.sequence)
+        _publish(process, event, stream, work)
 
 
 @entry("rt.reset_event", "kk")
@@ -121,6 +125,15 @@ def _stream_wait_event(process: AclProcess, stream_handle: int, handle: int) -> 
     if not event.flags & (_SYNC | _EXTERNAL | _IPC):
         _refuse(event, "being waited for by streams")
     stream = find_stream(process, stream_handle)
+    if pending := _pending(process, event):
+
+        def wait_elsewhere() -> None:
+            while _pending(process, event) == pending:
+                time.sleep(_LOOK_AGAIN_S)
+
+        name = "rt.stream_wait_event"
+        process.queues.submit(stream, Work(name, (), wait_elsewhere, caller=Caller()))
+        return
     source, record = event.stream, event.record
     if source is None or record is None:
         return
@@ -156,7 +169,8 @@ def _query_event_status(process: AclProcess, handle: int) -> int:
     if event.flags & _EXTERNAL:
         _refuse(event, "being queried")
     is_empty = event.stream is None
-    return _COMPLETE if event.is_done and (event.is_reusable or not is_empty) else _NOT_READY
+    is_done = event.is_done and not _pending(process, event)
+    return _COMPLETE if is_done and (event.is_reusable or not is_empty) else _NOT_READY
 
 
 @entry("rt.query_event_wait_status", "k", 0)
@@ -180,7 +194,9 @@ def _synchronize_event_with_timeout(process: AclProcess, handle: int, timeout_ms
     event = _find(process, handle)
     if event.flags & _EXTERNAL:
         _refuse(event, "being waited for")
-    if event.stream is not None and event.record is not None:
+    if pending := _pending(process, event):
+        _wait_for_another(process, event, pending, timeout_ms)
+    elif event.stream is not None and event.record is not None:
         process.finish(
             event.stream,
             until=event.record.sequence,
@@ -243,8 +259,9 @@ def _ipc_get_event_handle(process: AclProcess, handle: int) -> bytes:
         pid = os.getpid().to_bytes(_PID_NBYTES, "little")
         event.token = pid + secrets.token_bytes(IPC_HANDLE_NBYTES - _PID_NBYTES)
         with process.machine.transaction() as tables:
-            statement = "INSERT INTO acl_event (token, owner) VALUES (?, ?)"
-            tables.execute(statement, (event.token, process.machine.me(tables)))
+            pending = 0 if event.record is None or event.is_done else event.record.sequence
+            statement = "INSERT INTO acl_event (token, owner, pending) VALUES (?, ?, ?)"
+            tables.execute(statement, (event.token, process.machine.me(tables), pending))
     return event.token
 
 
@@ -260,6 +277,47 @@ def _ipc_open_event_handle(process: AclProcess, token: bytes) -> int:
         if row[0] == process.machine.me(tables):
             text = "this process made the event itself"
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-E39")
-    event = Event(next(process.handles), _IPC, is_reusable=True, token=token)
+    event = Event(next(process.handles), _IPC, is_reusable=True, token=token, is_foreign=True)
     process.events[event.handle] = event
     return event.handle
+
+
+def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> None:
+    """Let other processes know whether an event is done, and later that it is."""
+    number = work.sequence
+    # They cannot make this one's streams work, so those do it now, as far as they can.
+    is_done = process.queues.drain([stream])
+
+    def finish() -> None:
+        # If the host is lost, nobody is there who could be told.
+        with process.lock, suppress(HostLostError, sqlite3.OperationalError):
+            process.finish(stream, until=number)
+            with process.machine.transaction() as tables:
+                statement = "UPDATE acl_event SET pending = 0 WHERE token = ? AND pending = ?"
+                tables.execute(statement, (event.token, number))
+
+    with process.machine.transaction() as tables:
+        statement = "UPDATE acl_event SET pending = ? WHERE token = ?"
+        tables.execute(statement, (0 if is_done else number, event.token))
+    if not is_done:
+        # Functions of the program end at any time, and nobody here may ever wait for them.
+        threading.Thread(target=finish, name="crossmem-event", daemon=True).start()
+
+
+def _pending(process: AclProcess, event: Event) -> int:
+    """Return which record of another process's event is not done, 0 where there is none."""
+    if not event.is_foreign or event.stream is not None:
+        return 0
+    with process.machine.transaction() as tables:
+        query = "SELECT owner, pending FROM acl_event WHERE token = ?"
+        row = tables.execute(query, (event.token,)).fetchone()
+        return int(row[1]) if row is not None and process.machine.lives(tables, row[0]) else 0
+
+
+def _wait_for_another(process: AclProcess, event: Event, pending: int, timeout_ms: int) -> None:
+    """Wait until another process's event is done; other calls have their turn meanwhile."""
+    deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
+    while _pending(process, event) == pending:
+        if deadline is not None and time.monotonic() > deadline:
+            raise Refused(Code.RT_EVENT_SYNC_TIMEOUT, f"the work is not done in {timeout_ms} ms")
+        process.queues.changed.wait(_LOOK_AGAIN_S)

@@ -53,6 +53,7 @@ def _mem_export_to_shareable_handle_v2(
 ) -> int | bytes:
     _check_kind(process, kind)
     if kind == FABRIC:
+        process.current()
         return export(process, handle, flags, _describe)
     return export(process, handle, flags, pack)
 

@@ -47,8 +47,11 @@ def _malloc_host_with_cfg(process: AclProcess, size: int, cfg: dict[str, Any]) -
 def _free_host(process: AclProcess, pointer: int) -> None:
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")
-    if process.host_blocks.pop(pointer, None) is None:
+    block = process.host_blocks.get(pointer)
+    if block is None:
         raise Refused(Code.RT_PARAM_INVALID, f"{pointer:#x} was not allocated", "ACL-X4")
+    process.check_idle("rt.free_host", pointer, len(block))
+    del process.host_blocks[pointer]
 
 
 @entry("c.free_host_with_dev_sync", "k")

@@ -4,7 +4,7 @@
 import os
 import sqlite3
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from crossmem_emulated import memory
 from crossmem_emulated.acl.addresses import Origin
@@ -15,7 +15,7 @@ from crossmem_emulated.acl.schema import BARE_TGID_BASE
 from crossmem_emulated.acl.shares import is_admitted
 from crossmem_emulated.addresses import Piece
 from crossmem_emulated.machine import ticks_since_boot
-from crossmem_emulated.pages import Pages
+from crossmem_emulated.pages import HOST, Pages
 
 __all__ = ["KeyImport", "admit_by_key", "check_known", "check_owner", "is_withdrawn"]
 
@@ -59,8 +59,8 @@ def _ipc_mem_get_export_key(
     piece = _exportable(process, pointer, size)
     with process.machine.transaction() as tables:
         number = tables.execute(
-            "INSERT INTO acl_key (text, pages, first, nbytes, owner, device, validates) "
-            "VALUES (hex(randomblob(16)), ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO acl_key (text, pages, first, nbytes, owner, device, validates, is_small) "
+            "VALUES (hex(randomblob(16)), ?, ?, ?, ?, ?, ?, ?)",
             (
                 piece.pages.number,
                 piece.offset + pointer - piece.start,
@@ -68,6 +68,7 @@ def _ipc_mem_get_export_key(
                 process.machine.me(tables),
                 piece.pages.device,
                 int(not flags),
+                int(piece.is_small),
             ),
         ).lastrowid
         # As the drivers of A2 and A3 write it: pid, counter, device, function, server.
@@ -91,6 +92,10 @@ def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
         wrong = "were imported themselves"
     elif pieces[0].origin is Origin.PHYSICAL and pieces[0].source.share is not None:
         wrong = "are exported as a shareable handle"
+    elif pieces[0].is_read_only:
+        wrong = "are read-only"
+    elif pieces[0].pages.device == HOST:
+        wrong = "are the host's"
     elif pointer % (memory.PAGE_NBYTES if pieces[0].is_small else GRANULARITY_NBYTES):
         wrong, rule = "do not begin with a page", "ACL-E23"
     if wrong is not None:
@@ -99,15 +104,33 @@ def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
     return pieces[0]
 
 
-def _find_key(tables: sqlite3.Connection, text: str) -> tuple[int, int, int, int, int, int, bool]:
-    """Return number, pages, first byte, size, owner, device, and whether pids are validated."""
-    row = tables.execute(
-        "SELECT number, pages, first, nbytes, owner, device, validates FROM acl_key WHERE text = ?",
-        (text,),
-    ).fetchone()
+class _Key(NamedTuple):
+    """A key, as the whole host knows it."""
+
+    number: int
+    pages: int
+    first: int
+    nbytes: int
+    owner: int
+    device: int
+    validates: int
+    """Whether only processes on its whitelist may import it."""
+    is_small: int
+    """Whether the memory has small pages."""
+    is_closed: int
+    """Whether its exporter closed it, and is waited for by importers who have not."""
+
+
+def _find_key(tables: sqlite3.Connection, text: str, closed: Code = Code.RT_INVALID_HANDLE) -> _Key:
+    """Return a key, or refuse, with a code of its own where it was closed by its exporter."""
+    query = f"SELECT {', '.join(_Key._fields)} FROM acl_key WHERE text = ?"  # noqa: S608 - our own
+    row = tables.execute(query, (text,)).fetchone()
     if row is None:
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"there is no key {text!r}")
-    return (*row[:6], bool(row[6]))
+    found = _Key(*row)
+    if found.is_closed:
+        raise Refused(closed, f"the exporter of the key {text!r} has closed it")
+    return found
 
 
 @entry("rt.ipc_mem_set_import_pid", "sp")
@@ -132,7 +155,7 @@ def check_owner(process: AclProcess, text: str) -> None:
     _check_keys(process)
     process.current()
     with process.machine.transaction() as tables:
-        if _find_key(tables, text)[4] != process.machine.me(tables):
+        if _find_key(tables, text).owner != process.machine.me(tables):
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E16")
 
 
@@ -141,10 +164,10 @@ def admit_by_key(process: AclProcess, text: str, pids: list[int]) -> None:
     if len(pids) > _LARGEST_LIST:
         raise Refused(Code.RT_PARAM_INVALID, f"{len(pids)} pids are more than {_LARGEST_LIST}")
     with process.machine.transaction() as tables:
-        number, _, _, _, owner, _, validates = _find_key(tables, text)
-        if owner != process.machine.me(tables):
+        key = _find_key(tables, text)
+        if key.owner != process.machine.me(tables):
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E16")
-        if not validates:
+        if not key.validates:
             raise Refused(Code.RT_NO_PERMISSION, "the key is for everybody", "ACL-E16")
         mine = os.getpid() + BARE_TGID_BASE
         admitted = [pid for pid in pids if pid not in {0, mine}]
@@ -153,10 +176,10 @@ def admit_by_key(process: AclProcess, text: str, pids: list[int]) -> None:
         now = ticks_since_boot()
         tables.executemany(
             "INSERT OR REPLACE INTO acl_key_admitted (key, tgid, since) VALUES (?, ?, ?)",
-            [(number, pid, now) for pid in admitted],
+            [(key.number, pid, now) for pid in admitted],
         )
         query = "SELECT count(*) FROM acl_key_admitted WHERE key = ?"
-        if tables.execute(query, (number,)).fetchone()[0] > _LARGEST_WHITELIST:
+        if tables.execute(query, (key.number,)).fetchone()[0] > _LARGEST_WHITELIST:
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key's whitelist is full")
 
 
@@ -168,7 +191,7 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
     context = process.current()
     target = process.visible[context.device]
     with process.machine.transaction() as tables:
-        number, pages_number, first, nbytes, owner, index, validates = _find_key(tables, text)
+        key = _find_key(tables, text, closed=Code.RT_DRV_INTERNAL_ERROR)
         opened: KeyImport | None = process.opened_keys.get(text)
         if opened is not None:
             if opened.device != target:
@@ -180,18 +203,18 @@ def _ipc_mem_import_by_key(process: AclProcess, text: str, flags: int) -> int:
             opened.references += 1
             return opened.piece.start
         me = process.machine.me(tables)
-        if not process.machine.lives(tables, owner):
+        if not process.machine.lives(tables, key.owner):
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the process that made the key is dead")
-        if owner == me and process.profile.is_documented:
+        if key.owner == me and process.profile.is_documented:
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is this process's own", "ACL-E24")
-        if validates and not is_admitted(tables, "acl_key_admitted", "key", number):
+        if key.validates and not is_admitted(tables, "acl_key_admitted", "key", key.number):
             raise Refused(
                 Code.RT_DRV_INTERNAL_ERROR, "this process may not import the key", "ACL-E24"
             )
-        _check_peer_access(process, context.device, index, flags)
-        made = _open(process, (number, text), pages_number, (first, nbytes), target)
+        _check_peer_access(process, context.device, key.device, flags)
+        made = _open(process, text, key, target)
         tables.execute(
-            "INSERT OR IGNORE INTO acl_key_opener (key, process) VALUES (?, ?)", (number, me)
+            "INSERT OR IGNORE INTO acl_key_opener (key, process) VALUES (?, ?)", (key.number, me)
         )
     process.opened_keys[text] = made
     return made.piece.start
@@ -209,23 +232,28 @@ def _check_peer_access(process: AclProcess, device: int, index: int, flags: int)
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, text, "ACL-X6")
 
 
-def _open(
-    process: AclProcess, key: tuple[int, str], pages_number: int, part: tuple[int, int], target: int
-) -> KeyImport:
-    (number, text), (first, nbytes) = key, part
-    pages = process.store.open(pages_number, hold=False)
+def _open(process: AclProcess, text: str, key: _Key, target: int) -> KeyImport:
+    pages = process.store.open(key.pages, hold=False)
     if pages is None:
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the memory of the key is gone")
     try:
         region = process.space.reserve(
-            -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES, is_reservation=False
+            -(-key.nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES, is_reservation=False
         )
     except memory.SystemCallError as error:
         process.store.release(pages)
         raise Refused(Code.RT_DRV_INTERNAL_ERROR, f"no addresses: {error}") from None
-    piece = Piece(region.start, nbytes, region, pages, first, Origin.KEY)
+    piece = Piece(
+        region.start,
+        key.nbytes,
+        region,
+        pages,
+        key.first,
+        Origin.KEY,
+        is_small=bool(key.is_small),
+    )
     process.space.attach(piece)
-    made = KeyImport(number, text, pages, piece, target)
+    made = KeyImport(key.number, text, pages, piece, target)
     piece.source = made
     return made
 
@@ -241,13 +269,15 @@ def _ipc_mem_close(process: AclProcess, text: str) -> None:
             _close_import(process, opened)
         return
     with process.machine.transaction() as tables:
-        number, _, _, _, owner, _, _ = _find_key(tables, text)
-        if owner != process.machine.me(tables):
-            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E26")
         process.machine.reap(tables)
+        key = _find_key(tables, text)
+        if key.owner != process.machine.me(tables):
+            raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E26")
         query = "SELECT count(*) FROM acl_key_opener WHERE key = ?"
-        openers = tables.execute(query, (number,)).fetchone()[0]
-        tables.execute("DELETE FROM acl_key WHERE number = ?", (number,))
+        openers = tables.execute(query, (key.number,)).fetchone()[0]
+        # Where there are any, it is known as closed until the last of them is gone.
+        change = "UPDATE acl_key SET is_closed = 1" if openers else "DELETE FROM acl_key"
+        tables.execute(f"{change} WHERE number = ?", (key.number,))
     for piece in process.space.pieces.values():
         piece.keys.discard(text)
     if openers:
@@ -274,7 +304,7 @@ def is_withdrawn(process: AclProcess, opened: KeyImport) -> str | None:
     """Return how imported memory was lost, ``"closed"`` or ``"dead"``; None where it was not."""
     with process.machine.transaction() as tables:
         row = tables.execute(
-            "SELECT owner FROM acl_key WHERE number = ?", (opened.number,)
+            "SELECT owner FROM acl_key WHERE number = ? AND NOT is_closed", (opened.number,)
         ).fetchone()
         if row is None:
             return "closed"

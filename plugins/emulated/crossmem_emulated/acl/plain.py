@@ -17,6 +17,7 @@ __all__ = ["Slab", "check_attributes"]
 
 _NORMAL_ONLY: Final = frozenset({2, 5})
 _POLICY_MASK: Final = 0xFF
+_READ_ONLY: Final = 0x100000
 _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
 _ATTRIBUTE_DEVICE: Final = 2
@@ -86,6 +87,12 @@ def _malloc_small(process: AclProcess, index: int, nbytes: int) -> int:
 
 @entry("rt.malloc", "kI", 0)
 def _malloc(process: AclProcess, size: int, policy: int) -> int:
+    pointer = _allocate(process, size, policy)
+    process.space.pieces[pointer].is_read_only = bool(policy & _READ_ONLY)
+    return pointer
+
+
+def _allocate(process: AclProcess, size: int, policy: int) -> int:
     if not size:
         raise Refused(Code.INVALID_PARAM, "the size is 0")
     index = process.visible[process.current().device]

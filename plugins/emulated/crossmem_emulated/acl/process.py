@@ -64,6 +64,8 @@ class Event:
     """What waits for it."""
     token: bytes | None = None
     """What other processes know it by."""
+    is_foreign: bool = False
+    """Whether another process made it."""
 
     @property
     def is_done(self) -> bool:
@@ -131,6 +133,9 @@ class AclProcess:
         self.journal = Journal(self.machine)
         self.faults = Faults(self.machine)
         self._forks = forks.generation()
+        # Memory of the library like any other: a forked child has it as its parent left it.
+        self.initialized = False
+        self.init_references = 0
         self._begin()
 
     @property
@@ -165,8 +170,6 @@ class AclProcess:
         self.host_blocks: dict[int, Any] = {}
         self.registered: dict[int, int] = {}
         """Size of each range of the program's own host memory that devices may use."""
-        self.initialized = False
-        self.init_references = 0
 
     # Calls ------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from crossmem_emulated.acl.calls import Refused, entry
 from crossmem_emulated.acl.codes import Code
 from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.schema import BARE_TGID_BASE
-from crossmem_emulated.acl.vmm import Physical, check_vmm, find_physical
+from crossmem_emulated.acl.vmm import Physical, check_vmm, find_physical, has_small_pages
 from crossmem_emulated.machine import ticks_since_boot
 from crossmem_emulated.pages import HOST
 
@@ -166,6 +166,9 @@ def import_share(process: AclProcess, share: int, device: int) -> int:
             raise Refused(
                 Code.RT_DRV_INTERNAL_ERROR, f"this process may not import {share:#x}", "ACL-E17"
             )
+        if has_small_pages(index, attribute):
+            text = "memory of the host in normal pages is not imported"
+            raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
         again = [
             one
             for one in process.physical.values()

@@ -5,7 +5,9 @@ import ctypes
 from typing import Any, Final
 
 from crossmem.driver.buffers import address_of
+from crossmem_emulated.acl.addresses import device_of
 from crossmem_emulated.acl.process import AclProcess
+from crossmem_emulated.pages import HOST
 
 __all__ = ["Util"]
 
@@ -35,7 +37,10 @@ class Util:
         if not isinstance(pointer, int) or not isinstance(size, int):
             raise TypeError("acl.util.ptr_to_bytes args parse failed")
         process = self._process
-        if process.strict and process.space.region_of(pointer) is not None:
+        is_device_s = process.space.region_of(pointer) is not None and not any(
+            device_of(one) == HOST for one in process.space.overlapping(pointer, 1)
+        )
+        if process.strict and is_device_s:
             text = f"the host reads {size} bytes at the device's address {pointer:#x}"
             process.violate("util.ptr_to_bytes", "ACL-E29", text)
             return _POISON * size

@@ -24,18 +24,27 @@ __all__ = [
     "check_vmm",
     "find_mapping",
     "find_physical",
+    "has_small_pages",
     "map_physical",
     "reserve",
 ]
 
 _ON_HOST: Final = 0
 _ON_DEVICE: Final = 1
+_ON_NUMA_NODE: Final = 4
 _HOST_ATTRIBUTES: Final = range(Attribute.DDR_MEM_HUGE, Attribute.DDR_MEM_NORMAL + 1)
 _HOST_P2P_ATTRIBUTES: Final = range(Attribute.DDR_MEM_P2P_HUGE, Attribute.DDR_MEM_P2P_NORMAL + 1)
 _HUGE1G: Final = frozenset(
     {Attribute.HBM_MEM_HUGE1G, Attribute.MEM_HUGE1G, Attribute.MEM_P2P_HUGE1G}
 )
-_HOST_NORMAL: Final = frozenset({Attribute.DDR_MEM_NORMAL, Attribute.DDR_MEM_P2P_NORMAL})
+_NORMAL: Final = frozenset(
+    {
+        Attribute.DDR_MEM_NORMAL,
+        Attribute.DDR_MEM_P2P_NORMAL,
+        Attribute.MEM_NORMAL,
+        Attribute.MEM_P2P_NORMAL,
+    }
+)
 _EXPECTED_ADDRESSES: Final = range(16 << 40, 24 << 40)
 
 
@@ -116,7 +125,7 @@ def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, i
     wrong = None
     if prop.get("handleType", 0) or prop.get("allocationType", 0):
         wrong = "handleType and allocationType must be 0"
-    elif kind not in {_ON_HOST, _ON_DEVICE}:
+    elif kind not in {_ON_HOST, _ON_DEVICE, _ON_NUMA_NODE}:
         wrong = f"memory cannot be at a location of type {kind}"
     elif attribute not in process.profile.attributes:
         wrong = f"attribute {attribute} is not offered"
@@ -130,15 +139,21 @@ def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, i
         raise Refused(Code.RT_PARAM_INVALID, "reserve must be 0", "ACL-E3")
     if kind == _ON_DEVICE:
         return process.check_device(place), attribute
-    if place:
-        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "the id of the host's location must be 0")
+    if place or kind == _ON_NUMA_NODE:
+        text = "memory of the host has no number and no NUMA node here"
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text)
     return HOST, attribute
 
 
-def _granularity(attribute: int) -> int:
+def has_small_pages(index: int, attribute: int) -> bool:
+    """Whether physical memory has pages of 4 KiB, as only the host's can have."""
+    return index == HOST and attribute in _NORMAL
+
+
+def _granularity(index: int, attribute: int) -> int:
     if attribute in _HUGE1G:
         return GRANULARITY_1G_NBYTES
-    return memory.PAGE_NBYTES if attribute in _HOST_NORMAL else GRANULARITY_NBYTES
+    return memory.PAGE_NBYTES if has_small_pages(index, attribute) else GRANULARITY_NBYTES
 
 
 @entry("rt.mem_get_allocation_granularity", "di", 0)
@@ -146,8 +161,7 @@ def _mem_get_allocation_granularity(process: AclProcess, prop: dict[str, Any], o
     check_vmm(process)
     if option not in {0, 1}:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, f"there is no option {option}")
-    _, attribute = _check_properties(process, prop)
-    return _granularity(attribute)
+    return _granularity(*_check_properties(process, prop))
 
 
 @entry("rt.malloc_physical", "kdK", 0)
@@ -157,7 +171,7 @@ def _malloc_physical(process: AclProcess, size: int, prop: dict[str, Any], flags
     if not size or flags:
         raise Refused(Code.INVALID_PARAM, "the size is 0, or flags are not", "ACL-E3")
     index, attribute = _check_properties(process, prop)
-    granularity = _granularity(attribute)
+    granularity = _granularity(index, attribute)
     if size > LARGEST_NBYTES:
         raise Refused(Code.RT_MEMORY_ALLOCATION, f"the device has no room for {size} bytes")
     if granularity == GRANULARITY_1G_NBYTES:
@@ -269,7 +283,11 @@ def map_physical(
     _check_size(process, size, physical)
     region = _check_place(process, pointer, size)
     _check_company(process, region, physical)
-    process.space.attach(Piece(pointer, size, region, physical.pages, 0, physical.origin, physical))
+    is_small = has_small_pages(physical.pages.device, physical.attribute)
+    pages, origin = physical.pages, physical.origin
+    process.space.attach(
+        Piece(pointer, size, region, pages, 0, origin, physical, is_small=is_small)
+    )
     region.device = physical.device
     physical.references += 1
     physical.mappings += 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from crossmem_emulated.acl.addresses import Origin
 from crossmem_emulated.addresses import Piece, Region, Space
-from crossmem_emulated.pages import HOST, Pages
+from crossmem_emulated.pages import Pages
 
 if TYPE_CHECKING:
     from tests.plugins.emulated.acl.acl_actor import GRANULARITY, emulation_only
@@ -19,6 +19,7 @@ else:
     from acl_actor import GRANULARITY, emulation_only
 
 pytestmark = emulation_only
+DEVICE = 0
 repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=100)
 
 # Gaps and sizes, one after the other, so that pieces may touch and never overlap.
@@ -31,7 +32,7 @@ def pieces_of(layout: list[tuple[int, int]]) -> list[Piece]:
     for gap, nbytes in layout:
         start += gap
         region = Region(start, nbytes, is_reservation=True)
-        pages = Pages(0, HOST, nbytes, 1000 * start, None, None)
+        pages = Pages(0, DEVICE, nbytes, 1000 * start, None, None)
         pieces.append(Piece(start, nbytes, region, pages, 0, Origin.PHYSICAL))
         start += nbytes
     return pieces

@@ -12,15 +12,17 @@ from crossmem_emulated.acl import Acl
 from crossmem_emulated.options import Options
 
 if TYPE_CHECKING:
-    from tests.plugins.emulated.acl.acl_actor import REAL, ok
+    from tests.plugins.emulated.acl.acl_actor import REAL, Actor, ok
 else:
-    from acl_actor import REAL, ok
+    from acl_actor import REAL, Actor, ok
 
 pytestmark = pytest.mark.skipif(bool(REAL), reason="the functions are this process's own")
 
 WAIT_S = 20
 NBYTES = 4096
 NO_BLOCK, BLOCK = range(2)
+IPC = 0x40
+NOT_READY, COMPLETE = range(2)
 
 
 def opened(host: Path, profile: str, *, slow: bool = False) -> Any:
@@ -188,3 +190,65 @@ def test_e43_a_reset_device_waits_for_functions_of_its_default_context(
     join(thread)
     assert has_ended.wait(0 if is_default else WAIT_S)
     assert acl.rt.synchronize_stream(stream) == 107000
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("profile", ["documented", "a2"], indirect=True)
+def test_e39_recording_does_not_wait_for_functions(
+    host: Path, profile: str, importer: Actor, slow: bool
+) -> None:
+    """Other processes see that the event is not done, and can wait for it."""
+    acl = opened(host, profile, slow=slow)
+    stream, event = ok(acl.rt.create_stream()), ok(acl.rt.create_event_ex_with_flag(IPC))
+    late = ok(importer.c.ipc_open_event_handle(ok(acl.c.ipc_get_event_handle(event))))
+    may_end = threading.Event()
+    seen = ok(importer.rt.malloc(NBYTES, 0))
+    importer.write(seen, b"before")
+
+    ok(acl.c.launch_host_func(stream, lambda: may_end.wait(WAIT_S)))
+    ok(acl.rt.record_event(event, stream))
+    early = ok(importer.c.ipc_open_event_handle(ok(acl.c.ipc_get_event_handle(event))))
+    for one in (early, late):
+        assert ok(importer.rt.query_event_status(one)) == NOT_READY
+        assert importer.rt.synchronize_event_with_timeout(one, 10) == 507047
+    ok(importer.rt.stream_wait_event(0, late))
+    ok(importer.rt.memset_async(seen, NBYTES, 0x21, 6, 0))
+    assert ok(importer.rt.stream_query(0)) == 1
+    assert importer.read(seen, 6) == b"before"
+    may_end.set()
+    ok(importer.rt.synchronize_event(early))
+    ok(importer.rt.synchronize_stream(0))
+
+    assert importer.read(seen, 6) == b"!!!!!!"
+    assert ok(importer.rt.query_event_status(late)) == COMPLETE
+    assert acl.violations == []
+
+
+ENDS: dict[str, Callable[[Any, int, int], int]] = {
+    "recorded again": lambda acl, event, _: int(acl.rt.record_event(event, 0)),
+    "event destroyed": lambda acl, event, _: int(acl.rt.destroy_event(event)),
+    "stream destroyed": lambda acl, _, stream: int(acl.rt.destroy_stream_force(stream)),
+    "device reset": lambda acl, *_: int(acl.rt.reset_device_force(0)),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("profile", ["documented"], indirect=True)
+def test_e39_nobody_waits_for_what_is_never_done(
+    host: Path, profile: str, importer: Actor, end: str
+) -> None:
+    acl = opened(host, profile)
+    # What is left to do in the default one is done before a reset.
+    ok(acl.rt.create_context(0))
+    stream, event = ok(acl.rt.create_stream()), ok(acl.rt.create_event_ex_with_flag(IPC))
+    there = ok(importer.c.ipc_open_event_handle(ok(acl.c.ipc_get_event_handle(event))))
+    may_end = threading.Event()
+
+    ok(acl.c.launch_host_func(stream, lambda: may_end.wait(WAIT_S)))
+    ok(acl.rt.record_event(event, stream))
+    assert importer.rt.synchronize_event_with_timeout(there, 10) == 507047
+    importer.begin("acl.rt.synchronize_event", there)
+    ok(ENDS[end](acl, event, stream))
+
+    assert importer.result() == 0
+    may_end.set()

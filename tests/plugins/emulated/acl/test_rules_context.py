@@ -67,6 +67,19 @@ def test_e1_no_current_context(start: Start, name: str) -> None:
     acl.check_broken("ACL-E1")
 
 
+@emulation_only
+@pytest.mark.parametrize("profile", ["documented", "a3"], indirect=True)
+def test_e1_exporting_for_a_fabric(acl: Actor) -> None:
+    handle, _ = acl.physical()
+    ok(acl.rt.destroy_context(ok(acl.rt.create_context(0))))
+    number, fabric = 1, 2
+
+    assert acl.c.mem_export_to_shareable_handle_v2(handle, 0, fabric) == (None, 107002)
+    acl.check_broken("ACL-E1")
+    ok(acl.c.mem_export_to_shareable_handle_v2(handle, 0, number))
+    acl.check_broken("ACL-E1")
+
+
 def test_e1_contexts_belong_to_threads(acl: Actor) -> None:
     names = ("acl.rt.get_context", "acl.rt.get_device", "acl.rt.synchronize_device")
 
@@ -178,3 +191,17 @@ def test_e31_a_child_of_a_process_that_opened_nothing_is_free(start: Start) -> N
 
     assert answers[0] == answers[1][1] == 0
     assert answers[2] == []
+
+
+@emulation_only
+def test_e31_a_free_child_is_initialized_as_its_parent_was(start: Start) -> None:
+    acl = start(device=None)
+    calls = [("acl.init",), ("acl.rt.set_device", 0), ("acl.finalize",)]
+
+    assert acl.call("in_fork", *calls, ("acl.finalize",)) == [100002, 0, 0, 100037]
+    ok(acl.rt.set_device(0))
+    ok(acl.rt.reset_device(0))
+    assert acl.call("in_fork", *calls) == [100002, 0, 0]
+    ok(acl.acl.finalize())
+    assert acl.call("in_fork", *calls) == [0, 0, 0]
+    acl.check_broken()

@@ -38,6 +38,7 @@ else:
 
 UNIT = GRANULARITY
 HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST = 0, 1, 2
+ON_HOST = properties(0, memAttr=2, location={"id": 0, "type": 0})
 
 
 @pytest.fixture
@@ -97,6 +98,44 @@ def test_e29_what_is_gone(acl: Actor) -> None:
     acl.check_broken("ACL-E29")
 
 
+def gone(acl: Actor, exporter: Actor, how: str) -> int:
+    """Return where a device's memory was that this process has no more."""
+    nbytes = 4 * UNIT
+    if how == "freed":
+        pointer = ok(acl.rt.malloc(nbytes, 0))
+        ok(acl.rt.free(pointer))
+    elif how == "released":
+        _, pointer = acl.physical(nbytes)
+        ok(acl.rt.unmap_mem(pointer))
+        ok(acl.rt.release_mem_address(pointer))
+    else:
+        memory = ok(exporter.rt.malloc(nbytes, 0))
+        key = ok(exporter.rt.ipc_mem_get_export_key(memory, nbytes, 65, 1))
+        pointer = ok(acl.rt.ipc_mem_import_by_key(key, 0))
+        ok(acl.rt.ipc_mem_close(key))
+    return int(pointer)
+
+
+@emulation_only
+@pytest.mark.parametrize("how", ["freed", "released", "closed"])
+def test_e29_what_is_gone_is_not_the_host_s(importer: Actor, exporter: Actor, how: str) -> None:
+    acl, pointer = importer, gone(importer, exporter, how)
+    own, host = ok(acl.rt.malloc(UNIT, 0)), ok(acl.rt.malloc_host(64))
+
+    assert [
+        acl.rt.memset(pointer, 64, 0, 64),
+        acl.rt.memset_async(pointer, 64, 0, 64, 0),
+        acl.c.memset_d32(pointer, 64, 0, 16),
+        acl.rt.memcpy(pointer, 64, host, 64, BY_ADDRESS),
+        acl.rt.memcpy(host, 64, pointer, 64, HOST_TO_HOST),
+        acl.rt.memcpy(own, 64, pointer, 64, HOST_TO_DEVICE),
+        acl.rt.memcpy(own, 64, pointer, 64, BY_ADDRESS),
+        acl.rt.memcpy_async(own, 64, pointer, 64, BY_ADDRESS, 0),
+        acl.c.memcpy2d(pointer, 8, host, 8, 8, 8, BY_ADDRESS),
+    ] == [107000] * 9
+    acl.check_broken(*["ACL-E29"] * 9)
+
+
 @emulation_only
 @pytest.mark.parametrize("make", ["malloc", "map"])
 def test_e29_the_host_reads_at_a_device_s_address(acl: Actor, make: str) -> None:
@@ -114,6 +153,39 @@ def test_e29_host_reads_through_acl_are_recorded(acl: Actor) -> None:
 
     assert acl.util.ptr_to_bytes(pointer, 6) == b"\xa5" * 6
     acl.check_broken("ACL-E29")
+
+
+@emulation_only
+def test_e29_mapped_memory_of_the_host_is_the_host_s(exporter: Actor, start: Start) -> None:
+    importer = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    handle = ok(exporter.rt.malloc_physical(UNIT, ON_HOST, 0))
+    first = exporter.map_new(handle)
+    share = ok(exporter.rt.mem_export_to_shareable_handle(handle, 0, 1))
+    second = importer.map_new(ok(importer.rt.mem_import_from_shareable_handle(share, 0)))
+    for acl, pointer in ((exporter, first), (importer, second)):
+        own = ok(acl.rt.malloc(UNIT, 0))
+        acl.call("poke", pointer, b"the host's")
+        assert acl.call("peek", pointer, 10) == acl.util.ptr_to_bytes(pointer, 10) == b"the host's"
+        assert ok(acl.rt.pointer_get_attributes(pointer))["location"] == {"id": 0, "type": 0}
+        ok(acl.rt.memcpy(own, 10, pointer, 10, HOST_TO_DEVICE))
+        ok(acl.rt.memset(pointer, 10, 0, 10))
+        ok(acl.rt.memcpy(pointer, 3, own, 3, DEVICE_TO_HOST))
+        ok(acl.rt.memcpy(pointer + 3, 7, own + 3, 7, BY_ADDRESS))
+        assert acl.call("peek", pointer, 10) == b"the host's"
+        acl.check_broken()
+        assert acl.rt.memcpy_async(pointer, 8, pointer + 8, 8, HOST_TO_HOST, 0) == 207000
+
+    # It is page-locked: nobody waits for the stream.
+    ok(importer.rt.memset_async(own, UNIT, 0x21, 4, 0))
+    ok(importer.rt.memcpy_async(second, 4, own, 4, DEVICE_TO_HOST, 0))
+    assert importer.call("peek", second, 4) == b"the "
+    ok(importer.rt.synchronize_stream(0))
+    assert importer.call("peek", second, 4) == b"!!!!"
+    assert importer.rt.memcpy(own, 4, second, 4, DEVICE_TO_DEVICE) == 107000
+    importer.check_broken("ACL-E29")
+    ok(exporter.rt.unmap_mem(first))
+    with pytest.raises(EOFError):
+        exporter.call("peek", first)
 
 
 @emulation_only
@@ -253,6 +325,17 @@ def test_x1_memory_is_taken_from_running_work(start: Start, make: str) -> None:
     ok(acl.rt.memcpy_async(target, 4, source, 4, DEVICE_TO_DEVICE, 0))
 
     ok(acl.rt.free(source) if make == "malloc" else acl.rt.unmap_mem(source))
+    acl.check_broken("ACL-X1")
+    ok(acl.rt.synchronize_device())
+
+
+@emulation_only
+def test_x1_memory_of_the_host_is_taken_from_running_work(start: Start) -> None:
+    acl = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    target, source = ok(acl.rt.malloc(UNIT, 0)), ok(acl.rt.malloc_host(UNIT))
+    ok(acl.rt.memcpy_async(target, UNIT, source, UNIT, HOST_TO_DEVICE, 0))
+
+    ok(acl.rt.free_host(source))
     acl.check_broken("ACL-X1")
     ok(acl.rt.synchronize_device())
 

@@ -2,6 +2,7 @@
 """ACL-E23 to E26: IPC by key."""
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         differs,
         emulation_only,
         ok,
+        properties,
     )
     from tests.plugins.emulated.acl.conftest import Start
 else:
@@ -30,13 +32,21 @@ else:
         differs,
         emulation_only,
         ok,
+        properties,
     )
 
     Start = Any
 
 
 UNIT = GRANULARITY
-ANYBODY, PEER_ACCESS = 1, 1
+ANYBODY, PEER_ACCESS, READ_ONLY = 1, 1, 0x100000
+
+
+ENDS: dict[str, Callable[[Actor, str], object]] = {
+    "closes": lambda importer, key: ok(importer.rt.ipc_mem_close(key)),
+    "dies": lambda importer, _: importer.kill(),
+    "resets": lambda importer, _: ok(importer.rt.reset_device(0)),
+}
 
 
 def key_for(exporter: Actor, *importers: Actor) -> tuple[int, str]:
@@ -87,6 +97,18 @@ def test_e14_memory_that_has_no_key(exporter: Actor, importer: Actor) -> None:
     assert importer.rt.ipc_mem_get_export_key(imported, UNIT, 65, 0) == ("", 507899)
     assert importer.rt.ipc_mem_get_export_key(opened, UNIT, 65, 0) == ("", 507899)
     exporter.check_broken(*["ACL-E14"] * 3)
+
+
+@emulation_only
+def test_e14_memory_that_is_read_only_or_the_host_s(exporter: Actor) -> None:
+    on_host = properties(0, memAttr=2, location={"id": 0, "type": 0})
+    mapped = exporter.map_new(ok(exporter.rt.malloc_physical(UNIT, on_host, 0)))
+    large, small = (ok(exporter.rt.malloc(one, READ_ONLY)) for one in (UNIT, 4096))
+    normal = ok(exporter.rt.malloc(UNIT, READ_ONLY | 2))
+
+    for pointer in (mapped, large, small, normal, ok(exporter.rt.malloc_host(UNIT))):
+        assert exporter.rt.ipc_mem_get_export_key(pointer, 4096, 65, 0) == ("", 507899)
+    exporter.check_broken(*["ACL-E14"] * 5)
 
 
 def test_e24_import_by_somebody_else(exporter: Actor, importer: Actor, start: Start) -> None:
@@ -194,6 +216,26 @@ def test_e26_the_exporter_closes_first(exporter: Actor, importer: Actor) -> None
     ok(importer.rt.ipc_mem_close(key))
 
 
+@emulation_only
+@pytest.mark.parametrize("end", ["closes", "dies", "resets"])
+def test_e26_a_closed_key_is_known_while_it_is_imported(
+    exporter: Actor, importer: Actor, start: Start, end: str
+) -> None:
+    late, before = start(), exporter.call("rows")
+    _, key = key_for(exporter, importer, late)
+    ok(importer.rt.ipc_mem_import_by_key(key, 0))
+    ok(exporter.rt.ipc_mem_close(key))
+    exporter.check_broken("ACL-E26")
+
+    assert exporter.rt.ipc_mem_close(key) == 107017
+    assert exporter.rt.ipc_mem_set_import_pid(key, [late.tgid]) == 107017
+    assert late.rt.ipc_mem_import_by_key(key, 0) == (0, 507899)
+    ENDS[end](importer, key)
+    assert exporter.rt.ipc_mem_close(key) == 507899
+    assert exporter.call("rows")["acl_key"] == before["acl_key"]
+    exporter.check_broken("ACL-E26")
+
+
 def test_e26_only_the_exporter_closes_an_export(exporter: Actor, importer: Actor) -> None:
     _, key = key_for(exporter, importer)
 
@@ -265,6 +307,21 @@ def test_a_key_of_a_part(exporter: Actor, importer: Actor) -> None:
     assert importer.read(opened, 13) == b"in the middle"
     importer.write(opened + UNIT - 4, b"last")
     assert exporter.read(pointer + 2 * UNIT - 4, 4) == b"last"
+
+
+@pytest.mark.parametrize(("policy", "page_nbytes"), [(2, 4096), (1, GRANULARITY)])
+def test_an_import_has_the_pages_of_the_memory(
+    exporter: Actor, importer: Actor, policy: int, page_nbytes: int
+) -> None:
+    pointer = ok(exporter.rt.malloc(UNIT, policy))
+    key = ok(exporter.rt.ipc_mem_get_export_key(pointer, UNIT, 65, ANYBODY))
+    opened = ok(importer.rt.ipc_mem_import_by_key(key, 0))
+    found = [
+        ok(acl.rt.pointer_get_attributes(one))["page_size"]
+        for acl, one in ((exporter, pointer), (importer, opened))
+    ]
+
+    assert found == [page_nbytes] * 2
 
 
 def test_arguments_that_cannot_be(exporter: Actor) -> None:

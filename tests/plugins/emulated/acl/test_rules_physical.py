@@ -11,12 +11,13 @@ if TYPE_CHECKING:
         GRANULARITY,
         Actor,
         differs,
+        emulation_only,
         ok,
         properties,
     )
     from tests.plugins.emulated.acl.conftest import Start
 else:
-    from acl_actor import DOCUMENTED, GRANULARITY, Actor, differs, ok, properties
+    from acl_actor import DOCUMENTED, GRANULARITY, Actor, differs, emulation_only, ok, properties
 
     Start = Any
 
@@ -34,6 +35,20 @@ def test_e2_size_is_no_multiple_of_the_granularity(acl: Actor, code: int) -> Non
     acl.check_broken(*["ACL-E2"] * 3)
 
 
+@emulation_only
+@pytest.mark.parametrize(("attribute", "page_nbytes"), [(3, 4096), (12, 4096), (2, GRANULARITY)])
+def test_e2_memory_of_the_host_may_have_small_pages(
+    acl: Actor, attribute: int, page_nbytes: int
+) -> None:
+    prop = properties(0, memAttr=attribute, location={"id": 0, "type": 0})
+    pointer = acl.map_new(ok(acl.rt.malloc_physical(GRANULARITY, prop, 0)))
+
+    assert ok(acl.rt.mem_get_allocation_granularity(prop, 0)) == page_nbytes
+    assert ok(acl.rt.pointer_get_attributes(pointer))["page_size"] == page_nbytes
+    _, code = acl.rt.malloc_physical(4096, prop, 0)
+    assert (code == 0) == (page_nbytes == 4096)
+
+
 @pytest.mark.parametrize(
     ("changed", "code"),
     [
@@ -46,6 +61,7 @@ def test_e2_size_is_no_multiple_of_the_granularity(acl: Actor, code: int) -> Non
         ({"memAttr": 99}, 100000),
         ({"location": {"id": 0, "type": 2}}, 100000),
         ({"location": {"id": 0, "type": 3}}, 100000),
+        ({"location": {"id": 0, "type": 5}}, 100000),
         ({"reserve": 1}, 107000),
     ],
     ids=str,
@@ -70,6 +86,16 @@ def test_e3_what_lawful_programs_may_try(acl: Actor) -> None:
     assert acl.rt.mem_get_allocation_granularity(properties(), 7) == (0, 207000)
     if acl.rt.mem_get_allocation_granularity({**host, "location": {"type": 0}}, 0)[1] == 0:
         assert acl.rt.malloc_physical(GRANULARITY, host, 0) == (0, 207000)
+    acl.check_broken()
+
+
+@emulation_only
+@pytest.mark.parametrize("node", [0, 2])
+def test_e3_programs_may_try_numa_nodes(acl: Actor, node: int) -> None:
+    prop = properties(0, memAttr=16, location={"id": node, "type": 4})
+
+    assert acl.rt.malloc_physical(GRANULARITY, prop, 0) == (0, 207000)
+    assert acl.rt.mem_get_allocation_granularity(prop, 0) == (0, 207000)
     acl.check_broken()
 
 

@@ -13,12 +13,23 @@ if TYPE_CHECKING:
         REAL,
         Actor,
         differs,
+        emulation_only,
         ok,
         properties,
     )
     from tests.plugins.emulated.acl.conftest import Start
 else:
-    from acl_actor import DOCUMENTED, DRIVER, GRANULARITY, REAL, Actor, differs, ok, properties
+    from acl_actor import (
+        DOCUMENTED,
+        DRIVER,
+        GRANULARITY,
+        REAL,
+        Actor,
+        differs,
+        emulation_only,
+        ok,
+        properties,
+    )
 
     Start = Any
 
@@ -245,6 +256,22 @@ def test_x6_import_without_peer_access(exporter: Actor, start: Start) -> None:
 
     ok(importer.rt.mem_import_from_shareable_handle(share, 1))
     importer.check_broken("ACL-X6")
+
+
+@emulation_only
+@pytest.mark.parametrize(("attribute", "code"), [(3, 207000), (12, 207000), (2, 0), (13, 0)])
+def test_e32_memory_of_the_host_in_normal_pages(
+    exporter: Actor, importer: Actor, attribute: int, code: int
+) -> None:
+    prop = properties(0, memAttr=attribute, location={"id": 0, "type": 0})
+    handle = ok(exporter.rt.malloc_physical(GRANULARITY, prop, 0))
+    share = ok(exporter.rt.mem_export_to_shareable_handle(handle, 0, 0))
+
+    assert importer.rt.mem_import_from_shareable_handle(share, 0) == (0, 507899)
+    importer.check_broken("ACL-E17")
+    ok(exporter.rt.mem_set_pid_to_shareable_handle(share, [importer.tgid]))
+    assert importer.rt.mem_import_from_shareable_handle(share, 0)[1] == code
+    importer.check_broken("ACL-E17")
 
 
 def test_arguments_that_cannot_be(exporter: Actor, importer: Actor) -> None:
