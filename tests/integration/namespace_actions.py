@@ -51,10 +51,10 @@ def mount_proc() -> None:
         raise OSError(code, os.strerror(code), "mount")
 
 
-def map_own_user(uid: int, gid: int) -> None:
+def map_own_user(uid: int, gid: int, *, inside: int = 0) -> None:
     """Map, in the new user namespace of this process, the ids that it has outside."""
     Path("/proc/self/setgroups").write_text("deny", "ascii")
-    Path("/proc/self/uid_map").write_text(f"0 {uid} 1", "ascii")
+    Path("/proc/self/uid_map").write_text(f"{inside} {uid} 1", "ascii")
     Path("/proc/self/gid_map").write_text(f"0 {gid} 1", "ascii")
 
 

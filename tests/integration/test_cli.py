@@ -12,7 +12,7 @@ import pytest
 
 import crossmem
 from crossmem.cli.render import nbytes_text, seconds_text
-from crossmem.cli.reports import DevicesReport, ErrorReport
+from crossmem.cli.reports import ConformanceMatrixReport, DevicesReport, ErrorReport
 
 _ROOT = Path(__file__).parents[2]
 _DEADLINE_S = 110
@@ -174,6 +174,55 @@ def test_unusable_backends_are_listed_with_what_to_do(tmp_path: Path) -> None:
     assert (liar.reason, liar.hint) == ("its library is too old", "install version 7")
     assert report.default is None
     assert "libabsent.so was not found" in run("devices", **environment).stdout
+
+
+_RUDE = """
+from crossmem.plugin import Availability, Backend, hookimpl
+from crossmem_emulated.driver import EmulatedDriver
+from crossmem_emulated.options import Options
+
+def load(error):
+    class Rude(EmulatedDriver):
+        backend = error.__name__.lower()
+
+        def devices(self):
+            raise error("the device file cannot be read")
+
+    return Rude(Options())
+
+@hookimpl
+def crossmem_backends():
+    return [
+        Backend(name=error.__name__.lower(), summary="", api_version=1,
+                probe=lambda: Availability("available"),
+                load=lambda runtime, error=error: load(error))
+        for error in (OSError, SystemExit)
+    ]
+"""
+
+
+def test_what_drivers_raise_themselves_is_a_reason_too(tmp_path: Path) -> None:
+    (tmp_path / "rude.py").write_text(_RUDE)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {"CROSSMEM_PLUGINS": "rude", "PYTHONPATH": path}
+    expected = {
+        ("oserror", "OSError: the device file cannot be read", None),
+        ("systemexit", "SystemExit: the device file cannot be read", None),
+    }
+
+    done = run("devices", "--json", **environment)
+
+    assert done.returncode == 0, done.stderr
+    devices = DevicesReport.model_validate_json(done.stdout)
+    assert expected <= {(one.backend, one.reason, one.hint) for one in devices.unusable}
+    assert any(one.backend == "emulated" for one in devices.devices)
+
+    environment["CROSSMEM_DISABLE_PLUGINS"] = "ascend,emulated,hip"
+    done = run("conformance", "--all", "--json", **environment)
+
+    assert done.returncode == 5, done.stderr
+    matrix = ConformanceMatrixReport.model_validate_json(done.stdout)
+    assert expected == {(one.backend, one.reason, one.hint) for one in matrix.left_out}
 
 
 _UNMEASURED = """

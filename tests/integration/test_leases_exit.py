@@ -145,6 +145,17 @@ def test_who_knew_an_exporter_hears_that_it_is_gone_however_long_its_exit_takes(
         importer.call(actions.attach, "never", unmet)
 
 
+def test_who_never_knew_an_exporter_hears_that_it_may_be_exiting(start_peer: "StartPeer") -> None:
+    exporter, importer = start_peer(), start_peer()
+    blob = exporter.call(actions.offer, "memory", NBYTES)
+    exporter.call(lease_actions.stop_serving)
+
+    with pytest.raises(crossmem.WrongHostError, match="it is exiting, or") as caught:
+        importer.call(actions.attach, "never", blob)
+
+    assert "if it is exiting, export" in str(caught.value.hint)
+
+
 def test_whoever_comes_after_the_exit_hears_that_the_exporter_is_gone(
     start_peer: "StartPeer",
 ) -> None:

@@ -22,7 +22,7 @@ else:
     import namespace_actions
 
 NBYTES = 4096
-NOBODY = 65534
+NOBODY, STRANGER = 65534, 1234567
 
 _NO_CONTAINERS = namespace_actions.why_not("net", "pid", "mount")
 _NO_USERS = namespace_actions.why_not("user", "map-root-user")
@@ -253,16 +253,30 @@ def test_an_exporter_that_cannot_tell_users_apart_says_so(start_peer: "StartPeer
 
 
 @needs_users
+def test_an_exporter_that_others_look_like_admits_nobody(start_peer: "StartPeer") -> None:
+    exporter, importer = leave(start_peer(tracing=False), "user"), start_peer()
+    exporter.call(namespace_actions.map_own_user, os.geteuid(), os.getegid(), inside=NOBODY)
+    blob = exporter.call(actions.offer, "memory", NBYTES)
+
+    with pytest.raises(crossmem.AccessDeniedError, match="user namespace"):
+        importer.call(actions.attach, "never", blob, timeout=5)
+
+
+@needs_users
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_stranger_is_not_taken_for_the_user_of_an_unmapped_exporter(
-    start_peer: "StartPeer",
+@pytest.mark.parametrize("uids", [None, frozenset({NOBODY})], ids=["same-user", "named"])
+@pytest.mark.parametrize("inside", [None, 0, NOBODY], ids=["unmapped", "root", "nobody"])
+def test_a_stranger_is_not_taken_for_anybody_of_the_exporters_namespace(
+    start_peer: "StartPeer", inside: int | None, uids: frozenset[int] | None
 ) -> None:
     exporter, stranger = leave(start_peer(tracing=False), "user"), start_peer()
-    blob = exporter.call(actions.offer, "memory", NBYTES)
+    if inside is not None:
+        exporter.call(namespace_actions.map_own_user, os.geteuid(), os.getegid(), inside=inside)
+    blob = exporter.call(actions.offer, "memory", NBYTES, allow=crossmem.Allow(uids=uids))
     stranger.call(actions.allocate, "warm", 1)
 
     # One who leaves out the checks that our own client makes.
-    reply = stranger.call(forks.in_child, lease_actions.request_and_read, blob, uid=NOBODY)
+    reply = stranger.call(forks.in_child, lease_actions.request_and_read, blob, uid=STRANGER)
 
     (answer,) = wire.unpack_replies(reply[wire.HEADER.size :])
     assert isinstance(answer, wire.Refusal)

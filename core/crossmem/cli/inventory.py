@@ -2,9 +2,10 @@
 """What ``crossmem devices`` finds: usable devices, and reasons for all that is not usable."""
 
 import crossmem
+from crossmem.cli.problems import reason_and_hint
 from crossmem.cli.reports import BackendReport, DeviceReport, DevicesReport, PluginReport
-from crossmem.errors import CrossmemError
 from crossmem.plugin import Registry, explain
+from crossmem.plugin.offers import PLUGIN_FAULTS
 from crossmem.sharing.process import current
 
 __all__ = ["take_inventory"]
@@ -73,8 +74,9 @@ def _unusable(registry: Registry, name: str) -> BackendReport:
         if availability.state == "available":
             # Its probe promised more than loading it, or asking it for devices, could keep.
             crossmem.device(name)
-    except CrossmemError as error:
-        return BackendReport(backend=name, state="unusable", reason=error.message, hint=error.hint)
+    except PLUGIN_FAULTS as error:
+        reason, hint = reason_and_hint(error)
+        return BackendReport(backend=name, state="unusable", reason=reason, hint=hint)
     return BackendReport(
         backend=name,
         state="not_installed" if availability.state == "not_installed" else "unusable",

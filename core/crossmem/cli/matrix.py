@@ -8,8 +8,10 @@ from typing import Final
 
 import crossmem
 from crossmem.cli.kit import run_kit
+from crossmem.cli.problems import reason_and_hint
 from crossmem.cli.reports import ConformanceMatrixReport, ConformanceReport, LeftOutReport
 from crossmem.errors import CrossmemError
+from crossmem.plugin.offers import PLUGIN_FAULTS
 from crossmem.sharing.process import current
 
 __all__ = ["run_matrix"]
@@ -97,7 +99,7 @@ def _find_cells() -> tuple[list[_Cell], list[LeftOutReport]]:
         for runtime in runtimes:
             try:
                 device = crossmem.device(f"{name}:0", runtime=runtime)
-            except CrossmemError as error:
+            except PLUGIN_FAULTS as error:
                 left_out.append(_left_out(name, runtime, error))
             else:
                 mechanisms = device.capabilities.mechanisms
@@ -105,8 +107,9 @@ def _find_cells() -> tuple[list[_Cell], list[LeftOutReport]]:
     return cells, left_out
 
 
-def _left_out(backend: str, runtime: str | None, error: CrossmemError) -> LeftOutReport:
-    return LeftOutReport(backend=backend, runtime=runtime, reason=error.message, hint=error.hint)
+def _left_out(backend: str, runtime: str | None, error: BaseException) -> LeftOutReport:
+    reason, hint = reason_and_hint(error)
+    return LeftOutReport(backend=backend, runtime=runtime, reason=reason, hint=hint)
 
 
 def _exit_code(codes: list[int]) -> int:

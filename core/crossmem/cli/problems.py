@@ -6,7 +6,7 @@ from pathlib import Path
 
 from crossmem.errors import CrossmemError
 
-__all__ = ["BenchmarkError", "ExitCode", "UsageProblem", "write_text"]
+__all__ = ["BenchmarkError", "ExitCode", "UsageProblem", "reason_and_hint", "write_text"]
 
 
 class ExitCode(IntEnum):
@@ -42,6 +42,13 @@ class UsageProblem(Exception):  # noqa: N818 - not a failure of the program
 
 class BenchmarkError(CrossmemError):
     """A process of the benchmark failed, died or did not finish in time."""
+
+
+def reason_and_hint(error: BaseException) -> tuple[str, str | None]:
+    """Return why something cannot be used, and what to do; a driver's own errors know no more."""
+    if isinstance(error, CrossmemError):
+        return error.message, error.hint
+    return f"{type(error).__name__}: {error}", None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error for a process that is out of descriptors."""
+"""The errors for a process that is out of descriptors, or out of threads."""
 
 import errno
 import resource
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from crossmem.errors import DriverError
 
-__all__ = ["name_descriptor_limit", "no_descriptors"]
+__all__ = ["name_descriptor_limit", "no_descriptors", "no_thread"]
 
 
 def no_descriptors(call: str) -> DriverError:
@@ -21,6 +21,18 @@ def no_descriptors(call: str) -> DriverError:
         name="EMFILE",
         backend="host",
         hint=f"raise the limit of {soft} open files (hard limit {hard}) with ulimit -n",
+    )
+
+
+def no_thread(name: str) -> DriverError:
+    """Return the error for a process that can start no thread; it names the limit."""
+    return DriverError(
+        f"the {name}'s thread cannot be started",
+        call="pthread_create",
+        code=errno.EAGAIN,
+        name="EAGAIN",
+        backend="host",
+        hint="raise the limit on processes and threads (ulimit -u)",
     )
 
 

@@ -320,15 +320,16 @@ def _connect(
     # A process that exits normally removes its path shortly before it is dead.
     _raise_if_dead(owner, this, _DYING_S if belongs_to(owner) else 0.0)
     state = (
-        "lives, but its lease server cannot be reached from here"
+        "lives, but it is exiting, or its lease server cannot be reached from here"
         if owner.pid_namespace == this.pid_namespace
         else "is in another pid namespace; it is dead, or cannot be reached from here"
     )
     raise WrongHostError(
         f"process {owner.pid} {state}: {'; '.join(attempts)}",
         hint=(
-            "processes in different network namespaces need one run directory: mount the same "
-            "directory in both and name it in CROSSMEM_RUN_DIR"
+            "if it is exiting, export the memory again in a process that lives on; processes in "
+            "different network namespaces need one run directory: mount the same directory in both "
+            "and name it in CROSSMEM_RUN_DIR"
         ),
     )
 

@@ -16,6 +16,7 @@ from crossmem.models import ProcessIdentity, process_start_time
 __all__ = [
     "belongs_to",
     "has_pidfds",
+    "is_anybody",
     "is_dead",
     "open_owner",
     "open_peer",
@@ -28,6 +29,11 @@ __all__ = [
 _SO_PEERPIDFD: Final = 77
 _SYS_PIDFD_OPEN: Final = 434
 _UCRED: Final = struct.Struct("iII")
+
+_UID_MAP: Final = Path("/proc/self/uid_map")
+_OVERFLOW_UID: Final = Path("/proc/sys/kernel/overflowuid")
+_DEFAULT_OVERFLOW_UID: Final = 65534
+_ALL_UIDS: Final = 2**32 - 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -58,16 +64,27 @@ def peer_credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def own_uid() -> int | None:
-    """Return this process's user; None where its user namespace has no number for it.
+    """Return this process's user; None where others can look like it in its user namespace.
 
-    All users without a number look alike there, so none of them can be told to be this one.
+    None of them can be told to be this one then.
     """
     uid = os.geteuid()
-    for line in Path("/proc/self/uid_map").read_text("utf-8").splitlines():
-        first, _outside, count = map(int, line.split())
-        if first <= uid < first + count:
-            return uid
-    return None
+    return None if is_anybody(uid) else uid
+
+
+def is_anybody(uid: int) -> bool:
+    """Whether users that have no number in this user namespace are shown with this one.
+
+    One to whom the namespace gives this number cannot be told from them.
+    """
+    try:
+        overflow_uid = int(_OVERFLOW_UID.read_text("ascii"))
+        lines = _UID_MAP.read_text("ascii").splitlines()
+    except OSError:
+        # Whoever cannot look admits nobody.
+        return uid == _DEFAULT_OVERFLOW_UID
+    has_number = sum(int(line.split()[2]) for line in lines)
+    return uid == overflow_uid and has_number < _ALL_UIDS
 
 
 def is_dead(pidfd: int, wait_s: float = 0.0) -> bool:

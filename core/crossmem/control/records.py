@@ -3,12 +3,19 @@
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
+from crossmem.control.processes import is_anybody
 from crossmem.driver import Exported, Peer
 from crossmem.errors import ConfigurationError
 from crossmem.models import ShareableHandle
 
 __all__ = ["Allow", "Export", "Shared"]
+
+_ALIKE: Final = (
+    "users that have no number in the exporter's user namespace cannot be told apart, nor from the "
+    "user whose number they are shown with; map those that share (unshare --map-current-user)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +27,8 @@ class Allow:
     pids
         Only these processes, as this process sees their pids. None: any.
     uids
-        These users as well as the exporter's own. None: the exporter's own alone.
+        These users as well as the exporter's own, as the exporter's user namespace numbers them.
+        None: the exporter's own alone. Who has no number there cannot be named.
     """
 
     pids: Collection[int] | None = None
@@ -44,15 +52,12 @@ class Allow:
         pid, uid
             The process, as the kernel shows it here.
         own_uid
-            The exporter's user; None where the kernel shows it like any other user.
+            The exporter's user; None where the kernel shows others like it.
         """
         if uid != own_uid and uid not in (self.uids or ()):
-            if own_uid is None:
-                return (
-                    "the exporter's user has no number in its user namespace, where users cannot "
-                    "be told apart; map it (unshare --map-current-user)"
-                )
-            return f"user {uid} is not admitted"
+            return _ALIKE if own_uid is None else f"user {uid} is not admitted"
+        if uid != own_uid and is_anybody(uid):
+            return _ALIKE
         if self.pids is not None and pid not in self.pids:
             return f"process {pid} is not admitted" if pid else "a process that is not visible"
         return None

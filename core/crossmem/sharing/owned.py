@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from crossmem.control.records import Allow, Export, Shared
 from crossmem.driver import Block, Driver, Exported, Peer
-from crossmem.errors import CrossmemError, InvalidHandleError
+from crossmem.errors import (
+    CrossmemError,
+    InvalidHandleError,
+    OwnerUnresponsiveError,
+    StaleHandleError,
+)
 from crossmem.models import Access, Event, EventKind, ShareableHandle
 from crossmem.sharing.memory import Uses
 from crossmem.sharing.process import Process
@@ -165,20 +170,40 @@ class Owned:
             self.shared = Shared(self.number, grant, self.on_idle)
         server.book.publish(self.shared, Export(handle, allow, exported))
 
-    def publish_raw(self, handle: ShareableHandle) -> None:
+    def publish_raw(self, handle: ShareableHandle, timeout_s: float) -> None:
         """Let this process, and nobody else, lease what it exported raw (law C8).
 
         Raises
         ------
         InvalidHandleError
             Where this process made no such handle.
+        StaleHandleError
+            Where the memory was freed meanwhile.
+        OwnerUnresponsiveError
+            Where another thread frees or exports the memory for longer than the timeout.
         """
-        with self.lock:
-            for known in self.handles.values():
-                if known.core == handle.core and known.raw is not None:
-                    exported = self.exported[known.access, True]
-                    self.publish(known, Allow(pids=(self.process.identity.pid,)), exported)
-                    return
+        shared = self.shared
+        if shared is not None and handle.export in shared.exports:
+            # The lease server checks the rest. A thread that frees has the lock while it waits.
+            return
+        if not self.lock.acquire(timeout=timeout_s):
+            msg = f"another thread did not finish with allocation {self.number} in time"
+            hint = "it frees or exports it; give a longer timeout"
+            raise OwnerUnresponsiveError(msg, operation="import", hint=hint)
+        try:
+            self._publish_raw(handle)
+        finally:
+            self.lock.release()
+
+    def _publish_raw(self, handle: ShareableHandle) -> None:
+        for known in self.handles.values():
+            if known.core == handle.core and known.raw is not None:
+                exported = self.exported.get((known.access, True))
+                if self.is_retired or exported is None:
+                    msg = f"allocation {self.number} of this process was freed"
+                    raise StaleHandleError(msg, operation="import")
+                self.publish(known, Allow(pids=(self.process.identity.pid,)), exported)
+                return
         msg = f"allocation {self.number} of this process was not exported like this"
         raise InvalidHandleError(msg, operation="import")
 

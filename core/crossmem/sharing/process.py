@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from crossmem.control.leases import name_holders
+from crossmem.control.limits import no_thread
 from crossmem.control.server import LeaseServer
 from crossmem.errors import ClosedError, CrossmemError, ForkedProcessError
 from crossmem.models import ProcessIdentity
@@ -164,12 +165,22 @@ class Process:
         self.drain()
 
     def start_reaper(self) -> None:
-        """Do from now on what waits, as soon as it can be done, in a thread."""
+        """Do from now on what waits, as soon as it can be done, in a thread.
+
+        Raises
+        ------
+        DriverError
+            Where this process can have no more threads. What waits then waits for later calls.
+        """
         with self.lock:
             if self._reaper is not None or self.is_exiting:
                 return
-            self._reaper = threading.Thread(target=self._reap, name="crossmem-reaper", daemon=True)
-            self._reaper.start()
+            reaper = threading.Thread(target=self._reap, name="crossmem-reaper", daemon=True)
+            try:
+                reaper.start()
+            except RuntimeError as error:
+                raise no_thread("reaper") from error
+            self._reaper = reaper
 
     def _reap(self) -> None:
         while not self._exiting.wait(_REAPER_PERIOD_S):

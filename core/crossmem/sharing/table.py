@@ -125,6 +125,8 @@ class ImportTable:
     def _acquire(self, wishes: Sequence[Wish], deadline: Deadline) -> list[Entry]:
         claimed: list[Entry] = []
         locked: list[Entry] = []
+        for wish in wishes:
+            self._publish_raw(wish, deadline)
         try:
             # Not a comprehension: what is claimed before one raises must be released again.
             for wish in wishes:
@@ -159,6 +161,18 @@ class ImportTable:
         _unlock(locked)
         return claimed
 
+    def _publish_raw(self, wish: Wish, deadline: Deadline) -> None:
+        """Prepare what this process exported raw itself. The table's lock is not held.
+
+        It may have to wait for another thread, which nobody else shall wait for.
+        """
+        handle = wish.handle
+        if handle.raw is None or handle.owner != self._process.identity:
+            return
+        owned = self._process.owned.get(handle.allocation)
+        if owned is not None and not owned.is_retired:
+            owned.publish_raw(handle, deadline.remaining_s)
+
     def _claim(self, wish: Wish) -> Entry:
         with self.lock:
             entry = self._entries.get(wish.key)
@@ -184,8 +198,6 @@ class ImportTable:
                 connection.entries += 1
             return RemoteEntry(wish.key, wish.device, wish.access, connection, self.openings)
         owned = process.owned.get(handle.allocation)
-        if owned is not None and not owned.is_retired and handle.raw is not None:
-            owned.publish_raw(handle)
         server = process.server
         if owned is None or server is None or (owned.is_retired and not wish.hold):
             msg = f"allocation {handle.allocation} of this process was freed"

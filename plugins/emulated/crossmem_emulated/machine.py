@@ -121,6 +121,8 @@ class Machine:
         self._closing: weakref.finalize[..., Machine] | None = None
         self._is_inside = False
         """Whether the thread that has the lock is in a transaction."""
+        self._undo = contextlib.ExitStack()
+        """What is to be done where that transaction is not kept."""
         self._is_busy = False
         """Whether another thread was using the tables when a fork began."""
         self._opens = 0
@@ -218,15 +220,25 @@ class Machine:
                 return
             try:
                 self._is_inside = True
-                _in_time(tables.execute, "BEGIN IMMEDIATE")
-                yield tables
-                tables.execute("COMMIT")
+                with contextlib.ExitStack() as self._undo:
+                    self._undo.callback(self._roll_back, tables)
+                    _in_time(tables.execute, "BEGIN IMMEDIATE")
+                    yield tables
+                    tables.execute("COMMIT")
+                    self._undo.pop_all()
             finally:
                 self._is_inside = False
-                if tables.in_transaction:
-                    tables.execute("ROLLBACK")
-                    # The entry of this process may have been made in this transaction.
-                    self._me = None
+
+    def _roll_back(self, tables: sqlite3.Connection) -> None:
+        # The entry of this process may have been made in this transaction.
+        self._me = None
+        # Where a disk is full, SQLite has done it already.
+        if tables.in_transaction:
+            tables.execute("ROLLBACK")
+
+    def undo(self, step: Callable[..., object], *arguments: object) -> None:
+        """Have a step taken where nothing comes of the outermost transaction, which goes on."""
+        self._undo.callback(step, *arguments)
 
     @property
     def version(self) -> tuple[int, int]:

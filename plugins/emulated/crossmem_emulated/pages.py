@@ -42,7 +42,8 @@ class Pages:
     nbytes
         Size in bytes.
     address
-        Where the emulation itself reaches the memory. The program never learns it.
+        Where the emulation itself reaches the memory. The program never learns it. 0 once it was
+        released.
     descriptor
         A memfd of this process's own; None where the memory was opened by number.
     holding
@@ -107,20 +108,15 @@ class PageStore:
                 descriptor, address = memory.create(nbytes, self._flags, unmapped_nbytes=spare)
             except memory.SystemCallError as error:
                 raise NoRoomError(str(error)) from None
-            try:
-                memory.fill(address, min(nbytes, _POISONED_NBYTES), _POISON)
-                if is_labelled:
-                    label = self._label(_file_of(descriptor), device, nbytes)
-                    os.pwrite(descriptor, label, nbytes)
-                me = self.machine.me(tables)
-                row = (device, nbytes, me, descriptor, *_file_of(descriptor))
-                number = _enter(tables, row)
-                holding = _hold(tables, number, me)
-            except BaseException:
-                memory.unmap(address, nbytes)
-                close(descriptor)
-                raise
-        return Pages(number, device, nbytes, address, descriptor, holding)
+            pages = Pages(0, device, nbytes, address, descriptor, None)
+            self.machine.undo(self._let_go, pages)
+            memory.fill(address, min(nbytes, _POISONED_NBYTES), _POISON)
+            if is_labelled:
+                os.pwrite(descriptor, self._label(_file_of(descriptor), device, nbytes), nbytes)
+            me = self.machine.me(tables)
+            pages.number = _enter(tables, (device, nbytes, me, descriptor, *_file_of(descriptor)))
+            pages.holding = _hold(tables, pages.number, me)
+            return pages
 
     def open(self, number: int, *, hold: bool) -> Pages | None:
         """Return memory that another process allocated, None where that does not run any more.
@@ -159,14 +155,11 @@ class PageStore:
                 return None
             except OSError as error:
                 raise NoRoomError(str(error)) from None
-            holding = None
+            pages = Pages(number, device, nbytes, address, None, None)
+            self.machine.undo(self._let_go, pages)
             if hold:
-                try:
-                    holding = _hold(tables, number, self.machine.me(tables))
-                except BaseException:
-                    memory.unmap(address, nbytes)
-                    raise
-        return Pages(number, device, nbytes, address, None, holding)
+                pages.holding = _hold(tables, number, self.machine.me(tables))
+            return pages
 
     def receive(self, descriptor: int) -> Pages | None:
         """Return labelled memory of this host by a descriptor, None where it is anything else.
@@ -225,7 +218,13 @@ class PageStore:
                     "(SELECT 1 FROM holding WHERE holding.pages = pages.number)",
                     (pages.number,),
                 )
-        memory.unmap(pages.address, pages.nbytes)
+        self._let_go(pages)
+
+    def _let_go(self, pages: Pages) -> None:
+        """Unmap and close, where that was not done yet."""
+        address, pages.address = pages.address, 0
+        if address:
+            memory.unmap(address, pages.nbytes)
         self.close_descriptor(pages)
 
     def close_descriptor(self, pages: Pages) -> None:

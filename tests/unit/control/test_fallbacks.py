@@ -4,6 +4,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,7 @@ from crossmem.control.wire import (
 )
 from crossmem.models import ProcessIdentity, process_start_time
 
+NOBODY = 65534
 Pair = tuple[socket.socket, socket.socket]
 
 
@@ -103,6 +105,39 @@ def test_refusals_survive_the_wire() -> None:
 def test_access_lists_hold_numbers(names: dict[str, object]) -> None:
     with pytest.raises(crossmem.ConfigurationError, match="collection of numbers"):
         crossmem.Allow(**names)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("uid_map", "is_told_apart"),
+    [
+        ("0 0 4294967295", True),
+        ("0 0 1000\n1000 2000 4294966295", True),
+        ("0 100000 65536", False),
+        ("65534 1000 1", False),
+        ("", False),
+    ],
+)
+def test_the_number_of_users_without_one_is_nobodys(
+    uid_map: str, *, is_told_apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, overflow_uid = tmp_path / "uid_map", tmp_path / "overflowuid"
+    shown.write_text(uid_map)
+    overflow_uid.write_text("4711\n")
+    monkeypatch.setattr(processes, "_UID_MAP", shown)
+    monkeypatch.setattr(processes, "_OVERFLOW_UID", overflow_uid)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    admitted = crossmem.Allow(uids=[4711, 7])
+
+    assert processes.own_uid() == (4711 if is_told_apart else None)
+    assert (admitted.refuses(1, 4711, None) is None) is is_told_apart
+    assert admitted.refuses(1, 7, None) is None
+    assert "told apart" in str(crossmem.Allow().refuses(1, 4711, None))
+
+    # Without a descriptor to look, nobody is taken for anybody.
+    shown.unlink()
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+
+    assert processes.own_uid() is None
 
 
 def test_arguments_of_the_wrong_type_are_refused() -> None:
