@@ -7,7 +7,6 @@ peer's messages too (:meth:`LeaseServer.retire`), so a release that was sent bef
 told the application is always seen.
 """
 
-import errno
 import logging
 import os
 import resource
@@ -24,7 +23,7 @@ from crossmem.control.book import LeaseBook
 from crossmem.control.connection import ServerConnection
 from crossmem.control.endpoint import listen
 from crossmem.control.leases import Holder
-from crossmem.control.limits import name_descriptor_limit
+from crossmem.control.limits import name_descriptor_limit, no_thread
 from crossmem.control.processes import is_dead, open_peer
 from crossmem.control.wire import (
     MAX_MESSAGE_NBYTES,
@@ -41,7 +40,6 @@ from crossmem.control.wire import (
     unpack_request,
 )
 from crossmem.driver import Exported
-from crossmem.errors import DriverError
 from crossmem.models import ProcessIdentity
 from crossmem.plugin import Registry
 
@@ -112,15 +110,7 @@ class LeaseServer:
         try:
             self._thread.start()
         except RuntimeError as error:
-            msg = "the lease server's thread cannot be started"
-            raise DriverError(
-                msg,
-                call="pthread_create",
-                code=errno.EAGAIN,
-                name="EAGAIN",
-                backend="host",
-                hint="raise the limit on processes and threads (ulimit -u)",
-            ) from error
+            raise no_thread("lease server") from error
 
     # What the exporter's own threads call -------------------------------------------------
 
