@@ -89,11 +89,17 @@ def write(key: str, value: float) -> None:
     put(_kept[key], value)
 
 
-def overwrite(key: str, shape: tuple[int, ...], dtype: str, blob: bytes) -> None:
-    """Receive into an array of this process's own."""
-    _kept[key] = cupy.empty(shape, dtype)
-    crossmem.receive(blob, into=_kept[key])
-    cupy.cuda.runtime.deviceSynchronize()
+def overwrite(
+    key: str, shape: tuple[int, ...], dtype: str, blob: bytes, device: int = 0, current: int = 0
+) -> None:
+    """Receive into an array of this process's own, on some device, while one is current."""
+    with cupy.cuda.Device(device):
+        _kept[key] = cupy.empty(shape, dtype)
+        put(_kept[key], 0)
+    with cupy.cuda.Device(current):
+        crossmem.receive(blob, into=_kept[key])
+        # The memory that was received is unmapped.
+        crossmem.collect()
 
 
 def wait(blob: bytes, after: int) -> int:

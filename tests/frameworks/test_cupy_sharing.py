@@ -209,6 +209,17 @@ def test_into_arrays_of_the_receiver_s_own(gpu: str, peer: Any) -> None:
     assert peer("overwrite", "other", (4, 2), "float32", shared.to_bytes()) == "ConfigurationError"
 
 
+@pytest.mark.parametrize(("source", "current"), [(0, 0), (0, 1), (1, 0)])
+def test_into_an_array_of_another_device(
+    two_gpus: str, slow_peer: Any, source: int, current: int
+) -> None:
+    array = actions.numbers(crossmem.empty(1000, "int32", device=f"{two_gpus}:{source}"))
+    with crossmem.share(array) as shared:
+        slow_peer("overwrite", "array", (1000,), "int32", shared.to_bytes(), 1, current)
+
+        assert slow_peer("tell", "array")[-1] == list(range(1000))
+
+
 def test_readonly(gpu: str, peer: Any) -> None:
     shared = crossmem.share(actions.numbers(crossmem.empty(4, "int8", device=f"{gpu}:0")))
     peer("receive", "array", shared.to_bytes(), {"readonly": "advisory"})
