@@ -85,6 +85,28 @@ def test_a_whole_allocation_of_cupy_s_is_adopted(gpu: str, peer: Any) -> None:
     assert not crossmem.how_can_share(pointer, device).mechanisms
 
 
+def test_each_tree_adopts_for_itself(gpu: str, peer: Any) -> None:
+    cupy.cuda.set_allocator(None)
+    array = actions.numbers(cupy.empty(UNIT_NBYTES, "uint8"))
+    shared = crossmem.share(array)
+    with crossmem.share([array]):
+        pass
+    for _ in range(3):
+        peer("receive", "array", shared.to_bytes(), {})
+        assert peer("tell", "array") == said(array)
+        # The tree before this one is dropped when this one is there.
+        shared = crossmem.share(array)
+        peer("clear")
+        crossmem.collect()
+
+    # A message holds what a tree has adopted, whatever becomes of the tree.
+    peer.pipe.send(("take", "array", array))
+    shared.close()
+    peer.pipe.recv()
+    assert peer("tell", "array") == said(array)
+    assert leases() == [(UNIT_NBYTES, 1)]
+
+
 def test_a_block_of_a_pool_has_neighbours(peer: Any) -> None:
     one, other = (actions.numbers(cupy.empty(100, "int32")) for _ in range(2))
     with pytest.raises(crossmem.UnsupportedError, match="bytes more that the vendor") as raised:

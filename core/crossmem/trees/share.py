@@ -132,8 +132,8 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping] | None:
         # Nobody can import it any more: it is as good as any other memory of this process.
         return None
     homes = Homes(drain(), None, "rw", None, None, lambda: host_device(None))
-    handles, rows = _rows(homes, [leaf])
-    return Message(handles, rows, {"a": 0}, None), memory
+    handle, layout = leaf.place(*homes.export(memory))
+    return Message((handle,), (Row(found.kind, 0, layout),), {"a": 0}, None), memory
 
 
 def _check(name: str, value: object, known: tuple[str | None, ...]) -> None:
