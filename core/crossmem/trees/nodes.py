@@ -252,10 +252,11 @@ def _read(node: Any, known: _Known, depth: int) -> Any:
         if form is None:
             return _READERS[tag](content)
         inner, beside = form.split(content)
+        inner = (_read_pairs if form.has_keys else _read_all)(inner, known, depth + 1)
         if form.has_attributes:
+            # In the order in which they are written: so are the containers counted that end.
             beside = _read_pairs(beside, known, depth + 1)
-        read_inner = _read_pairs if form.has_keys else _read_all
-        made = form.make(read_inner(inner, known, depth + 1), beside)
+        made = form.make(inner, beside)
         if tag in _CHANGEABLE:
             known.ended.append((node, made))
         return made
