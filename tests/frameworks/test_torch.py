@@ -327,6 +327,29 @@ def test_tensors_that_are_more_than_their_elements_are_refused() -> None:
             crossmem.share(one, copy="allow")
 
 
+@pytest.mark.parametrize("nbytes", [0, 16, 2**24 - 1])
+def test_a_tensor_with_less_memory_than_its_elements_take_is_refused(nbytes: int) -> None:
+    # As FSDP leaves the parameters that it does not need for now.
+    tensor = torch.ones(2**22)[1:]
+    tensor.untyped_storage().resize_(nbytes)
+
+    with pytest.raises(crossmem.UnsupportedError, match=r"x\['a'\] .* less than its elements take"):
+        crossmem.share({"a": tensor}, copy="allow")
+    with crossmem.share(tensor[:0]) as shared:
+        assert crossmem.receive(shared).shape == (0,)
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.functionalize])
+def test_a_tensor_without_memory_is_refused(transform: Any) -> None:
+    def share(tensor: Any) -> Any:
+        with pytest.raises(crossmem.UnsupportedError, match="the tensor has no memory"):
+            crossmem.share(tensor, copy="allow")
+        return tensor
+
+    transform(share)(torch.ones(2, 3))
+    share(torch._efficientzerotensor((4,)))
+
+
 def test_what_is_no_tensor_is_refused_by_its_place() -> None:
     with pytest.raises(UnsupportedError, match=r"x\['dtype'\]"):
         crossmem.share({"dtype": torch.float32})
