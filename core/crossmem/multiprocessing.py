@@ -153,15 +153,20 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
     def reduce(array: Any) -> _Reduced:
         learns = getattr(array, "requires_grad", False)
         # What is computed and learns has a history, which PyTorch refuses to send.
-        found = None if learns and not array.is_leaf else message_of(array)
+        if learns and not array.is_leaf:
+            return fallback(array)
+        is_parameter = type(array).__name__ == "Parameter"
+        found = message_of(array)
         if found is None:
-            # A tensor without elements would take along all that it is a part of.
-            return fallback(array.new_empty(array.shape) if _is_empty_tensor(array) else array)
+            if _is_empty_tensor(array):
+                # It would take along all that it is a part of.
+                alone = array.new_empty_strided(array.shape, array.stride())
+                array = _learning(alone, learns, is_parameter)
+            return fallback(array)
         message, memory = found
         # "advisory" is the wish of one reader, and not of those that it sends to.
         readonly = isinstance(memory, Mapping) and memory.asked_readonly is True
         arguments = (message.to_bytes(), _hold(message.handles), readonly)
-        is_parameter = type(array).__name__ == "Parameter"
         if learns or is_parameter:
             return _rebuild_learning, (*arguments, learns, is_parameter)
         return _rebuild_array, arguments
@@ -231,7 +236,10 @@ def _rebuild_learning(
     learns: bool,  # noqa: FBT001
     is_parameter: bool,  # noqa: FBT001
 ) -> Any:
-    tensor = _rebuild_array(blob, numbers, readonly)
+    return _learning(_rebuild_array(blob, numbers, readonly), learns, is_parameter)
+
+
+def _learning(tensor: Any, learns: bool, is_parameter: bool) -> Any:  # noqa: FBT001
     if is_parameter:
         return require("torch").nn.Parameter(tensor, requires_grad=learns)
     return tensor.requires_grad_(learns)

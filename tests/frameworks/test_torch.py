@@ -2,6 +2,7 @@
 """Tensors of PyTorch: shared, received, tied, written through, and what PyTorch cannot do."""
 
 import gc
+import pickle
 import re
 import signal
 import subprocess
@@ -385,15 +386,12 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "3 [15.0, 15.0, 15.0, 15.0]"
 
 
+def cross(value: Any) -> Any:
+    """Return what another process gets."""
+    return pickle.loads(ForkingPickler.dumps(value))  # noqa: S301 - made here
+
+
 def test_what_learns_crosses_multiprocessing_as_it_is() -> None:
-    import pickle
-    from multiprocessing.reduction import ForkingPickler
-
-    import crossmem.multiprocessing
-
-    def cross(value: Any) -> Any:
-        return pickle.loads(ForkingPickler.dumps(value))  # noqa: S301 - made here
-
     memory = crossmem.empty((1, 3), torch.float32)
     layer = torch.nn.Linear(3, 1, bias=False)
     layer.weight = torch.nn.Parameter(memory)
@@ -408,6 +406,19 @@ def test_what_learns_crosses_multiprocessing_as_it_is() -> None:
     assert cross(memory.detach().requires_grad_()).requires_grad
     with pytest.raises(RuntimeError, match="non-leaf"):
         ForkingPickler.dumps(layer.weight * 1)
+
+
+@pytest.mark.parametrize("memory", [torch.empty(4), crossmem.empty(4, torch.float32)])
+def test_what_has_no_elements_crosses_multiprocessing_as_it_is(memory: Any) -> None:
+    for kind, learns in ((torch.Tensor, False), (torch.Tensor, True), (torch.nn.Parameter, False)):
+        part = memory[4:].expand(3, 2, 0).transpose(0, 1)
+        value = kind(part).requires_grad_(learns)
+        found = cross(value)
+
+        assert type(found) is kind
+        assert (found.shape, found.stride()) == (value.shape, value.stride())
+        assert found.requires_grad is learns
+        assert found.untyped_storage().nbytes() == 0
 
 
 # A tensor that is more than one.
