@@ -3,6 +3,7 @@
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,6 +140,27 @@ def test_the_vendor_is_asked_once_for_what_lies_together(monkeypatch: pytest.Mon
         handles = shared.message.handles
 
     assert len(asked) == len(handles) == 2
+
+
+def test_an_array_in_several_allocations_of_the_vendor_s_is_copied(
+    monkeypatch: pytest.MonkeyPatch, peer: Any
+) -> None:
+    def ask(pointer: int, device: crossmem.Device) -> crossmem.ShareReport:
+        report = crossmem.how_can_share(pointer, device)
+        halves = [replace(way, nbytes=UNIT_NBYTES) for way in report.ways if way.obstacle is None]
+        return replace(report, ways=tuple(halves))
+
+    monkeypatch.setattr(homes, "how_can_share", ask)
+    cupy.cuda.set_allocator(None)
+    array = actions.numbers(cupy.empty(2 * UNIT_NBYTES, "uint8"))
+    tree = [array[:9], array[7:]]
+    with pytest.raises(crossmem.UnsupportedError, match=r"x\[1\] .* in several allocations"):
+        crossmem.share(tree, neighbours="expose")
+    with crossmem.share(tree, copy="allow", neighbours="expose") as shared:
+        assert shared.copied_nbytes == array.nbytes - 7
+        peer("receive", "list", shared.to_bytes(), {})
+
+        assert peer("tell", "list") == [said(one) for one in tree]
 
 
 def test_managed_memory_is_copied_where_that_is_allowed(gpu: str, peer: Any) -> None:

@@ -134,7 +134,7 @@ class Homes:
             elif memory is not None:
                 reason = "it is in an address range; what is mapped there can be shared by itself"
             elif where is not None:
-                way, reason = self._way(where, low)
+                way, reason = self._way(where, low, high)
                 if way is not None:
                     foreign.setdefault((where, way.base), (way, []))[1].append(number)
                     continue
@@ -200,17 +200,20 @@ class Homes:
         """Return a device in the runtime that this process uses."""
         return device(where, runtime=runtime_in_use(self.process, where.partition(":")[0]))
 
-    def _way(self, where: str, pointer: int) -> tuple[ShareWay | None, str]:
+    def _way(self, where: str, low: int, high: int) -> tuple[ShareWay | None, str]:
         """Return the first mechanism that can share some memory, or why none can."""
         near = self._near.get(where)
-        if near is not None and near.base <= pointer < near.base + near.nbytes:
+        if near is not None and _is_within(low, high, near):
             # Of arrays that lie together, the vendor is asked once.
             return near, ""
-        report = how_can_share(pointer, self._home_of(where))
+        report = how_can_share(low, self._home_of(where))
         for way in report.ways:
-            if way.obstacle is None:
+            if way.obstacle is None and _is_within(low, high, way):
                 self._near[where] = way
                 return way, ""
+        if report.mechanisms:
+            # As large tensors do in PyTorch's expandable segments.
+            return None, "it lies in several allocations of the vendor's"
         return None, str(report)
 
     def _refuse_unless_copied(self, leaf: Leaf, reason: str, hint: str) -> None:
@@ -258,6 +261,10 @@ class Homes:
             shift = allocation.ptr + runs[number].start - runs[number].low
             places.append(leaf.place(handle, origin - shift))
         return places
+
+
+def _is_within(low: int, high: int, way: ShareWay) -> bool:
+    return way.base <= low and high <= way.base + way.nbytes
 
 
 def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
