@@ -163,9 +163,7 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
                 alone = array.new_empty_strided(array.shape, array.stride())
                 array = _learning(alone, learns, is_parameter)
             return fallback(array)
-        message, memory = found
-        # "advisory" is the wish of one reader, and not of those that it sends to.
-        readonly = isinstance(memory, Mapping) and memory.asked_readonly is True
+        message, _memory, readonly = found
         arguments = (message.to_bytes(), _hold(message.handles), readonly)
         if learns or is_parameter:
             return _rebuild_learning, (*arguments, learns, is_parameter)

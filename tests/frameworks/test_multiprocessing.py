@@ -128,12 +128,15 @@ def test_what_is_no_memory_of_crossmem_goes_as_before(scene: Scene) -> None:
     assert pickle.loads(pickle.dumps(crossmem.empty(3, "int8"))).base is not array  # noqa: S301
 
 
-@pytest.mark.parametrize(("readonly", "is_writable"), [(True, False), ("advisory", True)])
+@pytest.mark.parametrize(
+    ("access", "readonly", "is_writable"),
+    [("rw", True, False), ("rw", "advisory", True), ("ro", False, False)],
+)
 def test_what_is_kept_from_being_written_stays_so_where_it_is_sent(
-    readonly: Any, is_writable: bool
+    access: Any, readonly: Any, is_writable: bool
 ) -> None:
     before = held()
-    with crossmem.share(crossmem.empty(3, "int8")) as shared:
+    with crossmem.share(crossmem.empty(3, "int8"), access=access) as shared:
         array = crossmem.receive(shared, readonly=readonly)
 
         found = pickle.loads(ForkingPickler.dumps(array))  # noqa: S301

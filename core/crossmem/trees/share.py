@@ -111,10 +111,11 @@ def share(
     return Shared(process, message, cell=cell, homes=homes, kept=leaves)
 
 
-def message_of(array: Any) -> tuple[Message, Allocation | Mapping] | None:
-    """Return what describes one array, and the memory of crossmem in which it lies.
+def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
+    """Return what describes one array, the memory of crossmem in which it lies, and one wish.
 
-    None for any other array.
+    That is whether the receiver is to be kept from writing, as this process was when it received
+    the array. None for any other array.
     """
     try:
         found = describe(array)
@@ -131,9 +132,14 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping] | None:
     if isinstance(memory, Mapping) and not memory.owner_alive:
         # Nobody can import it any more: it is as good as any other memory of this process.
         return None
-    homes = Homes(drain(), None, "rw", None, None, lambda: host_device(None))
+    # What came with a handle that only reads goes on with one, also where it comes from here.
+    access = memory.handle.access if isinstance(memory, Mapping) else "rw"
+    # "advisory" is the wish of one reader, and not of those that it sends to.
+    readonly = isinstance(memory, Mapping) and memory.asked_readonly is True
+    homes = Homes(drain(), None, access, None, None, lambda: host_device(None))
     handle, layout = leaf.place(*homes.export(memory))
-    return Message((handle,), (Row(found.kind, 0, layout),), {"a": 0}, None), memory
+    message = Message((handle,), (Row(found.kind, 0, layout),), {"a": 0}, None)
+    return message, memory, readonly
 
 
 def _check(name: str, value: object, known: tuple[str | None, ...]) -> None:
