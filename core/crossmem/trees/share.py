@@ -75,6 +75,8 @@ def share(
         Where something in ``x`` cannot be shared; the message says what and why.
     ConfigurationError
         Where an argument has no meaning.
+    BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
+        Where there is no such ``device`` here.
     DriverError, OutOfMemoryError
         Where a vendor's call failed. Nothing is left then.
     """
@@ -82,6 +84,9 @@ def share(
     _check("copy", copy, (None, "allow"))
     _check("access", access, ("rw", "ro"))
     _check("neighbours", neighbours, (None, "expose"))
+    if device is not None:
+        # Whether anything is copied there or not.
+        device = host_device(device)
     leaves: list[Leaf] = []
     numbers: dict[int, int] = {}
 
@@ -181,7 +186,8 @@ def host_device(named: Device | str | None) -> Device:
     UnsupportedError
         Where the CPU cannot address the memory of the one that is named.
     """
-    found = named if isinstance(named, Device) else device_of(named or HOST_DEVICE)
+    one = HOST_DEVICE if named is None else named
+    found = one if isinstance(one, Device) else device_of(one)
     if not found.capabilities.host_visible:
         msg = f"the CPU cannot address memory of {found.name}, so no host memory is copied there"
         raise UnsupportedError(msg, operation="share", hint=f"name {HOST_DEVICE}, or none")
