@@ -71,6 +71,13 @@ def receive(key: str, blob: bytes, options: dict[str, Any]) -> None:
     _kept[key] = crossmem.receive(blob, **options)
 
 
+def attach(key: str, blob: bytes) -> None:
+    """Attach a handle, and keep an array in that memory."""
+    mapping = crossmem.attach(blob)
+    mapping.leave_to_views()
+    _kept[key] = mapping.as_array()
+
+
 def take(key: str, value: Any) -> None:
     """Keep what came through the pipe."""
     _kept[key] = value
@@ -122,6 +129,7 @@ def make(key: str, shape: tuple[int, ...], device: str) -> bytes:
 
 ACTIONS: dict[str, Any] = {
     "receive": receive,
+    "attach": attach,
     "take": take,
     "tell": tell,
     "write": write,

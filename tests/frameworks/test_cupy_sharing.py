@@ -209,6 +209,18 @@ def test_what_is_dropped_after_it_was_sent_arrives(gpu: str, peer: Any) -> None:
     assert peer("tell", "array") == expected
 
 
+def test_what_came_by_a_raw_handle_is_sent_on_by_copy(gpu: str, peer: Any) -> None:
+    with crossmem.device(f"{gpu}:0").allocate(8) as memory:
+        memory.write(b"original")
+        peer("attach", "array", memory.export(lease=False).to_bytes())
+        back = peer("give", "array")
+
+        assert bytes(said(back)[-1]) == b"original"
+        assert back.data.ptr != memory.ptr
+        assert leases() == []
+        peer("clear")
+
+
 def test_arrays_that_are_no_memory_of_crossmem_go_as_before(peer: Any) -> None:
     array = actions.numbers(cupy.empty(8, "float32"))
     peer("take", "array", array)

@@ -143,6 +143,9 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
     readonly = isinstance(memory, Mapping) and memory.asked_readonly is True
     homes = Homes(drain(), None, access, None, None, lambda: host_device(None))
     handle, layout = leaf.place(*homes.export(memory))
+    if handle.raw is not None:
+        # It has no leases, so no message could hold the memory.
+        return None
     message = Message((handle,), (Row(found.kind, 0, layout),), {"a": 0}, None)
     return message, memory, readonly
 
