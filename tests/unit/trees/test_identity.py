@@ -115,3 +115,17 @@ def test_deep_trees_of_containers_that_occur_twice_fit(make: Callable[[Any], Any
 def test_what_no_container_was_before_is_refused(node: Any) -> None:
     with pytest.raises(InvalidHandleError):
         read(node, [])
+
+
+@pytest.mark.parametrize("value", [1.0, np.float64(1), np.str_("a"), np.ones(1), "text"], ids=repr)
+def test_only_containers_count_as_levels(value: Any) -> None:
+    nested = value
+    for _ in range(MAX_DEPTH):
+        nested = [nested]
+
+    found = there_and_back(nested)
+    for _ in range(MAX_DEPTH):
+        (found,) = found
+    assert found == value
+    with pytest.raises(ConfigurationError, match=f"nested more than {MAX_DEPTH} deep"):
+        crossmem.share([nested], copy="allow")
