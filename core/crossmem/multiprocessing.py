@@ -75,7 +75,7 @@ class _Discarder(pickle.Unpickler):
     @override
     def find_class(self, module: str, name: str) -> Any:
         if module != __name__:
-            return _Nothing
+            return _OLD_CALLS.get((module, name), _Nothing)
         return self._note_mapping if name == _rebuild_mapping.__name__ else self._note_tree
 
     def _note_tree(self, blob: bytes, numbers: Sequence[int], *_: object) -> "_Nothing":
@@ -103,6 +103,18 @@ class _Nothing:
         """Take what pickles put into objects."""
 
     __setstate__ = add = append = extend = update = ignore
+
+
+def _to_bytes(text: object, *_: object) -> object:
+    return text.encode("latin-1", "replace") if isinstance(text, str) else _Nothing()
+
+
+# Before protocol 4, bytes and classes in classes are what these return.
+_OLD_CALLS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
+    ("_codecs", "encode"): _to_bytes,
+    ("__builtin__", "getattr"): lambda *_: _Nothing,
+    ("builtins", "getattr"): lambda *_: _Nothing,
+}
 
 
 # Sending ----------------------------------------------------------------------------------

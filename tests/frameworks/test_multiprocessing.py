@@ -298,15 +298,21 @@ def test_pools_share_their_arguments_and_results(method: str) -> None:
     assert list(array) == list(done) == list(again) == [4.0] * 4
 
 
-def test_a_message_that_nobody_receives_can_be_discarded() -> None:
+class Outer:
+    class Inner:
+        """Has a name with a dot in it."""
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_message_that_nobody_receives_can_be_discarded(protocol: int) -> None:
     array = crossmem.empty(10, "uint8")
     allocation = crossmem.device("emulated:0").allocate(64)
     shared = crossmem.share([array])
     before = held()
-    message = bytes(ForkingPickler.dumps([array, allocation, shared, "text"]))
+    message = ForkingPickler.dumps([array, allocation, shared, "text", Outer.Inner()], protocol)
     assert held() == before + 3
 
-    crossmem.multiprocessing.discard(message)
+    crossmem.multiprocessing.discard(bytes(message))
 
     assert held() == before
     allocation.free()
