@@ -170,11 +170,8 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
         is_parameter = type(array).__name__ == "Parameter"
         found = message_of(array)
         if found is None:
-            if _is_empty_tensor(array):
-                # It would take along all that it is a part of.
-                alone = array.new_empty_strided(array.shape, array.stride())
-                array = _learning(alone, learns, is_parameter)
-            return fallback(array)
+            alone = _alone(array)
+            return fallback(array if alone is None else _learning(alone, learns, is_parameter))
         message, _memory, readonly = found
         arguments = (message.to_bytes(), _hold(message.handles), readonly)
         if learns or is_parameter:
@@ -184,12 +181,23 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
     return reduce
 
 
-def _is_empty_tensor(array: Any) -> bool:
+def _alone(array: Any) -> Any:
+    """Return a copy of a tensor that would take along all that it is a part of, else None.
+
+    Such are those in memory of crossmem of which no handle can be sent, and those without elements.
+    """
     try:
         found = describe(array)
     except CrossmemError:
-        return False
-    return found is not None and found.kind == "torch" and found.layout.extent is None
+        return None
+    if found is None or found.kind != "torch":
+        return None
+    low, high = found.layout.extent or (0, 0)
+    nbytes = high - low
+    if nbytes and current().whereabouts.find(found.pointer + low, nbytes) is None:
+        return None
+    flat = array.detach().as_strided((nbytes // array.itemsize,), (1,))
+    return flat.clone().as_strided(array.shape, array.stride())
 
 
 def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:

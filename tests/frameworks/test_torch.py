@@ -421,6 +421,22 @@ def test_what_has_no_elements_crosses_multiprocessing_as_it_is(memory: Any) -> N
         assert found.untyped_storage().nbytes() == 0
 
 
+def test_of_memory_without_handles_only_the_tensor_is_sent() -> None:
+    device = crossmem.device("emulated:0")
+    with device.allocate(1 << 20) as allocation, device.reserve(1 << 20) as addresses:
+        piece = addresses.map(allocation, at=0)
+        part = piece.as_tensor((2, 3), torch.float32, strides=(16, 4), offset=64)
+        part.copy_(torch.arange(6).reshape(2, 3))
+
+        found = cross(torch.nn.Parameter(part))
+
+        assert found.tolist() == part.tolist()
+        assert (type(found), found.stride()) == (torch.nn.Parameter, (4, 1))
+        assert found.untyped_storage().nbytes() == 28
+        del part
+        piece.unmap()
+
+
 # A tensor that is more than one.
 Sub = type("Sub", (torch.Tensor,), {"__module__": __name__})
 
