@@ -49,7 +49,8 @@ def receive(
         that holds it. The memory stays where it is (C24).
     into
         A tree of the same containers with arrays and tensors of the same shapes and dtypes: they
-        are overwritten, and nothing else of the memory is kept. It is returned then.
+        are overwritten, and nothing else of the memory is kept. It is returned then. They must
+        not lie in the memory that is received, which would change while it is read.
     timeout
         How long each exporter may take to answer, in seconds; ``CROSSMEM_TIMEOUT`` where None.
 
