@@ -75,7 +75,7 @@ class _Discarder(pickle.Unpickler):
     @override
     def find_class(self, module: str, name: str) -> Any:
         if module != __name__:
-            return _Nothing
+            return _OLD_CALLS.get((module, name), _Nothing)
         return self._note_mapping if name == _rebuild_mapping.__name__ else self._note_tree
 
     def _note_tree(self, blob: bytes, numbers: Sequence[int], *_: object) -> "_Nothing":
@@ -103,6 +103,18 @@ class _Nothing:
         """Take what pickles put into objects."""
 
     __setstate__ = add = append = extend = update = ignore
+
+
+def _to_bytes(text: object, *_: object) -> object:
+    return text.encode("latin-1", "replace") if isinstance(text, str) else _Nothing()
+
+
+# Before protocol 4, bytes and classes in classes are what these return.
+_OLD_CALLS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
+    ("_codecs", "encode"): _to_bytes,
+    ("__builtin__", "getattr"): lambda *_: _Nothing,
+    ("builtins", "getattr"): lambda *_: _Nothing,
+}
 
 
 # Sending ----------------------------------------------------------------------------------
@@ -153,15 +165,15 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
     def reduce(array: Any) -> _Reduced:
         learns = getattr(array, "requires_grad", False)
         # What is computed and learns has a history, which PyTorch refuses to send.
-        found = None if learns and not array.is_leaf else message_of(array)
-        if found is None:
-            # A tensor without elements would take along all that it is a part of.
-            return fallback(array.new_empty(array.shape) if _is_empty_tensor(array) else array)
-        message, memory = found
-        # "advisory" is the wish of one reader, and not of those that it sends to.
-        readonly = isinstance(memory, Mapping) and memory.asked_readonly is True
-        arguments = (message.to_bytes(), _hold(message.handles), readonly)
+        if learns and not array.is_leaf:
+            return fallback(array)
         is_parameter = type(array).__name__ == "Parameter"
+        found = message_of(array)
+        if found is None:
+            alone = _alone(array)
+            return fallback(array if alone is None else _learning(alone, learns, is_parameter))
+        message, _memory, readonly = found
+        arguments = (message.to_bytes(), _hold(message.handles), readonly)
         if learns or is_parameter:
             return _rebuild_learning, (*arguments, learns, is_parameter)
         return _rebuild_array, arguments
@@ -169,12 +181,23 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
     return reduce
 
 
-def _is_empty_tensor(array: Any) -> bool:
+def _alone(array: Any) -> Any:
+    """Return a copy of a tensor that would take along all that it is a part of, else None.
+
+    Such are those in memory of crossmem of which no handle can be sent, and those without elements.
+    """
     try:
         found = describe(array)
     except CrossmemError:
-        return False
-    return found is not None and found.kind == "torch" and found.layout.extent is None
+        return None
+    if found is None or found.kind != "torch":
+        return None
+    low, high = found.layout.extent or (0, 0)
+    nbytes = high - low
+    if nbytes and current().whereabouts.find(found.pointer + low, nbytes) is None:
+        return None
+    flat = array.detach().as_strided((nbytes // array.itemsize,), (1,))
+    return flat.clone().as_strided(array.shape, array.stride())
 
 
 def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
@@ -231,7 +254,10 @@ def _rebuild_learning(
     learns: bool,  # noqa: FBT001
     is_parameter: bool,  # noqa: FBT001
 ) -> Any:
-    tensor = _rebuild_array(blob, numbers, readonly)
+    return _learning(_rebuild_array(blob, numbers, readonly), learns, is_parameter)
+
+
+def _learning(tensor: Any, learns: bool, is_parameter: bool) -> Any:  # noqa: FBT001
     if is_parameter:
         return require("torch").nn.Parameter(tensor, requires_grad=learns)
     return tensor.requires_grad_(learns)

@@ -70,6 +70,17 @@ def peer(serving: Peer) -> Iterator[Peer]:
     crossmem.collect()
 
 
+@pytest.fixture(scope="module")
+def slow_peer(gpu: str) -> Iterator[Peer]:
+    """Return a process whose device, where it is emulated, works as late as it may."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CROSSMEM_EMULATED_SLOW_STREAMS", "1")
+        peer = Peer()
+    yield peer
+    peer.end()
+    assert peer.process.exitcode == 0
+
+
 @pytest.fixture
 def two_gpus(gpu: str) -> str:
     import cupy

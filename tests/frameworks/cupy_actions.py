@@ -71,6 +71,13 @@ def receive(key: str, blob: bytes, options: dict[str, Any]) -> None:
     _kept[key] = crossmem.receive(blob, **options)
 
 
+def attach(key: str, blob: bytes) -> None:
+    """Attach a handle, and keep an array in that memory."""
+    mapping = crossmem.attach(blob)
+    mapping.leave_to_views()
+    _kept[key] = mapping.as_array()
+
+
 def take(key: str, value: Any) -> None:
     """Keep what came through the pipe."""
     _kept[key] = value
@@ -89,11 +96,17 @@ def write(key: str, value: float) -> None:
     put(_kept[key], value)
 
 
-def overwrite(key: str, shape: tuple[int, ...], dtype: str, blob: bytes) -> None:
-    """Receive into an array of this process's own."""
-    _kept[key] = cupy.empty(shape, dtype)
-    crossmem.receive(blob, into=_kept[key])
-    cupy.cuda.runtime.deviceSynchronize()
+def overwrite(
+    key: str, shape: tuple[int, ...], dtype: str, blob: bytes, device: int = 0, current: int = 0
+) -> None:
+    """Receive into an array of this process's own, on some device, while one is current."""
+    with cupy.cuda.Device(device):
+        _kept[key] = cupy.empty(shape, dtype)
+        put(_kept[key], 0)
+    with cupy.cuda.Device(current):
+        crossmem.receive(blob, into=_kept[key])
+        # The memory that was received is unmapped.
+        crossmem.collect()
 
 
 def wait(blob: bytes, after: int) -> int:
@@ -116,6 +129,7 @@ def make(key: str, shape: tuple[int, ...], device: str) -> bytes:
 
 ACTIONS: dict[str, Any] = {
     "receive": receive,
+    "attach": attach,
     "take": take,
     "tell": tell,
     "write": write,

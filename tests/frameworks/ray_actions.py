@@ -306,6 +306,19 @@ def send_others() -> dict[str, Any]:
     }
 
 
+def send_read_only() -> dict[str, bool]:
+    """Send what was received for reading, or shared for that; return which can be written."""
+    array = filled(21)
+    answer = {}
+    ways: list[tuple[Any, Any]] = [("ro", False), ("rw", True), ("rw", "advisory"), ("rw", False)]
+    for access, readonly in ways:
+        with crossmem.share(array, access=access) as shared:
+            received = crossmem.receive(shared, readonly=readonly)
+            got = ray.get(ray.put(received))
+        answer[f"{access} {readonly}"] = got.flags.writeable
+    return answer
+
+
 def send_tensors(receiver: str) -> dict[str, Any]:
     """Send tensors of PyTorch."""
     import torch

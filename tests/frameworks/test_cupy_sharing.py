@@ -3,6 +3,7 @@
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,28 @@ def test_a_whole_allocation_of_cupy_s_is_adopted(gpu: str, peer: Any) -> None:
     assert not crossmem.how_can_share(pointer, device).mechanisms
 
 
+def test_each_tree_adopts_for_itself(gpu: str, peer: Any) -> None:
+    cupy.cuda.set_allocator(None)
+    array = actions.numbers(cupy.empty(UNIT_NBYTES, "uint8"))
+    shared = crossmem.share(array)
+    with crossmem.share([array]):
+        pass
+    for _ in range(3):
+        peer("receive", "array", shared.to_bytes(), {})
+        assert peer("tell", "array") == said(array)
+        # The tree before this one is dropped when this one is there.
+        shared = crossmem.share(array)
+        peer("clear")
+        crossmem.collect()
+
+    # A message holds what a tree has adopted, whatever becomes of the tree.
+    peer.pipe.send(("take", "array", array))
+    shared.close()
+    peer.pipe.recv()
+    assert peer("tell", "array") == said(array)
+    assert leases() == [(UNIT_NBYTES, 1)]
+
+
 def test_a_block_of_a_pool_has_neighbours(peer: Any) -> None:
     one, other = (actions.numbers(cupy.empty(100, "int32")) for _ in range(2))
     with pytest.raises(crossmem.UnsupportedError, match="bytes more that the vendor") as raised:
@@ -117,6 +140,27 @@ def test_the_vendor_is_asked_once_for_what_lies_together(monkeypatch: pytest.Mon
         handles = shared.message.handles
 
     assert len(asked) == len(handles) == 2
+
+
+def test_an_array_in_several_allocations_of_the_vendor_s_is_copied(
+    monkeypatch: pytest.MonkeyPatch, peer: Any
+) -> None:
+    def ask(pointer: int, device: crossmem.Device) -> crossmem.ShareReport:
+        report = crossmem.how_can_share(pointer, device)
+        halves = [replace(way, nbytes=UNIT_NBYTES) for way in report.ways if way.obstacle is None]
+        return replace(report, ways=tuple(halves))
+
+    monkeypatch.setattr(homes, "how_can_share", ask)
+    cupy.cuda.set_allocator(None)
+    array = actions.numbers(cupy.empty(2 * UNIT_NBYTES, "uint8"))
+    tree = [array[:9], array[7:]]
+    with pytest.raises(crossmem.UnsupportedError, match=r"x\[1\] .* in several allocations"):
+        crossmem.share(tree, neighbours="expose")
+    with crossmem.share(tree, copy="allow", neighbours="expose") as shared:
+        assert shared.copied_nbytes == array.nbytes - 7
+        peer("receive", "list", shared.to_bytes(), {})
+
+        assert peer("tell", "list") == [said(one) for one in tree]
 
 
 def test_managed_memory_is_copied_where_that_is_allowed(gpu: str, peer: Any) -> None:
@@ -165,6 +209,18 @@ def test_what_is_dropped_after_it_was_sent_arrives(gpu: str, peer: Any) -> None:
     assert peer("tell", "array") == expected
 
 
+def test_what_came_by_a_raw_handle_is_sent_on_by_copy(gpu: str, peer: Any) -> None:
+    with crossmem.device(f"{gpu}:0").allocate(8) as memory:
+        memory.write(b"original")
+        peer("attach", "array", memory.export(lease=False).to_bytes())
+        back = peer("give", "array")
+
+        assert bytes(said(back)[-1]) == b"original"
+        assert back.data.ptr != memory.ptr
+        assert leases() == []
+        peer("clear")
+
+
 def test_arrays_that_are_no_memory_of_crossmem_go_as_before(peer: Any) -> None:
     array = actions.numbers(cupy.empty(8, "float32"))
     peer("take", "array", array)
@@ -207,6 +263,17 @@ def test_into_arrays_of_the_receiver_s_own(gpu: str, peer: Any) -> None:
     peer("write", "array", 9)
     assert said(array)[-1] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert peer("overwrite", "other", (4, 2), "float32", shared.to_bytes()) == "ConfigurationError"
+
+
+@pytest.mark.parametrize(("source", "current"), [(0, 0), (0, 1), (1, 0)])
+def test_into_an_array_of_another_device(
+    two_gpus: str, slow_peer: Any, source: int, current: int
+) -> None:
+    array = actions.numbers(crossmem.empty(1000, "int32", device=f"{two_gpus}:{source}"))
+    with crossmem.share(array) as shared:
+        slow_peer("overwrite", "array", (1000,), "int32", shared.to_bytes(), 1, current)
+
+        assert slow_peer("tell", "array")[-1] == list(range(1000))
 
 
 def test_readonly(gpu: str, peer: Any) -> None:

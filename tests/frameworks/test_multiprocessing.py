@@ -128,12 +128,15 @@ def test_what_is_no_memory_of_crossmem_goes_as_before(scene: Scene) -> None:
     assert pickle.loads(pickle.dumps(crossmem.empty(3, "int8"))).base is not array  # noqa: S301
 
 
-@pytest.mark.parametrize(("readonly", "is_writable"), [(True, False), ("advisory", True)])
+@pytest.mark.parametrize(
+    ("access", "readonly", "is_writable"),
+    [("rw", True, False), ("rw", "advisory", True), ("ro", False, False)],
+)
 def test_what_is_kept_from_being_written_stays_so_where_it_is_sent(
-    readonly: Any, is_writable: bool
+    access: Any, readonly: Any, is_writable: bool
 ) -> None:
     before = held()
-    with crossmem.share(crossmem.empty(3, "int8")) as shared:
+    with crossmem.share(crossmem.empty(3, "int8"), access=access) as shared:
         array = crossmem.receive(shared, readonly=readonly)
 
         found = pickle.loads(ForkingPickler.dumps(array))  # noqa: S301
@@ -295,15 +298,21 @@ def test_pools_share_their_arguments_and_results(method: str) -> None:
     assert list(array) == list(done) == list(again) == [4.0] * 4
 
 
-def test_a_message_that_nobody_receives_can_be_discarded() -> None:
+class Outer:
+    class Inner:
+        """Has a name with a dot in it."""
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_message_that_nobody_receives_can_be_discarded(protocol: int) -> None:
     array = crossmem.empty(10, "uint8")
     allocation = crossmem.device("emulated:0").allocate(64)
     shared = crossmem.share([array])
     before = held()
-    message = bytes(ForkingPickler.dumps([array, allocation, shared, "text"]))
+    message = ForkingPickler.dumps([array, allocation, shared, "text", Outer.Inner()], protocol)
     assert held() == before + 3
 
-    crossmem.multiprocessing.discard(message)
+    crossmem.multiprocessing.discard(bytes(message))
 
     assert held() == before
     allocation.free()

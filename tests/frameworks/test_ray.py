@@ -153,6 +153,12 @@ def test_everything_else_goes_as_ray_has_it(driver: Peer) -> None:
     }
 
 
+def test_what_is_kept_from_being_written_stays_so_where_it_is_sent(driver: Peer) -> None:
+    answer = driver.call(ray_actions.send_read_only, within=CALL_S)
+
+    assert answer == {"ro False": False, "rw True": False, "rw advisory": True, "rw False": True}
+
+
 @pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 def test_tensors(driver: Peer) -> None:
     near = driver.call(ray_actions.send_tensors, "here", within=CALL_S)

@@ -2,6 +2,7 @@
 """Tensors of PyTorch: shared, received, tied, written through, and what PyTorch cannot do."""
 
 import gc
+import pickle
 import re
 import signal
 import subprocess
@@ -327,6 +328,29 @@ def test_tensors_that_are_more_than_their_elements_are_refused() -> None:
             crossmem.share(one, copy="allow")
 
 
+@pytest.mark.parametrize("nbytes", [0, 16, 2**24 - 1])
+def test_a_tensor_with_less_memory_than_its_elements_take_is_refused(nbytes: int) -> None:
+    # As FSDP leaves the parameters that it does not need for now.
+    tensor = torch.ones(2**22)[1:]
+    tensor.untyped_storage().resize_(nbytes)
+
+    with pytest.raises(crossmem.UnsupportedError, match=r"x\['a'\] .* less than its elements take"):
+        crossmem.share({"a": tensor}, copy="allow")
+    with crossmem.share(tensor[:0]) as shared:
+        assert crossmem.receive(shared).shape == (0,)
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.functionalize])
+def test_a_tensor_without_memory_is_refused(transform: Any) -> None:
+    def share(tensor: Any) -> Any:
+        with pytest.raises(crossmem.UnsupportedError, match="the tensor has no memory"):
+            crossmem.share(tensor, copy="allow")
+        return tensor
+
+    transform(share)(torch.ones(2, 3))
+    share(torch._efficientzerotensor((4,)))
+
+
 def test_what_is_no_tensor_is_refused_by_its_place() -> None:
     with pytest.raises(UnsupportedError, match=r"x\['dtype'\]"):
         crossmem.share({"dtype": torch.float32})
@@ -362,15 +386,12 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "3 [15.0, 15.0, 15.0, 15.0]"
 
 
+def cross(value: Any) -> Any:
+    """Return what another process gets."""
+    return pickle.loads(ForkingPickler.dumps(value))  # noqa: S301 - made here
+
+
 def test_what_learns_crosses_multiprocessing_as_it_is() -> None:
-    import pickle
-    from multiprocessing.reduction import ForkingPickler
-
-    import crossmem.multiprocessing
-
-    def cross(value: Any) -> Any:
-        return pickle.loads(ForkingPickler.dumps(value))  # noqa: S301 - made here
-
     memory = crossmem.empty((1, 3), torch.float32)
     layer = torch.nn.Linear(3, 1, bias=False)
     layer.weight = torch.nn.Parameter(memory)
@@ -385,6 +406,35 @@ def test_what_learns_crosses_multiprocessing_as_it_is() -> None:
     assert cross(memory.detach().requires_grad_()).requires_grad
     with pytest.raises(RuntimeError, match="non-leaf"):
         ForkingPickler.dumps(layer.weight * 1)
+
+
+@pytest.mark.parametrize("memory", [torch.empty(4), crossmem.empty(4, torch.float32)])
+def test_what_has_no_elements_crosses_multiprocessing_as_it_is(memory: Any) -> None:
+    for kind, learns in ((torch.Tensor, False), (torch.Tensor, True), (torch.nn.Parameter, False)):
+        part = memory[4:].expand(3, 2, 0).transpose(0, 1)
+        value = kind(part).requires_grad_(learns)
+        found = cross(value)
+
+        assert type(found) is kind
+        assert (found.shape, found.stride()) == (value.shape, value.stride())
+        assert found.requires_grad is learns
+        assert found.untyped_storage().nbytes() == 0
+
+
+def test_of_memory_without_handles_only_the_tensor_is_sent() -> None:
+    device = crossmem.device("emulated:0")
+    with device.allocate(1 << 20) as allocation, device.reserve(1 << 20) as addresses:
+        piece = addresses.map(allocation, at=0)
+        part = piece.as_tensor((2, 3), torch.float32, strides=(16, 4), offset=64)
+        part.copy_(torch.arange(6).reshape(2, 3))
+
+        found = cross(torch.nn.Parameter(part))
+
+        assert found.tolist() == part.tolist()
+        assert (type(found), found.stride()) == (torch.nn.Parameter, (4, 1))
+        assert found.untyped_storage().nbytes() == 28
+        del part
+        piece.unmap()
 
 
 # A tensor that is more than one.

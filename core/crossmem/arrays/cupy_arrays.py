@@ -62,4 +62,9 @@ def describe(array: Any) -> Found:
 
 def copy_to(target: Any, source: Any) -> None:
     """Overwrite an array with another one of the same shape and dtype."""
-    target[...] = source
+    # In the stream that earlier work on the target is in, whatever device is the current one.
+    with target.device:
+        target[...] = source
+        if target.device != source.device:
+            # The source is unmapped after the work of its own device, which this is not.
+            require("cupy").cuda.get_current_stream().synchronize()

@@ -187,7 +187,6 @@ def from_text(text: str) -> DType:
     return dtype
 
 
-@lru_cache(maxsize=256)
 def to_numpy(dtype: DType) -> "np.dtype[Any]":
     """Return NumPy's dtype, which CuPy uses too.
 
@@ -196,22 +195,32 @@ def to_numpy(dtype: DType) -> "np.dtype[Any]":
     UnsupportedError
         Where neither NumPy nor ml_dtypes has it here.
     """
+    # Whoever has a struct's dtype may rename its fields in place, so none is kept for others.
+    return _struct_to_numpy(dtype) if dtype.fields else _plain_to_numpy(dtype)
+
+
+def _struct_to_numpy(dtype: DType) -> "np.dtype[Any]":
     import numpy as np
 
-    if dtype.fields:
-        formats: list[object] = []
-        for one in dtype.fields:
-            base = to_numpy(one.dtype)
-            formats.append((base, one.shape) if one.shape else base)
-        struct: np.dtype[Any] = np.dtype(
-            {
-                "names": [one.name for one in dtype.fields],
-                "formats": formats,
-                "offsets": [one.offset for one in dtype.fields],
-                "itemsize": dtype.itemsize,
-            }
-        )
-        return struct
+    formats: list[object] = []
+    for one in dtype.fields:
+        base = to_numpy(one.dtype)
+        formats.append((base, one.shape) if one.shape else base)
+    struct: np.dtype[Any] = np.dtype(
+        {
+            "names": [one.name for one in dtype.fields],
+            "formats": formats,
+            "offsets": [one.offset for one in dtype.fields],
+            "itemsize": dtype.itemsize,
+        }
+    )
+    return struct
+
+
+@lru_cache(maxsize=256)
+def _plain_to_numpy(dtype: DType) -> "np.dtype[Any]":
+    import numpy as np
+
     if dtype.typestr is not None:
         try:
             return np.dtype(dtype.typestr)

@@ -102,7 +102,22 @@ def describe(tensor: Any) -> Found:
         strides = tuple([step * dtype.itemsize for step in tensor.stride()])
     layout = Layout(dtype, tuple(tensor.shape), strides)
     where = None if tensor.is_cpu else _device(torch, tensor.device)
-    return Found("torch", tensor.data_ptr(), layout, where)
+    return Found("torch", _address(tensor, layout), layout, where)
+
+
+def _address(tensor: Any, layout: Layout) -> int:
+    """Return where the first element is, if all are in memory: PyTorch has tensors without."""
+    try:
+        pointer: int = tensor.data_ptr()
+    except RuntimeError as error:
+        msg = f"the tensor has no memory: {error}"
+        raise UnsupportedError(msg) from error
+    if layout.extent is not None:
+        end = tensor.storage_offset() * layout.dtype.itemsize + layout.extent[1]
+        if not pointer or end > tensor.untyped_storage().nbytes():
+            msg = "the tensor has no memory, or less than its elements take"
+            raise UnsupportedError(msg, hint="share it while its storage has them")
+    return pointer
 
 
 def _device(torch: Any, device: Any) -> str:

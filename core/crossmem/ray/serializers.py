@@ -14,7 +14,7 @@ from crossmem.models import Event, EventKind
 from crossmem.ray.copying import copy_from
 from crossmem.ray.holding import keep_token, token_for, token_of
 from crossmem.ray.session import check, import_ray, is_message, node
-from crossmem.sharing.attach import attach_many
+from crossmem.sharing.attach import Readonly, attach_many
 from crossmem.sharing.mapping import Mapping
 from crossmem.sharing.process import drain
 from crossmem.trees.message import Message
@@ -87,11 +87,11 @@ def _reduce_array(array: Any) -> Reduced:
     found = message_of(array) if is_message() else None
     if found is None:
         return _reduce_as_before(array)
-    message, memory = found
+    message, memory, readonly = found
     memory.device.synchronize()
     learns = getattr(array, "requires_grad", False)
     rebuild = _rebuild_learning_tensor if learns else _rebuild_array
-    return rebuild, (message.to_bytes(), node(), token_of(memory))
+    return rebuild, (message.to_bytes(), node(), token_of(memory), readonly)
 
 
 def _reduce_shared(shared: Shared) -> Reduced:
@@ -104,14 +104,14 @@ def _reduce_shared(shared: Shared) -> Reduced:
 # Receiving --------------------------------------------------------------------------------
 
 
-def _rebuild_learning_tensor(blob: bytes, origin: str, token: Any) -> Any:
-    return _rebuild_array(blob, origin, token).requires_grad_()
+def _rebuild_learning_tensor(*arguments: Any) -> Any:
+    return _rebuild_array(*arguments).requires_grad_()
 
 
-def _rebuild_array(blob: bytes, origin: str, token: Any) -> Any:
+def _rebuild_array(blob: bytes, origin: str, token: Any, readonly: Readonly) -> Any:
     message = Message.from_bytes(blob)
     if node() == origin:
-        array = build(message, _attach(message, token))
+        array = build(message, _attach(message, token, readonly))
         _note(EventKind.RECEIVED, message, origin)
     else:
         array = copy_from(origin, blob)
@@ -123,7 +123,7 @@ def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared:
     """Return a shared tree; on another node, a copy without versions: nobody publishes it."""
     message = Message.from_bytes(blob)
     if node() == origin:
-        shared = Shared(drain(), message, received=_attach(message, token))
+        shared = Shared(drain(), message, received=_attach(message, token, readonly=False))
         keep_token(shared, token)
         _note(EventKind.RECEIVED, message, origin)
     else:
@@ -133,8 +133,8 @@ def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared:
     return shared
 
 
-def _attach(message: Message, token: Any) -> list[Mapping]:
-    mappings = attach_many(message.handles)
+def _attach(message: Message, token: Any, readonly: Readonly) -> list[Mapping]:
+    mappings = attach_many(message.handles, readonly=readonly)
     for mapping in mappings:
         mapping.leave_to_views()
         keep_token(mapping.uses, token)

@@ -448,6 +448,11 @@ class Memory:
         self._is_left = True
 
     @property
+    def is_left(self) -> bool:
+        """Whether the memory is given back with its last view."""
+        return self._is_left
+
+    @property
     def has_views(self) -> bool:
         """Whether a view, or something made from one, is alive."""
         return self._is_lent or (self._keeper is not None and self._keeper() is not None)

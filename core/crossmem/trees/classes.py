@@ -8,7 +8,7 @@ classes with ``__del__``.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cached_property
 from inspect import getattr_static
@@ -64,7 +64,7 @@ def refuse_more(value: Any, where: Callable[[], str]) -> None:
     """
     kind = type(value)
     names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
-    for name in getattr(value, "__dict__", ()):
+    for name in _attributes(value):
         if name in names or isinstance(getattr_static(kind, name, None), cached_property):
             continue
         if name != "__orig_class__":
@@ -72,6 +72,15 @@ def refuse_more(value: Any, where: Callable[[], str]) -> None:
             raise UnsupportedError(
                 msg, operation="share", hint="declare it as a field, or share the fields as a dict"
             )
+
+
+def _attributes(value: Any) -> Iterator[str]:
+    """Yield the names of what is kept at an object, in its ``__dict__`` and in slots."""
+    yield from getattr(value, "__dict__", ())
+    for kind in type(value).__mro__:
+        for name, one in vars(kind).items():
+            if type(one) is MemberDescriptorType and hasattr(value, name):
+                yield name
 
 
 def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:

@@ -16,10 +16,11 @@ from crossmem.control.records import Allow
 from crossmem.driver import CopyKind
 from crossmem.errors import CrossmemError, UnsupportedError
 from crossmem.models import Access, ShareableHandle
-from crossmem.sharing.adoption import Neighbours, neighbours_of
+from crossmem.sharing.adoption import Adoption, Neighbours, neighbours_of
 from crossmem.sharing.allocation import Allocation, export_again
 from crossmem.sharing.device import Device, device, runtime_in_use
 from crossmem.sharing.mapping import Mapping
+from crossmem.sharing.memory import Memory
 from crossmem.sharing.process import Process
 from crossmem.sharing.views import maker
 from crossmem.sharing.ways import ShareWay, how_can_share
@@ -119,10 +120,10 @@ class Homes:
             if near is not None and near[0] <= low and high <= near[1]:
                 places[number] = leaf.place(near[2], near[3])
                 continue
-            memory = self.process.whereabouts.find(low, high - low)
+            memory = self._memory_at(low, high)
             is_orphan = isinstance(memory, Mapping) and not memory.owner_alive
             if isinstance(memory, Allocation | Mapping) and not is_orphan:
-                handle, origin = self._export(memory)
+                handle, origin = self.export(memory)
                 near = memory.ptr, memory.ptr + memory.nbytes, handle, origin
                 places[number] = leaf.place(handle, origin)
                 continue
@@ -133,7 +134,7 @@ class Homes:
             elif memory is not None:
                 reason = "it is in an address range; what is mapped there can be shared by itself"
             elif where is not None:
-                way, reason = self._way(where, low)
+                way, reason = self._way(where, low, high)
                 if way is not None:
                     foreign.setdefault((where, way.base), (way, []))[1].append(number)
                     continue
@@ -147,7 +148,7 @@ class Homes:
                 self._refuse_unless_copied(group[0], around, 'say neighbours="expose"')
                 to_copy.setdefault(where, []).extend(numbers)
                 continue
-            handle, origin = self._export(self._adopt(way, self._home_of(where), group))
+            handle, origin = self.export(self._adopt(way, self._home_of(where), group))
             for one in numbers:
                 places[one] = leaves[one].place(handle, origin)
         for where, numbers in to_copy.items():
@@ -164,7 +165,13 @@ class Homes:
             with suppress(CrossmemError):
                 self.owned.pop().free()
 
-    def _export(self, memory: Allocation | Mapping) -> tuple[ShareableHandle, int]:
+    def _memory_at(self, low: int, high: int) -> Memory | None:
+        """Return the memory of crossmem at some addresses, None where there is none."""
+        memory = self.process.whereabouts.find(low, high - low)
+        # What another tree has adopted is given up when that is closed: this one adopts it too.
+        return None if isinstance(memory, Adoption) and memory.is_left else memory
+
+    def export(self, memory: Allocation | Mapping) -> tuple[ShareableHandle, int]:
         """Return a handle of some memory, and the address at which it starts here."""
         origin = memory.ptr
         if isinstance(memory, Mapping):
@@ -193,17 +200,20 @@ class Homes:
         """Return a device in the runtime that this process uses."""
         return device(where, runtime=runtime_in_use(self.process, where.partition(":")[0]))
 
-    def _way(self, where: str, pointer: int) -> tuple[ShareWay | None, str]:
+    def _way(self, where: str, low: int, high: int) -> tuple[ShareWay | None, str]:
         """Return the first mechanism that can share some memory, or why none can."""
         near = self._near.get(where)
-        if near is not None and near.base <= pointer < near.base + near.nbytes:
+        if near is not None and _is_within(low, high, near):
             # Of arrays that lie together, the vendor is asked once.
             return near, ""
-        report = how_can_share(pointer, self._home_of(where))
+        report = how_can_share(low, self._home_of(where))
         for way in report.ways:
-            if way.obstacle is None:
+            if way.obstacle is None and _is_within(low, high, way):
                 self._near[where] = way
                 return way, ""
+        if report.mechanisms:
+            # As large tensors do in PyTorch's expandable segments.
+            return None, "it lies in several allocations of the vendor's"
         return None, str(report)
 
     def _refuse_unless_copied(self, leaf: Leaf, reason: str, hint: str) -> None:
@@ -245,12 +255,16 @@ class Homes:
         self.copied_nbytes += nbytes
         _log.info("copied %d bytes to %s, to share them from there", nbytes, home.name)
         # This waits until the device has copied.
-        handle, origin = self._export(allocation)
+        handle, origin = self.export(allocation)
         places = []
         for leaf, number in zip(leaves, numbers, strict=True):
             shift = allocation.ptr + runs[number].start - runs[number].low
             places.append(leaf.place(handle, origin - shift))
         return places
+
+
+def _is_within(low: int, high: int, way: ShareWay) -> bool:
+    return way.base <= low and high <= way.base + way.nbytes
 
 
 def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:

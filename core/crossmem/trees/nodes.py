@@ -84,6 +84,9 @@ class _Writer:
         number = self._add_array(value, lambda: _name(path))
         if number is not None:
             return {"a": number}
+        numpy = used("numpy")
+        if numpy is not None and isinstance(value, numpy.generic):
+            return _write_scalar(value, numpy)
         if len(path) >= MAX_DEPTH:
             msg = f"{_name(path)} is nested more than {MAX_DEPTH} deep, or contains itself"
             raise ConfigurationError(msg, operation="share")
@@ -107,14 +110,6 @@ class _Writer:
             name = name_of(kind, lambda: _name(path))
             refuse_more(value, lambda: _name(path))
             return {"n": [name, self.values(value, path)]}
-        numpy = used("numpy")
-        if numpy is not None and isinstance(value, numpy.generic):
-            # NumPy takes zeros at the end of a text for filling, once it is in an array.
-            if isinstance(value, numpy.bytes_):
-                return {"s": ["bytes", to_base64(bytes(value))]}
-            if isinstance(value, numpy.str_):
-                return {"s": ["str", to_base64(value.encode(errors="surrogatepass"))]}
-            return {"s": [dtype_of(value.dtype).name, to_base64(value.tobytes())]}
         msg = f"{_name(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be shared"
         raise UnsupportedError(
             msg,
@@ -138,6 +133,15 @@ class _Writer:
         return [
             [self.write(key, (*path, "key")), self.write(one, (*path, key))] for key, one in items
         ]
+
+
+def _write_scalar(value: Any, numpy: Any) -> Any:
+    # NumPy takes zeros at the end of a text for filling, once it is in an array.
+    if isinstance(value, numpy.bytes_):
+        return {"s": ["bytes", to_base64(bytes(value))]}
+    if isinstance(value, numpy.str_):
+        return {"s": ["str", to_base64(value.encode(errors="surrogatepass"))]}
+    return {"s": [dtype_of(value.dtype).name, to_base64(value.tobytes())]}
 
 
 def _can_be_changed(node: Any) -> bool:
@@ -252,10 +256,11 @@ def _read(node: Any, known: _Known, depth: int) -> Any:
         if form is None:
             return _READERS[tag](content)
         inner, beside = form.split(content)
+        inner = (_read_pairs if form.has_keys else _read_all)(inner, known, depth + 1)
         if form.has_attributes:
+            # In the order in which they are written: so are the containers counted that end.
             beside = _read_pairs(beside, known, depth + 1)
-        read_inner = _read_pairs if form.has_keys else _read_all
-        made = form.make(read_inner(inner, known, depth + 1), beside)
+        made = form.make(inner, beside)
         if tag in _CHANGEABLE:
             known.ended.append((node, made))
         return made

@@ -8,6 +8,7 @@ from crossmem.arrays import Found, Kind, Layout
 from crossmem.arrays.adapters import ADAPTERS, describe
 from crossmem.arrays.libraries import require
 from crossmem.errors import ConfigurationError
+from crossmem.plugin import DeviceSpec
 from crossmem.sharing.attach import Readonly, attach_many, check_device
 from crossmem.sharing.device import Device
 from crossmem.sharing.mapping import Mapping
@@ -48,7 +49,8 @@ def receive(
         that holds it. The memory stays where it is (C24).
     into
         A tree of the same containers with arrays and tensors of the same shapes and dtypes: they
-        are overwritten, and nothing else of the memory is kept. It is returned then.
+        are overwritten, and nothing else of the memory is kept. It is returned then. They must
+        not lie in the memory that is received, which would change while it is read.
     timeout
         How long each exporter may take to answer, in seconds; ``CROSSMEM_TIMEOUT`` where None.
 
@@ -60,13 +62,18 @@ def receive(
         Where a library or a class is missing here.
     ConfigurationError
         Where ``into`` is another tree, or another argument has no meaning.
+    BackendNotFoundError
+        Where no plugin offers the backend of ``device``.
     ClosedError, ForkedProcessError
         Where ``shared`` may not be used any more.
     CrossmemError
         As :func:`crossmem.attach` does.
     """
-    drain()
+    process = drain()
     check_device(device)
+    if isinstance(device, str):
+        # Nobody else would say that it is misspelt, where no memory is for it.
+        process.registry.backend(DeviceSpec.parse(device).backend)
     if isinstance(shared, Shared):
         shared.check()
         message = shared.message

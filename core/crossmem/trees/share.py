@@ -75,6 +75,8 @@ def share(
         Where something in ``x`` cannot be shared; the message says what and why.
     ConfigurationError
         Where an argument has no meaning.
+    BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
+        Where there is no such ``device`` here.
     DriverError, OutOfMemoryError
         Where a vendor's call failed. Nothing is left then.
     """
@@ -82,6 +84,9 @@ def share(
     _check("copy", copy, (None, "allow"))
     _check("access", access, ("rw", "ro"))
     _check("neighbours", neighbours, (None, "expose"))
+    if device is not None:
+        # Whether anything is copied there or not.
+        device = host_device(device)
     leaves: list[Leaf] = []
     numbers: dict[int, int] = {}
 
@@ -111,10 +116,11 @@ def share(
     return Shared(process, message, cell=cell, homes=homes, kept=leaves)
 
 
-def message_of(array: Any) -> tuple[Message, Allocation | Mapping] | None:
-    """Return what describes one array, and the memory of crossmem in which it lies.
+def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
+    """Return what describes one array, the memory of crossmem in which it lies, and one wish.
 
-    None for any other array.
+    That is whether the receiver is to be kept from writing, as this process was when it received
+    the array. None for any other array.
     """
     try:
         found = describe(array)
@@ -131,9 +137,17 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping] | None:
     if isinstance(memory, Mapping) and not memory.owner_alive:
         # Nobody can import it any more: it is as good as any other memory of this process.
         return None
-    homes = Homes(drain(), None, "rw", None, None, lambda: host_device(None))
-    handles, rows = _rows(homes, [leaf])
-    return Message(handles, rows, {"a": 0}, None), memory
+    # What came with a handle that only reads goes on with one, also where it comes from here.
+    access = memory.handle.access if isinstance(memory, Mapping) else "rw"
+    # "advisory" is the wish of one reader, and not of those that it sends to.
+    readonly = isinstance(memory, Mapping) and memory.asked_readonly is True
+    homes = Homes(drain(), None, access, None, None, lambda: host_device(None))
+    handle, layout = leaf.place(*homes.export(memory))
+    if handle.raw is not None:
+        # It has no leases, so no message could hold the memory.
+        return None
+    message = Message((handle,), (Row(found.kind, 0, layout),), {"a": 0}, None)
+    return message, memory, readonly
 
 
 def _check(name: str, value: object, known: tuple[str | None, ...]) -> None:
@@ -175,7 +189,8 @@ def host_device(named: Device | str | None) -> Device:
     UnsupportedError
         Where the CPU cannot address the memory of the one that is named.
     """
-    found = named if isinstance(named, Device) else device_of(named or HOST_DEVICE)
+    one = HOST_DEVICE if named is None else named
+    found = one if isinstance(one, Device) else device_of(one)
     if not found.capabilities.host_visible:
         msg = f"the CPU cannot address memory of {found.name}, so no host memory is copied there"
         raise UnsupportedError(msg, operation="share", hint=f"name {HOST_DEVICE}, or none")

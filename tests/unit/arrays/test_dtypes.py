@@ -16,7 +16,13 @@ from hypothesis.extra import numpy as npst
 
 from crossmem import ConfigurationError, UnsupportedError
 from crossmem.arrays import DType, Field, dtype_of, from_text, to_numpy, to_torch
-from crossmem.arrays.dtypes import MAX_FIELDS, MAX_ITEMSIZE, MAX_NESTING, MAX_TEXT
+from crossmem.arrays.dtypes import (
+    MAX_FIELDS,
+    MAX_ITEMSIZE,
+    MAX_NESTING,
+    MAX_TEXT,
+    _plain_to_numpy,
+)
 
 repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=300)
 
@@ -136,12 +142,12 @@ def test_every_type_of_pytorch_is_known_or_refused() -> None:
 
 def test_ml_dtypes_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    to_numpy.cache_clear()
+    _plain_to_numpy.cache_clear()
     try:
         with pytest.raises(UnsupportedError, match=r"(?s)NumPy.*bfloat16.*install ml_dtypes"):
             to_numpy(from_text("bfloat16"))
     finally:
-        to_numpy.cache_clear()
+        _plain_to_numpy.cache_clear()
 
 
 def test_other_types_that_libraries_add_are_refused() -> None:
@@ -360,6 +366,17 @@ def test_dtypes_are_values() -> None:
     assert dtype != from_text("int32")
     assert repr(from_text("int32")) == "DType('int32')"
     assert isinstance(dtype, DType)
+
+
+def test_fields_that_are_renamed_keep_their_names_elsewhere() -> None:
+    dtype = from_text('[8,[["a",0,"int32"],["b",4,[4,[["c",0,"int32"]]]]]]')
+    one, other = to_numpy(dtype), to_numpy(dtype)
+    one.names = ("x", "y")
+    one["y"].names = ("z",)
+
+    assert other.names == ("a", "b")
+    assert other["b"].names == to_numpy(dtype)["b"].names == ("c",)
+    assert dtype_of(one) != dtype == dtype_of(other)
 
 
 def test_no_library_is_imported_to_name_a_dtype() -> None:

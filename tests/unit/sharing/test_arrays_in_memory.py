@@ -14,7 +14,7 @@ import pytest
 
 import crossmem
 from crossmem import Allocation, BusyError, ClosedError, ConfigurationError, InvalidSizeError
-from crossmem.arrays import to_numpy
+from crossmem.arrays import dtypes
 
 NBYTES = 4096
 
@@ -222,7 +222,7 @@ def test_a_block_ends_under_no_live_view() -> None:
 def test_what_no_library_has_says_so_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     # Other tests may have asked before.
-    to_numpy.cache_clear()
+    dtypes._plain_to_numpy.cache_clear()
     before = mapped()
     with pytest.raises(crossmem.UnsupportedError, match="ml_dtypes"):
         crossmem.empty(3, "float8_e8m0fnu")

@@ -317,6 +317,29 @@ def test_copies_go_where_they_are_told() -> None:
         crossmem.share(np.arange(4), copy="allow", device="emulated:99")
 
 
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [
+        ("emulatd:0", crossmem.BackendNotFoundError),
+        ("emulated:99", crossmem.DeviceNotFoundError),
+        ("", crossmem.ConfigurationError),
+        (5, crossmem.ConfigurationError),
+    ],
+)
+def test_a_device_must_be_one_also_where_nothing_goes_there(device: Any, error: type) -> None:
+    with pytest.raises(error):
+        crossmem.share({"a": crossmem.empty(1)}, device=device)
+
+
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [("emulatd:0", crossmem.BackendNotFoundError), ("cuda 0", crossmem.ConfigurationError)],
+)
+def test_a_device_must_be_one_also_where_nothing_is_for_it(device: str, error: type) -> None:
+    with crossmem.share([crossmem.empty(1)]) as shared, pytest.raises(error):
+        crossmem.receive(shared, device=device)
+
+
 def test_a_view_past_the_ends_of_an_array_is_bounded_by_what_it_covers() -> None:
     base = np.arange(64, dtype="int16")
     odd = as_strided(base[20:], (4, 3), (-6, 10))

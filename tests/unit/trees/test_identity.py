@@ -47,6 +47,21 @@ def test_what_is_in_containers_that_occur_twice_is_one_too() -> None:
     assert found[0]["inner"] is found[2] is found[3][1] is found[4].bias
 
 
+def test_the_metadata_of_a_state_dict_is_counted_behind_what_is_in_it() -> None:
+    twice, noted = {"version": 1}, {"version": 1}
+    state: Any = OrderedDict(a=twice, b=twice, c=[noted], d=["only here"])
+    state._metadata = OrderedDict({"": noted, "a": [1, 2], "b": OrderedDict()})
+
+    found = there_and_back([state, state])
+
+    assert found[0] is found[1]
+    assert found[0] == state
+    assert found[0]._metadata == state._metadata
+    assert found[0]["a"] is found[0]["b"]
+    assert found[0]["a"] is not found[0]._metadata[""]
+    assert found[0]["c"][0] is found[0]._metadata[""]
+
+
 def test_keys_that_occur_elsewhere_are_one() -> None:
     key = Frozen("k")
 
@@ -100,3 +115,17 @@ def test_deep_trees_of_containers_that_occur_twice_fit(make: Callable[[Any], Any
 def test_what_no_container_was_before_is_refused(node: Any) -> None:
     with pytest.raises(InvalidHandleError):
         read(node, [])
+
+
+@pytest.mark.parametrize("value", [1.0, np.float64(1), np.str_("a"), np.ones(1), "text"], ids=repr)
+def test_only_containers_count_as_levels(value: Any) -> None:
+    nested = value
+    for _ in range(MAX_DEPTH):
+        nested = [nested]
+
+    found = there_and_back(nested)
+    for _ in range(MAX_DEPTH):
+        (found,) = found
+    assert found == value
+    with pytest.raises(ConfigurationError, match=f"nested more than {MAX_DEPTH} deep"):
+        crossmem.share([nested], copy="allow")

@@ -32,6 +32,16 @@ class SlotsBelow(Frozen):
     more: Any = None
 
 
+class WithSlot:
+    __slots__ = ("label",)
+    label: Any
+
+
+@dataclass(slots=True)
+class SlotAbove(WithSlot):
+    weight: Any
+
+
 @dataclass
 class Inherited(Plain):
     more: Any = None
