@@ -111,9 +111,10 @@ class Actor:
         return [ray.put(filled(value, count))]
 
     def put_tree(self) -> list[Any]:
+        """Put a tree and keep it: versions end with what publishes them."""
         array = filled(1)
-        shared = crossmem.share({"all": array, "back": array[::-2], "name": "tree"})
-        return [ray.put(shared)]
+        self.kept = crossmem.share({"all": array, "back": array[::-2], "name": "tree"})
+        return [ray.put(self.kept)]
 
     def put_own(self, value: float) -> list[Any]:
         """Put an array in memory that only free() gives back, and keep all of it."""
@@ -282,6 +283,7 @@ def send_trees(sender: str) -> dict[str, Any]:
             "events": list(ray_observer.received),
         }
         del tree, shared, ref
+        ray.get(one.drop.remote())
         return {**answer, "is given back": is_given_back(one)}
 
 
