@@ -30,6 +30,7 @@ __all__ = [
     "drop_inherited",
     "duplicate_at",
     "fill",
+    "is_mapped",
     "map_shared",
     "populate",
     "reopen_readonly",
@@ -265,6 +266,16 @@ def fill(pointer: int, nbytes: int, value: int) -> None:
 def copy(target: int, source: int, nbytes: int) -> None:
     """Copy bytes between two places of this process, without holding the GIL."""
     ctypes.memmove(target, source, nbytes)
+
+
+def is_mapped(start: int, nbytes: int) -> bool:
+    """Whether the first and the last byte of a range are anything at all in this process."""
+    pages = {start // PAGE_NBYTES, (start + nbytes - 1) // PAGE_NBYTES}
+    found = ctypes.c_ubyte()
+    return not any(
+        _libc.mincore(c_size_t(one * PAGE_NBYTES), c_size_t(1), ctypes.byref(found))
+        for one in pages
+    )
 
 
 def sealed_nbytes(descriptor: int) -> int | None:

@@ -259,6 +259,35 @@ def test_x4_copies_end_with_the_allocation(exporter: Actor) -> None:
     exporter.check_broken("HIP-X4", "HIP-X4")
 
 
+@emulation_only
+@pytest.mark.parametrize(
+    ("made", "more", "freed"),
+    [("malloc", (), "free"), ("mallocManaged", (1,), "free"), ("hostAlloc", (0,), "freeHost")],
+)
+def test_x4_memory_that_is_gone_is_neither_copied_nor_filled(
+    exporter: Actor, made: str, more: tuple[int, ...], freed: str
+) -> None:
+    # So much that what Python itself allocates later does not lie where it began.
+    gone = getattr(exporter.rt, made)(32 * BLOCK, *more)
+    pointer, own = exporter.rt.malloc(BLOCK), exporter.call("own_memory", 16)
+    getattr(exporter.rt, freed)(gone)
+    calls = [
+        ("memcpy", own, gone, 4, TO_HOST),
+        ("memcpy", own, gone, 4, BY_ADDRESS),
+        ("memcpy", gone, own, 4, TO_DEVICE),
+        ("memcpy", gone, own, 4, BY_ADDRESS),
+        # As from the host: it is no device's any more.
+        ("memcpy", pointer, gone, 4, TO_DEVICE),
+        ("memcpyAsync", pointer, gone, 4, BY_ADDRESS, 0),
+        ("memcpy2D", pointer, 4, gone, 4, 4, 2, BY_ADDRESS),
+        ("memcpyPeer", pointer, 0, gone, 0, 4),
+        ("memset", gone + 1, 0, 4),
+    ]
+
+    assert [exporter.call("raw", *one) for one in calls] == [1] * len(calls)
+    exporter.check_broken(*["HIP-X4"] * len(calls))
+
+
 def test_x4_a_device_without_room(exporter: Actor) -> None:
     assert status(exporter.rt.malloc, 1 << 60) == 2
     exporter.check_broken()
