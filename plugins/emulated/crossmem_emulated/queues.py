@@ -144,6 +144,18 @@ class Queues:
             if not self.changed.wait(left_s) and late is not None:
                 raise late
 
+    def drain(self, streams: Iterable[Queue]) -> bool:
+        """Do the work of some streams as far as no function of the program has to end first.
+
+        Returns
+        -------
+        bool
+            Whether all of it is done.
+        """
+        limits = self._needed(streams, sys.maxsize)
+        self._advance(limits)
+        return not any(_has_work(one, limit) for one, limit in limits.items())
+
     def _needed(self, streams: Iterable[Queue], until: int) -> dict[Queue, int]:
         """Return the last piece of work of each stream that some work of some streams needs."""
         limits: dict[Queue, int] = {}

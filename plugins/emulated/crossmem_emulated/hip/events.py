@@ -86,7 +86,7 @@ def _event_record(process: HipProcess, handle: int, stream: int) -> None:
     event.sequence = next(process.queues.sequence)
     if event.flags & _INTERPROCESS and event.stream.capture is None:
         # Another process cannot make this one's streams work, so they do it now.
-        finish(process, [event.stream])
+        process.queues.drain([event.stream])
 
 
 def _is_done(event: Event) -> bool:

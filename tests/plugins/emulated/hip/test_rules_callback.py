@@ -108,6 +108,19 @@ def test_e25_freeing_waits_and_looks_again(host: Path, profile: str) -> None:
     assert sorted(codes) == [0, 1]
 
 
+def test_e25_recording_waits_for_no_function(host: Path, profile: str) -> None:
+    rt = runtime(host, profile)
+    stream, event = rt.streamCreate(), rt.eventCreateWithFlags(6)
+    may_end = threading.Event()
+    rt.launchHostFunc(stream, lambda _argument: may_end.wait(WAIT_S), 0)
+
+    assert elsewhere(lambda: rt.eventRecord(event, stream)) is None
+    assert rt.eventQuery(event) == 600
+    may_end.set()
+    rt.eventSynchronize(event)
+    assert rt.eventQuery(event) == 0
+
+
 def test_e25_a_function_calls_nothing(host: Path, profile: str) -> None:
     rt = runtime(host, profile)
     stream = rt.streamCreate()
