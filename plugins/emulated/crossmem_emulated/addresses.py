@@ -81,6 +81,8 @@ class Piece:
     is_part: bool = False
     keys: set[str] = field(default_factory=set)
     is_synchronous: bool = False
+    is_freed: bool = False
+    """Whether a stream is to give it back, which has other work to do before."""
     number: int = field(default_factory=itertools.count(1).__next__)
 
     @property
