@@ -159,14 +159,14 @@ class PointerAttributes:
 
 def _number_of(process: HipProcess, kind: MemoryType) -> int:
     """Return the vendor's number of a kind of memory."""
-    return _BEFORE_6[kind] if process.profile.is_before_6 else int(kind)
+    return _BEFORE_6[kind] if process.profile.has_old_numbers else int(kind)
 
 
 def _described(
     process: HipProcess, kind: MemoryType, device: int, pointer: int, host: int
 ) -> PointerAttributes:
     # CuPy still translates for ROCm as before ROCm 6, whose numbers became CUDA's.
-    is_shifted = process.profile.is_hip and not process.profile.is_before_6
+    is_shifted = process.profile.is_hip and not process.profile.has_old_numbers
     shown = kind + (is_shifted and kind < MemoryType.DEVICE)
     found = PointerAttributes(device, pointer, host, shown)
     found.number = _number_of(process, kind)
