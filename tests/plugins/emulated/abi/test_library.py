@@ -148,6 +148,28 @@ def test_the_name_of_the_library_decides_on_numbers(
     assert c["hipIpcOpenMemHandle"](place, handle[0], 0) == codes[True]
 
 
+def test_pinned_memory_has_the_flags_that_it_was_given(
+    ffi: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CROSSMEM_EMULATED_STATE", str(tmp_path))
+    c = HipBinding(ffi, "libamdhip64.so.7").functions()
+    place, own = ffi.new("uintptr_t *"), ffi.new("char[64]")
+    found = ffi.new("hipPointerAttribute_t *")
+
+    def flags_of(pointer: int) -> int:
+        assert c["hipPointerGetAttributes"](found, pointer) == 0
+        return int(found.allocationFlags)
+
+    portable, mapped = 1, 2
+    assert c["hipHostMalloc"](place, 64, portable) == 0
+    assert flags_of(place[0] + 8) == portable
+    registered = int(ffi.cast("uintptr_t", own))
+    assert c["hipHostRegister"](registered, 64, mapped) == 0
+    assert flags_of(registered) == mapped
+    assert c["hipMalloc"](place, 64) == 0
+    assert flags_of(place[0]) == 0
+
+
 def test_faults_are_named_as_in_c() -> None:
     assert LIBRARY.entry_of("hipIpcOpenMemHandle") == "ipcOpenMemHandle"
     assert LIBRARY.entry_of("hipHostMalloc") == "hostAlloc"
