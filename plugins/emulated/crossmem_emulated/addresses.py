@@ -16,10 +16,13 @@ from typing import Any, Final
 from crossmem_emulated import memory
 from crossmem_emulated.pages import Pages
 
-__all__ = ["BLOCK_NBYTES", "Piece", "Region", "Space"]
+__all__ = ["BLOCK_NBYTES", "Piece", "Region", "Space", "numbers"]
 
 BLOCK_NBYTES: Final = 2 << 20
 """Size of the huge pages of devices; their addresses are reserved at multiples of it."""
+
+numbers: Final = itertools.count(1).__next__
+"""Gives each memory of this process a number of its own."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +86,7 @@ class Piece:
     is_synchronous: bool = False
     is_freed: bool = False
     """Whether a stream is to give it back, which has other work to do before."""
-    number: int = field(default_factory=itertools.count(1).__next__)
+    number: int = field(default_factory=numbers)
 
     @property
     def end(self) -> int:

@@ -116,7 +116,7 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
         # CUDA knows no other kind here.
         Attribute.MEMORY_TYPE: min(kind, MemoryType.DEVICE),
         Attribute.SYNC_MEMOPS: int(owner.is_synchronous),
-        Attribute.BUFFER_ID: owner.number if isinstance(owner, Piece) else start,
+        Attribute.BUFFER_ID: owner.number,
         Attribute.IS_MANAGED: int(kind is MemoryType.MANAGED),
         Attribute.DEVICE_ORDINAL: _device_of(process, owner),
         Attribute.IS_LEGACY_IPC_CAPABLE: int(origin is Origin.MALLOC),

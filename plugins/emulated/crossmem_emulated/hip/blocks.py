@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from crossmem_emulated import memory
-from crossmem_emulated.addresses import BLOCK_NBYTES, Piece, Region
+from crossmem_emulated.addresses import BLOCK_NBYTES, Piece, Region, numbers
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import LARGEST_NBYTES, MemoryType, Status
 from crossmem_emulated.hip.exports import withdraw
@@ -62,6 +62,8 @@ class HostBlock:
     is_registered: bool = False
     """Whether the program allocated it, and only had it pinned."""
     is_synchronous: bool = False
+    number: int = field(default_factory=numbers)
+    """No other memory of this process has it, or had it."""
 
     @property
     def kind(self) -> MemoryType:
