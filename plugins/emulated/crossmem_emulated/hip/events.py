@@ -3,7 +3,8 @@
 
 import os
 import secrets
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Final
 
 from crossmem_emulated.hip.calls import Refused, entry
@@ -21,20 +22,34 @@ _OF_AMD: Final = 0x2000_0000 | 0x4000_0000 | 0x8000_0000
 """How far AMD's events make memory visible, which is everywhere here; one of them at most."""
 _WAIT_EXTERNAL: Final = 1
 _PID_NBYTES: Final = 4
-_STEP_MS: Final = 0.001
-"""What each record or piece of work takes, chosen: later events have later times."""
+_NS_OF_MS: Final = 1e6
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """A place in a stream, and when the stream came to it."""
+
+    stream: Stream
+    time_ns: int | None = None
+    work: Work = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.work = Work("eventRecord", (), self._reach)
+
+    def _reach(self) -> None:
+        self.time_ns = time.monotonic_ns()
 
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """A place in a stream."""
+    """What is recorded in streams."""
 
     handle: int
     flags: int
     device: int
     """Which was current when it was made or opened."""
-    stream: Stream | None = None
-    sequence: int = 0
+    record: Record | None = None
+    """The last one."""
     token: bytes | None = None
     """The handle by which other processes know it, or by which it was opened."""
 
@@ -82,17 +97,17 @@ def _event_record(process: HipProcess, handle: int, stream: int) -> None:
     if where.device != event.device and where.capture is None:
         text = f"an event of device {event.device} in a stream of device {where.device}"
         raise Refused(Status.INVALID_HANDLE, text, "HIP-X3")
-    event.stream = where
-    event.sequence = next(process.queues.sequence)
-    if event.flags & _INTERPROCESS and event.stream.capture is None:
+    record = Record(where)
+    submit(process, where, record.work)
+    event.record = record
+    if event.flags & _INTERPROCESS and where.capture is None:
         # Another process cannot make this one's streams work, so they do it now.
-        process.queues.drain([event.stream])
+        process.queues.drain([where])
 
 
 def _is_done(event: Event) -> bool:
-    if event.stream is None:
-        return True
-    return all(work.sequence > event.sequence for work in event.stream.queue)
+    record = event.record
+    return record is None or record.work not in record.stream.queue
 
 
 @entry("eventQuery(intptr_t event)", is_checked=False)
@@ -104,20 +119,27 @@ def _event_query(process: HipProcess, handle: int) -> None:
 @entry("eventSynchronize(intptr_t event)")
 def _event_synchronize(process: HipProcess, handle: int) -> None:
     event = _find(process, handle)
-    if event.stream is not None:
-        finish(process, [event.stream], event.sequence)
+    if event.record is not None:
+        finish(process, [event.record.stream], event.record.work.sequence)
 
 
 @entry("eventElapsedTime(intptr_t start, intptr_t end) -> float")
 def _event_elapsed_time(process: HipProcess, start: int, end: int) -> float:
     events = _find(process, start), _find(process, end)
-    if any(one.flags & _DISABLE_TIMING or one.stream is None for one in events):
+    if any(one.flags & _DISABLE_TIMING or one.record is None for one in events):
         raise Refused(Status.INVALID_HANDLE, "an event has no time")
     if events[0].device != events[1].device:
         raise Refused(Status.INVALID_HANDLE, "the events are of two devices", "HIP-X3")
     if not all(map(_is_done, events)):
         raise Refused(Status.NOT_READY, "there is work left")
-    return _STEP_MS * (events[1].sequence - events[0].sequence)
+    first_ns, last_ns = map(_time_of, events)
+    return (last_ns - first_ns) / _NS_OF_MS
+
+
+def _time_of(event: Event) -> int:
+    if event.record is None or event.record.time_ns is None:
+        raise Refused(Status.INVALID_HANDLE, "an event has no time: a capture is not done")
+    return event.record.time_ns
 
 
 def _nothing() -> None:
@@ -129,10 +151,10 @@ def _stream_wait_event(process: HipProcess, handle: int, event_handle: int, flag
     if flags & ~_WAIT_EXTERNAL:
         raise Refused(Status.INVALID_VALUE, f"flags {flags}")
     stream, event = find_stream(process, handle), _find(process, event_handle)
-    source = event.stream
-    if source is not None and source is not stream:
-        until = event.sequence
-        submit(process, stream, Work("streamWaitEvent", (), _nothing, after=(source, until)))
+    record = event.record
+    if record is not None and record.stream is not stream:
+        after = record.stream, record.work.sequence
+        submit(process, stream, Work("streamWaitEvent", (), _nothing, after=after))
 
 
 # Between processes ----------------------------------------------------------------------------
