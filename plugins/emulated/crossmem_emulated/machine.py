@@ -29,7 +29,7 @@ __all__ = ["HostLostError", "Machine", "ticks_since_boot"]
 _BUSY_TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.001
 _PRIMARY: Final = 0xFF
-_VERSION: Final = 1
+_VERSION: Final = 2
 _Result = TypeVar("_Result")
 
 _SCHEMA: Final = """

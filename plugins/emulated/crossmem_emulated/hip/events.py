@@ -3,7 +3,10 @@
 
 import os
 import secrets
+import sqlite3
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,7 +14,8 @@ from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import CONSTANTS, HANDLE_NBYTES, Status
 from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.streams import Stream, find_stream, finish, submit
-from crossmem_emulated.queues import Work
+from crossmem_emulated.machine import HostLostError
+from crossmem_emulated.queues import Caller, Work
 
 __all__ = ["Event", "destroy_event"]
 
@@ -23,6 +27,8 @@ _OF_AMD: Final = 0x2000_0000 | 0x4000_0000 | 0x8000_0000
 _WAIT_EXTERNAL: Final = 1
 _PID_NBYTES: Final = 4
 _NS_OF_MS: Final = 1e6
+_LOOK_AGAIN_S: Final = 0.002
+"""How long it is until somebody looks again whether another process's work is done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,8 +107,7 @@ def _event_record(process: HipProcess, handle: int, stream: int) -> None:
     submit(process, where, record.work)
     event.record = record
     if event.flags & _INTERPROCESS and where.capture is None:
-        # Another process cannot make this one's streams work, so they do it now.
-        process.queues.drain([where])
+        _publish(process, event, record)
 
 
 def _is_done(event: Event) -> bool:
@@ -112,13 +117,18 @@ def _is_done(event: Event) -> bool:
 
 @entry("eventQuery(intptr_t event)", is_checked=False)
 def _event_query(process: HipProcess, handle: int) -> None:
-    if not _is_done(_find(process, handle)):
+    event = _find(process, handle)
+    if not _is_done(event) or _pending(process, event):
         raise Refused(Status.NOT_READY, "there is work left")
 
 
 @entry("eventSynchronize(intptr_t event)")
 def _event_synchronize(process: HipProcess, handle: int) -> None:
     event = _find(process, handle)
+    if pending := _pending(process, event):
+        while _pending(process, event) == pending:
+            # Other calls have their turn meanwhile.
+            process.queues.changed.wait(_LOOK_AGAIN_S)
     if event.record is not None:
         finish(process, [event.record.stream], event.record.work.sequence)
 
@@ -151,6 +161,14 @@ def _stream_wait_event(process: HipProcess, handle: int, event_handle: int, flag
     if flags & ~_WAIT_EXTERNAL:
         raise Refused(Status.INVALID_VALUE, f"flags {flags}")
     stream, event = find_stream(process, handle), _find(process, event_handle)
+    if pending := _pending(process, event):
+
+        def wait_elsewhere() -> None:
+            with suppress(HostLostError, sqlite3.OperationalError):
+                while _pending(process, event) == pending:
+                    time.sleep(_LOOK_AGAIN_S)
+
+        submit(process, stream, Work("streamWaitEvent", (), wait_elsewhere, caller=Caller()))
     record = event.record
     if record is not None and record.stream is not stream:
         after = record.stream, record.work.sequence
@@ -170,9 +188,14 @@ def _ipc_get_event_handle(process: HipProcess, handle: int) -> bytes:
     if event.token is None:
         pid = os.getpid().to_bytes(_PID_NBYTES, "little")
         event.token = pid + secrets.token_bytes(HANDLE_NBYTES - _PID_NBYTES)
+        record = event.record
+        pending = 0 if record is None or _is_done(event) else record.work.sequence
         with process.machine.transaction() as tables:
-            statement = "INSERT INTO hip_event (token, owner) VALUES (?, ?)"
-            tables.execute(statement, (event.token, process.machine.me(tables)))
+            me = process.machine.me(tables)
+            statement = (
+                "INSERT INTO hip_event (token, owner, recorder, pending) VALUES (?, ?, ?, ?)"
+            )
+            tables.execute(statement, (event.token, me, me, pending))
     return event.token
 
 
@@ -192,3 +215,42 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
     event = Event(next(process.handles), flags, device, token=handle)
     process.events[event.handle] = event
     return event.handle
+
+
+def _publish(process: HipProcess, event: Event, record: Record) -> None:
+    """Let other processes know whether an event is done, and later that it is."""
+    # They cannot make this one's streams work, so those do it now, as far as they can.
+    process.queues.drain([record.stream])
+    number = 0 if _is_done(event) else record.work.sequence
+    if event.token is not None:
+        with process.machine.transaction() as tables:
+            statement = "UPDATE hip_event SET recorder = ?, pending = ? WHERE token = ?"
+            tables.execute(statement, (process.machine.me(tables), number, event.token))
+
+    def tell() -> None:
+        # If the host is lost, nobody is there who could be told.
+        with process.lock, suppress(HostLostError, sqlite3.OperationalError):
+            finish(process, [record.stream], number)
+            with process.machine.transaction() as tables:
+                statement = (
+                    "UPDATE hip_event SET pending = 0 "
+                    "WHERE token = ? AND recorder = ? AND pending = ?"
+                )
+                tables.execute(statement, (event.token, process.machine.me(tables), number))
+
+    if number:
+        # Functions of the program end at any time, and nobody here may ever wait for them.
+        threading.Thread(target=tell, name="crossmem-event", daemon=True).start()
+
+
+def _pending(process: HipProcess, event: Event) -> tuple[int, int] | None:
+    """Return which other process's record is not done, and its number; None where there is none."""
+    if event.token is None:
+        return None
+    with process.lock, process.machine.transaction() as tables:
+        query = (
+            "SELECT recorder, pending FROM hip_event WHERE token = ? AND recorder != ? AND pending"
+        )
+        found = tables.execute(query, (event.token, process.machine.me(tables)))
+        row: tuple[int, int] | None = found.fetchone()
+        return row if row is not None and process.machine.lives(tables, row[0]) else None
