@@ -17,10 +17,13 @@ from typing import Any, Final
 from crossmem_emulated import memory
 from crossmem_emulated.pages import HOST, Pages
 
-__all__ = ["BLOCK_NBYTES", "Piece", "Region", "Space"]
+__all__ = ["BLOCK_NBYTES", "Piece", "Region", "Space", "numbers"]
 
 BLOCK_NBYTES: Final = 2 << 20
 """Size of the huge pages of devices; their addresses are reserved at multiples of it."""
+
+numbers: Final = itertools.count(1).__next__
+"""Gives each memory of this process a number of its own."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +88,9 @@ class Piece:
     keys: set[str] = field(default_factory=set)
     is_read_only: bool = False
     is_synchronous: bool = False
-    number: int = field(default_factory=itertools.count(1).__next__)
+    is_freed: bool = False
+    """Whether a stream is to give it back, which has other work to do before."""
+    number: int = field(default_factory=numbers)
 
     @property
     def end(self) -> int:

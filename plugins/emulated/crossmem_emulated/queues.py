@@ -214,9 +214,11 @@ class Queues:
         # The stream may have lost its work meanwhile.
         if work in stream.queue:
             stream.queue.remove(work)
-        if not self._is_slow:
-            self._advance(dict.fromkeys(self._streams.values(), sys.maxsize))
-        self.changed.notify_all()
+        try:
+            if not self._is_slow:
+                self._advance(dict.fromkeys(self._streams.values(), sys.maxsize))
+        finally:
+            self.changed.notify_all()
 
     def lose(self, start: int, nbytes: int) -> Iterator[Work]:
         """Yield the work that memory is taken away from; it is lost then."""

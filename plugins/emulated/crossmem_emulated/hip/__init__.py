@@ -8,6 +8,7 @@ each is tested.
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
@@ -103,6 +104,8 @@ class Runtime:
         addresses closed to the host.
     options
         Folder and devices; None for what the environment says.
+    has_old_numbers
+        Whether the caller was compiled with headers of ROCm 5, whatever the edition.
 
     Attributes
     ----------
@@ -130,9 +133,12 @@ class Runtime:
         strict: bool = True,  # noqa: FBT001, FBT002 - as its users write it
         *,
         options: Options | None = None,
+        has_old_numbers: bool = False,
     ) -> None:
         options = options or Options.from_environ(os.environ)
         edition = profile_named(profile)
+        if has_old_numbers:
+            edition = replace(edition, has_old_numbers=True)
         self._process = HipProcess(
             Setup(
                 profile=edition,

@@ -116,7 +116,7 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
         # CUDA knows no other kind here.
         Attribute.MEMORY_TYPE: min(kind, MemoryType.DEVICE),
         Attribute.SYNC_MEMOPS: int(owner.is_synchronous),
-        Attribute.BUFFER_ID: owner.number if isinstance(owner, Piece) else start,
+        Attribute.BUFFER_ID: owner.number,
         Attribute.IS_MANAGED: int(kind is MemoryType.MANAGED),
         Attribute.DEVICE_ORDINAL: _device_of(process, owner),
         Attribute.IS_LEGACY_IPC_CAPABLE: int(origin is Origin.MALLOC),
@@ -144,10 +144,11 @@ def _pointer_set_attribute(process: HipProcess, value: int, attribute: int, poin
 class PointerAttributes:
     """What an address belongs to, shaped as CuPy's class of this name.
 
-    Beside what CuPy's has, there is the ``number`` that the vendor itself gives the kind of memory.
+    Beside what CuPy's has, there are the ``number`` that the vendor itself gives the kind of
+    memory, and the flags with which the host's was made or pinned.
     """
 
-    __slots__ = ("device", "devicePointer", "hostPointer", "number", "type")
+    __slots__ = ("allocationFlags", "device", "devicePointer", "hostPointer", "number", "type")
 
     def __init__(self, device: int, devicePointer: int, hostPointer: int, type: int = -1) -> None:  # noqa: A002, N803 - CuPy's names
         self.type = type
@@ -155,18 +156,19 @@ class PointerAttributes:
         self.devicePointer = devicePointer
         self.hostPointer = hostPointer
         self.number = type
+        self.allocationFlags = 0
 
 
 def _number_of(process: HipProcess, kind: MemoryType) -> int:
     """Return the vendor's number of a kind of memory."""
-    return _BEFORE_6[kind] if process.profile.is_before_6 else int(kind)
+    return _BEFORE_6[kind] if process.profile.has_old_numbers else int(kind)
 
 
 def _described(
     process: HipProcess, kind: MemoryType, device: int, pointer: int, host: int
 ) -> PointerAttributes:
     # CuPy still translates for ROCm as before ROCm 6, whose numbers became CUDA's.
-    is_shifted = process.profile.is_hip and not process.profile.is_before_6
+    is_shifted = process.profile.is_hip and not process.profile.has_old_numbers
     shown = kind + (is_shifted and kind < MemoryType.DEVICE)
     found = PointerAttributes(device, pointer, host, shown)
     found.number = _number_of(process, kind)
@@ -181,5 +183,9 @@ def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttribu
         if is_refused or not process.profile.unknown_is_unregistered:
             raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
         return _described(process, MemoryType.UNREGISTERED, -2, 0, 0)
-    host = pointer if isinstance(owner, HostBlock) else 0
-    return _described(process, _type_of(owner), _device_of(process, owner), pointer, host)
+    kind, device = _type_of(owner), _device_of(process, owner)
+    if not isinstance(owner, HostBlock):
+        return _described(process, kind, device, pointer, 0)
+    found = _described(process, kind, device, pointer, pointer)
+    found.allocationFlags = owner.flags
+    return found

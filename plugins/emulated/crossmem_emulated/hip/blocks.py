@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from crossmem_emulated import memory
-from crossmem_emulated.addresses import BLOCK_NBYTES, Piece, Region
+from crossmem_emulated.addresses import BLOCK_NBYTES, Piece, Region, numbers
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import LARGEST_NBYTES, MemoryType, Status
 from crossmem_emulated.hip.exports import withdraw
 from crossmem_emulated.hip.origins import Origin
-from crossmem_emulated.hip.process import HipProcess, Quirk
+from crossmem_emulated.hip.process import Again, HipProcess, Quirk
 from crossmem_emulated.hip.reserves import Pool
 from crossmem_emulated.hip.shares import check_from_pool, close_once
 from crossmem_emulated.hip.streams import check_idle, check_safe, finish_device
@@ -62,6 +62,8 @@ class HostBlock:
     is_registered: bool = False
     """Whether the program allocated it, and only had it pinned."""
     is_synchronous: bool = False
+    number: int = field(default_factory=numbers)
+    """No other memory of this process has it, or had it."""
 
     @property
     def kind(self) -> MemoryType:
@@ -185,9 +187,12 @@ def _free(process: HipProcess, pointer: int) -> None:
     if piece is not None and piece.origin is Origin.IPC:
         check_from_pool(piece.source)
         finish_device(process, piece.source.device)
+        if process.space.pieces.get(pointer) is not piece:
+            # A stream was to free it, too, and just did.
+            raise Again
         close_once(process, "free", piece.source)
         return
-    if piece is None:
+    if piece is None or piece.is_freed:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
     if piece.origin is Origin.VIRTUAL:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is mapped, not allocated", "HIP-V11")

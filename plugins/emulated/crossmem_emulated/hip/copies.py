@@ -79,6 +79,10 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
         block = find_host_block(process, pointer)
         if block is not None and pointer + nbytes > block.start + block.nbytes:
             raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes are too many", "HIP-X4")
+        # What a device had here may be gone, and the host would end where it was touched.
+        if block is None and not memory.is_mapped(pointer, nbytes):
+            text = f"{nbytes} bytes at {pointer:#x} are nobody's, or nobody's any more"
+            raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
         # What is pinned or managed has an address for devices, which is the same one.
         return Side(pointer, False if block is None else None, ((pointer, nbytes),))
     spans = list(process.space.spans(pointer, nbytes))

@@ -106,7 +106,9 @@ def _get_device_properties(process: HipProcess, device: int) -> dict[str, Any]:
         "managedMemory": 1,
     }
     if is_hip:
-        return {**found, "gcnArchName": b"gfx942", "isLargeBar": 1}
+        # Programs that are told so touch its memory.
+        is_open = not process.setup.strict
+        return {**found, "gcnArchName": b"gfx942", "isLargeBar": int(is_open)}
     # CuPy takes the 16 bytes for a text, so that they end before a zero byte.
     return {**found, "uuid": _uuid_of(index).partition(_TEXT_END)[0], "unifiedAddressing": 1}
 

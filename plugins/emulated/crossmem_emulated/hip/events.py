@@ -3,14 +3,19 @@
 
 import os
 import secrets
-from dataclasses import dataclass
+import sqlite3
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import CONSTANTS, HANDLE_NBYTES, Status
 from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.streams import Stream, find_stream, finish, submit
-from crossmem_emulated.queues import Work
+from crossmem_emulated.machine import HostLostError
+from crossmem_emulated.queues import Caller, Work
 
 __all__ = ["Event", "destroy_event"]
 
@@ -21,20 +26,36 @@ _OF_AMD: Final = 0x2000_0000 | 0x4000_0000 | 0x8000_0000
 """How far AMD's events make memory visible, which is everywhere here; one of them at most."""
 _WAIT_EXTERNAL: Final = 1
 _PID_NBYTES: Final = 4
-_STEP_MS: Final = 0.001
-"""What each record or piece of work takes, chosen: later events have later times."""
+_NS_OF_MS: Final = 1e6
+_LOOK_AGAIN_S: Final = 0.002
+"""How long it is until somebody looks again whether another process's work is done."""
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """A place in a stream, and when the stream came to it."""
+
+    stream: Stream
+    time_ns: int | None = None
+    work: Work = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.work = Work("eventRecord", (), self._reach)
+
+    def _reach(self) -> None:
+        self.time_ns = time.monotonic_ns()
 
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """A place in a stream."""
+    """What is recorded in streams."""
 
     handle: int
     flags: int
     device: int
     """Which was current when it was made or opened."""
-    stream: Stream | None = None
-    sequence: int = 0
+    record: Record | None = None
+    """The last one."""
     token: bytes | None = None
     """The handle by which other processes know it, or by which it was opened."""
 
@@ -82,42 +103,53 @@ def _event_record(process: HipProcess, handle: int, stream: int) -> None:
     if where.device != event.device and where.capture is None:
         text = f"an event of device {event.device} in a stream of device {where.device}"
         raise Refused(Status.INVALID_HANDLE, text, "HIP-X3")
-    event.stream = where
-    event.sequence = next(process.queues.sequence)
-    if event.flags & _INTERPROCESS and event.stream.capture is None:
-        # Another process cannot make this one's streams work, so they do it now.
-        finish(process, [event.stream])
+    record = Record(where)
+    submit(process, where, record.work)
+    event.record = record
+    if event.flags & _INTERPROCESS and where.capture is None:
+        _publish(process, event, record)
 
 
 def _is_done(event: Event) -> bool:
-    if event.stream is None:
-        return True
-    return all(work.sequence > event.sequence for work in event.stream.queue)
+    record = event.record
+    return record is None or record.work not in record.stream.queue
 
 
 @entry("eventQuery(intptr_t event)", is_checked=False)
 def _event_query(process: HipProcess, handle: int) -> None:
-    if not _is_done(_find(process, handle)):
+    event = _find(process, handle)
+    if not _is_done(event) or _pending(process, event):
         raise Refused(Status.NOT_READY, "there is work left")
 
 
 @entry("eventSynchronize(intptr_t event)")
 def _event_synchronize(process: HipProcess, handle: int) -> None:
     event = _find(process, handle)
-    if event.stream is not None:
-        finish(process, [event.stream], event.sequence)
+    if pending := _pending(process, event):
+        while _pending(process, event) == pending:
+            # Other calls have their turn meanwhile.
+            process.queues.changed.wait(_LOOK_AGAIN_S)
+    if event.record is not None:
+        finish(process, [event.record.stream], event.record.work.sequence)
 
 
 @entry("eventElapsedTime(intptr_t start, intptr_t end) -> float")
 def _event_elapsed_time(process: HipProcess, start: int, end: int) -> float:
     events = _find(process, start), _find(process, end)
-    if any(one.flags & _DISABLE_TIMING or one.stream is None for one in events):
+    if any(one.flags & _DISABLE_TIMING or one.record is None for one in events):
         raise Refused(Status.INVALID_HANDLE, "an event has no time")
     if events[0].device != events[1].device:
         raise Refused(Status.INVALID_HANDLE, "the events are of two devices", "HIP-X3")
     if not all(map(_is_done, events)):
         raise Refused(Status.NOT_READY, "there is work left")
-    return _STEP_MS * (events[1].sequence - events[0].sequence)
+    first_ns, last_ns = map(_time_of, events)
+    return (last_ns - first_ns) / _NS_OF_MS
+
+
+def _time_of(event: Event) -> int:
+    if event.record is None or event.record.time_ns is None:
+        raise Refused(Status.INVALID_HANDLE, "an event has no time: a capture is not done")
+    return event.record.time_ns
 
 
 def _nothing() -> None:
@@ -129,10 +161,18 @@ def _stream_wait_event(process: HipProcess, handle: int, event_handle: int, flag
     if flags & ~_WAIT_EXTERNAL:
         raise Refused(Status.INVALID_VALUE, f"flags {flags}")
     stream, event = find_stream(process, handle), _find(process, event_handle)
-    source = event.stream
-    if source is not None and source is not stream:
-        until = event.sequence
-        submit(process, stream, Work("streamWaitEvent", (), _nothing, after=(source, until)))
+    if pending := _pending(process, event):
+
+        def wait_elsewhere() -> None:
+            with suppress(HostLostError, sqlite3.OperationalError):
+                while _pending(process, event) == pending:
+                    time.sleep(_LOOK_AGAIN_S)
+
+        submit(process, stream, Work("streamWaitEvent", (), wait_elsewhere, caller=Caller()))
+    record = event.record
+    if record is not None and record.stream is not stream:
+        after = record.stream, record.work.sequence
+        submit(process, stream, Work("streamWaitEvent", (), _nothing, after=after))
 
 
 # Between processes ----------------------------------------------------------------------------
@@ -148,9 +188,14 @@ def _ipc_get_event_handle(process: HipProcess, handle: int) -> bytes:
     if event.token is None:
         pid = os.getpid().to_bytes(_PID_NBYTES, "little")
         event.token = pid + secrets.token_bytes(HANDLE_NBYTES - _PID_NBYTES)
+        record = event.record
+        pending = 0 if record is None or _is_done(event) else record.work.sequence
         with process.machine.transaction() as tables:
-            statement = "INSERT INTO hip_event (token, owner) VALUES (?, ?)"
-            tables.execute(statement, (event.token, process.machine.me(tables)))
+            me = process.machine.me(tables)
+            statement = (
+                "INSERT INTO hip_event (token, owner, recorder, pending) VALUES (?, ?, ?, ?)"
+            )
+            tables.execute(statement, (event.token, me, me, pending))
     return event.token
 
 
@@ -170,3 +215,42 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
     event = Event(next(process.handles), flags, device, token=handle)
     process.events[event.handle] = event
     return event.handle
+
+
+def _publish(process: HipProcess, event: Event, record: Record) -> None:
+    """Let other processes know whether an event is done, and later that it is."""
+    # They cannot make this one's streams work, so those do it now, as far as they can.
+    process.queues.drain([record.stream])
+    number = 0 if _is_done(event) else record.work.sequence
+    if event.token is not None:
+        with process.machine.transaction() as tables:
+            statement = "UPDATE hip_event SET recorder = ?, pending = ? WHERE token = ?"
+            tables.execute(statement, (process.machine.me(tables), number, event.token))
+
+    def tell() -> None:
+        # If the host is lost, nobody is there who could be told.
+        with process.lock, suppress(HostLostError, sqlite3.OperationalError):
+            finish(process, [record.stream], number)
+            with process.machine.transaction() as tables:
+                statement = (
+                    "UPDATE hip_event SET pending = 0 "
+                    "WHERE token = ? AND recorder = ? AND pending = ?"
+                )
+                tables.execute(statement, (event.token, process.machine.me(tables), number))
+
+    if number:
+        # Functions of the program end at any time, and nobody here may ever wait for them.
+        threading.Thread(target=tell, name="crossmem-event", daemon=True).start()
+
+
+def _pending(process: HipProcess, event: Event) -> tuple[int, int] | None:
+    """Return which other process's record is not done, and its number; None where there is none."""
+    if event.token is None:
+        return None
+    with process.lock, process.machine.transaction() as tables:
+        query = (
+            "SELECT recorder, pending FROM hip_event WHERE token = ? AND recorder != ? AND pending"
+        )
+        found = tables.execute(query, (event.token, process.machine.me(tables)))
+        row: tuple[int, int] | None = found.fetchone()
+        return row if row is not None and process.machine.lives(tables, row[0]) else None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of the program's own that it has pinned, and what devices know of the host's memory."""
 
+from crossmem_emulated import memory
 from crossmem_emulated.hip.blocks import HostBlock, find_host_block, release_host
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import MemoryType, Status
@@ -20,7 +21,8 @@ def _found(process: HipProcess, pointer: int) -> HostBlock:
 @entry("hostRegister(intptr_t ptr, size_t size, unsigned int flags)", hip_answers=Status.UNKNOWN)
 def _host_register(process: HipProcess, pointer: int, nbytes: int, flags: int) -> None:
     check_safe(process)
-    if not pointer or not nbytes or process.space.region_of(pointer) is not None:
+    is_device = process.space.region_of(pointer) is not None
+    if not pointer or not nbytes or is_device or not memory.is_mapped(pointer, nbytes):
         raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x}", "HIP-X4")
     for block in process.host_blocks.values():
         if block.start < pointer + nbytes and pointer < block.start + block.nbytes:

@@ -19,8 +19,9 @@ from crossmem_emulated.hip.shares import open_share
 __all__: list[str] = []
 
 _DESCRIPTOR: Final = 1
-_NOTE: Final = struct.Struct("<16sQQI")
-"""What a shared pool is behind its descriptor: magic, host, and how many devices have access."""
+_NOTE: Final = struct.Struct("<16sQQiI")
+"""What a shared pool is behind its descriptor: magic, host, its device by its index on the host,
+and for how many others access was set."""
 _ACCESS: Final = struct.Struct("<iI")
 """Index of a device on the host, and what it may do."""
 _MAGIC: Final = b"crossmem a pool "
@@ -53,7 +54,7 @@ def _mem_pool_export_to_shareable_handle(
         raise Refused(Status.INVALID_VALUE, text, "HIP-X12")
     visible = process.setup.visible
     access = [(visible[device], flags) for device, flags in pool.access.items()]
-    note = _NOTE.pack(_MAGIC, *process.machine.identity, len(access))
+    note = _NOTE.pack(_MAGIC, *process.machine.identity, visible[pool.device], len(access))
     descriptor, address = memory.create(memory.PAGE_NBYTES, memory.creation_flags())
     try:
         memory.unmap(address, memory.PAGE_NBYTES)
@@ -72,10 +73,12 @@ def _mem_pool_import_from_shareable_handle(
     if flags or handle_type != _DESCRIPTOR:
         text = f"type {handle_type} with flags {flags}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X12")
-    access = _read(process, descriptor)
-    if access is None:
+    found = _read(process, descriptor)
+    if found is None:
         raise _missing(process, f"descriptor {descriptor} is no pool of this host", "HIP-X12")
-    pool = new_pool(process, process.current().device)
+    home, access = found
+    device = process.ordinal_of(home)
+    pool = new_pool(process, process.current().device if device is None else device)
     pool.is_imported = True
     for index, allowed in access.items():
         device = process.ordinal_of(index)
@@ -84,16 +87,16 @@ def _mem_pool_import_from_shareable_handle(
     return pool.handle
 
 
-def _read(process: HipProcess, descriptor: int) -> dict[int, int] | None:
-    """Return what devices may do with a pool, None where a descriptor is anything else."""
+def _read(process: HipProcess, descriptor: int) -> tuple[int, dict[int, int]] | None:
+    """Return a pool's device and what others may do with it, None where it is anything else."""
     if descriptor < 0 or memory.sealed_nbytes(descriptor) != memory.PAGE_NBYTES:
         return None
     data = os.pread(descriptor, memory.PAGE_NBYTES, 0)
-    *head, count = _NOTE.unpack_from(data)
+    *head, home, count = _NOTE.unpack_from(data)
     end = _NOTE.size + count * _ACCESS.size
     if head != [_MAGIC, *process.machine.identity] or end > len(data):
         return None
-    return dict(_ACCESS.iter_unpack(data[_NOTE.size : end]))
+    return home, dict(_ACCESS.iter_unpack(data[_NOTE.size : end]))
 
 
 # Memory ---------------------------------------------------------------------------------------

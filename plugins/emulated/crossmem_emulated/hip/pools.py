@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from crossmem_emulated.addresses import Piece
 from crossmem_emulated.hip.blocks import free_piece, malloc_from
 from crossmem_emulated.hip.calls import Refused, entry
 from crossmem_emulated.hip.codes import Status
 from crossmem_emulated.hip.origins import Origin
 from crossmem_emulated.hip.physical import NO_HANDLE, ON_DEVICE, PINNED
-from crossmem_emulated.hip.process import Again, HipProcess
+from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.reserves import Pool
 from crossmem_emulated.hip.shares import check_from_pool, close_once
-from crossmem_emulated.hip.streams import find_stream, finish
+from crossmem_emulated.hip.streams import find_stream, submit
 from crossmem_emulated.hip.virtual import ACCESS, READ_WRITE
+from crossmem_emulated.queues import Work
 
 __all__ = ["MemPoolProps", "find_pool", "forget_pools", "new_pool"]
 
@@ -248,13 +250,21 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     if not pointer and process.profile.frees_null:
         return
     piece = process.space.pieces.get(pointer)
-    if piece is None or piece.origin is Origin.VIRTUAL:
+    if piece is None or piece.is_freed or piece.origin is Origin.VIRTUAL:
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} was not allocated", "HIP-X4")
     if piece.origin is Origin.IPC:
         check_from_pool(piece.source)
-    # What the stream itself still has to do comes first.
-    if finish(process, [where]):
-        raise Again
+    submit(process, where, Work("freeAsync", (), lambda: _give_back(process, piece)))
+    # What was opened several times is freed as often.
+    piece.is_freed = where.capture is None and piece.origin is not Origin.IPC
+    # The stream does what it has to do, unless a function of the program has to end first.
+    process.queues.drain([where])
+
+
+def _give_back(process: HipProcess, piece: Piece) -> None:
+    """Free what a stream was told to, unless it is gone since."""
+    if process.space.pieces.get(piece.start) is not piece:
+        return
     if piece.origin is Origin.IPC:
         close_once(process, "freeAsync", piece.source)
     else:

@@ -29,8 +29,6 @@ class Profile:
         Whether it is AMD's.
     is_documented
         Whether documents decide, and not what a runtime's sources do.
-    lazy_flag
-        The only flags with which memory is opened, None where any are accepted.
     stale
         What opening answers where there is no such memory any more.
     unreachable
@@ -66,13 +64,16 @@ class Profile:
         Whether null can be freed in a stream, as HIP 7 has it.
     has_uncached
         Whether physical memory can be made that no device caches.
+    is_before_6
+        Whether it is a ROCm before 6.
+    has_old_numbers
+        Whether numbers are those of AMD's headers before ROCm 6, which differ from CUDA's.
     """
 
     name: str
     version: int
     is_hip: bool = True
     is_documented: bool = False
-    lazy_flag: int | None = 1
     stale: Status = Status.INVALID_DEVICE_POINTER
     unreachable: Status = Status.INVALID_DEVICE_POINTER
     no_device: Status = Status.NO_DEVICE
@@ -90,11 +91,13 @@ class Profile:
     keeps_not_ready: bool = True
     frees_null: bool = False
     has_uncached: bool = False
+    is_before_6: bool = False
+    has_old_numbers: bool = False
 
     @property
-    def is_before_6(self) -> bool:
-        """Whether it is a ROCm whose numbers differ from CUDA's."""
-        return self.lazy_flag == 0
+    def lazy_flag(self) -> int | None:
+        """The only flags with which memory is opened, None where any are accepted."""
+        return int(not self.has_old_numbers) if self.is_hip else None
 
     @property
     def error(self) -> type[CUDARuntimeError]:
@@ -132,19 +135,19 @@ PROFILES: Final[dict[str, Profile]] = {
         Profile(
             "rocm5",
             version=5_02_21153,
-            lazy_flag=0,
             no_device=Status.INVALID_DEVICE,
             knows_own_pid=False,
             knows_exportable=False,
             unknown_is_unregistered=False,
             has_virtual=False,
+            is_before_6=True,
+            has_old_numbers=True,
         ),
         Profile(
             "cuda",
             version=13020,
             is_hip=False,
             is_documented=True,
-            lazy_flag=None,
             stale=Status.INVALID_HANDLE,
             unreachable=Status.PEER_ACCESS_UNSUPPORTED,
             no_such_device=Status.INVALID_DEVICE,

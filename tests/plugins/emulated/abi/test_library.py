@@ -10,6 +10,7 @@ import pytest
 
 from crossmem.errors import ConfigurationError
 from crossmem_emulated.abi.hip import LIBRARY
+from crossmem_emulated.abi.hip.binding import HipBinding
 from crossmem_emulated.abi.hip.facts import ATTRIBUTES, FACTS
 from crossmem_emulated.abi.library import Prototype, library_named
 from crossmem_emulated.abi.sources import declarations
@@ -108,6 +109,65 @@ def test_every_attribute_has_a_value(profile: str, ffi: Any, tmp_path: Path) -> 
     assert FACTS.keys() <= fields | {"gcnArch", *beyond}
     _, found = runtime.call("getDeviceProperties", 0)
     assert found.keys() <= fields
+
+
+@pytest.mark.parametrize(
+    ("soname", "profile", "is_old"),
+    [
+        ("libamdhip64.so.5", None, True),
+        ("libamdhip64.so.5", "documented", True),
+        ("libamdhip64.so.5", "clr26", True),
+        ("libamdhip64.so.7", None, False),
+        # As for what was compiled for ROCm 5 and linked with a newer name.
+        ("libamdhip64.so.7", "rocm5", True),
+    ],
+)
+def test_the_name_of_the_library_decides_on_numbers(
+    soname: str,
+    profile: str | None,
+    is_old: bool,
+    ffi: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CROSSMEM_EMULATED_STATE", str(tmp_path))
+    if profile:
+        monkeypatch.setenv("CROSSMEM_EMULATED_HIP_PROFILE", profile)
+    c = HipBinding(ffi, soname).functions()
+    place, version = ffi.new("uintptr_t *"), ffi.new("int *")
+    handle, found = ffi.new("hipIpcHandle *"), ffi.new("hipPointerAttribute_t *")
+
+    assert c["hipMalloc"](place, 64) == c["hipRuntimeGetVersion"](version) == 0
+    assert c["hipPointerGetAttributes"](found, place[0]) == 0
+    assert found.type == (1 if is_old else 2)
+    # Only after its flags is it seen that a handle was made by the same process, and not by ROCm 5.
+    assert c["hipIpcGetMemHandle"](handle, place[0]) == 0
+    own = 0 if version[0] // 10**7 == 5 else 201
+    codes = {is_old: own, not is_old: 1}
+    assert c["hipIpcOpenMemHandle"](place, handle[0], 1) == codes[False]
+    assert c["hipIpcOpenMemHandle"](place, handle[0], 0) == codes[True]
+
+
+def test_pinned_memory_has_the_flags_that_it_was_given(
+    ffi: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CROSSMEM_EMULATED_STATE", str(tmp_path))
+    c = HipBinding(ffi, "libamdhip64.so.7").functions()
+    place, own = ffi.new("uintptr_t *"), ffi.new("char[64]")
+    found = ffi.new("hipPointerAttribute_t *")
+
+    def flags_of(pointer: int) -> int:
+        assert c["hipPointerGetAttributes"](found, pointer) == 0
+        return int(found.allocationFlags)
+
+    portable, mapped = 1, 2
+    assert c["hipHostMalloc"](place, 64, portable) == 0
+    assert flags_of(place[0] + 8) == portable
+    registered = int(ffi.cast("uintptr_t", own))
+    assert c["hipHostRegister"](registered, 64, mapped) == 0
+    assert flags_of(registered) == mapped
+    assert c["hipMalloc"](place, 64) == 0
+    assert flags_of(place[0]) == 0
 
 
 def test_faults_are_named_as_in_c() -> None:

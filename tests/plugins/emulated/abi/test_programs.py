@@ -44,6 +44,16 @@ def test_programs_of_each_release(
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_numbers_of_each_release_and_the_rules_of_another(
+    compile_program: Compile, run: Run, amd: Release
+) -> None:
+    program = compile_program("sharing", *STRICT, *amd.options, soname=amd.soname)
+
+    done = run(program, CROSSMEM_EMULATED_HIP_PROFILE="documented")
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_a_program_that_starts_itself_again(compile_program: Compile, run: Run) -> None:
     done = run(compile_program("several", *STRICT, language="c++"))
 

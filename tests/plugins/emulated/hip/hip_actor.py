@@ -170,6 +170,14 @@ class Program(HostProgram):
         more = (stream,) * name.endswith("Async")
         self.c(name, ctypes.addressof(parms), *more)
 
+    def occupy(self, stream: int) -> None:
+        """Give a stream a function as work that ends when it is told to."""
+        self.may_end = threading.Event()
+        self.rt.launchHostFunc(stream, lambda _argument: self.may_end.wait(), 0)
+
+    def let_go(self) -> None:
+        self.may_end.set()
+
     def new_pool(self, *properties: int) -> int:
         pool: int = self.c("memPoolCreate", self.rt.MemPoolProps(*properties))
         return pool

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of the program that are work of a stream."""
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -106,6 +107,67 @@ def test_e25_freeing_waits_and_looks_again(host: Path, profile: str) -> None:
 
     # Both have waited for the same memory, and one of them has freed it.
     assert sorted(codes) == [0, 1]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_e25_freeing_in_a_stream_waits_for_no_function(
+    host: Path, profile: str, slow: bool
+) -> None:
+    rt = runtime(host, profile, slow=slow)
+    streams = [rt.streamCreateWithFlags(1) for _ in range(2)]
+    free, _ = rt.memGetInfo()
+    _, memory = rt.call("mallocAsync", NBYTES, streams[0])
+    may_end = threading.Event()
+    rt.launchHostFunc(streams[0], lambda _argument: may_end.wait(WAIT_S), 0)
+    rt.memsetAsync(memory, 9, NBYTES, streams[0])
+
+    assert elsewhere(lambda: rt.call("freeAsync", memory, streams[0])[0]) == 0
+    assert rt.memGetInfo()[0] < free
+    # It is nobody's to free again, also before the stream has come to it.
+    assert [rt.call("freeAsync", memory, one)[0] for one in streams] == [1, 1]
+    assert elsewhere(lambda: rt.call("free", memory)[0]) == 1
+    may_end.set()
+    rt.streamSynchronize(streams[0])
+    assert rt.memGetInfo()[0] == free
+    assert [one.rule for one in rt.violations] == ["HIP-X4"] * 3
+
+
+def test_e25_what_was_imported_is_freed_in_its_stream(host: Path, profile: str) -> None:
+    rt = runtime(host, profile, slow=True)
+    stream, may_end = rt.streamCreateWithFlags(1), threading.Event()
+    pool = rt.call("memPoolCreate", rt.MemPoolProps(1, 1, 1, 0))[1]
+    memory = rt.call("mallocFromPoolAsync", NBYTES, pool, 0)[1]
+    descriptor = rt.call("memPoolExportToShareableHandle", pool, 1, 0)[1]
+    imported = rt.call("memPoolImportFromShareableHandle", descriptor, 1, 0)[1]
+    os.close(descriptor)
+    data = rt.call("memPoolExportPointer", memory)[1]
+    pointer, again = (rt.call("memPoolImportPointer", imported, data)[1] for _ in range(2))
+    assert pointer == again
+    rt.launchHostFunc(stream, lambda _argument: may_end.wait(WAIT_S), 0)
+
+    for _ in range(2):
+        assert elsewhere(lambda: rt.call("freeAsync", pointer, stream)[0]) == 0
+    may_end.set()
+    for thread in threading.enumerate():
+        if thread.name == "crossmem-callback":
+            thread.join(WAIT_S)
+    # The device does its work before it frees, and then there is nothing left to free.
+    assert rt.call("free", pointer)[0] == 1
+    assert rt.call("free", memory)[0] == 0
+    assert [one.rule for one in rt.violations] == ["HIP-X4"]
+
+
+def test_e25_recording_waits_for_no_function(host: Path, profile: str) -> None:
+    rt = runtime(host, profile)
+    stream, event = rt.streamCreate(), rt.eventCreateWithFlags(6)
+    may_end = threading.Event()
+    rt.launchHostFunc(stream, lambda _argument: may_end.wait(WAIT_S), 0)
+
+    assert elsewhere(lambda: rt.eventRecord(event, stream)) is None
+    assert rt.eventQuery(event) == 600
+    may_end.set()
+    rt.eventSynchronize(event)
+    assert rt.eventQuery(event) == 0
 
 
 def test_e25_a_function_calls_nothing(host: Path, profile: str) -> None:

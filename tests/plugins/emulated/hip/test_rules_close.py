@@ -58,7 +58,7 @@ def test_e6_closed_memory_is_gone(exporter: Actor, importer: Actor) -> None:
 
     assert importer.call("memory_held") == before
     assert status(importer.read, opened, 4) == 1
-    importer.check_broken("HIP-X2")
+    importer.check_broken("HIP-X4")
 
 
 @emulation_only

@@ -72,6 +72,25 @@ def test_e1_allocations_at_one_address_have_numbers(exporter: Actor) -> None:
     assert exporter.rt.pointerGetAttribute(BUFFER_ID, second) != number
 
 
+@emulation_only
+def test_e1_memory_of_the_host_has_numbers_too(exporter: Actor) -> None:
+    numbers = []
+
+    def note(pointer: int) -> int:
+        numbers.append(exporter.rt.pointerGetAttribute(BUFFER_ID, pointer))
+        return pointer
+
+    own = exporter.call("own_memory", 64)
+    for _ in range(2):
+        exporter.c.hostRegister(own, 64, 0)
+        exporter.c.hostUnregister(note(own))
+    note(exporter.rt.malloc(64))
+    note(exporter.rt.hostAlloc(64, 0))
+    note(exporter.rt.mallocManaged(64))
+
+    assert len(set(numbers)) == len(numbers)
+
+
 @pytest.mark.parametrize("offset", [1, 4096, BLOCK - 1])
 def test_e2_addresses_inside(exporter: Actor, importer: Actor, offset: int) -> None:
     pointer, _ = exporter.export(b"base")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """HIP-X1 to X6: work that waits, directions, what does not exist, and captures."""
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -226,17 +227,25 @@ def test_x3_events_are_of_one_device(exporter: Actor, two_devices: None) -> None
 
 
 @emulation_only
-def test_x3_later_events_have_later_times(exporter: Actor) -> None:
-    rt, pointer = exporter.rt, exporter.rt.malloc(4)
+@pytest.mark.parametrize("slow", [0, 1])
+def test_x3_later_events_have_later_times(start: Start, slow: int) -> None:
+    actor = start(CROSSMEM_EMULATED_SLOW_STREAMS=slow)
+    rt, pointer = actor.rt, actor.rt.malloc(4)
     events = [rt.eventCreate() for _ in range(3)]
     for event in events:
         rt.eventRecord(event, 0)
         rt.memsetAsync(pointer, 1, 4, 0)
+    rt.deviceSynchronize()
     first, second, third = events
     assert rt.eventElapsedTime(first, first) == 0
-    assert 0 < rt.eventElapsedTime(first, second) < rt.eventElapsedTime(first, third)
-    assert rt.eventElapsedTime(third, first) < 0
-    exporter.check_broken()
+    assert 0 <= rt.eventElapsedTime(first, second) <= rt.eventElapsedTime(first, third)
+    assert rt.eventElapsedTime(third, first) <= 0
+    # It is the time of clocks that passes between them.
+    time.sleep(0.05)
+    rt.eventRecord(third, 0)
+    rt.eventSynchronize(third)
+    assert 49 < rt.eventElapsedTime(second, third) < 20_000
+    actor.check_broken()
 
 
 def test_x4_addresses_were_allocated(exporter: Actor) -> None:
@@ -257,6 +266,36 @@ def test_x4_copies_end_with_the_allocation(exporter: Actor) -> None:
     assert status(exporter.rt.memset, pointer + 101, 0, BLOCK) == 1
     assert status(exporter.rt.memset, 0, 0, 1) == 1
     exporter.check_broken("HIP-X4", "HIP-X4")
+
+
+@emulation_only
+@pytest.mark.parametrize(
+    ("made", "more", "freed"),
+    [("malloc", (), "free"), ("mallocManaged", (1,), "free"), ("hostAlloc", (0,), "freeHost")],
+)
+def test_x4_memory_that_is_gone_is_not_used(
+    exporter: Actor, made: str, more: tuple[int, ...], freed: str
+) -> None:
+    # So much that what Python itself allocates later does not lie where it began.
+    gone = getattr(exporter.rt, made)(32 * BLOCK, *more)
+    pointer, own = exporter.rt.malloc(BLOCK), exporter.call("own_memory", 16)
+    getattr(exporter.rt, freed)(gone)
+    calls = [
+        ("memcpy", own, gone, 4, TO_HOST),
+        ("memcpy", own, gone, 4, BY_ADDRESS),
+        ("memcpy", gone, own, 4, TO_DEVICE),
+        ("memcpy", gone, own, 4, BY_ADDRESS),
+        # As from the host: it is no device's any more.
+        ("memcpy", pointer, gone, 4, TO_DEVICE),
+        ("memcpyAsync", pointer, gone, 4, BY_ADDRESS, 0),
+        ("memcpy2D", pointer, 4, gone, 4, 4, 2, BY_ADDRESS),
+        ("memcpyPeer", pointer, 0, gone, 0, 4),
+        ("memset", gone + 1, 0, 4),
+        ("hostRegister", gone, 4, 0),
+    ]
+
+    assert [exporter.call("raw", *one) for one in calls] == [1] * len(calls)
+    exporter.check_broken(*["HIP-X4"] * len(calls))
 
 
 def test_x4_a_device_without_room(exporter: Actor) -> None:
@@ -383,12 +422,16 @@ def test_x6_captures_have_numbers(exporter: Actor) -> None:
 def test_x6_captured_work_is_not_done(exporter: Actor) -> None:
     pointer = exporter.rt.malloc(BLOCK)
     exporter.write(pointer, b"....")
-    stream = exporter.rt.streamCreateWithFlags(1)
+    stream, event = exporter.rt.streamCreateWithFlags(1), exporter.rt.eventCreate()
     exporter.rt.streamBeginCapture(stream)
     exporter.rt.memsetAsync(pointer, 0, 4, stream)
+    exporter.rt.freeAsync(pointer, stream)
+    exporter.rt.eventRecord(event, stream)
     graph = exporter.rt.streamEndCapture(stream)
 
     assert exporter.read(pointer, 4) == b"...."
+    assert status(exporter.rt.eventElapsedTime, event, event) == 400
+    exporter.rt.free(pointer)
     exporter.rt.graphDestroy(graph)
     exporter.check_broken()
 

@@ -32,8 +32,8 @@ POOL_OF_ADDRESS = 17
 OUT_OF_MEMORY = 2
 
 
-def create(actor: Actor, handle_type: int = DESCRIPTOR) -> int:
-    return int(actor.call("new_pool", PINNED, handle_type, ON_A_DEVICE, 0))
+def create(actor: Actor, handle_type: int = DESCRIPTOR, device: int = 0) -> int:
+    return int(actor.call("new_pool", PINNED, handle_type, ON_A_DEVICE, device))
 
 
 def share(exporter: Actor, importer: Actor, pool: int) -> int:
@@ -118,6 +118,23 @@ def test_x12_access_is_told(exporter: Actor, start: Start, two_devices: None) ->
     # The device that the exporter calls 1 is 0 here.
     assert importer.c.memPoolGetAccess(imported, ON_A_DEVICE, 0) == 3
     exporter.check_broken()
+
+
+@emulation_only
+def test_x12_an_imported_pool_is_of_its_device(
+    exporter: Actor, importer: Actor, start: Start, two_devices: None
+) -> None:
+    pool = create(exporter, device=1)
+    imported = share(exporter, importer, pool)
+    access = [importer.c.memPoolGetAccess(imported, ON_A_DEVICE, one) for one in range(2)]
+    assert access == [0, 3]
+    exporter.check_broken()
+    # It stays so, whatever the importer says.
+    assert status(importer.c.memPoolSetAccess, imported, [(ON_A_DEVICE, 1, 0)]) == 101
+    exporter.check_broken("HIP-X11")
+    # Chosen: where that device is not visible, the pool is of the current one.
+    masked = start(HIP_VISIBLE_DEVICES="0", CUDA_VISIBLE_DEVICES="0")
+    assert masked.c.memPoolGetAccess(share(exporter, masked, pool), ON_A_DEVICE, 0) == 3
 
 
 @emulation_only

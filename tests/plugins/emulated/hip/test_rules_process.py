@@ -250,3 +250,54 @@ def test_e24_what_is_no_event_for_others(exporter: Actor) -> None:
     assert status(exporter.rt.ipcOpenEventHandle, bytes(64)) == 400
     assert status(exporter.rt.ipcOpenEventHandle, shared) == 201
     exporter.check_broken(*["HIP-E24"] * 3)
+
+
+@emulation_only
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("order", ["handle first", "record first"])
+def test_e24_others_wait_for_functions_of_the_program(start: Start, slow: int, order: str) -> None:
+    exporter, importer = (start(CROSSMEM_EMULATED_SLOW_STREAMS=slow) for _ in range(2))
+    event, stream = exporter.rt.eventCreateWithFlags(6), importer.rt.streamCreateWithFlags(1)
+    if order == "handle first":
+        exporter.c.ipcGetEventHandle(event)
+    exporter.call("occupy", 0)
+    exporter.rt.eventRecord(event, 0)
+    opened = importer.c.ipcOpenEventHandle(exporter.c.ipcGetEventHandle(event))
+
+    assert importer.rt.eventQuery(opened) == exporter.rt.eventQuery(event) == 600
+    importer.rt.streamWaitEvent(stream, opened)
+    theirs = importer.rt.eventCreateWithFlags(2)
+    importer.rt.eventRecord(theirs, stream)
+    assert importer.rt.eventQuery(theirs) == 600
+    importer.begin("rt.eventSynchronize", opened)
+    exporter.call("let_go")
+    assert importer.result() is None
+    importer.rt.streamSynchronize(stream)
+    assert [importer.rt.eventQuery(one) for one in (opened, theirs)] == [0, 0]
+
+
+@emulation_only
+def test_e24_an_event_that_both_record(exporter: Actor, importer: Actor) -> None:
+    event = exporter.rt.eventCreateWithFlags(6)
+    opened = importer.c.ipcOpenEventHandle(exporter.c.ipcGetEventHandle(event))
+    exporter.rt.eventRecord(event, 0)
+    importer.call("occupy", 0)
+    importer.rt.eventRecord(opened, 0)
+
+    assert exporter.rt.eventQuery(event) == importer.rt.eventQuery(opened) == 600
+    importer.call("let_go")
+    exporter.rt.eventSynchronize(event)
+    assert exporter.rt.eventQuery(event) == 0
+
+
+@emulation_only
+def test_e24_who_records_and_dies_keeps_nobody_waiting(exporter: Actor, importer: Actor) -> None:
+    event = exporter.rt.eventCreateWithFlags(6)
+    opened = importer.c.ipcOpenEventHandle(exporter.c.ipcGetEventHandle(event))
+    exporter.call("occupy", 0)
+    exporter.rt.eventRecord(event, 0)
+    importer.begin("rt.eventSynchronize", opened)
+    exporter.kill()
+
+    assert importer.result() is None
+    assert importer.rt.eventQuery(opened) == 0

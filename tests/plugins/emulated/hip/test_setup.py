@@ -67,6 +67,16 @@ def test_what_the_module_tells_of_itself(tmp_path: Path, profile: str) -> None:
     runtime.machine.close()
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_programs_are_told_whether_the_host_can_touch_a_device(
+    tmp_path: Path, strict: bool
+) -> None:
+    runtime: Any = Runtime(strict=strict, options=Options(state=tmp_path))
+
+    assert runtime.getDeviceProperties(0)["isLargeBar"] == int(not strict)
+    runtime.machine.close()
+
+
 def test_uuids_that_cupy_cuts_off(tmp_path: Path) -> None:
     runtime: Any = Runtime("cuda", options=Options(state=tmp_path))
 

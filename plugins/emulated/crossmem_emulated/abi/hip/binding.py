@@ -27,10 +27,11 @@ _OF_ROCM_5: Final = "libamdhip64.so.5"
 def _runtime(soname: str) -> Runtime:
     options = Options.from_environ(os.environ)
     profile = options.hip_profile
-    if soname == _OF_ROCM_5 and "hip_profile" not in options.model_fields_set:
-        # Who linked this name was compiled with numbers of ROCm 5.
+    # Who linked this name was compiled with numbers of ROCm 5, whatever the rules are.
+    is_old = soname == _OF_ROCM_5
+    if is_old and "hip_profile" not in options.model_fields_set:
         profile = "rocm5"
-    runtime = Runtime(profile, options.strict, options=options)
+    runtime = Runtime(profile, options.strict, options=options, has_old_numbers=is_old)
     if not runtime.is_hip:
         msg = f"{soname} is AMD's, and {profile} is no profile of AMD's"
         raise ConfigurationError(msg, hint="set CROSSMEM_EMULATED_HIP_PROFILE to another one")

@@ -22,7 +22,6 @@ FACTS: Final[Mapping[str, Any]] = {
     "globalL1CacheSupported": 1,
     "hostRegisterSupported": 1,
     "ipcEventSupported": 1,
-    "isLargeBar": 1,
     "l2CacheSize": 4096 * _KIB,
     "localL1CacheSupported": 1,
     "managedMemory": 1,

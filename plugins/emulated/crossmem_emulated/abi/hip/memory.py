@@ -82,7 +82,7 @@ class _Memory:
             "devicePointer": found.devicePointer,
             "hostPointer": found.hostPointer,
             "isManaged": found.number in _MANAGED,
-            "allocationFlags": 0,
+            "allocationFlags": found.allocationFlags,
         }
         return 0
 

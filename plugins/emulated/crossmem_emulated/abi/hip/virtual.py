@@ -18,13 +18,14 @@ class _Virtual:
         self._convert = convert
         self._ffi = convert.ffi
         self._call = convert.call
+        self._is_old = False
+        """Whether this program was last seen to have the structs of ROCm 5.2."""
 
     def _fields(self, properties: Any) -> tuple[int, int, int, int]:
         """Return type, type of handles, and location, wherever a program has them."""
-        described = properties.now
-        if not described.type and properties.before.type:
-            # No memory is of type 0, so this is no program of ROCm 6.
-            described = properties.before
+        # No memory is of type 0, so this is no program of ROCm 6.
+        self._is_old = not properties.now.type and bool(properties.before.type)
+        described = properties.before if self._is_old else properties.now
         location = described.location
         return described.type, described.requestedHandleType, location.type, location.id
 
@@ -48,7 +49,8 @@ class _Virtual:
         if not status:
             nbytes = self._ffi.sizeof(place[0])
             self._ffi.memmove(place, bytes(nbytes), nbytes)
-            described, location = place.now, place.now.location
+            described = place.before if self._is_old else place.now
+            location = described.location
             described.type, described.requestedHandleType, location.type, location.id = found
         return status
 

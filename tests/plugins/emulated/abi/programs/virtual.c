@@ -123,11 +123,10 @@ int main(void)
     ANSWERS(1, hipMemCreate(NULL, size, &properties, 0));
     ANSWERS(1, hipMemCreate(&handle, 0, &properties, 0));
     ANSWERS(0, hipMemCreate(&handle, size, &properties, 0));
-#ifndef ROCM_5_2
     ANSWERS(0, hipMemGetAllocationPropertiesFromHandle(&found, handle));
     HOLDS(found.type == properties.type && found.requestedHandleType == FD);
-    HOLDS(found.location.id == 0 && !found.win32HandleMetaData);
-#endif
+    HOLDS(found.location.type == properties.location.type && found.location.id == 0);
+    HOLDS(!found.win32HandleMetaData);
     void *pointer = mapped(handle, size);
     ANSWERS(0, hipMemcpy(pointer, "from the parent", TEXT, hipMemcpyHostToDevice));
     ANSWERS(1, hipMemExportToShareableHandle(NULL, handle, FD, 0));
