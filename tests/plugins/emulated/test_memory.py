@@ -105,18 +105,6 @@ def test_the_mapping_outlives_the_descriptor(footprint: Callable[[], object]) ->
     assert footprint() == before
 
 
-def test_it_is_known_what_is_no_memory() -> None:
-    start = memory.reserve(3 * PAGE, PAGE)
-    memory.unmap(start + 2 * PAGE, PAGE)
-    end = start + 2 * PAGE
-
-    assert memory.is_mapped(start, 2 * PAGE)
-    assert memory.is_mapped(end - 1, 1)
-    assert not memory.is_mapped(end - 1, 2)
-    assert not memory.is_mapped(end, 1)
-    memory.unmap(start, 2 * PAGE)
-
-
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
