@@ -78,8 +78,8 @@ def is_anybody(uid: int) -> bool:
     One to whom the namespace gives this number cannot be told from them.
     """
     try:
-        overflow_uid = int(_OVERFLOW_UID.read_text("ascii"))
-        lines = _UID_MAP.read_text("ascii").splitlines()
+        overflow_uid = int(_OVERFLOW_UID.read_text("utf-8"))
+        lines = _UID_MAP.read_text("utf-8").splitlines()
     except OSError:
         # Whoever cannot look admits nobody.
         return uid == _DEFAULT_OVERFLOW_UID
