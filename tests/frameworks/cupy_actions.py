@@ -37,9 +37,10 @@ def put(array: Any, values: Any) -> None:
     host = np.ascontiguousarray(
         np.broadcast_to(np.asarray(values).astype(array.dtype), array.shape)
     )
-    array.set(host)
-    # Until then the device may read what is on the host.
-    cupy.cuda.runtime.deviceSynchronize()
+    with array.device:
+        array.set(host)
+        # Until then the device may read what is on the host.
+        cupy.cuda.runtime.deviceSynchronize()
 
 
 def numbers(array: Any) -> Any:
