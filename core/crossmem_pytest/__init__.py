@@ -7,6 +7,7 @@ other projects' tests, no import of crossmem. The kit, ``crossmem.conformance``,
 and acts on the markers.
 """
 
+import argparse
 from typing import Final
 
 import pytest
@@ -26,8 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the kit's options.
 
     The kit reads them as ``config.getoption("crossmem_device")`` (a string),
-    ``"crossmem_runtime"``, ``"crossmem_mechanism"`` and ``"crossmem_report"`` (a string or None)
-    and ``"crossmem_require"`` (a list of strings, empty where the option is absent).
+    ``"crossmem_runtime"``, ``"crossmem_mechanism"`` and ``"crossmem_report"`` (a string or None),
+    ``"crossmem_require"`` (a list of strings, empty where the option is absent),
+    ``"crossmem_core"`` (a bool) and ``"crossmem_fork_peers"`` (a bool or None).
     """
     group = parser.getgroup("crossmem", "conformance kit of crossmem")
     group.addoption(
@@ -49,6 +51,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how memory is shared, one of the device's mechanisms; default: the preferred one",
     )
     group.addoption(
+        "--crossmem-core",
+        action="store_true",
+        help="run the core of the kit only: one test for each law and each way to keep it",
+    )
+    group.addoption(
+        "--crossmem-fork-peers",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="fork the kit's other processes from a warm one, which is faster; default: only on "
+        "emulated devices, because vendors' libraries may not survive a fork",
+    )
+    group.addoption(
         "--crossmem-require",
         action="extend",
         type=_names,
@@ -68,6 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the kit's markers."""
     config.addinivalue_line("markers", "crossmem_law(id): the law of the contract that is tested")
+    config.addinivalue_line("markers", "crossmem_core: one of the tests of --crossmem-core")
     config.addinivalue_line(
         "markers", "crossmem_requires(capability): skip on devices without that capability"
     )

@@ -35,6 +35,7 @@ def _kit_of(config: pytest.Config) -> Kit:
             config.getoption("crossmem_device"),
             config.getoption("crossmem_runtime"),
             config.getoption("crossmem_mechanism"),
+            forks=config.getoption("crossmem_fork_peers"),
         )
         config.stash[_kit] = kit
     return kit
@@ -248,8 +249,8 @@ def fresh_peer(kit: Kit, guarded: None, request: pytest.FixtureRequest) -> Itera
         request.getfixturevalue(name)
     started: list[Peer] = []
 
-    def start(*, tracing: bool = True, **environment: str | None) -> Peer:
-        peer = kit.pool.new(tracing=tracing, **environment)
+    def start(*, tracing: bool = True, fresh: bool = False, **environment: str | None) -> Peer:
+        peer = kit.pool.new(tracing=tracing, fresh=fresh, **environment)
         started.append(peer)
         return peer
 

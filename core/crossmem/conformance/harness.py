@@ -9,7 +9,8 @@ from typing import Protocol
 
 import crossmem
 from crossmem.conformance import actions
-from crossmem.conformance.peers import Peer, kill_all
+from crossmem.conformance.forkserver import plugin_modules
+from crossmem.conformance.peers import Peer, kill_all, preload
 from crossmem.conformance.pool import PeerPool
 from crossmem.sharing.process import current
 
@@ -27,8 +28,10 @@ class Allocate(Protocol):
 class FreshPeer(Protocol):
     """Starts a peer for one test."""
 
-    def __call__(self, *, tracing: bool = True, **environment: str | None) -> Peer:
-        """Start it, with these environment variables."""
+    def __call__(
+        self, *, tracing: bool = True, fresh: bool = False, **environment: str | None
+    ) -> Peer:
+        """Start it, with these environment variables; `fresh`: as an interpreter of its own."""
         ...
 
 
@@ -55,10 +58,17 @@ def capacity_of(memory: crossmem.Allocation | crossmem.Import) -> int:
     return memory.handle.capacity if isinstance(memory, crossmem.Import) else memory.capacity
 
 
+def _is_emulated(spec: str, runtime: str | None) -> bool:
+    """Whether no vendor's library is under a device."""
+    return "emulated" in {spec.partition(":")[0], runtime}
+
+
 class Kit:
     """What all tests of a run share: the device under test and the pool of peers."""
 
-    def __init__(self, spec: str, runtime: str | None, mechanism: str | None) -> None:
+    def __init__(
+        self, spec: str, runtime: str | None, mechanism: str | None, *, forks: bool | None
+    ) -> None:
         self._folder = None
         if "CROSSMEM_RUN_DIR" not in os.environ:
             # Not the user's own: the kit looks at what is left in it.
@@ -73,8 +83,10 @@ class Kit:
             spec,
             runtime=runtime,
             mechanism=mechanism,
+            forks=_is_emulated(spec, runtime) if forks is None else forks,
             environment={"CROSSMEM_RUN_DIR": str(self.run_dir)},
         )
+        preload(*plugin_modules())
         # The lease server starts at the first export and stays: no test shall be blamed for it.
         with self.device.allocate(1) as allocation:
             allocation.export()

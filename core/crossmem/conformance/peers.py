@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other processes that do what a test tells them, under deadlines.
 
-A :class:`Peer` is a fresh interpreter. It calls module-level functions, mostly those of
-:mod:`crossmem.conformance.actions`, one after the other in its main thread, and sends back what
-they return or raise. Every wait has a deadline, and whatever is left of a peer is killed.
+A :class:`Peer` is a process as good as a fresh interpreter, forked from a warm one or started anew.
+It calls module-level functions, mostly those of :mod:`crossmem.conformance.actions`, one after the
+other in its main thread, and sends back what they return or raise. Every wait has a deadline, and
+whatever is left of a peer is killed.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from typing import Any, Final, Self
 from typing_extensions import override
 
 from crossmem.conformance.channel import GRACE_S, START_TIMEOUT_S, receive, send
+from crossmem.conformance.forkserver import ForkedProcess, ForkServer, server_variables
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
@@ -33,6 +35,7 @@ __all__ = [
     "Pending",
     "kill_all",
     "kit_descriptors",
+    "preload",
 ]
 
 DEFAULT_TIMEOUT_S: Final = 40.0
@@ -45,6 +48,8 @@ _PROGRAM: Final = (
 )
 
 _alive: "weakref.WeakSet[Peer]" = weakref.WeakSet()
+_servers: dict[frozenset[tuple[str, str]], ForkServer] = {}
+_preloaded: dict[str, None] = {"crossmem.conformance.actions": None}
 
 
 class PeerDiedError(Exception):
@@ -105,6 +110,9 @@ class Peer:
         Variables to set, or with None to remove, beside this process's.
     tracing
         Whether drivers are wrapped in :class:`crossmem.driver.TracingDriver`.
+    fresh
+        Whether it is an interpreter of its own from the start, instead of a child of a warm one.
+        For tests of start, exit, exec and fork, and for vendor libraries that survive no fork.
 
     Notes
     -----
@@ -120,6 +128,7 @@ class Peer:
         mechanism: str | None = None,
         environment: Mapping[str, str | None] | None = None,
         tracing: bool = True,
+        fresh: bool = False,
     ) -> None:
         self._numbers = itertools.count(1)
         self._answers: dict[int, tuple[bool, Any, str]] = {}
@@ -130,18 +139,10 @@ class Peer:
             changed.pop(name, None)
             if value is not None:
                 changed[name] = value
+        start = self._spawn if fresh else self._fork
         try:
             with theirs:
-                program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
-                self._process = subprocess.Popen(
-                    [sys.executable, "-X", "faulthandler", "-c", program],
-                    env=changed,
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._stderr,
-                    stderr=self._stderr,
-                    process_group=0,
-                )
+                self._process = start(changed, theirs)
         except BaseException:
             self._socket.close()
             self._stderr.close()
@@ -154,6 +155,28 @@ class Peer:
         except BaseException:
             self.destroy()
             raise
+
+    def _spawn(
+        self, environment: dict[str, str], stream: socket.socket
+    ) -> "subprocess.Popen[bytes]":
+        program = _PROGRAM.format(path=sys.path, descriptor=stream.fileno())
+        return subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-c", program],
+            env=environment,
+            pass_fds=(stream.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=self._stderr,
+            stderr=self._stderr,
+            process_group=0,
+        )
+
+    def _fork(self, environment: dict[str, str], stream: socket.socket) -> ForkedProcess:
+        variables = server_variables(environment)
+        key = frozenset(variables.items())
+        server = _servers.get(key)
+        if server is None or not server.is_running:
+            server = _servers[key] = ForkServer(variables)
+        return server.fork(_preloaded, environment, stream, self._stderr.fileno())
 
     @property
     def pid(self) -> int:
@@ -170,7 +193,10 @@ class Peer:
         """Descriptors of this process that serve to talk to the peer."""
         if self._pidfd < 0:
             return frozenset()
-        return frozenset({self._socket.fileno(), self._stderr.fileno(), self._pidfd})
+        found = {self._socket.fileno(), self._stderr.fileno(), self._pidfd}
+        if isinstance(self._process, ForkedProcess) and self._process.returncode is None:
+            found.add(self._process.status)
+        return frozenset(found)
 
     @override
     def __repr__(self) -> str:
@@ -253,10 +279,10 @@ class Peer:
 
     def _died(self, when: str) -> PeerDiedError:
         try:
-            exitcode = self._process.wait(GRACE_S)
+            exitcode: int = self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
             self.destroy()
-            exitcode = self._process.returncode
+            exitcode = self._process.wait(0)
         return PeerDiedError(f"{self!r} died {when}\n{self.output()}", exitcode)
 
     def output(self) -> str:
@@ -271,13 +297,19 @@ class Peer:
 
     def kill(self) -> None:
         """Kill it with SIGKILL and wait for its end. Children that it forked live on."""
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._process.wait(GRACE_S)
 
     def stop(self) -> None:
         """Stop it with SIGSTOP, and wait until it stands still."""
         os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        deadline = time.monotonic() + GRACE_S
+        # Only its parent, which may be a fork server, could wait for this.
+        while self._state() != b"T":
+            if time.monotonic() > deadline:
+                raise PeerTimeoutError(f"{self!r} does not stop")
+            time.sleep(0.0005)
 
     def cont(self) -> None:
         """Let it go on after :meth:`stop`."""
@@ -330,12 +362,14 @@ class Peer:
 
     def _is_running(self) -> bool:
         """Whether it lives and was not stopped."""
-        if self._process.poll() is not None:
-            return False
+        return self._process.poll() is None and self._state() in {b"R", b"S", b"D"}
+
+    def _state(self) -> bytes:
+        """Return the letter by which the kernel names its state; nothing once it is gone."""
         with contextlib.suppress(OSError):
             stat = Path(f"/proc/{self.pid}/stat").read_bytes()
-            return stat[stat.rindex(b")") + 2 :][:1] in b"RSD"
-        return False
+            return stat[stat.rindex(b")") + 2 :][:1]
+        return b""
 
     def __enter__(self) -> Self:
         return self
@@ -353,12 +387,23 @@ def _save_coverage() -> None:
         measuring.save()
 
 
+def preload(*modules: str) -> None:
+    """Let peers find these modules imported: those that most of them need and that change nothing.
+
+    Not for peers that are started with ``fresh=True``.
+    """
+    _preloaded.update(dict.fromkeys(modules))
+
+
 def kill_all() -> None:
-    """Destroy every peer of this process, so that nothing waits for one any more."""
+    """Destroy every peer of this process and what they were forked from."""
     for peer in list(_alive):
         peer.destroy()
+    while _servers:
+        _servers.popitem()[1].close()
 
 
 def kit_descriptors() -> frozenset[int]:
     """Return the descriptors of this process that serve to talk to peers."""
-    return frozenset().union(*(peer.descriptors for peer in _alive))
+    servers = frozenset(server.descriptor for server in _servers.values())
+    return servers.union(*(peer.descriptors for peer in _alive))

@@ -54,6 +54,8 @@ class PeerPool:
     ----------
     device, runtime, mechanism
         As for :class:`crossmem.conformance.peers.Peer`.
+    forks
+        Whether peers are forked from a warm process. Vendors' libraries may survive no fork.
     environment
         Variables that every peer gets.
     """
@@ -64,16 +66,18 @@ class PeerPool:
         *,
         runtime: str | None,
         mechanism: str | None,
+        forks: bool,
         environment: Mapping[str, str],
     ) -> None:
         self.device = device
         self.runtime = runtime
         self.mechanism = mechanism
+        self.forks = forks
         self.environment = dict(environment)
         self._peers: list[Peer] = []
         self._clean: dict[Peer, State] = {}
 
-    def new(self, *, tracing: bool = True, **environment: str | None) -> Peer:
+    def new(self, *, tracing: bool = True, fresh: bool = False, **environment: str | None) -> Peer:
         """Start a peer that is not pooled; the caller destroys it."""
         return Peer(
             self.device,
@@ -81,6 +85,7 @@ class PeerPool:
             mechanism=self.mechanism,
             environment={**self.environment, **environment},
             tracing=tracing,
+            fresh=fresh or not self.forks,
         )
 
     def ensure(self, count: int) -> list[Peer]:

@@ -80,7 +80,7 @@ def _files(kit: Kit) -> set[Path]:
 def test_c20_nothing_is_left_of_an_exporter(kit: Kit, fresh_peer: FreshPeer) -> None:
     before = _files(kit)
     # Nobody holds anything, so there is nothing to wait for.
-    exporter = fresh_peer(tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
+    exporter = fresh_peer(fresh=True, tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
     exporter.call(report_at_exit)
     for name in "abc":
         exporter.call(actions.offer, name, _NBYTES)
@@ -99,7 +99,7 @@ def test_c20_nothing_is_left_of_an_importer(
     before = _files(kit)
     allocation = allocate(_NBYTES)
     blob = allocation.export().to_bytes()
-    importer = fresh_peer(tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
+    importer = fresh_peer(fresh=True, tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
     importer.call(report_at_exit)
     importer.call(actions.attach, "attached", blob)
     importer.call(actions.import_, "imported", blob)
@@ -113,7 +113,7 @@ def test_c20_nothing_is_left_of_an_importer(
 
 @pytest.mark.crossmem_requires("readonly_imports")
 def test_c20_nothing_is_left_of_who_imported_its_own_memory(fresh_peer: FreshPeer) -> None:
-    peer = fresh_peer(tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
+    peer = fresh_peer(fresh=True, tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
     peer.call(report_at_exit)
     blob = peer.call(actions.offer, "memory", _NBYTES)
     peer.call(actions.attach, "alias", blob)
@@ -125,7 +125,7 @@ def test_c20_nothing_is_left_of_who_imported_its_own_memory(fresh_peer: FreshPee
 def test_c20_an_exporter_waits_for_leases_and_reports_them(
     capabilities: crossmem.Capabilities, peer: Peer, fresh_peer: FreshPeer
 ) -> None:
-    exporter = fresh_peer(tracing=False, CROSSMEM_EXIT_WAIT="0.6")
+    exporter = fresh_peer(fresh=True, tracing=False, CROSSMEM_EXIT_WAIT="0.6")
     exporter.call(report_at_exit)
     blob = exporter.call(actions.offer, "memory", _NBYTES)
     peer.call(actions.attach, "mapped", blob)
@@ -154,7 +154,7 @@ def _be_mortal() -> None:
 
 
 def test_c20_nothing_is_taken_from_importers_by_a_call(peer: Peer, fresh_peer: FreshPeer) -> None:
-    exporter = fresh_peer(tracing=False, CROSSMEM_EXIT_WAIT="0")
+    exporter = fresh_peer(fresh=True, tracing=False, CROSSMEM_EXIT_WAIT="0")
     exporter.call(_be_mortal)
     exporter.call(report_at_exit)
     exporter.call(actions.offer, "idle", _NBYTES)
@@ -168,7 +168,7 @@ def test_c20_nothing_is_taken_from_importers_by_a_call(peer: Peer, fresh_peer: F
 
 
 def test_c20_it_waits_no_longer_than_the_leases_last(peer: Peer, fresh_peer: FreshPeer) -> None:
-    exporter = fresh_peer(CROSSMEM_EXIT_WAIT=_TOO_LONG)
+    exporter = fresh_peer(fresh=True, CROSSMEM_EXIT_WAIT=_TOO_LONG)
     blob, other = (exporter.call(actions.offer, name, _NBYTES) for name in "ab")
     peer.call(actions.attach, "mapped", blob)
     exporter.request_exit()
@@ -193,7 +193,10 @@ def _still_grants(blob: bytes) -> list[str]:
 
 
 def test_c20_killing_the_last_importer_ends_the_wait(fresh_peer: FreshPeer) -> None:
-    exporter, importer = fresh_peer(CROSSMEM_EXIT_WAIT=_TOO_LONG), fresh_peer()
+    exporter, importer = (
+        fresh_peer(fresh=True, CROSSMEM_EXIT_WAIT=_TOO_LONG),
+        fresh_peer(fresh=True),
+    )
     blob, other = (exporter.call(actions.offer, name, _NBYTES) for name in "ab")
     importer.call(actions.attach, "mapped", blob)
     exporter.request_exit()
@@ -206,7 +209,7 @@ def test_c20_killing_the_last_importer_ends_the_wait(fresh_peer: FreshPeer) -> N
 
 
 def test_c20_no_wait_where_none_is_wanted(peer: Peer, fresh_peer: FreshPeer) -> None:
-    exporter = fresh_peer(CROSSMEM_EXIT_WAIT="0")
+    exporter = fresh_peer(fresh=True, CROSSMEM_EXIT_WAIT="0")
     exporter.call(time_exit)
     peer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
 
@@ -227,7 +230,7 @@ def _tell_time(begun: float) -> None:
 
 @pytest.mark.crossmem_requires("survives_owner")
 def test_c20_importers_keep_the_memory(peer: Peer, fresh_peer: FreshPeer) -> None:
-    exporter = fresh_peer(CROSSMEM_EXIT_WAIT="0")
+    exporter = fresh_peer(fresh=True, CROSSMEM_EXIT_WAIT="0")
     blob = exporter.call(actions.offer, "memory", _NBYTES, b"outlives")
     peer.call(actions.import_, "imported", blob)
     peer.call(actions.attach, "attached", blob)
@@ -245,7 +248,7 @@ def test_c20_importers_keep_the_memory(peer: Peer, fresh_peer: FreshPeer) -> Non
 def test_c20_two_that_import_from_each_other_need_not_wait_for_each_other(
     fresh_peer: FreshPeer,
 ) -> None:
-    pair = [fresh_peer(CROSSMEM_EXIT_WAIT=_TOO_LONG) for _ in range(2)]
+    pair = [fresh_peer(fresh=True, CROSSMEM_EXIT_WAIT=_TOO_LONG) for _ in range(2)]
     blobs = [one.call(actions.offer, "memory", _NBYTES) for one in pair]
     for one, blob in zip(pair, reversed(blobs), strict=True):
         one.call(actions.attach, "mapped", blob)
@@ -260,7 +263,7 @@ def test_c20_memory_that_is_still_viewed_crashes_nobody(
     allocate: Allocate, fresh_peer: FreshPeer
 ) -> None:
     allocation = allocate(_NBYTES)
-    peer = fresh_peer()
+    peer = fresh_peer(fresh=True)
     peer.call(actions.offer, "memory", _NBYTES)
     peer.call(actions.attach, "mapped", allocation.export().to_bytes())
     for name in ("memory", "mapped"):
@@ -285,7 +288,7 @@ def test_c20_a_program_that_fails_exits_normally_too(
 ) -> None:
     before = _files(kit)
     allocation = allocate(_NBYTES)
-    peer = fresh_peer(tracing=False)
+    peer = fresh_peer(fresh=True, tracing=False)
     peer.call(report_at_exit)
     peer.call(actions.offer, "memory", _NBYTES)
     peer.call(actions.attach, "mapped", allocation.export().to_bytes())
@@ -312,7 +315,7 @@ def test_c20_children_of_multiprocessing_release_at_exit(
     before = _files(kit)
     allocation = allocate(_NBYTES, b"data")
     blob = allocation.export().to_bytes()
-    parent = fresh_peer()
+    parent = fresh_peer(fresh=True)
 
     device = kit.device
     place = (device.name, device.runtime, device.mechanism)

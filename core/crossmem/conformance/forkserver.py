@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that forks peers, because the start of an interpreter takes longer than most tests.
+
+The server is a fresh interpreter that has imported what peers import and has used none of it. Its
+children are as good as fresh interpreters: crossmem notices no fork, since nothing of it was in use
+in the server. Each child gets its own environment, ``sys.path``, process group and standard output.
+"""
+
+import contextlib
+import gc
+import os
+import pickle
+import select
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import import_module, metadata
+from typing import Final
+
+from typing_extensions import override
+
+from crossmem.conformance.channel import START_TIMEOUT_S, serve
+
+__all__ = ["ForkServer", "ForkedProcess", "plugin_modules", "server_variables"]
+
+_PROGRAM: Final = (
+    "import sys; sys.path[:] = {path!r}; "
+    "from crossmem.conformance.forkserver import serve_forks; serve_forks({descriptor})"
+)
+_MAX_REQUEST_NBYTES: Final = 1 << 18
+_NUMBER: Final = struct.Struct("<q")
+
+
+def server_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a server has to start with.
+
+    crossmem reads its own variables when it is first used, so these can be set in each child.
+    Others may have been read by the time of the fork: they need a server of their own.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(("CROSSMEM_", "PYTEST_"))
+    }
+
+
+def plugin_modules() -> list[str]:
+    """Return the modules of crossmem's plugins that this process has imported."""
+    plugins = {one.module.partition(".")[0] for one in metadata.entry_points(group="crossmem")}
+    return [name for name in sys.modules if name.partition(".")[0] in plugins]
+
+
+class ForkedProcess:
+    """A child of a fork server, with the part of :class:`subprocess.Popen` that peers use.
+
+    Parameters
+    ----------
+    status
+        Read end of the pipe in which the server tells the process id, and later the exit code.
+    """
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.returncode: int | None = None
+        self.pid = self._read(START_TIMEOUT_S)
+
+    def _read(self, timeout_s: float) -> int:
+        if not select.select([self.status], [], [], timeout_s)[0]:
+            raise subprocess.TimeoutExpired("a peer's fork", timeout_s)
+        data = os.read(self.status, _NUMBER.size)
+        if not data:
+            raise RuntimeError("the fork server of the peers has ended")
+        (number,) = _NUMBER.unpack(data)
+        return int(number)
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal, or None while the process runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end and return the exit code.
+
+        Raises
+        ------
+        subprocess.TimeoutExpired
+            If it has not ended after `timeout` seconds.
+        """
+        if self.returncode is None:
+            self.returncode = self._read(timeout)
+            os.close(self.status)
+        return self.returncode
+
+    @override
+    def __repr__(self) -> str:
+        return f"<ForkedProcess {self.pid}>"
+
+
+class ForkServer:
+    """The client's end of a fork server.
+
+    Parameters
+    ----------
+    environment
+        What the server starts with: :func:`server_variables`.
+
+    Notes
+    -----
+    The server ends when the control socket closes, so it never outlives this process by much.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-c", program],
+                env=dict(environment),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of this process that leads to the server."""
+        return self._control.fileno()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server can fork."""
+        return self._process.poll() is None
+
+    def fork(
+        self,
+        modules: Iterable[str],
+        environment: Mapping[str, str],
+        stream: socket.socket,
+        output: int,
+    ) -> ForkedProcess:
+        """Start a process that serves `stream` and writes to `output`.
+
+        The server imports `modules` first, unless it did that for an earlier child.
+        """
+        status, theirs = os.pipe()
+        try:
+            request = pickle.dumps((tuple(modules), dict(environment), sys.path))
+            socket.send_fds(self._control, [request], [stream.fileno(), output, theirs])
+        except BaseException:
+            os.close(status)
+            raise
+        finally:
+            os.close(theirs)
+        return ForkedProcess(status)
+
+    def close(self) -> None:
+        """End the server; its children live on."""
+        self._control.close()
+        self._process.wait()
+
+
+# The server's end -------------------------------------------------------------------------
+
+
+class _Server:
+    """The server itself: one thread, which waits for requests and for the ends of its children."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._children: dict[int, tuple[int, int]] = {}
+        """Process id and status pipe of each child, by its pidfd."""
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+
+    def run(self) -> tuple[int, dict[str, str], list[str]] | None:
+        """Serve until the client ends. In a child, return its stream, environment and path."""
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor != self._control.fileno():
+                    self._tell_end(descriptor)
+                    continue
+                data, descriptors, _, _ = socket.recv_fds(self._control, _MAX_REQUEST_NBYTES, 3)
+                if not data:
+                    return None
+                stream, output, status = descriptors
+                modules, environment, path = pickle.loads(data)  # noqa: S301 - from this program
+                for name in modules:
+                    import_module(name)
+                # The collector would copy the pages that the children share with the server.
+                gc.freeze()
+                if self._fork(output, status):
+                    return stream, environment, path
+                os.close(stream)
+
+    def _fork(self, output: int, status: int) -> bool:
+        """Fork, and return whether this is the child."""
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            self._forget()
+            for standard in (1, 2):
+                os.dup2(output, standard)
+            os.close(output)
+            os.close(status)
+            return True
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpgid(pid, pid)  # the client may kill the group before the child has run
+        os.close(output)
+        os.write(status, _NUMBER.pack(pid))
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = pid, status
+        self._poll.register(pidfd, select.POLLIN)
+        return False
+
+    def _forget(self) -> None:
+        """Close what belongs to the server, in a child."""
+        self._control.close()
+        for pidfd, (_, status) in self._children.items():
+            os.close(pidfd)
+            os.close(status)
+
+    def _tell_end(self, pidfd: int) -> None:
+        pid, status = self._children.pop(pidfd)
+        self._poll.unregister(pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(BrokenPipeError):
+            os.write(status, _NUMBER.pack(code))
+        os.close(pidfd)
+        os.close(status)
+
+
+def serve_forks(descriptor: int) -> None:
+    """Import, fork and report until the client ends; runs in the server and in its children."""
+    control = socket.socket(fileno=descriptor)
+    control.set_inheritable(False)
+    child = _Server(control).run()
+    if child is None:
+        return
+    stream, environment, path = child
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = path
+    serve(stream)
