@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import crossmem
@@ -36,7 +37,7 @@ else:
 # PyTorch warns of what is new in it, or old.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+repeatable = examples(60)
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

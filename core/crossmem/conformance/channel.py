@@ -10,12 +10,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
+from crossmem.conformance.speed import SLOWNESS
+
 __all__ = ["GRACE_S", "START_TIMEOUT_S", "receive", "send", "serve"]
 
-START_TIMEOUT_S: Final = 60.0
+START_TIMEOUT_S: Final = 60.0 * SLOWNESS
 """How long a peer may take to start, in seconds."""
 
-GRACE_S: Final = 10.0
+GRACE_S: Final = 10.0 * SLOWNESS
 """How long a peer may go on after the test has given up on it, in seconds."""
 
 _LENGTH: Final = struct.Struct("<Q")

@@ -16,10 +16,11 @@ from crossmem.conformance.harness import Allocate, FreshPeer, Imports, Kit
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import LeakError, PeerPool, deadline, leftovers, own_state, settle
 from crossmem.conformance.report import Recorder, write_report
+from crossmem.conformance.speed import SLOWNESS
 from crossmem.conformance.strangers import MakeStranger, Stranger
 from crossmem.driver import TracingDriver
 
-TEST_LIMIT_S: Final = 180.0
+TEST_LIMIT_S: Final = 180.0 * SLOWNESS
 """No test may take longer. The second line of defence ends the whole run some time later."""
 
 _HERE: Final = Path(__file__).parent

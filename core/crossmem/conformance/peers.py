@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from crossmem.conformance.channel import GRACE_S, START_TIMEOUT_S, receive, send
 from crossmem.conformance.forkserver import ForkedProcess, ForkServer, server_variables
+from crossmem.conformance.speed import SLOWNESS
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
@@ -38,7 +39,7 @@ __all__ = [
     "preload",
 ]
 
-DEFAULT_TIMEOUT_S: Final = 40.0
+DEFAULT_TIMEOUT_S: Final = 40.0 * SLOWNESS
 """How long a call may take, in seconds."""
 
 _STDERR_TAIL_NBYTES: Final = 4000

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crossmem import ConfigurationError, UnsupportedError
@@ -29,7 +30,7 @@ from crossmem.arrays.dlpack import (
     make_capsule,
 )
 
-repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=200)
+repeatable = examples(200)
 
 F4 = from_text("float32")
 NAMES = ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex128"]

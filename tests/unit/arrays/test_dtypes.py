@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -24,7 +25,7 @@ from crossmem.arrays.dtypes import (
     _plain_to_numpy,
 )
 
-repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=300)
+repeatable = examples(300)
 
 SWAPPED = ">" if sys.byteorder == "little" else "<"
 NATIVE = "<" if sys.byteorder == "little" else ">"

@@ -7,14 +7,15 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.array_utils import byte_bounds
 
 from crossmem import ConfigurationError, InvalidSizeError, UnsupportedError
 from crossmem.arrays import MAX_DIMENSIONS, Layout, dtype_of, from_text, to_numpy
 
-repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=300)
+repeatable = examples(300)
 
 F4 = from_text("float32")
 U1 = from_text("uint8")

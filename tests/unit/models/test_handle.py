@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given, settings
+from generated import examples
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from crossmem import InvalidSizeError, ShareableHandle
@@ -18,7 +19,7 @@ from crossmem.models import MAX_HANDLE_NBYTES, ProcessIdentity
 THIS = ProcessIdentity.of_this_process()
 
 # The same cases in every run, and nothing left in the folder that the tests run in.
-repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=100)
+repeatable = examples(100)
 
 
 def whole(**changes: object) -> ShareableHandle:

@@ -4,13 +4,14 @@
 import sys
 from typing import Any
 
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crossmem.sharing import whereabouts
 from crossmem.sharing.whereabouts import Whereabouts
 
-repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=100)
+repeatable = examples(100)
 
 
 class Block:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
@@ -21,7 +22,7 @@ from crossmem.driver import CopyKind
 from crossmem.sharing.process import drain
 from crossmem.trees.homes import Homes
 
-repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=100)
+repeatable = examples(100)
 
 
 def in_use() -> list[str]:

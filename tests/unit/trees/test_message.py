@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import crossmem
@@ -21,7 +22,7 @@ from crossmem.arrays import Layout, dtype_of
 from crossmem.trees.message import CELL_NBYTES, MAX_MESSAGE_NBYTES, Cell, Message, Row
 from crossmem.trees.nodes import read
 
-repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=100)
+repeatable = examples(100)
 
 HEADER = struct.Struct("<4sHHII")
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from typing_extensions import override
@@ -37,7 +38,7 @@ else:
     import tree_classes
     from tree_classes import Careful, Frozen, Inherited, Outer, Plain, Point, SlotsBelow
 
-repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=100)
+repeatable = examples(100)
 
 
 class Thing:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from numpy.lib.stride_tricks import as_strided
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 else:
     from tree_classes import Plain, Point
 
-repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+repeatable = examples(60)
 
 STRUCTS = [
     np.dtype([("a", "i1"), ("b", "<f8"), ("c", ">u2", (2, 3))]),

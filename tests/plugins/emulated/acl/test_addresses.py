@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from hypothesis import given, settings
+from generated import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crossmem_emulated.acl.addresses import Origin
@@ -20,7 +21,7 @@ else:
 
 pytestmark = emulation_only
 DEVICE = 0
-repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=100)
+repeatable = examples(100)
 
 # Gaps and sizes, one after the other, so that pieces may touch and never overlap.
 LAYOUTS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=12)

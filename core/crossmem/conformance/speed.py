@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How slow this machine is, so that deadlines grow with it: a slow machine is slow, not broken."""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Final
+
+__all__ = ["SLOWNESS", "VARIABLE"]
+
+VARIABLE: Final = "CROSSMEM_TEST_SLOWNESS"
+"""Overrides the measurement; set by it for the processes that this one starts."""
+
+_REFERENCE_S: Final = 0.028
+"""What the sample takes on the machine that the deadlines were chosen on: an idle core of 2026."""
+_SAMPLE: Final = "sum(range(1_000_000))"
+_ROUNDS: Final = 5
+
+
+def _measure() -> float:
+    """Return the median time of a small program, start included, by the reference's; at least 1."""
+    times = []
+    for _ in range(_ROUNDS):
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-I", "-S", "-c", _SAMPLE], check=True)
+        times.append(time.perf_counter() - begin)
+    return max(1.0, statistics.median(times) / _REFERENCE_S)
+
+
+if VARIABLE not in os.environ:
+    os.environ[VARIABLE] = f"{_measure():.2f}"
+SLOWNESS: Final = float(os.environ[VARIABLE])
+"""How many times longer than on the reference machine a program takes here; at least 1."""

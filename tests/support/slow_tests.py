@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tests may be slow, and the list of those that are.
+
+A default test is one that every newcomer runs, so it has a limit. Times are divided by the slowness
+of the machine, which :mod:`crossmem.conformance.speed` measures.
+"""
+
+import os
+from collections import defaultdict
+from typing import Final
+
+import pytest
+
+from crossmem.conformance.speed import SLOWNESS
+
+VARIABLE: Final = "CROSSMEM_TEST_SLOW"
+"""Set by ``.ci/run`` for the default tests: they are timed, and one that is too slow fails."""
+
+LISTED_S: Final = 3.0
+LIMIT_S: Final = 10.0
+
+EXCEPTIONS: Final[dict[str, str]] = {}
+"""Default tests that may take longer, each with the reason; they also begin first."""
+
+MAX_EXCEPTIONS: Final = 20
+
+
+def is_exception(nodeid: str) -> bool:
+    """Whether a test may take longer than others."""
+    return nodeid.partition("@")[0] in EXCEPTIONS
+
+
+class SlowTests:
+    """The pytest plugin that times tests."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # The setup of a session's fixture counts for the test that needs it first.
+        self._seconds[report.nodeid.partition("@")[0]] += report.duration / SLOWNESS
+
+    def _too_slow(self) -> list[str]:
+        return [
+            nodeid
+            for nodeid, seconds in self._seconds.items()
+            if seconds > LIMIT_S and not is_exception(nodeid)
+        ]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.exitstatus == pytest.ExitCode.OK and self._too_slow():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section(f"tests over {LISTED_S} s, on a machine {SLOWNESS} times slower")
+        for nodeid, seconds in sorted(self._seconds.items(), key=lambda one: -one[1]):
+            if seconds > LISTED_S:
+                terminalreporter.write_line(f"{seconds:6.1f} s  {nodeid}")
+        for nodeid in self._too_slow():
+            terminalreporter.write_line(
+                f"{nodeid} takes over {LIMIT_S} s. Make it faster, mark it ci, or name the reason "
+                "in tests/support/slow_tests.py.",
+                red=True,
+            )
+
+
+def register(config: pytest.Config) -> None:
+    """Time the tests where the environment asks for it, in the process that reports."""
+    if VARIABLE in os.environ and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SlowTests(), "crossmem-slow-tests")
