@@ -4,7 +4,8 @@
 pytest loads this package in every project of the environment where crossmem is installed. So it
 declares names that start with ``crossmem`` and does nothing else: no fixture, no hook that acts on
 other projects' tests, no import of crossmem. The kit, ``crossmem.conformance``, reads the options
-and acts on the markers.
+and acts on the markers. Only where a run names the kit, its report is loaded: with pytest-xdist,
+the process that reports imports nothing of what it tests.
 """
 
 import argparse
@@ -16,6 +17,8 @@ __all__ = ["DEFAULT_DEVICE", "pytest_addoption", "pytest_configure"]
 
 DEFAULT_DEVICE: Final = "emulated:0"
 """The device that the kit tests where none is named."""
+
+_KIT: Final = "crossmem.conformance"
 
 
 def _names(text: str) -> list[str]:
@@ -80,9 +83,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the kit's markers."""
+    """Declare the kit's markers; where the kit is named, load its report."""
     config.addinivalue_line("markers", "crossmem_law(id): the law of the contract that is tested")
     config.addinivalue_line("markers", "crossmem_core: one of the tests of --crossmem-core")
     config.addinivalue_line(
         "markers", "crossmem_requires(capability): skip on devices without that capability"
     )
+    if config.getoption("pyargs") and any(arg.startswith(_KIT) for arg in config.args):
+        config.pluginmanager.import_plugin(f"{_KIT}.reporting")

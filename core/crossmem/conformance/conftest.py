@@ -2,6 +2,7 @@
 """Fixtures of the kit, the gate by capability, and the report."""
 
 import faulthandler
+import pickle
 import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -11,11 +12,11 @@ from typing import Any, Final
 import pytest
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, reporting
 from crossmem.conformance.harness import Allocate, FreshPeer, Imports, Kit
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import LeakError, PeerPool, deadline, leftovers, own_state, settle
-from crossmem.conformance.report import Recorder, write_report
+from crossmem.conformance.reporting import ABOUT_LAW, CAPABILITIES, recorder_of
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.conformance.strangers import MakeStranger, Stranger
 from crossmem.driver import TracingDriver
@@ -25,7 +26,6 @@ TEST_LIMIT_S: Final = 180.0 * SLOWNESS
 
 _HERE: Final = Path(__file__).parent
 _LAW: Final = re.compile(r"test_c(\d\d)_")
-_recorder: Final = pytest.StashKey[Recorder]()
 _kit: Final = pytest.StashKey[Kit]()
 
 
@@ -51,8 +51,9 @@ def _law_of(item: pytest.Item) -> str | None:
     return f"C{int(found[1])}" if found else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test of the kit with its law."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test of the kit with its law, and leave out what was not asked for."""
+    left_out = []
     for item in items:
         if _HERE not in item.path.parents:
             continue
@@ -60,6 +61,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if law is None:
             raise pytest.UsageError(f"{item.nodeid} does not name the law that it tests")
         item.add_marker(pytest.mark.crossmem_law(law))
+        if config.getoption("crossmem_core") and not item.get_closest_marker("crossmem_core"):
+            left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -75,7 +81,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Record the outcome, and fail a skip of what had to run."""
+    """Tell the report which law it is about, and fail a skip of what had to run."""
     report = yield
     law = _law_of(item)
     if law is None:
@@ -91,44 +97,28 @@ def pytest_runtest_makereport(
             report.outcome = "failed"
             report.longrepr = f"{', '.join(named)} had to be tested, but: {reason}"
     if report.when == "call" or not report.passed:
-        recorder = item.config.stash.setdefault(_recorder, Recorder())
-        recorder.record(law, item.name, report.outcome, reason)
+        vars(report)[ABOUT_LAW] = (law, item.name, reason)
     return report
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Load what reports; with pytest-xdist, :mod:`crossmem_pytest` did that already."""
+    if not config.pluginmanager.has_plugin(reporting.__name__):
+        config.pluginmanager.register(reporting, reporting.__name__)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report and end the peers."""
+    """Tell what the device can do, and end the peers."""
     config = session.config
-    path = config.getoption("crossmem_report")
     kit = config.stash.get(_kit, None)
-    if path is not None and _recorder in config.stash:
-        report = config.stash[_recorder].report(
-            device=config.getoption("crossmem_device"),
-            runtime=config.getoption("crossmem_runtime"),
-            mechanism=config.getoption("crossmem_mechanism"),
-            capabilities=kit.device.capabilities if kit else None,
-        )
-        write_report(report, Path(path))
-    if kit is not None:
-        kit.close()
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Show the outcome of each law."""
-    if _recorder not in config.stash:
+    if kit is None:
         return
-    spec = config.getoption("crossmem_device")
-    report = config.stash[_recorder].report(
-        device=spec,
-        runtime=config.getoption("crossmem_runtime"),
-        mechanism=config.getoption("crossmem_mechanism"),
-        capabilities=None,
-    )
-    terminalreporter.section(f"laws of crossmem on {spec}")
-    for line in report.lines():
-        terminalreporter.write_line(line)
+    capabilities = kit.device.capabilities
+    recorder_of(config).capabilities = capabilities
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[CAPABILITIES] = pickle.dumps(capabilities)
+    kit.close()
 
 
 # Fixtures ---------------------------------------------------------------------------------

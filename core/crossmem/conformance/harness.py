@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol
 
 import crossmem
@@ -70,10 +71,14 @@ class Kit:
         self, spec: str, runtime: str | None, mechanism: str | None, *, forks: bool | None
     ) -> None:
         self._folder = None
-        if "CROSSMEM_RUN_DIR" not in os.environ:
-            # Not the user's own: the kit looks at what is left in it.
+        is_worker = "PYTEST_XDIST_WORKER" in os.environ
+        if is_worker or "CROSSMEM_RUN_DIR" not in os.environ:
+            # Not the user's own, and not another worker's: the kit looks at what is left in it.
             self._folder = tempfile.mkdtemp(prefix="crossmem-")
             os.environ["CROSSMEM_RUN_DIR"] = self._folder
+        if is_worker and runtime == "emulated":
+            # What workers allocate on one host would show in each other's free memory.
+            os.environ["CROSSMEM_EMULATED_STATE"] = str(Path(self._folder or "", "host"))
         actions.begin(spec, runtime, mechanism, tracing=True)
         self.device = actions.device()
         self.violations_before = len(actions.vendor_violations() or [])

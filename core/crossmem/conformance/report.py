@@ -52,10 +52,24 @@ class Report(FrozenModel):
 
 
 class Recorder:
-    """Collects the outcome of each test as it becomes known."""
+    """Collects the outcome of each test as it becomes known.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    device, runtime, mechanism
+        What is tested, as asked for.
+    """
+
+    def __init__(self, *, device: str, runtime: str | None, mechanism: str | None) -> None:
+        self._device, self._runtime, self._mechanism = device, runtime, mechanism
+        self.capabilities: Capabilities | None = None
+        """What the device says that it can do, once that is known."""
         self._outcomes: dict[str, dict[str, tuple[Outcome, str]]] = {law: {} for law in LAWS}
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a test of the kit has ended."""
+        return any(self._outcomes.values())
 
     def record(self, law: str, test: str, outcome: Outcome, reason: str = "") -> None:
         """Note what became of a test, or of its setup or teardown; a failure stays one."""
@@ -63,21 +77,14 @@ class Recorder:
         if test not in tests or tests[test][0] != "failed":
             tests[test] = (outcome, reason)
 
-    def report(
-        self,
-        *,
-        device: str,
-        runtime: str | None,
-        mechanism: str | None,
-        capabilities: Capabilities | None,
-    ) -> Report:
+    def report(self) -> Report:
         """Return what was recorded."""
         return Report(
             version=__version__,
-            device=device,
-            runtime=runtime,
-            mechanism=mechanism,
-            capabilities=capabilities,
+            device=self._device,
+            runtime=self._runtime,
+            mechanism=self._mechanism,
+            capabilities=self.capabilities,
             laws={
                 law: LawOutcome(
                     passed=sum(outcome == "passed" for outcome, _ in tests.values()),

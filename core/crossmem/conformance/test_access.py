@@ -47,6 +47,7 @@ def _info_of(handle: crossmem.ShareableHandle) -> crossmem.ExportInfo:
     return info
 
 
+@pytest.mark.crossmem_core
 def test_c13_any_process_of_the_same_user_is_admitted(
     allocate: Allocate, peer: Peer, peer2: Peer
 ) -> None:
@@ -63,6 +64,7 @@ def test_c13_any_process_of_the_same_user_is_admitted(
     assert info.denied == 0
 
 
+@pytest.mark.crossmem_core
 def test_c13_pids_narrow(allocate: Allocate, peer: Peer, peer2: Peer) -> None:
     handle = allocate(_NBYTES, b"data").export(allow=crossmem.Allow(pids=frozenset({peer.pid})))
 
@@ -149,6 +151,7 @@ def test_c13_a_denial_is_reported(peer: Peer, fresh_peer: FreshPeer) -> None:
 
 @needs_root
 @pytest.mark.crossmem_requires("fork_safe")
+@pytest.mark.crossmem_core
 def test_c13_other_users_are_refused(allocate: Allocate, fresh_peer: FreshPeer) -> None:
     handle = allocate(_NBYTES).export()
     stranger = fresh_peer()
@@ -163,6 +166,7 @@ def test_c13_other_users_are_refused(allocate: Allocate, fresh_peer: FreshPeer) 
 
 @needs_root
 @pytest.mark.crossmem_requires("fork_safe")
+@pytest.mark.crossmem_core
 def test_c13_uids_widen(allocate: Allocate, peer: Peer, fresh_peer: FreshPeer) -> None:
     handle = allocate(_NBYTES, b"data").export(allow=crossmem.Allow(uids=frozenset({_NOBODY})))
     blob = handle.to_bytes()

@@ -17,6 +17,7 @@ NBYTES = 10_007
 # C1: visible ------------------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_core
 def test_c01_bytes_go_both_ways(allocate: Allocate, peer: Peer) -> None:
     first, second = pattern(NBYTES, 1), pattern(NBYTES // 2, 99)
     allocation = allocate(NBYTES, first)
@@ -30,6 +31,7 @@ def test_c01_bytes_go_both_ways(allocate: Allocate, peer: Peer) -> None:
     assert allocation.read() == second + first[len(second) :]
 
 
+@pytest.mark.crossmem_core
 def test_c01_two_importers_see_each_other(allocate: Allocate, peer: Peer, peer2: Peer) -> None:
     blob = allocate(NBYTES, bytes(NBYTES)).export().to_bytes()
     for one in (peer, peer2):
@@ -125,6 +127,7 @@ def test_c01_copies_within_one_allocation(allocate: Allocate) -> None:
 # C2: size ---------------------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_core
 def test_c02_nbytes_as_asked_and_capacity_rounded_up(
     allocate: Allocate, capabilities: crossmem.Capabilities, peer: Peer
 ) -> None:

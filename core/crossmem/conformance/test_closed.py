@@ -50,6 +50,7 @@ def refuses(uses: dict[str, Use], closed: Any) -> None:
     assert repr(closed)
 
 
+@pytest.mark.crossmem_core
 def test_c17_a_freed_allocation(device: crossmem.Device) -> None:
     allocation = device.allocate(NBYTES)
     allocation.export()
@@ -66,6 +67,7 @@ def use_closed(uses: str, name: str) -> None:
     refuses({"mapping": MAPPING, "import": IMPORT}[uses], actions.objects[name])
 
 
+@pytest.mark.crossmem_core
 def test_c17_an_unmapped_mapping_and_a_closed_import(allocate: Allocate, peer: Peer) -> None:
     blob = allocate(NBYTES).export().to_bytes()
     peer.call(actions.attach, "attached", blob)
@@ -137,6 +139,7 @@ def test_c17_nothing_is_freed_under_a_live_view(device: crossmem.Device, busy: A
 
 
 @pytest.mark.crossmem_requires("host_visible")
+@pytest.mark.crossmem_core
 def test_c17_nothing_is_unmapped_under_a_live_view(allocate: Allocate, peer: Peer) -> None:
     blob = allocate(NBYTES, b"seen").export().to_bytes()
     peer.call(actions.attach, "m", blob)

@@ -46,6 +46,7 @@ def leases(blob: bytes) -> int:
 # C7: counted ------------------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_core
 def test_c07_the_exact_calls_of_a_whole_life(
     device: crossmem.Device, fresh_peer: FreshPeer
 ) -> None:
@@ -78,6 +79,7 @@ def test_c07_the_exact_calls_of_a_whole_life(
     assert importer.call(probes.journal) == ["import_", "map", "synchronize", "unmap", "close"]
 
 
+@pytest.mark.crossmem_core
 def test_c07_many_imports_make_one_vendor_open(allocate: Allocate, peer: Peer) -> None:
     handle = allocate(NBYTES, b"counted").export()
     calls = calls_of(peer)
@@ -215,6 +217,7 @@ def test_c07_imported_again_after_everything_was_closed(allocate: Allocate, peer
 # C8: own ----------------------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_core
 def test_c08_ones_own_memory_under_another_name(allocate: Allocate, tracer: TracingDriver) -> None:
     allocation = allocate(NBYTES)
     handle = allocation.export()
@@ -256,6 +259,7 @@ def test_c08_an_own_import_keeps_the_memory(device: crossmem.Device, tracer: Tra
 
 
 @pytest.mark.crossmem_requires("readonly_imports")
+@pytest.mark.crossmem_core
 def test_c08_a_read_only_mapping_of_ones_own_memory(
     allocate: Allocate, tracer: TracingDriver
 ) -> None:

@@ -43,6 +43,7 @@ def _wait_until_free(allocation: crossmem.Allocation) -> float:
 # C11 ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_core
 def test_c11_killing_an_importer_ends_its_leases(allocate: Allocate, fresh_peer: FreshPeer) -> None:
     blob = allocate(_NBYTES).export().to_bytes()
     importer = fresh_peer()
@@ -75,6 +76,7 @@ def test_c11_a_waiting_exporter_hears_of_the_death(
 
 
 @each_way_to_fork
+@pytest.mark.crossmem_core
 def test_c11_even_where_a_forked_child_of_it_lives_on(
     allocate: Allocate, fresh_peer: FreshPeer, *, with_handlers: bool
 ) -> None:
@@ -151,6 +153,7 @@ def _alive(held: crossmem.Mapping | crossmem.Import) -> list[str]:
 
 
 @each_way_to_fork
+@pytest.mark.crossmem_core
 def test_c12_a_killed_exporter_is_seen_to_be_dead(
     fresh_peer: FreshPeer, *, with_handlers: bool
 ) -> None:
@@ -171,6 +174,7 @@ def test_c12_a_killed_exporter_is_seen_to_be_dead(
 
 
 @each_way_to_fork
+@pytest.mark.crossmem_core
 def test_c12_whoever_never_met_the_exporter_hears_at_once_that_it_is_dead(
     fresh_peer: FreshPeer, *, with_handlers: bool
 ) -> None:
@@ -212,6 +216,7 @@ def test_c12_an_import_under_way_ends_when_the_exporter_is_killed(
 
 
 @pytest.mark.crossmem_requires("survives_owner")
+@pytest.mark.crossmem_core
 def test_c12_importers_keep_the_memory_of_a_killed_exporter(
     peer: Peer, fresh_peer: FreshPeer
 ) -> None:

@@ -93,6 +93,7 @@ def test_c20_nothing_is_left_of_an_exporter(kit: Kit, fresh_peer: FreshPeer) -> 
     assert "leased" not in output
 
 
+@pytest.mark.crossmem_core
 def test_c20_nothing_is_left_of_an_importer(
     allocate: Allocate, kit: Kit, fresh_peer: FreshPeer
 ) -> None:
@@ -122,6 +123,7 @@ def test_c20_nothing_is_left_of_who_imported_its_own_memory(fresh_peer: FreshPee
     assert last_words(peer.exit()) == NOTHING
 
 
+@pytest.mark.crossmem_core
 def test_c20_an_exporter_waits_for_leases_and_reports_them(
     capabilities: crossmem.Capabilities, peer: Peer, fresh_peer: FreshPeer
 ) -> None:
@@ -229,6 +231,7 @@ def _tell_time(begun: float) -> None:
 
 
 @pytest.mark.crossmem_requires("survives_owner")
+@pytest.mark.crossmem_core
 def test_c20_importers_keep_the_memory(peer: Peer, fresh_peer: FreshPeer) -> None:
     exporter = fresh_peer(fresh=True, CROSSMEM_EXIT_WAIT="0")
     blob = exporter.call(actions.offer, "memory", _NBYTES, b"outlives")

@@ -13,6 +13,7 @@ from crossmem.driver import TracingDriver
 
 
 @needs_foreign
+@pytest.mark.crossmem_core
 def test_c01_adopted_memory_is_seen_by_others(stranger: MakeStranger, peer: Peer) -> None:
     memory = stranger(2, b"by a framework")
     with memory.adopt() as adopted:
@@ -211,6 +212,7 @@ def test_c08_ones_own_adopted_memory_is_no_import(
 
 
 @needs_foreign
+@pytest.mark.crossmem_core
 def test_c21_work_issued_before_the_export_is_seen(fresh_peer: FreshPeer, peer: Peer) -> None:
     owner = fresh_peer()
     owner.call(strangers.make_stranger, "memory", 1, b"early")

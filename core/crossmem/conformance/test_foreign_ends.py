@@ -18,6 +18,7 @@ from crossmem.sharing.process import current
 
 
 @needs_foreign
+@pytest.mark.crossmem_core
 def test_c09_the_owner_is_kept_until_the_last_lease_ends(
     stranger: MakeStranger, peer: Peer, peer2: Peer, tracer: TracingDriver
 ) -> None:
@@ -107,6 +108,7 @@ def test_c09_a_lease_ends_after_the_device_is_done(
 
 
 @needs_foreign
+@pytest.mark.crossmem_core
 def test_c09_freeing_can_raise_or_wait(stranger: MakeStranger, peer: Peer) -> None:
     memory = stranger(1, b"data")
     adopted = memory.adopt()

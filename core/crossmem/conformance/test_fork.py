@@ -60,6 +60,7 @@ def _set_up(blob: bytes) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
+@pytest.mark.crossmem_core
 def test_c18_inherited_objects_refuse_to_work(
     allocate: Allocate, peer: Peer, name: str, method: str, args: tuple[Any, ...]
 ) -> None:
@@ -116,6 +117,7 @@ def test_c18_the_child_keeps_no_descriptor_thread_or_memory(
     assert peer.call(in_child, actions.shared_nbytes) == 0
 
 
+@pytest.mark.crossmem_core
 def test_c18_the_child_keeps_nothing_alive(allocate: Allocate, fresh_peer: FreshPeer) -> None:
     allocation = allocate(_NBYTES)
     peer = fresh_peer(fresh=True)
@@ -178,6 +180,7 @@ def _run_forked_child_to_its_end() -> int | None:
 
 
 @pytest.mark.crossmem_requires("fork_safe")
+@pytest.mark.crossmem_core
 def test_c18_a_child_imports_for_itself(allocate: Allocate, peer: Peer) -> None:
     blob = allocate(_NBYTES, b"exporter").export().to_bytes()
     peer.call(_set_up, blob)
@@ -228,6 +231,7 @@ def test_c18_forking_while_other_threads_import_hangs_nobody(
     assert peer.call(_fork_among_threads, blob, 25, within=120) == [b"exporter"] * 25
 
 
+@pytest.mark.crossmem_core
 def test_c18_a_child_of_a_backend_that_cannot_be_forked_is_told_to_spawn(
     allocate: Allocate, peer: Peer, capabilities: crossmem.Capabilities
 ) -> None:

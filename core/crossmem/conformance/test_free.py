@@ -23,6 +23,7 @@ def reports(allocation_number: int) -> list[crossmem.ExportInfo]:
     return [one for one in crossmem.exports() if one.handle.allocation == allocation_number]
 
 
+@pytest.mark.crossmem_core
 def test_c09_free_defers_until_the_lease_ends(
     device: crossmem.Device, tracer: TracingDriver, peer: Peer
 ) -> None:
@@ -114,6 +115,7 @@ def test_c09_raise_changes_nothing(device: crossmem.Device, peer: Peer, peer2: P
     assert allocation.closed
 
 
+@pytest.mark.crossmem_core
 def test_c09_wait_waits_for_the_last_lease(peer: Peer, peer2: Peer) -> None:
     blob = peer.call(actions.offer, "a", NBYTES)
     peer2.call(actions.attach, "m", blob)
@@ -177,6 +179,7 @@ def test_c09_whoever_imports_while_it_is_freed_has_it_or_has_not(
         allocation.free(busy="wait")
 
 
+@pytest.mark.crossmem_core
 def test_c09_the_importers_device_is_synchronised_before_unmapping(
     allocate: Allocate, fresh_peer: FreshPeer
 ) -> None:

@@ -18,6 +18,7 @@ NBYTES = 10_007
 # C3: export repeats -----------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_core
 def test_c03_the_same_arguments_give_an_equal_handle(
     allocate: Allocate, tracer: TracingDriver
 ) -> None:
@@ -31,6 +32,7 @@ def test_c03_the_same_arguments_give_an_equal_handle(
     assert tracer.calls["export"] - before == 1
 
 
+@pytest.mark.crossmem_core
 def test_c03_the_vendor_exports_once_whoever_is_allowed(
     allocate: Allocate, tracer: TracingDriver
 ) -> None:
@@ -66,6 +68,7 @@ def test_c03_bytes_are_small_stable_and_come_back(allocate: Allocate) -> None:
 # C4: parts --------------------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_core
 def test_c04_three_parts_of_one_allocation(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, pattern(NBYTES, 5))
     handle = allocation.export()
@@ -130,6 +133,7 @@ def test_c04_a_view_ends_with_its_part(allocate: Allocate) -> None:
         assert bytes(view) == pattern(NBYTES, 8)[10:30]
 
 
+@pytest.mark.crossmem_core
 def test_c04_the_importer_checks_bounds_of_the_handle(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES)
     blob = allocation.export().to_bytes()
@@ -146,6 +150,7 @@ def test_c04_the_importer_checks_bounds_of_the_handle(allocate: Allocate, peer: 
 # C5: unique -------------------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_core
 def test_c05_handles_differ_though_addresses_repeat(device: crossmem.Device) -> None:
     handles = []
     for _ in range(30):

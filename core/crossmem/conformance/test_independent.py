@@ -11,6 +11,7 @@ from crossmem.conformance.peers import Peer
 NBYTES = 5000
 
 
+@pytest.mark.crossmem_core
 def test_c10_closing_affects_nobody_else(allocate: Allocate, peer: Peer, peer2: Peer) -> None:
     allocation = allocate(NBYTES, b"common")
     blob = allocation.export().to_bytes()

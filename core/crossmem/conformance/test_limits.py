@@ -51,6 +51,7 @@ def fill(device: crossmem.Device) -> tuple[list[crossmem.Allocation], crossmem.O
     raise AssertionError(f"{device} gave a thousand times {nbytes} bytes")
 
 
+@pytest.mark.crossmem_core
 def test_c16_a_full_device_gives_nothing_and_recovers(
     device: crossmem.Device, tracer: TracingDriver
 ) -> None:
@@ -96,6 +97,7 @@ def test_c16_out_of_memory_says_what_waits_on_leases(device: crossmem.Device, pe
 
 
 @pytest.mark.parametrize("method", ["allocate", "export"])
+@pytest.mark.crossmem_core
 def test_c16_a_failed_call_of_the_exporter_leaves_nothing(
     fresh_peer: FreshPeer, peer: Peer, method: str
 ) -> None:
@@ -122,6 +124,7 @@ def test_c16_a_failed_call_of_the_exporter_leaves_nothing(
 
 
 @pytest.mark.parametrize("method", ["import_", "map"])
+@pytest.mark.crossmem_core
 def test_c16_a_failed_call_of_the_importer_leaves_nothing(
     allocate: Allocate, fresh_peer: FreshPeer, method: str
 ) -> None:

@@ -50,6 +50,7 @@ def test_c06_a_message_gives_memory_that_was_freed(
         peer2.call(actions.attach_held, ["m"], message)
 
 
+@pytest.mark.crossmem_core
 def test_c09_memory_stays_for_a_message_until_its_receiver_is_done(
     device: crossmem.Device, tracer: TracingDriver, peer: Peer
 ) -> None:

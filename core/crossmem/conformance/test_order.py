@@ -16,6 +16,7 @@ NBYTES = 5000
 # C21: ordered -----------------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_core
 def test_c21_work_issued_before_the_export_is_seen(fresh_peer: FreshPeer, peer: Peer) -> None:
     owner = fresh_peer()
     owner.call(actions.allocate, "a", NBYTES)
@@ -70,6 +71,7 @@ def test_c21_synchronize_waits_for_the_device(
 # C22: lawful ------------------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_core
 def test_c22_everything_in_the_vendors_order(
     capabilities: crossmem.Capabilities, fresh_peer: FreshPeer
 ) -> None:
@@ -111,6 +113,7 @@ def test_c22_everything_in_the_vendors_order(
     assert ends[-1] == "free"
 
 
+@pytest.mark.crossmem_core
 def test_c22_exit_is_lawful_too(fresh_peer: FreshPeer) -> None:
     owner, importer = fresh_peer(CROSSMEM_EXIT_WAIT="30"), fresh_peer()
     owner.call(report_at_exit)
@@ -122,6 +125,7 @@ def test_c22_exit_is_lawful_too(fresh_peer: FreshPeer) -> None:
         assert "violations: []" in one.exit()
 
 
+@pytest.mark.crossmem_core
 def test_c22_the_vendors_rules_are_kept(kit: Kit) -> None:
     violations = actions.vendor_violations()
     if violations is None:

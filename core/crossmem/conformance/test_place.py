@@ -73,6 +73,7 @@ def masked(device: crossmem.Device, fresh_peer: FreshPeer, *ordinals: int) -> Pe
     return fresh_peer(**environment)
 
 
+@pytest.mark.crossmem_core
 def test_c24_a_mask_never_selects_another_device(
     device: crossmem.Device, allocate: Allocate, fresh_peer: FreshPeer
 ) -> None:
@@ -121,6 +122,7 @@ def test_c24_a_masked_device_is_missing_by_name(
 
 
 @pytest.mark.crossmem_requires("peer_access")
+@pytest.mark.crossmem_core
 def test_c24_mapped_for_another_device_the_memory_stays(
     device: crossmem.Device, allocate: Allocate, peer: Peer
 ) -> None:
@@ -148,6 +150,7 @@ def test_c24_mapped_for_another_device_the_memory_stays(
         assert mapping.read(5) == b"moved"
 
 
+@pytest.mark.crossmem_core
 def test_c24_without_peer_access_another_device_is_refused(
     device: crossmem.Device, allocate: Allocate, peer: Peer
 ) -> None:
@@ -215,6 +218,7 @@ def test_c24_memory_of_one_backend_is_not_mapped_for_another(
 # C25: no surprise -------------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_core
 def test_c25_each_mechanism_is_used_as_asked_for(device: crossmem.Device, peer: Peer) -> None:
     preferred = crossmem.device(device.name, runtime=device.runtime)
     mechanisms = preferred.capabilities.mechanisms
@@ -244,6 +248,7 @@ def test_c25_each_mechanism_is_used_as_asked_for(device: crossmem.Device, peer: 
             peer.call(actions.unmap, "m")
 
 
+@pytest.mark.crossmem_core
 def test_c25_a_mechanism_that_is_not_there_is_not_replaced(
     device: crossmem.Device, capabilities: crossmem.Capabilities, tracer: TracingDriver
 ) -> None:
@@ -270,6 +275,7 @@ def test_c25_raw_handles_only_where_the_backend_has_them(
 
 
 @pytest.mark.crossmem_requires("raw_handles")
+@pytest.mark.crossmem_core
 def test_c25_a_raw_handle_is_imported_without_a_lease(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, b"raw")
     try:

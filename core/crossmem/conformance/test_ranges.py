@@ -22,6 +22,7 @@ needs_ranges = pytest.mark.crossmem_requires("address_ranges")
 
 
 @needs_ranges
+@pytest.mark.crossmem_core
 def test_c01_a_piece_shows_what_others_write(imports: Imports, peer: Peer) -> None:
     data = pattern(NBYTES, 1)
     imported = imports.of(peer, "a", NBYTES, data)
@@ -172,6 +173,7 @@ def test_c16_only_allocations_and_imports_are_mapped(
 
 @needs_ranges
 @pytest.mark.parametrize("method", ["reserve", "map_at"])
+@pytest.mark.crossmem_core
 def test_c16_a_failed_call_for_a_range_leaves_nothing(fresh_peer: FreshPeer, method: str) -> None:
     peer = fresh_peer()
     peer.call(actions.offer, "a", NBYTES, b"next")
@@ -286,6 +288,7 @@ def test_c24_a_range_takes_memory_of_its_device_only(
     assert tracer.calls["map_at"] == before
 
 
+@pytest.mark.crossmem_core
 def test_c25_without_the_capability_nothing_is_reserved(
     device: crossmem.Device, tracer: TracingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +305,7 @@ def test_c25_without_the_capability_nothing_is_reserved(
 
 
 @needs_ranges
+@pytest.mark.crossmem_core
 def test_c07_the_exact_calls_of_a_ranges_life(allocate: Allocate, fresh_peer: FreshPeer) -> None:
     peer = fresh_peer()
     peer.call(actions.import_, "i", allocate(NBYTES).export().to_bytes())

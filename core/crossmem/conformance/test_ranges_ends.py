@@ -60,6 +60,7 @@ def test_c17_memory_stays_while_a_range_shows_it(
 
 
 @needs_ranges
+@pytest.mark.crossmem_core
 def test_c17_an_unmapped_piece_and_a_released_range(allocate: Allocate, peer: Peer) -> None:
     peer.call(actions.import_, "i", allocate(NBYTES).export().to_bytes())
     peer.call(actions.place_alone, "p", "r", "i")

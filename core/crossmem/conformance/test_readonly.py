@@ -86,6 +86,7 @@ def test_c23_a_read_only_import_reads(allocate: Allocate, peer: Peer) -> None:
 
 @pytest.mark.crossmem_requires("readonly_imports", "host_visible")
 @pytest.mark.parametrize("offset", [0, NBYTES - 1])
+@pytest.mark.crossmem_core
 def test_c23_a_read_only_import_is_enforced(
     allocate: Allocate, fresh_peer: FreshPeer, offset: int
 ) -> None:
@@ -119,6 +120,7 @@ def test_c23_a_read_only_export_is_read_only_for_importers(allocate: Allocate, p
 
 
 @pytest.mark.crossmem_requires("readonly_exports", "host_visible")
+@pytest.mark.crossmem_core
 def test_c23_a_read_only_export_is_enforced(allocate: Allocate, fresh_peer: FreshPeer) -> None:
     allocation = allocate(NBYTES, bytes(NBYTES))
     importer = fresh_peer()
@@ -163,6 +165,7 @@ def test_c23_a_read_only_export_of_ones_own(
             mapping.write(b"x")
 
 
+@pytest.mark.crossmem_core
 def test_c23_advisory_is_kept_by_the_api(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, b"first")
     blob = allocation.export().to_bytes()
@@ -181,6 +184,7 @@ def test_c23_advisory_is_kept_by_the_api(allocate: Allocate, peer: Peer) -> None
     assert allocation.read(5) == b"other"
 
 
+@pytest.mark.crossmem_core
 def test_c23_what_is_not_enforced_is_refused(
     allocate: Allocate, capabilities: crossmem.Capabilities, peer: Peer, tracer: TracingDriver
 ) -> None:

@@ -11,6 +11,7 @@ from crossmem.conformance.peers import Peer
 NBYTES = 5000
 
 
+@pytest.mark.crossmem_core
 def test_c06_a_first_import_of_freed_memory(device: crossmem.Device, peer: Peer) -> None:
     with device.allocate(NBYTES) as allocation:
         handle = allocation.export()
@@ -40,6 +41,7 @@ def test_c06_free_makes_stale_while_others_still_hold(
         peer.call(actions.attach, "m", blob)
 
 
+@pytest.mark.crossmem_core
 def test_c06_memory_at_the_same_address_is_other_memory(
     device: crossmem.Device, peer: Peer
 ) -> None:

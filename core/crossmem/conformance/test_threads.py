@@ -69,6 +69,7 @@ def _made(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
     return {name: tracer.calls[name] - before.get(name, 0) for name in names}
 
 
+@pytest.mark.crossmem_core
 def test_c19_concurrent_imports_of_one_handle_make_one_vendor_open(
     peer: Peer, tracer: TracingDriver
 ) -> None:
@@ -289,6 +290,7 @@ def test_c19_handles_of_many_threads_differ(device: crossmem.Device, peer: Peer)
     _together(lambda number: [allocation.free() for _, allocation in made[number]], count=8)
 
 
+@pytest.mark.crossmem_core
 def test_c19_freeing_while_others_import_is_stale_or_deferred(
     device: crossmem.Device, peer: Peer
 ) -> None:

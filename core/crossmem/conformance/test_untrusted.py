@@ -158,6 +158,7 @@ def test_c14_flipped_bits_with_a_fitting_checksum_reach_no_driver(
     ],
     ids=str,
 )
+@pytest.mark.crossmem_core
 def test_c14_no_field_can_be_changed(peer: Peer, changes: dict[str, Any]) -> None:
     blob = peer.call(actions.offer, "memory", _NBYTES)
 
@@ -195,6 +196,7 @@ def test_c14_the_exporter_itself_is_not_fooled(allocate: Allocate) -> None:
     _refused(_forged(blob, export=77))
 
 
+@pytest.mark.crossmem_core
 def test_c14_the_secret_of_one_allocation_opens_no_other(peer: Peer) -> None:
     one, two = (peer.call(actions.offer, name, _NBYTES) for name in "ab")
     secret = crossmem.ShareableHandle.from_bytes(one).secret
@@ -284,6 +286,7 @@ def test_c15_an_absent_backend_is_named(peer: Peer) -> None:
     assert "nonesuch" in message
 
 
+@pytest.mark.crossmem_core
 def test_c15_an_absent_device_is_named_with_those_that_are_there(
     peer: Peer, device: crossmem.Device
 ) -> None:
@@ -314,6 +317,7 @@ def test_c15_an_owner_that_cannot_be_seen_is_named(peer: Peer) -> None:
     assert "CROSSMEM_RUN_DIR" in message
 
 
+@pytest.mark.crossmem_core
 def test_c15_an_owner_that_never_was_is_gone_and_nothing_hangs(peer: Peer) -> None:
     blob = peer.call(actions.offer, "memory", _NBYTES)
     start = time.monotonic()

@@ -14,6 +14,7 @@ from crossmem.conformance.pool import SOON_S
 _NBYTES = 4096
 
 
+@pytest.mark.crossmem_core
 def test_c26_a_stopped_exporter_is_waited_for_as_long_as_was_said(fresh_peer: FreshPeer) -> None:
     exporter = fresh_peer()
     met, unmet = (exporter.call(actions.offer, name, _NBYTES, b"data") for name in "ab")
@@ -133,6 +134,7 @@ def test_c26_all_or_nothing_where_one_exporter_of_several_is_stopped(
     peer.call(actions.free, "memory", busy="wait", timeout=5)
 
 
+@pytest.mark.crossmem_core
 def test_c26_waiting_for_leases_ends_when_the_time_is_over(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(_NBYTES)
     peer.call(actions.attach, "mapped", allocation.export().to_bytes())

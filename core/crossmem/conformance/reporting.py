@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kit's report, as a plugin of pytest.
+
+With pytest-xdist, tests run in workers, and a process that runs none reports. That process never
+imports the kit's ``conftest.py``, so these hooks lie here.
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from crossmem.conformance.report import Recorder, write_report
+
+__all__ = ["ABOUT_LAW", "CAPABILITIES", "recorder_of"]
+
+ABOUT_LAW: Final = "crossmem_about_law"
+"""Attribute of a report: the law, the name of the test, and why it was skipped."""
+CAPABILITIES: Final = "crossmem_capabilities"
+"""What a worker tells under this name when it ends: the device's capabilities, pickled."""
+
+_recorder: Final = pytest.StashKey[Recorder]()
+
+
+def recorder_of(config: pytest.Config) -> Recorder:
+    """Return what collects the outcomes."""
+    return config.stash[_recorder]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin to record."""
+    config.stash[_recorder] = Recorder(
+        device=config.getoption("crossmem_device"),
+        runtime=config.getoption("crossmem_runtime"),
+        mechanism=config.getoption("crossmem_mechanism"),
+    )
+    config.pluginmanager.register(_Listener(config.stash[_recorder]))
+
+
+class _Listener:
+    """Hears of tests wherever they run."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if ABOUT_LAW in vars(report):
+            law, test, reason = vars(report)[ABOUT_LAW]
+            self._recorder.record(law, test, report.outcome, reason)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        told = getattr(node, "workeroutput", {}).get(CAPABILITIES)
+        if told is not None:
+            self._recorder.capabilities = pickle.loads(told)  # noqa: S301 - from a worker
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the report."""
+    config = session.config
+    path = config.getoption("crossmem_report")
+    recorder = recorder_of(config)
+    if path is not None and recorder.has_any and not hasattr(config, "workeroutput"):
+        write_report(recorder.report(), Path(path))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Show the outcome of each law."""
+    recorder = recorder_of(config)
+    if not recorder.has_any:
+        return
+    report = recorder.report()
+    terminalreporter.section(f"laws of crossmem on {report.device}")
+    for line in report.lines():
+        terminalreporter.write_line(line)
