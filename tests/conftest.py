@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests in several folders use, and how they are spread over processes."""
 
+import gc
 import signal
 
 import compilers
@@ -24,6 +25,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register what reports about tests."""
     slow_tests.register(config)
     skipped_tests.register(config)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the tests that collect garbage a look at all that pytest keeps."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
