@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit_runs import run_kit
 
 import crossmem
 from crossmem.driver import Foreign, TracingDriver
@@ -22,23 +23,19 @@ HERE = Path(__file__).parent
 
 @pytest.mark.timeout(620)
 def test_every_law_holds_for_foreign_memory(tmp_path: Path) -> None:
-    environ = {**os.environ, "CROSSMEM_PLUGINS": "crossmem_foreign", "PYTHONPATH": str(HERE)}
-    environ.pop("CROSSMEM_RUN_DIR", None)
-    done = subprocess.run(
+    exit_code, output = run_kit(
         [
-            *(sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider"),
-            *("--rootdir", str(tmp_path), "--pyargs", "crossmem.conformance", "-k", "foreign"),
+            *("--pyargs", "crossmem.conformance", "-k", "foreign", "--crossmem-fork-peers"),
             *("--crossmem-device", "foreign:0", "--crossmem-require", "foreign_memory"),
         ],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=tmp_path,
-        env=environ,
+        tmp_path,
+        within=600,
+        measured=True,
+        CROSSMEM_PLUGINS="crossmem_foreign",
+        PYTHONPATH=str(HERE),
     )
 
-    assert done.returncode == 0, done.stdout[-5000:]
+    assert exit_code == 0, output[-5000:]
 
 
 IMPORTER = """

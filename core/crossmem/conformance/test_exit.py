@@ -114,7 +114,7 @@ def test_c20_nothing_is_left_of_an_importer(
 
 @pytest.mark.crossmem_requires("readonly_imports")
 def test_c20_nothing_is_left_of_who_imported_its_own_memory(fresh_peer: FreshPeer) -> None:
-    peer = fresh_peer(fresh=True, tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
+    peer = fresh_peer(tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
     peer.call(report_at_exit)
     blob = peer.call(actions.offer, "memory", _NBYTES)
     peer.call(actions.attach, "alias", blob)
@@ -156,7 +156,7 @@ def _be_mortal() -> None:
 
 
 def test_c20_nothing_is_taken_from_importers_by_a_call(peer: Peer, fresh_peer: FreshPeer) -> None:
-    exporter = fresh_peer(fresh=True, tracing=False, CROSSMEM_EXIT_WAIT="0")
+    exporter = fresh_peer(tracing=False, CROSSMEM_EXIT_WAIT="0")
     exporter.call(_be_mortal)
     exporter.call(report_at_exit)
     exporter.call(actions.offer, "idle", _NBYTES)
@@ -170,7 +170,7 @@ def test_c20_nothing_is_taken_from_importers_by_a_call(peer: Peer, fresh_peer: F
 
 
 def test_c20_it_waits_no_longer_than_the_leases_last(peer: Peer, fresh_peer: FreshPeer) -> None:
-    exporter = fresh_peer(fresh=True, CROSSMEM_EXIT_WAIT=_TOO_LONG)
+    exporter = fresh_peer(CROSSMEM_EXIT_WAIT=_TOO_LONG)
     blob, other = (exporter.call(actions.offer, name, _NBYTES) for name in "ab")
     peer.call(actions.attach, "mapped", blob)
     exporter.request_exit()
@@ -196,8 +196,8 @@ def _still_grants(blob: bytes) -> list[str]:
 
 def test_c20_killing_the_last_importer_ends_the_wait(fresh_peer: FreshPeer) -> None:
     exporter, importer = (
-        fresh_peer(fresh=True, CROSSMEM_EXIT_WAIT=_TOO_LONG),
-        fresh_peer(fresh=True),
+        fresh_peer(CROSSMEM_EXIT_WAIT=_TOO_LONG),
+        fresh_peer(),
     )
     blob, other = (exporter.call(actions.offer, name, _NBYTES) for name in "ab")
     importer.call(actions.attach, "mapped", blob)
@@ -211,7 +211,7 @@ def test_c20_killing_the_last_importer_ends_the_wait(fresh_peer: FreshPeer) -> N
 
 
 def test_c20_no_wait_where_none_is_wanted(peer: Peer, fresh_peer: FreshPeer) -> None:
-    exporter = fresh_peer(fresh=True, CROSSMEM_EXIT_WAIT="0")
+    exporter = fresh_peer(CROSSMEM_EXIT_WAIT="0")
     exporter.call(time_exit)
     peer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
 
@@ -233,7 +233,7 @@ def _tell_time(begun: float) -> None:
 @pytest.mark.crossmem_requires("survives_owner")
 @pytest.mark.crossmem_core
 def test_c20_importers_keep_the_memory(peer: Peer, fresh_peer: FreshPeer) -> None:
-    exporter = fresh_peer(fresh=True, CROSSMEM_EXIT_WAIT="0")
+    exporter = fresh_peer(CROSSMEM_EXIT_WAIT="0")
     blob = exporter.call(actions.offer, "memory", _NBYTES, b"outlives")
     peer.call(actions.import_, "imported", blob)
     peer.call(actions.attach, "attached", blob)
@@ -251,7 +251,7 @@ def test_c20_importers_keep_the_memory(peer: Peer, fresh_peer: FreshPeer) -> Non
 def test_c20_two_that_import_from_each_other_need_not_wait_for_each_other(
     fresh_peer: FreshPeer,
 ) -> None:
-    pair = [fresh_peer(fresh=True, CROSSMEM_EXIT_WAIT=_TOO_LONG) for _ in range(2)]
+    pair = [fresh_peer(CROSSMEM_EXIT_WAIT=_TOO_LONG) for _ in range(2)]
     blobs = [one.call(actions.offer, "memory", _NBYTES) for one in pair]
     for one, blob in zip(pair, reversed(blobs), strict=True):
         one.call(actions.attach, "mapped", blob)
@@ -266,7 +266,7 @@ def test_c20_memory_that_is_still_viewed_crashes_nobody(
     allocate: Allocate, fresh_peer: FreshPeer
 ) -> None:
     allocation = allocate(_NBYTES)
-    peer = fresh_peer(fresh=True)
+    peer = fresh_peer()
     peer.call(actions.offer, "memory", _NBYTES)
     peer.call(actions.attach, "mapped", allocation.export().to_bytes())
     for name in ("memory", "mapped"):

@@ -120,7 +120,7 @@ def test_c18_the_child_keeps_no_descriptor_thread_or_memory(
 @pytest.mark.crossmem_core
 def test_c18_the_child_keeps_nothing_alive(allocate: Allocate, fresh_peer: FreshPeer) -> None:
     allocation = allocate(_NBYTES)
-    peer = fresh_peer(fresh=True)
+    peer = fresh_peer()
     peer.call(_set_up, allocation.export().to_bytes())
     # The child lives on with all that it inherited.
     peer.call(in_child, actions.pid, stays=True)
@@ -195,7 +195,7 @@ def test_c18_a_child_imports_for_itself(allocate: Allocate, peer: Peer) -> None:
 def test_c18_a_childs_leases_are_its_own(allocate: Allocate, fresh_peer: FreshPeer) -> None:
     allocation = allocate(_NBYTES)
     blob = allocation.export().to_bytes()
-    peer = fresh_peer(fresh=True)
+    peer = fresh_peer()
     peer.call(_set_up, blob)
     child = peer.call(in_child, _attach_and_tell_pid, blob, stays=True)
 
@@ -210,7 +210,7 @@ def test_c18_a_childs_leases_are_its_own(allocate: Allocate, fresh_peer: FreshPe
 
 @pytest.mark.crossmem_requires("fork_safe")
 def test_c18_a_child_exports_for_itself(fresh_peer: FreshPeer) -> None:
-    peer = fresh_peer(fresh=True)
+    peer = fresh_peer()
     parents = peer.call(actions.offer, "allocation", _NBYTES, b"parent's")
     blob = peer.call(in_child, _offer_after_dropping, stays=True)
 
@@ -264,7 +264,7 @@ class _Unforkable(TracingDriver):
 def test_c18_a_backend_that_cannot_be_forked_is_not_even_asked(
     allocate: Allocate, fresh_peer: FreshPeer
 ) -> None:
-    peer = fresh_peer(fresh=True, tracing=False)
+    peer = fresh_peer(tracing=False)
     peer.call(_use_unforkable)
     blob = allocate(_NBYTES).export().to_bytes()
     refused, loaded = peer.call(in_child, _attempts, blob)
