@@ -32,7 +32,7 @@ autodoc_typehints = "description"
 napoleon_google_docstring = False
 
 nitpick_ignore_regex = [
-    # Other projects' names, and what pydantic's field annotations consist of.
+    # Other projects' names.
     ("py:class", r"(?!crossmem\.).*"),
     # Arguments of constructors that only crossmem calls.
     ("py:class", r"crossmem\.(control|settings|sharing|trees)\..*"),

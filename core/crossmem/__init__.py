@@ -13,6 +13,9 @@ Leases keep the memory until every importer is done, whoever frees, exits or die
 that every backend keeps are in the documentation as C1 to C26.
 """
 
+import typing
+
+from crossmem import lazy
 from crossmem._version import __version__
 from crossmem.control.records import Allow
 from crossmem.errors import (
@@ -42,9 +45,24 @@ from crossmem.sharing.attach import attach, attach_many, import_handle
 from crossmem.sharing.device import Device, device, devices
 from crossmem.sharing.mapping import Import, Mapping
 from crossmem.sharing.ranges import AddressRange, Piece
-from crossmem.sharing.report import ExportInfo, LeaseInfo, collect, exports
-from crossmem.sharing.ways import ShareReport, ShareWay, how_can_share
-from crossmem.trees import Shared, empty, receive, share
+
+if typing.TYPE_CHECKING:
+    from crossmem.sharing.report import ExportInfo, LeaseInfo, collect, exports
+    from crossmem.sharing.ways import ShareReport, ShareWay, how_can_share
+    from crossmem.trees.born import empty
+    from crossmem.trees.receive import receive
+    from crossmem.trees.share import share
+    from crossmem.trees.shared import Shared
+else:
+    # Most programs use none of these names, so each module is imported at its first use.
+    __getattr__, __dir__ = lazy.names(
+        __name__,
+        {
+            "crossmem.sharing.report": ("ExportInfo", "LeaseInfo", "collect", "exports"),
+            "crossmem.sharing.ways": ("ShareReport", "ShareWay", "how_can_share"),
+            "crossmem.trees": ("Shared", "empty", "receive", "share"),
+        },
+    )
 
 __all__ = [
     "AccessDeniedError",

@@ -1,14 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
 """Argument checks that come before any driver call, and how their errors show a value."""
 
-from typing import Final
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from crossmem.errors import ConfigurationError, InvalidSizeError
 
-__all__ = ["check_integer", "check_part", "check_size", "check_timeout", "shorten"]
+__all__ = [
+    "NAME_PATTERN",
+    "check_fields",
+    "check_integer",
+    "check_part",
+    "check_size",
+    "check_timeout",
+    "field_error",
+    "is_flag",
+    "is_identity",
+    "is_name",
+    "is_within",
+    "read_flag",
+    "shorten",
+]
+
+NAME_PATTERN: Final = r"[a-z][a-z0-9_-]{0,31}"
+"""Names of backends and mechanisms, as in handles: lower case, at most 32 characters."""
 
 _MAX_TIMEOUT_S: Final = 86400.0
 _MAX_SHOWN: Final = 100
+_MAX_IDENTITY: Final = 128
+_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
+_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
+
+
+def is_name(value: object) -> bool:
+    """Return whether a value is the name of a backend or of a mechanism."""
+    return isinstance(value, str) and re.fullmatch(NAME_PATTERN, value) is not None
+
+
+def is_identity(value: object) -> bool:
+    """Return whether a value is an identity of a device."""
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_IDENTITY:
+        return False
+    return value.isascii() and value.isprintable() and " " not in value
+
+
+def is_flag(value: object) -> bool:
+    """Return whether a value is True or False; no number stands for them."""
+    return type(value) is bool
+
+
+def is_within(value: object, first: int, last: float) -> bool:
+    """Return whether a value is an integer (``bool`` is none) from ``first`` to ``last``."""
+    return isinstance(value, int) and not isinstance(value, bool) and first <= value <= last
+
+
+def read_flag(text: str) -> bool:
+    """Return what a switch in the environment says, in any case; else raise ``ValueError``."""
+    word = text.lower()
+    if word not in _TRUE | _FALSE:
+        msg = f"{shorten(text)} is neither on nor off"
+        raise ValueError(msg)
+    return word in _TRUE
+
+
+def check_fields(value: object, rules: Mapping[str, tuple[Callable[[Any], bool], str]]) -> None:
+    """Check the fields of a dataclass.
+
+    Parameters
+    ----------
+    value
+        An instance, in ``__post_init__``.
+    rules
+        By field: a test of its value, and the words for all that passes.
+
+    Raises
+    ------
+    ConfigurationError
+        If a field fails its test. The error names the field, the value and what is allowed.
+    """
+    for name, (is_right, allowed) in rules.items():
+        if not is_right(getattr(value, name)):
+            raise field_error(value, name, allowed)
+
+
+def field_error(value: object, name: str, allowed: str) -> ConfigurationError:
+    """Return the error for a field of a dataclass."""
+    found = shorten(getattr(value, name))
+    return ConfigurationError(f"{type(value).__name__}.{name} is {found}; it must be {allowed}")
 
 
 def check_integer(name: str, value: object) -> int:

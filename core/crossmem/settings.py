@@ -2,14 +2,14 @@
 """What the environment configures: the variables ``CROSSMEM_*``."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, Self
-
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from typing import Any, Final, Self
 
 from crossmem.errors import ConfigurationError
+from crossmem.guards import check_fields, is_flag, is_within, read_flag
 
 __all__ = ["VARIABLES", "Settings"]
 
@@ -30,41 +30,72 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
 )
 """The variable from which each field of :class:`Settings` is read."""
 
-_ALLOWED: Final[Mapping[str, str]] = MappingProxyType(
+
+def _split(text: str) -> tuple[str, ...]:
+    """Split a comma list, in which blanks and empty items mean nothing."""
+    return tuple(item for part in text.split(",") if (item := part.strip()))
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+
+
+def _is_module(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _is_seconds(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # NaN is in no range.
+    return is_number and 0 <= value <= _MAX_SECONDS
+
+
+_READERS: Final[Mapping[str, Callable[[str], Any]]] = MappingProxyType(
     {
-        "device": "a device such as 'emulated:0'",
-        "run_dir": "an absolute path",
-        "timeout_s": f"seconds, more than 0 and at most {_MAX_SECONDS:.0f}",
-        "exit_wait_s": f"seconds, from 0 to {_MAX_SECONDS:.0f}",
-        "max_holds": f"a whole number, from 1 to {_MAX_HOLDS}",
-        "reaper": "one of 1, true, yes, on, 0, false, no, off",
-        "plugins": "names of importable modules, separated by commas",
-        "disabled_plugins": "names of plugins, or distribution:name, separated by commas",
+        "device": str,
+        "run_dir": Path,
+        "timeout_s": float,
+        "exit_wait_s": float,
+        "max_holds": int,
+        "reaper": read_flag,
+        "plugins": _split,
+        "disabled_plugins": _split,
     }
 )
+"""By field: a function that makes the value from a variable's text, or raises ValueError."""
 
-
-def _split(value: object) -> object:
-    """Split a comma list, in which blanks and empty items mean nothing."""
-    if isinstance(value, str):
-        return tuple(item for part in value.split(",") if (item := part.strip()))
-    return value
-
-
-def _check_module(name: str) -> str:
-    if not all(part.isidentifier() for part in name.split(".")):
-        msg = "not the name of a module"
-        raise ValueError(msg)
-    return name
-
-
-def _check_absolute(path: Path) -> Path:
-    # Exporters and importers meet at this path, so it must not depend on where a process
-    # happens to have been started.
-    if not path.is_absolute():
-        msg = "not absolute"
-        raise ValueError(msg)
-    return path
+_RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyType(
+    {
+        "device": (
+            lambda value: value is None or isinstance(value, str),
+            "a device such as 'emulated:0'",
+        ),
+        # Exporters and importers meet at this path, so it must not depend on where a process
+        # happens to have been started.
+        "run_dir": (
+            lambda value: isinstance(value, Path) and value.is_absolute(),
+            "an absolute path",
+        ),
+        "timeout_s": (
+            lambda value: _is_seconds(value) and value > 0,
+            f"seconds, more than 0 and at most {_MAX_SECONDS:.0f}",
+        ),
+        "exit_wait_s": (_is_seconds, f"seconds, from 0 to {_MAX_SECONDS:.0f}"),
+        "max_holds": (
+            lambda value: is_within(value, 1, _MAX_HOLDS),
+            f"a whole number, from 1 to {_MAX_HOLDS}",
+        ),
+        "reaper": (is_flag, "one of 1, true, yes, on, 0, false, no, off"),
+        "plugins": (
+            lambda value: _are_texts(value) and all(map(_is_module, value)),
+            "names of importable modules, separated by commas",
+        ),
+        "disabled_plugins": (
+            _are_texts,
+            "names of plugins, or distribution:name, separated by commas",
+        ),
+    }
+)
 
 
 def _default_run_dir(environ: Mapping[str, str]) -> Path:
@@ -75,48 +106,46 @@ def _default_run_dir(environ: Mapping[str, str]) -> Path:
     return Path(f"/tmp/crossmem-{os.geteuid()}")  # noqa: S108 - the lease server checks its owner
 
 
-class Settings(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
     """Everything that the environment can change in core; immutable.
 
     Plugins read variables of their own, such as ``CROSSMEM_EMULATED_DEVICES``; core knows
     nothing of those and leaves them alone.
-    """
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        # Importing crossmem should not take the time to build what only its first use needs.
-        defer_build=True,
-    )
+    Raises
+    ------
+    ConfigurationError
+        If a field has a value that its variable could not have.
+    """
 
     device: str | None = None
     """Device that ``crossmem.device()`` gives where none is named."""
 
-    run_dir: Annotated[Path, AfterValidator(_check_absolute)] = Field(
-        default_factory=lambda: _default_run_dir({})
-    )
+    run_dir: Path = field(default_factory=lambda: _default_run_dir({}))
     """Folder of the lease sockets: ``$XDG_RUNTIME_DIR/crossmem``, or a folder of this user's own
     in ``/tmp`` where that variable is not set."""
 
-    timeout_s: Annotated[float, Field(gt=0, le=_MAX_SECONDS, allow_inf_nan=False)] = 30.0
+    timeout_s: float = 30.0
     """Seconds that an operation waits for another process where the call does not say."""
 
-    exit_wait_s: Annotated[float, Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)] = 2.0
+    exit_wait_s: float = 2.0
     """Seconds that a normal exit waits for the leases of other processes and for messages."""
 
-    max_holds: Annotated[int, Field(ge=1, le=_MAX_HOLDS)] = 4096
+    max_holds: int = 4096
     """How many allocations of this process the messages of one sender may hold."""
 
     reaper: bool = False
     """Whether a thread drains deferred frees by itself."""
 
-    plugins: Annotated[
-        tuple[Annotated[str, AfterValidator(_check_module)], ...], BeforeValidator(_split)
-    ] = ()
+    plugins: tuple[str, ...] = ()
     """Modules to load as plugins beside the entry points, in this order."""
 
-    disabled_plugins: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    disabled_plugins: tuple[str, ...] = ()
     """Plugins not to load, each as ``name`` or ``distribution:name``."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, _RULES)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
@@ -138,16 +167,14 @@ class Settings(BaseModel):
         ConfigurationError
             If a variable has no meaning. It names the variable, its value and what is allowed.
         """
-        texts = {field: environ.get(variable, "").strip() for field, variable in VARIABLES.items()}
-        values: dict[str, Any] = {field: text for field, text in texts.items() if text}
-        values.setdefault("run_dir", _default_run_dir(environ))
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            # One message for each variable, however many items of a list are wrong.
-            fields = dict.fromkeys(str(fault["loc"][0]) for fault in error.errors())
-            msg = "; ".join(
-                f"{VARIABLES[field]}={texts[field]!r} has no meaning: it takes {_ALLOWED[field]}"
-                for field in fields
-            )
-            raise ConfigurationError(msg) from None
+        settings, faults = cls(run_dir=_default_run_dir(environ)), []
+        for name, variable in VARIABLES.items():
+            if not (text := environ.get(variable, "").strip()):
+                continue
+            try:
+                settings = replace(settings, **{name: _READERS[name](text)})
+            except ValueError:
+                faults.append(f"{variable}={text!r} has no meaning: it takes {_RULES[name][1]}")
+        if faults:
+            raise ConfigurationError("; ".join(faults))
+        return settings

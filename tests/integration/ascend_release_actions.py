@@ -3,6 +3,7 @@
 
 import ctypes
 import os
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -81,7 +82,7 @@ class BothKinds(TracingDriver):
     @override
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
         found = super().capabilities(ordinal, mechanism)
-        return found.model_copy(update={"raw_handles": True})
+        return replace(found, raw_handles=True)
 
     @override
     def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:

@@ -2,6 +2,7 @@
 """What peers do with a driver that shares in two ways; it notes what core tells it."""
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
@@ -23,10 +24,10 @@ class TwoWays(TracingDriver):
     @override
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
         told.append(("capabilities", ordinal, mechanism))
-        changes: dict[str, object] = {"mechanisms": ("memfd", "slow"), "raw_handles": True}
+        changes: dict[str, Any] = {"mechanisms": ("memfd", "slow"), "raw_handles": True}
         if mechanism == "slow":
             changes |= {"peer_access": False, "readonly_exports": False}
-        return super().capabilities(ordinal, None).model_copy(update=changes)
+        return replace(super().capabilities(ordinal, None), **changes)
 
     @override
     def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:

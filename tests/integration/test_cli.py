@@ -226,6 +226,7 @@ def test_what_drivers_raise_themselves_is_a_reason_too(tmp_path: Path) -> None:
 
 
 _UNMEASURED = """
+from dataclasses import replace
 from crossmem.plugin import Availability, Backend, hookimpl
 from crossmem_emulated.driver import EmulatedDriver
 from crossmem_emulated.options import Options
@@ -234,7 +235,7 @@ class Unmeasured(EmulatedDriver):
     backend = "unmeasured"
 
     def devices(self):
-        return tuple(one.model_copy(update={"total_nbytes": None}) for one in super().devices())
+        return tuple(replace(one, total_nbytes=None) for one in super().devices())
 
 @hookimpl
 def crossmem_backends():

@@ -6,6 +6,7 @@ Its exports are payloads alone, as those of vendors are: which descriptor of whi
 
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
@@ -27,8 +28,8 @@ class ForeignDriver(EmulatedDriver):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self._capabilities = self._capabilities.model_copy(
-            update={"foreign_memory": True, "raw_handles": True, "readonly_exports": False}
+        self._capabilities = replace(
+            self._capabilities, foreign_memory=True, raw_handles=True, readonly_exports=False
         )
         self._allocated: dict[int, Block] = {}
         self.obstacles: dict[int, str] = {}

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Broken crossmems whose fault lies in how devices are chosen, copied between, and left behind."""
 
+from dataclasses import replace
 from typing import Any
 
 from mutation import always, instead, mutant, property_is
 
 from crossmem.errors import CrossmemError
+from crossmem.plugin import selection
 from crossmem.sharing import attach, device, memory, owned
 from crossmem_emulated.driver import EmulatedDriver
 
@@ -41,9 +43,7 @@ def c20_what_is_leased_is_pulled_from_importers() -> None:
 def c24_devices_are_named_by_ordinal() -> None:
     @instead(EmulatedDriver, "devices")
     def _(old: Any, self: Any) -> Any:
-        return tuple(
-            one.model_copy(update={"identity": f"host:{one.ordinal}"}) for one in old(self)
-        )
+        return tuple(replace(one, identity=f"host:{one.ordinal}") for one in old(self))
 
 
 @mutant
@@ -63,7 +63,7 @@ def c25_another_mechanism_will_do() -> None:
 
 @mutant
 def c25_an_emulation_will_do() -> None:
-    @instead(device, "choose")
+    @instead(selection, "choose")
     def _(old: Any, spec: Any, *args: Any, **options: Any) -> Any:
         try:
             return old(spec, *args, **options)

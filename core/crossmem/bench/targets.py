@@ -116,7 +116,7 @@ def _imports(report: Report) -> Iterator[Target]:
         report.value("import", "import crossmem", "time"),
         report.value("import", "import pydantic, pluggy", "time"),
     )
-    yield Target("import crossmem, against pydantic and pluggy", measured, 2.0)
+    yield Target("import crossmem, against pydantic and pluggy", measured, 1.0)
 
 
 def _trees(report: Report) -> Iterator[Target]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from crossmem.cli.formats import Format, Stored
 from crossmem.models import Capabilities
-from crossmem.models.base import FrozenModel
+from crossmem.models.report import FrozenModel
 
 __all__ = [
     "BackendReport",

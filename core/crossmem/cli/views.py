@@ -3,6 +3,7 @@
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final
 
 from crossmem.cli.render import facts, grid, nbytes_text, output, plain, seconds_text
@@ -172,7 +173,7 @@ def show_devices(report: DevicesReport) -> None:
 def _capability_rows(capabilities: Capabilities) -> list[tuple[str, str]]:
     flags = {
         name.replace("_", " "): value
-        for name, value in capabilities.model_dump().items()
+        for name, value in asdict(capabilities).items()
         if isinstance(value, bool)
     }
     granule = nbytes_text(capabilities.granularity_nbytes)

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from crossmem._version import __version__
 from crossmem.models import Capabilities
-from crossmem.models.base import FrozenModel
+from crossmem.models.report import FrozenModel
 
 __all__ = ["LAWS", "LawOutcome", "Recorder", "Report"]
 

@@ -7,6 +7,7 @@ import multiprocessing.connection
 import os
 import signal
 import time
+from dataclasses import replace
 from multiprocessing import util
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,7 @@ class _Mortal(TracingDriver):
     @override
     def capabilities(self, ordinal: int, mechanism: str | None) -> crossmem.Capabilities:
         said = super().capabilities(ordinal, mechanism)
-        return said.model_copy(update={"survives_owner": False})
+        return replace(said, survives_owner=False)
 
 
 def _be_mortal() -> None:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -258,7 +259,7 @@ class _Unforkable(TracingDriver):
     @override
     def capabilities(self, ordinal: int, mechanism: str | None) -> crossmem.Capabilities:
         said = super().capabilities(ordinal, mechanism)
-        return said.model_copy(update={"fork_safe": False})
+        return replace(said, fork_safe=False)
 
 
 def test_c18_a_backend_that_cannot_be_forked_is_not_even_asked(

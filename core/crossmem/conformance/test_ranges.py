@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Addresses reserved first and given memory later keep the laws, as all other mappings do."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -292,7 +293,7 @@ def test_c24_a_range_takes_memory_of_its_device_only(
 def test_c25_without_the_capability_nothing_is_reserved(
     device: crossmem.Device, tracer: TracingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without = device.capabilities.model_copy(update={"address_ranges": False})
+    without = replace(device.capabilities, address_ranges=False)
     monkeypatch.setattr(device, "capabilities", without)
     before = dict(tracer.calls)
     with pytest.raises(crossmem.UnsupportedError, match="address_ranges"):

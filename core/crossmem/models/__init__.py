@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that cross a process or plugin boundary."""
 
-from crossmem.models.base import FrozenModel
 from crossmem.models.capabilities import Capabilities
 from crossmem.models.device import DeviceInfo
 from crossmem.models.events import Event, EventKind
@@ -15,7 +14,6 @@ __all__ = [
     "DeviceInfo",
     "Event",
     "EventKind",
-    "FrozenModel",
     "ProcessIdentity",
     "ShareableHandle",
     "process_start_time",

@@ -1,27 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a device can do, as data: the kit selects its tests from it, and errors quote it."""
 
-from typing import Annotated, Literal
+from dataclasses import dataclass, fields
+from math import inf
+from typing import Final, Literal
 
-from pydantic import Field
-
-from crossmem.models.base import FrozenModel
+from crossmem.guards import check_fields, is_flag, is_name, is_within
 
 __all__ = ["Capabilities"]
 
-_Mechanism = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Abilities and limits of one device, constant for the life of the process.
 
-class Capabilities(FrozenModel):
-    """Abilities and limits of one device, constant for the life of the process."""
+    Raises
+    ------
+    ConfigurationError
+        If a field has another type, or is out of its range.
+    """
 
-    mechanisms: Annotated[tuple[_Mechanism, ...], Field(min_length=1)]
+    mechanisms: tuple[str, ...]
     """Ways to share, the preferred one first. One is used as asked for or not at all (C25)."""
 
-    granularity_nbytes: Annotated[int, Field(gt=0)]
+    granularity_nbytes: int
     """Capacities are multiples of this many bytes (C2)."""
 
-    max_allocation_nbytes: Annotated[int, Field(gt=0)]
+    max_allocation_nbytes: int
     """Largest request that can succeed, in bytes (C16)."""
 
     host_visible: bool
@@ -54,9 +59,31 @@ class Capabilities(FrozenModel):
     cuda_array_interface: bool = False
     """Pointers are those of CUDA or HIP, so CuPy has arrays there."""
 
-    dlpack_device_type: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    dlpack_device_type: int | None = None
     """DLPack's number for the kind of device; None where it has none."""
 
     lease_end: Literal["process", "connection"] = "process"
     """What ends a lease that was not released: the importer's death, or, where this kernel has
     no pidfd, the end of its connection (C11). Set by crossmem, not by the backend."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, _RULES)
+
+
+_SIZE: Final = (lambda value: is_within(value, 1, inf), "a number of bytes, at least 1")
+_FLAG: Final = (is_flag, "True or False")
+_MAX_DLPACK_TYPE: Final = 2**31 - 1
+_RULES: Final = {
+    **{field.name: _FLAG for field in fields(Capabilities) if field.type is bool},
+    "mechanisms": (
+        lambda value: isinstance(value, tuple) and bool(value) and all(map(is_name, value)),
+        "a tuple of names: a lower-case letter, then at most 31 of a-z, 0-9, _ and -",
+    ),
+    "granularity_nbytes": _SIZE,
+    "max_allocation_nbytes": _SIZE,
+    "dlpack_device_type": (
+        lambda value: value is None or is_within(value, 1, _MAX_DLPACK_TYPE),
+        f"None or an integer from 1 to {_MAX_DLPACK_TYPE}",
+    ),
+    "lease_end": (lambda value: value in ("process", "connection"), "'process' or 'connection'"),
+}

@@ -1,30 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a backend says about one of its devices."""
 
-from typing import Annotated
+from dataclasses import dataclass
+from math import inf
+from typing import Final
 
-from pydantic import Field
-
-from crossmem.models.base import FrozenModel
+from crossmem.guards import check_fields, is_identity, is_within
 
 __all__ = ["DeviceInfo"]
 
+_MAX_ORDINAL: Final = 65535
+_MAX_NAME: Final = 256
 
-class DeviceInfo(FrozenModel):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInfo:
     """One device that this process can see.
 
     The ordinal is local to this process: visible-device masks renumber it. The identity is the
     same in every process of this host, so handles name devices by identity (law C24).
+
+    Raises
+    ------
+    ConfigurationError
+        If a field is out of its range.
     """
 
-    ordinal: Annotated[int, Field(ge=0, le=65535)]
-    """Number of the device in this process."""
+    ordinal: int
+    """Number of the device in this process, from 0 to 65535."""
 
-    identity: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
-    """UUID where the vendor has one, else the PCI bus id where that is unambiguous."""
+    identity: str
+    """UUID where the vendor has one, else the PCI bus id where that is unambiguous: 1 to 128
+    printable ASCII characters without blanks."""
 
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    """Name for people."""
+    name: str
+    """Name for people, 1 to 256 characters."""
 
-    total_nbytes: Annotated[int, Field(ge=0)] | None
+    total_nbytes: int | None
     """Memory of the device in bytes; None where a vendor tells that only of an opened device."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, _RULES)
+
+
+_RULES: Final = {
+    "ordinal": (
+        lambda value: is_within(value, 0, _MAX_ORDINAL),
+        f"an integer from 0 to {_MAX_ORDINAL}",
+    ),
+    "identity": (is_identity, "1 to 128 printable ASCII characters without blanks"),
+    "name": (
+        lambda value: isinstance(value, str) and 0 < len(value) <= _MAX_NAME,
+        f"a text of 1 to {_MAX_NAME} characters",
+    ),
+    "total_nbytes": (
+        lambda value: value is None or is_within(value, 0, inf),
+        "None or a number of bytes, at least 0",
+    ),
+}

@@ -2,19 +2,16 @@
 """The serialisable description of an exported allocation, or of a part of one."""
 
 import hashlib
-import json
 import struct
 from binascii import crc32
 from functools import lru_cache
 from itertools import accumulate
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
 from typing_extensions import override
 
 from crossmem.errors import InvalidHandleError, InvalidSizeError
-from crossmem.guards import check_part
-from crossmem.models.base import FrozenModel
+from crossmem.guards import check_part, is_identity, is_name, shorten
 from crossmem.models.identity import ProcessIdentity
 
 __all__ = ["MAX_HANDLE_NBYTES", "Access", "ShareableHandle"]
@@ -43,16 +40,14 @@ _BODY_START: Final = _HEADER.size + _PART.size
 _FIXED_START: Final = _BODY_START + ProcessIdentity.LAYOUT.size
 _NAMES_START: Final = _FIXED_START + _FIXED.size
 
-_Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 
+class _Names(NamedTuple):
+    """The texts in bytes from outside, after the checks of :func:`_decode_names`."""
 
-class _Names(FrozenModel):
-    """What the texts in bytes from outside must satisfy before a handle is made of them."""
-
-    backend: _Name
-    mechanism: _Name
-    device: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
-    raw: Annotated[bytes, Field(max_length=MAX_RAW_NBYTES)]
+    backend: str
+    mechanism: str
+    device: str
+    raw: bytes
 
 
 class _Core(NamedTuple):
@@ -271,6 +266,9 @@ class ShareableHandle:
 
     def to_json(self) -> str:
         """Return the handle as JSON for people, without its secret."""
+        # Only handles that people read need it.
+        import json  # noqa: PLC0415
+
         return json.dumps(
             {
                 "version": _VERSION,
@@ -397,21 +395,25 @@ def _decode_core(blob: bytes, flags: int) -> _Core:
 
 # All handles of one device have the same names.
 @lru_cache(maxsize=256)
-def _decode_names(text: bytes, *sizes: int) -> _Names:
-    if sum(sizes) != len(text):
+def _decode_names(blob: bytes, *sizes: int) -> _Names:
+    if sum(sizes) != len(blob):
         raise _refuse("the lengths of its names do not add up")
     ends = list(accumulate(sizes))
-    parts = [text[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    parts = [blob[end - size : end] for size, end in zip(sizes, ends, strict=True)]
     backend, mechanism, device, raw = parts
     try:
-        return _Names(
-            backend=backend.decode("ascii"),
-            mechanism=mechanism.decode("ascii"),
-            device=device.decode("ascii"),
-            raw=raw,
+        names = _Names(
+            backend.decode("ascii"), mechanism.decode("ascii"), device.decode("ascii"), raw
         )
     except UnicodeDecodeError as error:
         raise _refuse("a name in it is not ASCII") from error
-    except ValidationError as error:
-        reason = "; ".join(detail["msg"] for detail in error.errors())
-        raise _refuse(reason) from None
+    for field, text, is_right in (
+        ("backend", names.backend, is_name),
+        ("mechanism", names.mechanism, is_name),
+        ("device", names.device, is_identity),
+    ):
+        if not is_right(text):
+            raise _refuse(f"{shorten(text)} is no name of a {field}")
+    if len(names.raw) > MAX_RAW_NBYTES:
+        raise _refuse(f"{len(names.raw)} vendor bytes; at most {MAX_RAW_NBYTES} are allowed")
+    return names

@@ -5,21 +5,48 @@ Plugin authors need :data:`hookimpl`, :class:`Backend` and :class:`Availability`
 described in :mod:`crossmem.plugin.hookspecs`.
 """
 
+import typing
+
+from crossmem import lazy
 from crossmem.plugin.backend import Availability, AvailabilityState, Backend
-from crossmem.plugin.emulation import Breach, Emulation, EmulationReport, EmulationRequest
 from crossmem.plugin.hookspecs import FindRuntime
 from crossmem.plugin.markers import API_VERSION, PROJECT_NAME, hookimpl
 from crossmem.plugin.offers import PluginFailure, PluginInfo
 from crossmem.plugin.registry import Registry
-from crossmem.plugin.selection import (
-    Candidate,
-    Choice,
-    DeviceSpec,
-    Explanation,
-    Source,
-    choose,
-    explain,
-)
+
+if typing.TYPE_CHECKING:
+    from crossmem.plugin.emulation import Breach, Emulation, EmulationReport, EmulationRequest
+    from crossmem.plugin.selection import (
+        Candidate,
+        Choice,
+        DeviceSpec,
+        Explanation,
+        Source,
+        choose,
+        explain,
+    )
+else:
+    # Importers of memory never choose a device, and only one command emulates a library.
+    __getattr__, __dir__ = lazy.names(
+        __name__,
+        {
+            "crossmem.plugin.emulation": (
+                "Breach",
+                "Emulation",
+                "EmulationReport",
+                "EmulationRequest",
+            ),
+            "crossmem.plugin.selection": (
+                "Candidate",
+                "Choice",
+                "DeviceSpec",
+                "Explanation",
+                "Source",
+                "choose",
+                "explain",
+            ),
+        },
+    )
 
 __all__ = [
     "API_VERSION",

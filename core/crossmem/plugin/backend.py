@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a plugin says about a backend before anything of the vendor's is loaded."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 from typing_extensions import override
 
 from crossmem.driver import Driver
 from crossmem.errors import ConfigurationError
+from crossmem.guards import NAME_PATTERN, is_name
 
-__all__ = ["NAME_PATTERN", "Availability", "AvailabilityState", "Backend"]
-
-NAME_PATTERN: Final = r"[a-z][a-z0-9_-]{0,31}"
-"""Names of backends, as in handles: lower case, at most 32 characters."""
+__all__ = ["Availability", "AvailabilityState", "Backend"]
 
 AvailabilityState = Literal["available", "not_installed", "unusable"]
 """The three answers to "can this backend be used here?"."""
@@ -111,6 +108,6 @@ class Backend:
     runtimes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(NAME_PATTERN, self.name):
+        if not is_name(self.name):
             msg = f"backend name {self.name!r} does not match {NAME_PATTERN}"
             raise ConfigurationError(msg)

@@ -18,11 +18,14 @@ all hooks:
 """
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from crossmem.models import Event
 from crossmem.plugin.backend import Backend
-from crossmem.plugin.emulation import Emulation, EmulationRequest
 from crossmem.plugin.markers import hookspec
+
+if TYPE_CHECKING:
+    from crossmem.plugin.emulation import Emulation, EmulationRequest
 
 __all__ = [
     "FindRuntime",
@@ -115,7 +118,7 @@ def crossmem_runtime(api: str, name: str) -> object | None:
 
 
 @hookspec(firstresult=True)
-def crossmem_emulate(api: str, request: EmulationRequest) -> Emulation | None:
+def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None":
     """Prepare an emulation of a vendor's library for a program that knows nothing of crossmem.
 
     When: the command ``crossmem emulate`` was given.

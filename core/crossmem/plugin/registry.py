@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which backends there are, whether they work here, and their drivers."""
 
-import difflib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +16,6 @@ from crossmem.errors import (
 )
 from crossmem.models import Event
 from crossmem.plugin.backend import Availability, Backend
-from crossmem.plugin.emulation import Emulation, EmulationRequest
 from crossmem.plugin.offers import PLUGIN_FAULTS, Offer, PluginFailure, PluginInfo, conflict
 from crossmem.settings import VARIABLES, Settings
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from crossmem.plugin.discovery import Catalog
+    from crossmem.plugin.emulation import Emulation, EmulationRequest
 
 __all__ = ["Registry"]
 
@@ -263,7 +262,7 @@ class Registry:
         what = f"the runtime {name!r} for {api!r}"
         return self._first("crossmem_runtime", what, {"api": api, "name": name})
 
-    def emulation(self, api: str, request: EmulationRequest) -> Emulation:
+    def emulation(self, api: str, request: "EmulationRequest") -> "Emulation":
         """Return what the first plugin answers to ``crossmem_emulate(api, request)``.
 
         Raises
@@ -274,6 +273,9 @@ class Registry:
         BackendUnavailableError
             If no plugin answers.
         """
+        # Only the command `crossmem emulate` needs it.
+        from crossmem.plugin.emulation import Emulation  # noqa: PLC0415
+
         known = {"api": api, "request": request}
         answer = self._first("crossmem_emulate", f"an emulation of {api!r}", known)
         if not isinstance(answer, Emulation):
@@ -319,6 +321,9 @@ class Registry:
             hint = "Install matching versions of crossmem and of the plugin."
         else:
             msg = f"no plugin offers the backend {name!r}; {self._known()}"
+            # Only this error needs it.
+            import difflib  # noqa: PLC0415
+
             close = difflib.get_close_matches(name, catalog.offers, n=1)
             maybe = f"Did you mean {close[0]!r}?" if close else None
             raise BackendNotFoundError(msg, hint=maybe, backend=name)

@@ -14,7 +14,8 @@ from crossmem.errors import (
     ConfigurationError,
     CrossmemError,
 )
-from crossmem.plugin.backend import NAME_PATTERN, Availability, Backend
+from crossmem.guards import NAME_PATTERN
+from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.registry import Registry
 from crossmem.settings import VARIABLES, Settings
 

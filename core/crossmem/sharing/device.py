@@ -2,6 +2,7 @@
 """Devices, and how one is named."""
 
 import logging
+from dataclasses import replace
 from typing import Any, Final
 
 from typing_extensions import override
@@ -11,7 +12,6 @@ from crossmem.driver import Driver, address_ranges_of
 from crossmem.errors import DeviceNotFoundError, OutOfMemoryError, UnsupportedError
 from crossmem.guards import check_size
 from crossmem.models import Capabilities, DeviceInfo
-from crossmem.plugin import choose
 from crossmem.plugin.offers import PLUGIN_FAULTS
 from crossmem.sharing.adoption import Adoption, Neighbours, adopt
 from crossmem.sharing.allocation import Allocation
@@ -75,9 +75,9 @@ class Device:
         self.info = info
         self.ordinal = info.ordinal
         self.runtime = runtime
-        lease_end = "process" if has_pidfds() else "connection"
-        self.capabilities: Capabilities = driver.capabilities(info.ordinal, mechanism).model_copy(
-            update={"lease_end": lease_end}
+        self.capabilities: Capabilities = replace(
+            driver.capabilities(info.ordinal, mechanism),
+            lease_end="process" if has_pidfds() else "connection",
         )
         self.mechanism = mechanism or self.capabilities.mechanisms[0]
         self._siblings = {self.mechanism: self}
@@ -311,6 +311,9 @@ def device(
     UnsupportedError
         Where the device does not have the mechanism.
     """
+    # A program that only attaches memory never chooses a device.
+    from crossmem.plugin.selection import choose  # noqa: PLC0415
+
     process = drain()
     choice = choose(spec, process.settings, process.registry, runtime=runtime).spec
     found = _devices_of(process, choice.backend, runtime)

@@ -3,7 +3,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from crossmem.driver import Block, Imported
 from crossmem.sharing.memory import Uses
@@ -11,8 +11,7 @@ from crossmem.sharing.memory import Uses
 __all__ = ["Loan"]
 
 
-@dataclass(frozen=True, slots=True)
-class Loan:
+class Loan(NamedTuple):
     """Whole memory of the device, for one piece of an address range.
 
     Parameters

@@ -4,18 +4,18 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from crossmem.arrays import Kind, Layout, cupy_arrays, dtype_of, numpy_arrays, torch_tensors
-from crossmem.arrays.dlpack import check_stream, make_capsule
 from crossmem.errors import UnsupportedError
 
+# Each function imports its part of crossmem.arrays, because most memory is used without arrays.
 if TYPE_CHECKING:
+    from crossmem.arrays import Kind, Layout
     from crossmem.sharing.device import Device
     from crossmem.sharing.memory import Memory
 
 __all__ = ["array", "capsule", "dlpack_device", "kind_of_arrays", "maker"]
 
 
-def kind_of_arrays(device: "Device") -> Kind:
+def kind_of_arrays(device: "Device") -> "Kind":
     """Return the library whose arrays can lie in memory of a device.
 
     Raises
@@ -32,7 +32,7 @@ def kind_of_arrays(device: "Device") -> Kind:
     raise UnsupportedError(msg, operation="as_array", hint="use as_tensor(), or read() and write()")
 
 
-def maker(memory: "Memory", kind: Kind) -> Callable[[Layout], Any]:
+def maker(memory: "Memory", kind: "Kind") -> "Callable[[Layout], Any]":
     """Return a function that makes arrays or tensors of one library in some memory.
 
     Each keeps the memory in use. Layouts are checked against its bounds.
@@ -45,7 +45,7 @@ def maker(memory: "Memory", kind: Kind) -> Callable[[Layout], Any]:
     keeper = memory.keeper()
     make = _maker(memory, kind)
 
-    def make_within(layout: Layout) -> Any:
+    def make_within(layout: "Layout") -> Any:
         layout.check(memory.nbytes)
         made = make(layout)
         keeper.note(made)
@@ -54,7 +54,9 @@ def maker(memory: "Memory", kind: Kind) -> Callable[[Layout], Any]:
     return make_within
 
 
-def _maker(memory: "Memory", kind: Kind) -> Callable[[Layout], Any]:
+def _maker(memory: "Memory", kind: "Kind") -> "Callable[[Layout], Any]":
+    from crossmem.arrays import cupy_arrays, numpy_arrays, torch_tensors
+
     device, capabilities = memory.device, memory.device.capabilities
     if kind == "numpy" and capabilities.host_visible:
         return numpy_arrays.maker(memory.view())
@@ -74,13 +76,15 @@ def _maker(memory: "Memory", kind: Kind) -> Callable[[Layout], Any]:
 
 def array(
     memory: "Memory",
-    kind: Kind,
+    kind: "Kind",
     shape: int | Sequence[int] | None,
     dtype: Any,
     strides: Sequence[int] | None,
     offset: int,
 ) -> Any:
     """Return an array or tensor in some memory; see :meth:`crossmem.Mapping.as_array`."""
+    from crossmem.arrays import Layout, dtype_of
+
     found = dtype_of(dtype)
     if shape is None:
         # A layout without elements checks what was said of the offset.
@@ -108,6 +112,9 @@ def capsule(
     copy: bool | None,
 ) -> Any:
     """Return the bytes of some memory as a capsule; see :meth:`crossmem.Mapping.__dlpack__`."""
+    from crossmem.arrays import Layout, dtype_of
+    from crossmem.arrays.dlpack import check_stream, make_capsule
+
     device = dlpack_device(memory)
     if dl_device is not None and tuple(dl_device) != device:
         msg = f"{memory!r} is on DLPack's device {device} and is not moved to {dl_device}"

@@ -9,13 +9,10 @@ import json
 import struct
 from binascii import crc32
 from functools import lru_cache
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
-
-from crossmem.arrays import MAX_DIMENSIONS, Kind, Layout, from_text
+from crossmem.arrays import Kind, Layout, from_text
 from crossmem.errors import CrossmemError, InvalidHandleError, InvalidSizeError
-from crossmem.guards import shorten
 from crossmem.models import ShareableHandle
 from crossmem.trees.nodes import to_base64
 
@@ -28,13 +25,9 @@ CELL_NBYTES: Final = 16
 """Bytes that hold the version of a tree; they lie at a multiple of this."""
 
 _MAX_KEPT_NBYTES: Final = 2**20
-_MAX_ARRAYS: Final = 2**20
-_MAX_HANDLES: Final = 2**16
 _MAGIC: Final = b"XMTR"
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct("<4sHHII")
-
-_Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class Row(NamedTuple):
@@ -71,32 +64,6 @@ class Cell(NamedTuple):
     handle: ShareableHandle
     offset: int
     tree: int
-
-
-class _Body(BaseModel):
-    """What is in the JSON. Texts of dtypes and the tree are checked where they are read."""
-
-    # Built when the first tree is received: importing crossmem is not to wait for it. More keys are
-    # allowed, and refused later: of a million of them, pydantic would make a million errors.
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True, defer_build=True)
-
-    handles: Annotated[tuple[Base64Bytes, ...], Field(max_length=_MAX_HANDLES, fail_fast=True)]
-    arrays: Annotated[
-        tuple[
-            tuple[
-                Kind,
-                _Natural | None,
-                str,
-                Annotated[tuple[_Natural, ...], Field(max_length=MAX_DIMENSIONS, fail_fast=True)],
-                Annotated[tuple[int, ...], Field(max_length=MAX_DIMENSIONS, fail_fast=True)] | None,
-                _Natural,
-            ],
-            ...,
-        ],
-        Field(max_length=_MAX_ARRAYS, fail_fast=True),
-    ]
-    tree: Any
-    cell: tuple[Base64Bytes, _Natural, Annotated[int, Field(ge=1, lt=2**64)]] | None
 
 
 class Message(NamedTuple):
@@ -192,13 +159,13 @@ def _decode(blob: bytes) -> Message:
     text = blob[_HEADER.size :]
     if crc32(text) != checksum:
         raise _refuse("the checksum does not match; the bytes were damaged on the way")
+    # Only receivers of trees need pydantic, whose import takes longer than that of crossmem.
+    from crossmem.trees.body import read_body  # noqa: PLC0415
+
     try:
-        body = _Body.model_validate_json(text)
-    except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False, include_input=False)
-        raise _refuse("; ".join(f"{one['loc']}: {one['msg']}" for one in details[:3])) from None
-    if body.model_extra:
-        raise _refuse(f"nobody writes {shorten(next(iter(body.model_extra)))} in them")
+        body = read_body(text)
+    except ValueError as error:
+        raise _refuse(str(error)) from None
     handles = tuple(ShareableHandle.from_bytes(one) for one in body.handles)
     try:
         rows = tuple(_unpack(row, handles) for row in body.arrays)

@@ -3,14 +3,13 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, get_args
-
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+from typing import Any, Final, Literal, Self, get_args
 
 from crossmem.errors import ConfigurationError
-from crossmem.models import FrozenModel
+from crossmem.guards import check_fields, field_error, is_flag, is_within, read_flag
 
 __all__ = ["VARIABLES", "Options"]
 
@@ -18,6 +17,7 @@ _SIZE: Final = re.compile(r"(\d+)\s*(?:([KMGT])iB|B)?", re.ASCII | re.IGNORECASE
 _SHIFTS: Final = {"K": 10, "M": 20, "G": 30, "T": 40}
 _GRANULARITIES: Final = {"2MiB": 2 << 20, "page": os.sysconf("SC_PAGE_SIZE")}
 _MAX_DEVICES: Final = 1024
+_MAX_CAPACITY_NBYTES: Final = 2**62 - 1
 _Quirk = Literal[
     "fresh-handles",
     "foreign-namespace",
@@ -31,11 +31,9 @@ _Quirk = Literal[
 ]
 
 
-def _parse_size(value: object) -> object:
+def _parse_size(text: str) -> int:
     """Turn ``"8GiB"`` into a number of bytes."""
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value)
+    match = _SIZE.fullmatch(text)
     if match is None:
         msg = "not a size"
         raise ValueError(msg)
@@ -43,18 +41,23 @@ def _parse_size(value: object) -> object:
     return int(digits) << (_SHIFTS[unit.upper()] if unit else 0)
 
 
-def _parse_indices(value: object) -> object:
+def _parse_indices(text: str) -> tuple[int, ...]:
     """Turn ``"1,0"`` into ``(1, 0)``."""
-    if not isinstance(value, str):
-        return value
-    return tuple(int(item) for item in value.split(","))
+    return tuple(int(item) for item in text.split(","))
 
 
-def _parse_names(value: object) -> object:
+def _parse_names(text: str) -> tuple[str, ...]:
     """Turn ``"a,b"`` into ``("a", "b")``."""
-    if not isinstance(value, str):
-        return value
-    return tuple(item.strip() for item in value.split(","))
+    return tuple(item.strip() for item in text.split(","))
+
+
+def _is_mask(value: object) -> bool:
+    """Return whether a value is None, or a tuple of different device numbers."""
+    if value is None:
+        return True
+    if not isinstance(value, tuple) or not all(is_within(one, 0, _MAX_DEVICES) for one in value):
+        return False
+    return 0 < len(set(value)) == len(value)
 
 
 def _default_capacity() -> int:
@@ -71,50 +74,53 @@ def _default_state() -> Path:
     return parent / f"crossmem-emulated-{os.geteuid()}"
 
 
-class Options(FrozenModel):
-    """How the emulated devices look; an empty variable counts as unset."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How the emulated devices look; an empty variable counts as unset.
 
-    devices: Annotated[int, Field(strict=False, ge=1, le=_MAX_DEVICES)] = 2
+    Raises
+    ------
+    ConfigurationError
+        If a field has a value that its variable could not have.
+    """
+
+    devices: int = 2
     """Number of devices of the host (``CROSSMEM_EMULATED_DEVICES``)."""
 
     granularity: Literal["2MiB", "page"] = "2MiB"
     """Unit of capacities (``CROSSMEM_EMULATED_GRANULARITY``)."""
 
-    capacity_nbytes: Annotated[int, BeforeValidator(_parse_size), Field(gt=0, lt=2**62)] = Field(
-        default_factory=_default_capacity
-    )
+    capacity_nbytes: int = field(default_factory=_default_capacity)
     """Bytes that one process may allocate on each device (``CROSSMEM_EMULATED_CAPACITY``).
 
     Rounded down to the granularity.
     """
 
-    prefault: Annotated[bool, Field(strict=False)] = False
+    prefault: bool = False
     """Whether allocations have all their pages at once (``CROSSMEM_EMULATED_PREFAULT``)."""
 
-    hugepages: Annotated[bool, Field(strict=False)] = True
+    hugepages: bool = True
     """Whether huge pages are asked for where the kernel waits for it
     (``CROSSMEM_EMULATED_HUGEPAGES``)."""
 
-    poison: Annotated[bool, Field(strict=False)] = False
+    poison: bool = False
     """Whether fresh memory is filled with 0xA5 (``CROSSMEM_EMULATED_POISON``).
 
     It is zero otherwise; what programs may rely on is neither (law C2).
     """
 
-    visible_devices: Annotated[
-        tuple[int, ...] | None, BeforeValidator(_parse_indices), Field(min_length=1)
-    ] = None
+    visible_devices: tuple[int, ...] | None = None
     """Devices that this process sees, in its own order; None for all
     (``CROSSMEM_EMULATED_VISIBLE_DEVICES``). Identities stay what they are (law C24)."""
 
-    state: Path = Field(default_factory=_default_state)
+    state: Path = field(default_factory=_default_state)
     """Folder of the emulated host that vendors' emulations share (``CROSSMEM_EMULATED_STATE``)."""
 
-    strict: Annotated[bool, Field(strict=False)] = True
+    strict: bool = True
     """Whether vendors' emulations record what the vendor forbids or leaves undefined
     (``CROSSMEM_EMULATED_STRICT``)."""
 
-    slow_streams: Annotated[bool, Field(strict=False)] = False
+    slow_streams: bool = False
     """Whether their streams do their work only when somebody waits for it
     (``CROSSMEM_EMULATED_SLOW_STREAMS``)."""
 
@@ -124,39 +130,18 @@ class Options(FrozenModel):
     hip_profile: str = "documented"
     """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``); ``cuda`` is always its own."""
 
-    hip_peers: Annotated[bool, Field(strict=False)] = True
+    hip_peers: bool = True
     """Whether devices can reach each other's memory (``CROSSMEM_EMULATED_HIP_PEERS``)."""
 
-    hip_quirks: Annotated[tuple[_Quirk, ...], BeforeValidator(_parse_names)] = ()
+    hip_quirks: tuple[_Quirk, ...] = ()
     """What some releases get wrong (``CROSSMEM_EMULATED_HIP_QUIRKS``)."""
 
-    @field_validator("capacity_nbytes")
-    @classmethod
-    def _check_capacity(cls, value: int, info: ValidationInfo) -> int:
-        if value < _GRANULARITIES.get(info.data.get("granularity", ""), 0):
-            msg = "less than one unit of the granularity"
-            raise ValueError(msg)
-        return value
-
-    @field_validator("state", mode="before")
-    @classmethod
-    def _check_state(cls, value: object) -> object:
-        if isinstance(value, str):
-            value = Path(value)
-        if isinstance(value, Path) and not value.is_absolute():
-            msg = "not absolute"
-            raise ValueError(msg)
-        return value
-
-    @field_validator("visible_devices")
-    @classmethod
-    def _check_visible(cls, value: tuple[int, ...] | None, info: ValidationInfo) -> object:
-        if value is not None:
-            known = range(info.data.get("devices", _MAX_DEVICES))
-            if len(set(value)) < len(value) or not set(value) <= set(known):
-                msg = "a device twice, or one that there is not"
-                raise ValueError(msg)
-        return value
+    def __post_init__(self) -> None:
+        check_fields(self, _RULES)
+        if self.capacity_nbytes < self.granularity_nbytes:
+            raise field_error(self, "capacity_nbytes", _RULES["capacity_nbytes"][1])
+        if not set(self.visible) <= set(range(self.devices)):
+            raise field_error(self, "visible_devices", _RULES["visible_devices"][1])
 
     @property
     def granularity_nbytes(self) -> int:
@@ -179,16 +164,19 @@ class Options(FrozenModel):
         ConfigurationError
             Where a value has no meaning; it names the variable, the value and what is allowed.
         """
-        values = {
-            field: text
-            for variable, field in VARIABLES.items()
-            if (text := environ.get(variable, "").strip())
-        }
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            field = str(error.errors(include_url=False)[0]["loc"][0])
-            raise ConfigurationError(_message(field, values[field])) from None
+        options, variables = cls(), {name: variable for variable, name in VARIABLES.items()}
+        # In the order of the fields: the unit comes before the capacity, and the number of devices
+        # before those that are visible.
+        for name in (one.name for one in fields(cls)):
+            text = environ.get(variables[name], "").strip()
+            if not text:
+                continue
+            try:
+                options = replace(options, **{name: _READERS.get(name, str)(text)})
+            except ValueError:
+                msg = f"{variables[name]} is {text!r}; it must be {_RULES[name][1]}"
+                raise ConfigurationError(msg) from None
+        return options
 
 
 VARIABLES: Final[Mapping[str, str]] = {
@@ -209,26 +197,60 @@ VARIABLES: Final[Mapping[str, str]] = {
 }
 """Field of :class:`Options` that each variable sets."""
 
-_ALLOWED: Final = {
-    "devices": f"a number from 1 to {_MAX_DEVICES}",
-    "capacity_nbytes": "at least one unit of the granularity and below 4 EiB, "
-    "as bytes or with a unit, such as 8GiB (KiB, MiB, GiB, TiB)",
-    "granularity": " or ".join(_GRANULARITIES),
-    "prefault": "1 or 0",
-    "hugepages": "1 or 0",
-    "poison": "1 or 0",
-    "state": "the absolute path of a folder",
-    "strict": "1 or 0",
-    "slow_streams": "1 or 0",
-    "acl_profile": "the name of a profile, such as documented",
-    "hip_profile": "the name of a profile, such as documented",
-    "hip_peers": "1 or 0",
-    "hip_quirks": f"a comma list of {', '.join(get_args(_Quirk))}",
-    "visible_devices": "a comma list of different numbers from 0, such as 1,0, "
-    "below the number of devices (CROSSMEM_EMULATED_DEVICES)",
+_READERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "devices": int,
+    "capacity_nbytes": _parse_size,
+    "prefault": read_flag,
+    "hugepages": read_flag,
+    "poison": read_flag,
+    "visible_devices": _parse_indices,
+    "state": Path,
+    "strict": read_flag,
+    "slow_streams": read_flag,
+    "hip_peers": read_flag,
+    "hip_quirks": _parse_names,
 }
+"""By field: a function that makes the value from a variable's text, or raises ValueError."""
 
-
-def _message(field: str, value: str) -> str:
-    variable = next(name for name, target in VARIABLES.items() if target == field)
-    return f"{variable} is {value!r}; it must be {_ALLOWED[field]}"
+_SWITCH: Final = (is_flag, "1 or 0")
+_PROFILE: Final = (
+    lambda value: isinstance(value, str),
+    "the name of a profile, such as documented",
+)
+_RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "devices": (
+        lambda value: is_within(value, 1, _MAX_DEVICES),
+        f"a number from 1 to {_MAX_DEVICES}",
+    ),
+    "granularity": (lambda value: value in _GRANULARITIES, " or ".join(_GRANULARITIES)),
+    "capacity_nbytes": (
+        lambda value: is_within(value, 1, _MAX_CAPACITY_NBYTES),
+        (
+            "at least one unit of the granularity and below 4 EiB, as bytes or with a unit, "
+            "such as 8GiB (KiB, MiB, GiB, TiB)"
+        ),
+    ),
+    "prefault": _SWITCH,
+    "hugepages": _SWITCH,
+    "poison": _SWITCH,
+    "visible_devices": (
+        _is_mask,
+        (
+            "a comma list of different numbers from 0, such as 1,0, "
+            "below the number of devices (CROSSMEM_EMULATED_DEVICES)"
+        ),
+    ),
+    "state": (
+        lambda value: isinstance(value, Path) and value.is_absolute(),
+        "the absolute path of a folder",
+    ),
+    "strict": _SWITCH,
+    "slow_streams": _SWITCH,
+    "acl_profile": _PROFILE,
+    "hip_profile": _PROFILE,
+    "hip_peers": _SWITCH,
+    "hip_quirks": (
+        lambda value: isinstance(value, tuple) and all(one in get_args(_Quirk) for one in value),
+        f"a comma list of {', '.join(get_args(_Quirk))}",
+    ),
+}

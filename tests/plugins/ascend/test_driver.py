@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -29,9 +30,7 @@ def without(acl: Any, functions: frozenset[str]) -> Any:
 def test_capabilities_by_mechanism(acl: Any) -> None:
     driver = AscendDriver(acl)
     shareable, key = (driver.capabilities(0, name) for name in ("shareable", "key"))
-    differ = {
-        name for name, value in shareable.model_dump().items() if value != key.model_dump()[name]
-    }
+    differ = {name for name, value in asdict(shareable).items() if value != asdict(key)[name]}
 
     assert driver.capabilities(0, None) == shareable
     assert shareable.mechanisms == ("shareable", "key")

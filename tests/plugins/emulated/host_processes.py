@@ -215,8 +215,6 @@ def die_after(lines: int) -> None:
 
 
 def preload(module: str) -> None:
-    """Let the process that forks the others import a module, and what takes long, beforehand."""
+    """Let the process that forks the others import a module beforehand."""
     _PRELOADED.append(module)
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
-    # What pydantic puts off.
-    import_module("crossmem_emulated.options").Options.from_environ({})

@@ -2,6 +2,9 @@
 """The variables CROSSMEM_EMULATED_*."""
 
 import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +29,7 @@ def test_defaults() -> None:
 
 
 def test_every_field_has_its_variable() -> None:
-    assert set(VARIABLES.values()) == set(Options.model_fields)
+    assert set(VARIABLES.values()) == {one.name for one in fields(Options)}
 
 
 def test_empty_and_foreign_variables_mean_nothing() -> None:
@@ -96,6 +99,28 @@ def test_a_bad_value_is_named_with_its_variable_and_what_is_allowed(name: str, v
         Options.from_environ({PREFIX + name: value})
 
     assert str(caught.value).startswith(f"{PREFIX}{name} is '")
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("devices", True),
+        ("granularity", "4KiB"),
+        ("capacity_nbytes", "8GiB"),
+        ("capacity_nbytes", 4096),
+        ("capacity_nbytes", 2**62),
+        ("prefault", 1),
+        ("visible_devices", ()),
+        ("visible_devices", [0]),
+        ("visible_devices", (2,)),
+        ("state", Path("here")),
+        ("hip_profile", None),
+        ("hip_quirks", ("unknown",)),
+    ],
+)
+def test_options_made_in_code_are_checked_too(field: str, wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^Options\.{field} is .*; it must be "):
+        Options(**{field: wrong})
 
 
 def test_the_mask_is_checked_against_the_number_of_devices() -> None:

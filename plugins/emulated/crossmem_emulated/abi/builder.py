@@ -28,12 +28,8 @@ _LINK_OPTIONS: Final = ("-Wl,-z,nodelete", "-Wl,-z,now", "-ldl")
 _PACKAGES: Final = (
     "crossmem",
     "crossmem_emulated",
-    "annotated_types",
     "pluggy",
-    "pydantic",
-    "pydantic_core",
     "typing_extensions",
-    "typing_inspection",
     "_cffi_backend",
 )
 """What an emulation imports that is not Python's own."""

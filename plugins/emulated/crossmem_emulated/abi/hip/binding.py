@@ -21,6 +21,7 @@ _NOT_SUPPORTED: Final = 801
 _INTERNAL_ERROR: Final = 11
 """What is nearest to "not supported" of the codes that the compiler of kernels has."""
 _UNKNOWN: Final = 999
+_PROFILE_VARIABLE: Final = "CROSSMEM_EMULATED_HIP_PROFILE"
 _OF_ROCM_5: Final = "libamdhip64.so.5"
 
 
@@ -29,12 +30,12 @@ def _runtime(soname: str) -> Runtime:
     profile = options.hip_profile
     # Who linked this name was compiled with numbers of ROCm 5, whatever the rules are.
     is_old = soname == _OF_ROCM_5
-    if is_old and "hip_profile" not in options.model_fields_set:
+    if is_old and not os.environ.get(_PROFILE_VARIABLE, "").strip():
         profile = "rocm5"
     runtime = Runtime(profile, options.strict, options=options, has_old_numbers=is_old)
     if not runtime.is_hip:
         msg = f"{soname} is AMD's, and {profile} is no profile of AMD's"
-        raise ConfigurationError(msg, hint="set CROSSMEM_EMULATED_HIP_PROFILE to another one")
+        raise ConfigurationError(msg, hint=f"set {_PROFILE_VARIABLE} to another one")
     return runtime
 
 

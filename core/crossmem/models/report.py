@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one pydantic configuration of all models."""
+"""The base of all reports: the only models of pydantic, because only reports are JSON."""
 
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ __all__ = ["FrozenModel"]
 
 
 class FrozenModel(BaseModel):
-    """An immutable, strictly validated value that crosses a process or plugin boundary."""
+    """An immutable, strictly validated part of a report."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, extra="forbid", strict=True, defer_build=True

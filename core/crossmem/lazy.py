@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Public names whose modules are imported at their first use, so that importing crossmem is fast.
+
+Type checkers do not see such names. The package also imports them under ``TYPE_CHECKING``.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+
+__all__ = ["names"]
+
+
+def names(
+    package: str, modules: Mapping[str, Iterable[str]]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package (PEP 562).
+
+    Parameters
+    ----------
+    package
+        Its ``__name__``.
+    modules
+        By module: the names that the package has from there.
+    """
+    sources = {name: module for module, some in modules.items() for name in some}
+    own = vars(sys.modules[package])
+
+    def load(name: str) -> object:
+        if name not in sources:
+            msg = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(msg, name=name, obj=sys.modules[package])
+        # Kept, so that Python does not ask again.
+        own[name] = value = getattr(import_module(sources[name]), name)
+        return value
+
+    return load, lambda: sorted({*own, *sources})

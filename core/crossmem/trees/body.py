@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The JSON of a shared tree, checked by pydantic. Import this module only to read a tree."""
+
+from typing import Annotated, Any, Final
+
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
+
+from crossmem.arrays import MAX_DIMENSIONS, Kind
+from crossmem.guards import shorten
+
+__all__ = ["Body", "read_body"]
+
+_MAX_ARRAYS: Final = 2**20
+_MAX_HANDLES: Final = 2**16
+_MAX_REASONS: Final = 3
+
+_Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+
+class Body(BaseModel):
+    """The fields of the JSON. Texts of dtypes and the tree are checked where they are read."""
+
+    # Unknown keys are allowed here and refused by read_body: pydantic would make a million errors
+    # of a million keys.
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    handles: Annotated[tuple[Base64Bytes, ...], Field(max_length=_MAX_HANDLES, fail_fast=True)]
+    arrays: Annotated[
+        tuple[
+            tuple[
+                Kind,
+                _Natural | None,
+                str,
+                Annotated[tuple[_Natural, ...], Field(max_length=MAX_DIMENSIONS, fail_fast=True)],
+                Annotated[tuple[int, ...], Field(max_length=MAX_DIMENSIONS, fail_fast=True)] | None,
+                _Natural,
+            ],
+            ...,
+        ],
+        Field(max_length=_MAX_ARRAYS, fail_fast=True),
+    ]
+    tree: Any
+    cell: tuple[Base64Bytes, _Natural, Annotated[int, Field(ge=1, lt=2**64)]] | None
+
+
+def read_body(text: bytes) -> Body:
+    """Return what some JSON says.
+
+    Raises
+    ------
+    ValueError
+        If the JSON is not that of a tree. The message names the first wrong fields.
+    """
+    try:
+        body = Body.model_validate_json(text)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False, include_input=False)
+        reasons = (f"{one['loc']}: {one['msg']}" for one in details[:_MAX_REASONS])
+        raise ValueError("; ".join(reasons)) from None
+    if body.model_extra:
+        msg = f"nobody writes {shorten(next(iter(body.model_extra)))} in them"
+        raise ValueError(msg)
+    return body
