@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the conformance kit runs: the backends and mechanisms, how much of the kit, in which tier.
+
+``docs/explanation/contract.md`` shows this as tables. This file as a program writes them anew.
+"""
+
+import io
+import os
+import re
+import sys
+from collections import Counter
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+import crossmem.conformance
+from crossmem.conformance.peers import Peer, preload
+from crossmem.conformance.report import LAWS
+
+KIT: Final = Path(crossmem.conformance.__file__).parent
+PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "contract.md"
+_PLUGINS: Final = ("crossmem_emulated.driver", "crossmem_ascend.driver", "crossmem_hip.driver")
+_BEGIN: Final = "<!-- tables of tests/support/kit_runs.py -->\n"
+_END: Final = "<!-- end of the tables -->\n"
+
+
+class KitRun(NamedTuple):
+    """The kit on one backend, which is always an emulation."""
+
+    backend: str
+    mechanism: str
+    part: str
+    """``core`` or ``whole``."""
+    tier: str
+    """``default``, ``ci`` or ``long``."""
+    profile: str = ""
+    """Edition of the vendor's rules, where it is not the default one."""
+
+    @property
+    def options(self) -> list[str]:
+        """The options of the kit."""
+        options = ["--crossmem-device", f"{self.backend}:0", "--crossmem-mechanism", self.mechanism]
+        options += [] if self.backend == "emulated" else ["--crossmem-runtime", "emulated"]
+        options += ["--crossmem-core"] if self.part == "core" else []
+        return options
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that choose the profile."""
+        api = "ACL" if self.backend == "ascend" else "HIP"
+        return {f"CROSSMEM_EMULATED_{api}_PROFILE": self.profile} if self.profile else {}
+
+
+RUNS: Final = (
+    KitRun("emulated", "memfd", "whole", "default"),
+    KitRun("ascend", "shareable", "core", "default"),
+    KitRun("hip", "legacy", "core", "default"),
+    KitRun("ascend", "key", "core", "ci"),
+    KitRun("hip", "vmm", "core", "ci"),
+    KitRun("cuda", "legacy", "core", "ci"),
+    KitRun("cuda", "vmm", "core", "ci"),
+    KitRun("ascend", "shareable", "whole", "ci"),
+    KitRun("hip", "legacy", "whole", "ci"),
+    KitRun("ascend", "key", "whole", "long"),
+    KitRun("hip", "vmm", "whole", "long"),
+    KitRun("cuda", "legacy", "whole", "long"),
+    KitRun("cuda", "vmm", "whole", "long"),
+    # On "310b-rc" there is nothing that could be shared.
+    *(
+        KitRun("ascend", mechanism, "whole", "long", profile)
+        for profile in ("cann8", "a2", "a3", "950", "old-driver")
+        for mechanism in ("shareable", "key")
+    ),
+    *(KitRun("hip", "legacy", "whole", "long", profile) for profile in ("clr24", "clr26", "rocm5")),
+    # ROCm 5 has no virtual memory.
+    *(KitRun("hip", "vmm", "whole", "long", profile) for profile in ("clr24", "clr26")),
+)
+
+
+def _run_here(arguments: list[str]) -> tuple[int, str]:
+    """Run pytest in this process, which was started for that; return exit code and output."""
+    written = io.StringIO()
+    with redirect_stdout(written):
+        exit_code = pytest.main(arguments)
+    return int(exit_code), written.getvalue()
+
+
+def run_kit(
+    arguments: list[str],
+    folder: Path,
+    *,
+    within: float,
+    measured: bool = False,
+    **environment: str,
+) -> tuple[int, str]:
+    """Run the kit in a process of its own, away from every project; return exit code and output.
+
+    Parameters
+    ----------
+    arguments
+        Options of pytest and of the kit, and what to run.
+    folder
+        Where it runs; nothing else may use it.
+    within
+        How long it may take, in seconds.
+    measured
+        Whether coverage counts what it runs, if coverage runs; that takes twice the time.
+    environment
+        Variables to set.
+    """
+    changed: dict[str, str | None] = {"CROSSMEM_RUN_DIR": None, "PYTEST_XDIST_WORKER": None}
+    if not measured:
+        changed |= {"COVERAGE_PROCESS_START": None, "COVERAGE_PROCESS_CONFIG": None}
+    preload("pytest", "hypothesis", "crossmem.conformance.machine", *_PLUGINS)
+    with Peer("emulated:0", tracing=False, environment={**changed, **environment}) as peer:
+        peer.call(os.chdir, str(folder))
+        options = ["-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
+        done: tuple[int, str] = peer.call(_run_here, [*options, *arguments], within=within)
+        return done
+
+
+class KitTest(NamedTuple):
+    """A test of the kit."""
+
+    module: str
+    name: str
+    is_core: bool
+
+    @property
+    def law(self) -> str:
+        """The law that it tests, such as ``C1``."""
+        return f"C{int(self.name.removeprefix('test_c')[:2])}"
+
+
+def kit_tests() -> list[KitTest]:
+    """Return the functions of the kit that are tests."""
+    pattern = re.compile(r"^(@pytest\.mark\.crossmem_core\n)?def (test_c\d\d_\w+)", re.MULTILINE)
+    return [
+        KitTest(path.stem, name, bool(core))
+        for path in sorted(KIT.glob("test_*.py"))
+        for core, name in pattern.findall(path.read_text("utf-8"))
+    ]
+
+
+def tables() -> str:
+    """Return the tables of the page on the contract."""
+    all_tests = Counter(one.law for one in kit_tests())
+    core = Counter(one.law for one in kit_tests() if one.is_core)
+    lines = [
+        "| backend | mechanism | the kit's core runs in | the whole kit runs in |",
+        "|---|---|---|---|",
+    ]
+    for backend, mechanism in dict.fromkeys((run.backend, run.mechanism) for run in RUNS):
+        tiers = {
+            run.part: run.tier
+            for run in RUNS
+            if (run.backend, run.mechanism, run.profile) == (backend, mechanism, "")
+        }
+        lines.append(
+            f"| `{backend}` | `{mechanism}` | {tiers.get('core', tiers['whole'])} "
+            f"| {tiers['whole']} |"
+        )
+    lines += ["", "| law | tests | of these in the core |", "|---|---|---|"]
+    lines += [f"| {law} | {all_tests[law]} | {core[law]} |" for law in LAWS]
+    return "\n".join(lines) + "\n"
+
+
+def split(page: str) -> tuple[str, str, str]:
+    """Return a page's text before the tables, the tables, and the text after them."""
+    before, _, rest = page.partition(_BEGIN)
+    found, _, after = rest.partition(_END)
+    return before + _BEGIN, found, _END + after
+
+
+if __name__ == "__main__":
+    head, _, tail = split(PAGE.read_text("utf-8"))
+    PAGE.write_text(f"{head}\n{tables()}\n{tail}", "utf-8")
+    sys.stdout.write(f"wrote the tables of {PAGE.name}\n")
