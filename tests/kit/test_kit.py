@@ -47,7 +47,10 @@ def outcomes(run: KitRun, laws: list[str], folder: Path) -> dict[str, Any]:
     exit_code, output = run_kit(
         [
             *("--pyargs", "crossmem.conformance", "-k", selected, *run.options),
-            *("--crossmem-report", str(report), "--durations=5"),
+            *(
+                "--crossmem-report",
+                str(report),
+            ),
             *(("-n", "2") if run.tier == "long" else ()),
         ],
         folder,

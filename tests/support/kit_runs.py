@@ -81,6 +81,8 @@ RUNS: Final = (
 
 def _run_here(arguments: list[str]) -> tuple[int, str]:
     """Run pytest in this process, which was started for that; return exit code and output."""
+    # A peer has its test's path instead.
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     written = io.StringIO()
     with redirect_stdout(written):
         exit_code = pytest.main(arguments)
