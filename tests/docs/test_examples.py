@@ -90,10 +90,10 @@ def test_a_plugin_is_found_without_installation_as_the_guide_says(page: GetPage)
 
 
 def test_every_option_of_the_kit_is_in_its_table(page: GetPage) -> None:
-    options = re.findall(r'"(--crossmem-\w+)"', inspect.getsource(crossmem_pytest))
+    options = re.findall(r'"(--crossmem-[\w-]+)"', inspect.getsource(crossmem_pytest))
     text = page("how-to/run-conformance.md").text
 
-    assert re.findall(r"^\| `(--crossmem-\w+)", text, re.MULTILINE) == options
+    assert re.findall(r"^\| `(--crossmem-[\w-]+)", text, re.MULTILINE) == options
 
 
 def slug(heading: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kit_runs
+
 import crossmem.conformance
 from crossmem.conformance.report import LAWS
 
@@ -28,6 +30,13 @@ def names_of_tests() -> set[str]:
 def rows_of(checklist: str) -> list[list[str]]:
     lines = re.findall(r"^\| \d+ \|.*$", checklist, re.MULTILINE)
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_tables_of_the_kits_runs_are_what_it_runs() -> None:
+    _, found, _ = kit_runs.split(kit_runs.PAGE.read_text("utf-8"))
+
+    # `python tests/support/kit_runs.py` writes them.
+    assert found.strip() == kit_runs.tables().strip()
 
 
 def test_every_law_has_a_row_and_a_section(page: GetPage) -> None:
