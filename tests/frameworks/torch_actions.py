@@ -17,7 +17,9 @@ def digests(blobs: list[bytes]) -> list[list[Any]]:
 
 def look(tensor: Any) -> tuple[Any, ...]:
     """Return all that can be seen of a tensor."""
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    # A copy: a single element may have any stride, which contiguous() keeps and view() refuses.
+    copied = tensor.detach().clone(memory_format=torch.contiguous_format)
+    flat = copied.reshape(-1).view(torch.uint8)
     return tuple(tensor.shape), tensor.stride(), str(tensor.dtype), bytes(flat.numpy())
 
 
