@@ -113,6 +113,7 @@ class ForkServer:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
+        self._pid = os.getpid()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
@@ -157,9 +158,10 @@ class ForkServer:
         return ForkedProcess(status)
 
     def close(self) -> None:
-        """End the server; its children live on."""
+        """End the server; its children live on. In a forked child, only forget it."""
         self._control.close()
-        self._process.wait()
+        if self._pid == os.getpid():
+            self._process.wait()
 
 
 # The server's end -------------------------------------------------------------------------

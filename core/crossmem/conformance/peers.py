@@ -7,6 +7,7 @@ other in its main thread, and sends back what they return or raise. Every wait h
 whatever is left of a peer is killed.
 """
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -397,11 +398,20 @@ def preload(*modules: str) -> None:
 
 
 def kill_all() -> None:
-    """Destroy every peer of this process and what they were forked from."""
+    """Destroy every peer of this process, so that nothing waits for one any more."""
     for peer in list(_alive):
         peer.destroy()
+
+
+@atexit.register
+def _close_servers() -> None:
+    """End what peers were forked from."""
     while _servers:
         _servers.popitem()[1].close()
+
+
+# A forked child keeps no descriptor of its parent's servers: they end with the parent.
+os.register_at_fork(after_in_child=_close_servers)
 
 
 def kit_descriptors() -> frozenset[int]:
