@@ -162,6 +162,8 @@ class ForkServer:
         self._control.close()
         if self._pid == os.getpid():
             self._process.wait()
+        else:
+            self._process.returncode = 0  # it is no child of this process
 
 
 # The server's end -------------------------------------------------------------------------
