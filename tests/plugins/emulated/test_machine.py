@@ -123,7 +123,7 @@ def test_opening_ends_in_time(
 
 
 def test_a_program_that_replaces_itself_gives_back_what_it_had(run: Run, tmp_path: Path) -> None:
-    ended = run(EXEC, tmp_path, 1)
+    ended = run(EXEC, tmp_path, 1, fresh=True)
 
     assert ended.returncode == 0, ended.stderr
     full = f"[1, 2, 2, 2] {2 << 20}"
@@ -147,6 +147,6 @@ def test_a_host_that_was_removed(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_grants_finds_the_host_while_another_forks(run: Run, tmp_path: Path) -> None:
-    ended = run(GRANT_DURING_FORK, tmp_path)
+    ended = run(GRANT_DURING_FORK, tmp_path, fresh=True)
 
     assert ended.returncode == 0, ended.stderr
