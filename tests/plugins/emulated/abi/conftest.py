@@ -102,6 +102,13 @@ def compile_program(compiler: str, library: Path, compiled: Path) -> Compile:
     return do
 
 
+@pytest.fixture(scope="session")
+def opener(compiler: str, compiled: Path) -> Path:
+    """Return a C program that opens, closes and opens a library."""
+    source = PROGRAMS / "opener.c"
+    return cached(compiled, [compiler, "-w", source, "-ldl"], [source])
+
+
 @pytest.fixture
 def host() -> Iterator[Path]:
     """Return the folder of an emulated host of the test's own."""

@@ -70,11 +70,13 @@ def headers(request: pytest.FixtureRequest) -> list[str]:
 def compile_program(compiler: str, library: Path, headers: list[str], compiled: Path) -> Compile:
     """Return a function that compiles a program, once for each language."""
 
-    def do(name: str, language: str = "c") -> Path:
+    def do(name: str, language: str = "c", *options: str) -> Path:
         source = PROGRAMS / f"{name}.c"
-        command = [compiler, "-x", language, "-Wall", "-Werror", "-pthread", *headers, source]
+        command = [compiler, "-x", language, "-Wall", "-Werror", "-pthread", *headers]
         link = ["-x", "none", f"-L{library}", "-lascendcl"]
-        return cached(compiled, [*command, *link], [source, *PROGRAMS.glob("*.h")])
+        return cached(
+            compiled, [*command, *options, source, *link], [source, *PROGRAMS.glob("*.h")]
+        )
 
     return do
 
