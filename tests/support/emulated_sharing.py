@@ -6,7 +6,7 @@ The functions run in peers, see :mod:`crossmem.conformance.peers`.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import crossmem
 from crossmem.conformance.actions import objects, use_environment
@@ -70,7 +70,8 @@ def unmap() -> None:
 
 def report_tgid(name: str, tgid: int) -> None:
     """Let this process give another number to Ascend's whitelists than it has."""
-    _device(name).driver._tgid = tgid
+    driver: Any = _device(name).driver
+    driver._tgid = tgid
 
 
 class Pair(NamedTuple):

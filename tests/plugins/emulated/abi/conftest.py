@@ -95,7 +95,7 @@ def compile_program(compiler: str, library: Path, compiled: Path) -> Compile:
         soname: str = "libamdhip64.so.7",
     ) -> Path:
         (source,) = PROGRAMS.glob(f"{name}.c*")
-        command = [compiler, "-x", language, "-pthread", *options, source]
+        command: list[str | Path] = [compiler, "-x", language, "-pthread", *options, source]
         link = ["-x", "none", f"-L{library}", f"-l:{soname}", "-lstdc++"]
         return cached(compiled, [*command, *link], [source, *PROGRAMS.glob("*.h")])
 

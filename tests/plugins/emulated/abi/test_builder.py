@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
 from crossmem.errors import ConfigurationError
 from crossmem_emulated.abi import builder
 from crossmem_emulated.abi.builder import build, compiler
@@ -123,7 +124,7 @@ def test_builders_at_once(environ: dict[str, str], tmp_path: Path) -> None:
         )
         for _ in range(3)
     ]
-    outputs = {one.communicate("go\n", timeout=90)[0].strip() for one in started}
+    outputs = {one.communicate("go\n", timeout=90 * SLOWNESS)[0].strip() for one in started}
 
     assert outputs == {str(build(LIBRARY, environ))}
     (folder,) = (tmp_path / "crossmem" / "abi").iterdir()
@@ -230,7 +231,7 @@ def python(environ: Mapping[str, str], code: str, name: str = "libtoy.so") -> li
         [sys.executable, "-c", prelude + code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * SLOWNESS,
         check=False,
         env={**unmeasured(), **environ},
     )
