@@ -153,5 +153,6 @@ def test_what_cann_says_is_kept(code: int) -> None:
 def test_errors_survive_pickling() -> None:
     errors = [error_for("rt.map_mem", code, "EE1001") for code in NAMES]
     copies = pickle.loads(pickle.dumps(errors))  # noqa: S301
+    pairs = zip(errors, copies, strict=True)
 
-    assert [str(one) for one in copies] == [str(one) for one in errors]
+    assert [str(error) for error, copy in pairs if str(copy) != str(error)] == []
