@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
+
 Compile = Callable[..., Path]
 
 
@@ -32,7 +34,7 @@ def cached(folder: Path, command: list[str | Path], sources: list[Path], suffix:
     target = folder / f"{digest.hexdigest()[:32]}{suffix}"
     if not target.exists():
         begun = target.with_name(f"{target.name}.{os.getpid()}")
-        subprocess.run([*command, "-o", begun], check=True, timeout=60)
+        subprocess.run([*command, "-o", begun], check=True, timeout=60 * SLOWNESS)
         begun.rename(target)
     return target
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from errno import EACCES
 from os import close
+from pathlib import Path
 from typing import Final
 
 from crossmem_emulated import memory
@@ -154,6 +155,8 @@ class PageStore:
             except (FileNotFoundError, ProcessLookupError):
                 return None
             except OSError as error:
+                if isinstance(error, PermissionError) and _is_ending(pid):
+                    return None
                 raise NoRoomError(str(error)) from None
             pages = Pages(number, device, nbytes, address, None, None)
             self.machine.undo(self._let_go, pages)
@@ -233,6 +236,17 @@ class PageStore:
         if descriptor is not None:
             with suppress(OSError):
                 close(descriptor)
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether a process has no memory any more.
+
+    The kernel then keeps its descriptors from everybody but root.
+    """
+    try:
+        return Path(f"/proc/{pid}/statm").read_bytes().startswith(b"0 ")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def _file_of(descriptor: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import crossmem
+from crossmem.conformance.speed import SLOWNESS
 from crossmem_ascend import library as libraries
 from crossmem_ascend.driver import AscendDriver
 from crossmem_ascend.library import LibraryAcl, folders, open_acl
@@ -371,7 +372,7 @@ def test_the_library_is_found(build: Callable[..., Path], tmp_path: Path) -> Non
         [sys.executable, "-c", script],
         env={**os.environ, "ASCEND_TOOLKIT_HOME": str(tmp_path)},
         check=True,
-        timeout=60,
+        timeout=60 * SLOWNESS,
         capture_output=True,
         text=True,
     )

@@ -11,13 +11,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from scripts import DEADLINE_S, run_script
 
+from crossmem.conformance.peers import preload
 from crossmem.driver import Block, Exported, Imported
 from crossmem.models import Access
 from crossmem_emulated.driver import EmulatedDriver
 from crossmem_emulated.options import Options
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+preload("crossmem_emulated.driver", "crossmem_emulated.options")
+
+# Not under coverage: its tracer has a lock, and a process that forks while another of its threads
+# holds that lock has a child that waits for ever.
+UNMEASURED = {name: None for name in os.environ if name.startswith(("COV_CORE_", "COVERAGE_"))}
 
 # What a script has at hand; it runs in a process of its own, because it changes limits or dies.
 PRELUDE = """
@@ -47,8 +55,17 @@ class Footprint(NamedTuple):
     mappings: int
 
 
+@pytest.fixture(scope="module")
+def _old_objects() -> Iterator[None]:
+    """Leave what pytest and its plugins have made out of collections, which take long with it."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
-def footprint() -> Callable[[], Footprint]:
+def footprint(_old_objects: None) -> Callable[[], Footprint]:
     def measure() -> Footprint:
         gc.collect()
         links = []
@@ -117,25 +134,24 @@ def import_block(
 
 @pytest.fixture
 def run() -> Run:
-    """Run a script in a process of its own and return how it ended."""
+    """Return a function that runs a script in a process of its own and returns how it ended.
 
-    # Not under coverage: its tracer has a lock, and a process that forks while another of its
-    # threads holds that lock has a child that waits for ever.
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("COV_CORE_", "COVERAGE_"))
-    }
+    A script that forks, executes programs or needs descriptors of this process is given to an
+    interpreter of its own, with ``fresh=True``.
+    """
 
     def do(
-        script: str, *arguments: object, pass_fds: tuple[int, ...] = ()
+        script: str, *arguments: object, fresh: bool = False, pass_fds: tuple[int, ...] = ()
     ) -> subprocess.CompletedProcess[str]:
+        if not (fresh or pass_fds):
+            return run_script(PRELUDE + script, *arguments, environment=UNMEASURED)
+        environ = {name: value for name, value in os.environ.items() if name not in UNMEASURED}
         return subprocess.run(
             [sys.executable, "-c", PRELUDE + script, *map(str, arguments)],
             check=False,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=DEADLINE_S,
             pass_fds=pass_fds,
             env=environ,
         )

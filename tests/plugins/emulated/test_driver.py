@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
 from crossmem.driver import Block, CopyKind, Driver, check_groups, readonly_alias_of
 from crossmem.driver.buffers import address_of
 from crossmem.errors import OutOfMemoryError
@@ -300,7 +301,7 @@ def test_copying_lets_other_threads_run(driver: EmulatedDriver) -> None:
     sys.setswitchinterval(30)
     try:
         thread.start()
-        deadline, counted = time.monotonic() + 20, 0
+        deadline, counted = time.monotonic() + 20 * SLOWNESS, 0
         with address_of(source) as (address, nbytes):
             # A busy machine may not get to the other thread while one copy lasts.
             while not counted and time.monotonic() < deadline:

@@ -4,6 +4,8 @@
 import subprocess
 from collections.abc import Callable
 
+import pytest
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 # What runs in a forked child ends in os._exit: the rest of the script is the parent's.
@@ -121,24 +123,25 @@ assert "crossmem" not in listing, listing
 
 
 def test_a_child_has_no_descriptor_and_no_mapping_and_counts_for_itself(run: Run) -> None:
-    ended = run(FORK + KEEPS_NOTHING)
+    ended = run(FORK + KEEPS_NOTHING, fresh=True)
 
     assert ended.returncode == 0, ended.stderr
 
 
 def test_a_mapping_that_was_not_yet_protected_is_taken_away(run: Run) -> None:
-    ended = run(FORK + UNPROTECTED_MAPPING)
+    ended = run(FORK + UNPROTECTED_MAPPING, fresh=True)
 
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.ci
 def test_a_fork_at_any_moment_of_other_threads_keeps_nothing(run: Run) -> None:
-    ended = run(FORK + WHILE_THREADS_ALLOCATE)
+    ended = run(FORK + WHILE_THREADS_ALLOCATE, fresh=True)
 
     assert ended.returncode == 0, ended.stderr
 
 
 def test_no_descriptor_survives_exec(run: Run) -> None:
-    ended = run(EXEC)
+    ended = run(EXEC, fresh=True)
 
     assert ended.returncode == 0, ended.stderr

@@ -7,6 +7,7 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
+from scripts import DEADLINE_S
 
 from crossmem.errors import ConfigurationError
 from crossmem.plugin.markers import API_VERSION
@@ -81,4 +82,7 @@ def test_discovery_loads_no_driver() -> None:
         " or 'crossmem_emulated.memory' in sys.modules)"
     )
 
-    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", script], check=False, timeout=DEADLINE_S).returncode
+        == 0
+    )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One emulated host is opened whoever else opens it, and never stands in the way of a fork."""
 
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from crossmem.errors import ConfigurationError
 from crossmem_emulated.machine import HostLostError, Machine
+from crossmem_emulated.pages import _is_ending
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -123,7 +125,7 @@ def test_opening_ends_in_time(
 
 
 def test_a_program_that_replaces_itself_gives_back_what_it_had(run: Run, tmp_path: Path) -> None:
-    ended = run(EXEC, tmp_path, 1)
+    ended = run(EXEC, tmp_path, 1, fresh=True)
 
     assert ended.returncode == 0, ended.stderr
     full = f"[1, 2, 2, 2] {2 << 20}"
@@ -147,6 +149,17 @@ def test_a_host_that_was_removed(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_grants_finds_the_host_while_another_forks(run: Run, tmp_path: Path) -> None:
-    ended = run(GRANT_DURING_FORK, tmp_path)
+    ended = run(GRANT_DURING_FORK, tmp_path, fresh=True)
 
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_process_that_ends_is_known_by_having_no_memory() -> None:
+    """Users other than root are refused its descriptors then, as if they had no permission."""
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert _is_ending(child.pid)
+    child.wait()
+
+    assert _is_ending(child.pid)
+    assert not _is_ending(os.getpid())

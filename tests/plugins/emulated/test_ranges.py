@@ -248,7 +248,7 @@ memory.fill(pointer, 1, 1)
 
 
 def test_a_child_has_nothing_of_a_range(run: Run) -> None:
-    ended = run(FORKED)
+    ended = run(FORKED, fresh=True)
 
     assert ended.returncode == 0, ended.stderr
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
 from crossmem.driver import Block, Exported, Imported
 from crossmem.errors import DriverError, InvalidHandleError
 from crossmem.models import Access
@@ -258,7 +259,7 @@ def test_other_users_cannot_reopen_a_readonly_export_for_writing(
         return subprocess.run(
             ["/bin/sh", "-c", f"exec 9<>/proc/self/fd/{descriptor}"],
             check=False,
-            timeout=60,
+            timeout=60 * SLOWNESS,
             user=65534,
             group=65534,
             extra_groups=(),

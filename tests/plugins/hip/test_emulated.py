@@ -4,16 +4,16 @@
 The conformance kit runs there too (`tox -e conformance-hip`); here is what it cannot ask for.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from emulated_sharing import attach, contents, export, free, mapped_by, sharing, unmap
+from scripts import run_script
 
 import crossmem
+from crossmem.conformance.peers import preload
 from crossmem.driver import CopyKind
 from crossmem.driver.buffers import address_of
 from crossmem_emulated.hip import PROFILES, Runtime
@@ -22,70 +22,45 @@ from crossmem_hip.driver import GpuDriver
 from crossmem_hip.errors import names_of
 from crossmem_hip.family import CUDA, HIP
 
+preload("crossmem_emulated.hip", "crossmem_hip.driver")
+
 MIB = 1 << 20
-DEADLINE_S = 60
 AMD = sorted(name for name, profile in PROFILES.items() if profile.is_hip)
 EDITIONS = [*(("hip", name) for name in AMD), ("cuda", "cuda")]
 MASK = {"hip": "HIP_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
 
-EXPORTER = """
-import os, subprocess, sys, crossmem
-backend, ordinal, kind, script, *mask = sys.argv[1:]
-device = crossmem.device(f"{backend}:{ordinal}", runtime="emulated")
-with device.allocate(5000) as allocation:
-    allocation.write(b"hello")
-    handle = allocation.export(lease=kind == "leased")
-    run = subprocess.run(
-        [sys.executable, "-c", script, backend, handle.to_bytes().hex()],
-        env={**os.environ, **dict([one.split("=") for one in mask])}, stdout=subprocess.PIPE,
-        text=True, check=True)
-    print(run.stdout.strip())
-    print(bytes(allocation.read(5)).decode())
-print(device.driver.violations())
-"""
-IMPORTER = """
-import sys, crossmem
-crossmem.device(f"{sys.argv[1]}:0", runtime="emulated")
-try:
-    with crossmem.attach(bytes.fromhex(sys.argv[2])) as mapping:
-        assert mapping.read(5) == b"hello", mapping.read(5)
-        mapping.write(b"HELLO")
-        print("read on", mapping.device.name)
-except crossmem.CrossmemError as error:
-    print(type(error).__name__)
-"""
 Share = Callable[..., list[str]]
 
 
 @pytest.fixture
 def share(tmp_path: Path) -> Share:
-    """Share in two fresh processes, and return what they said."""
+    """Share in two processes, and return what they said."""
 
     def do(
         backend: str,
         profile: str,
-        *mask: str,
+        mask: str = "",
+        *,
         ordinal: int = 0,
-        kind: str = "leased",
+        lease: bool = True,
         **environment: str,
     ) -> list[str]:
-        command = [sys.executable, "-c", EXPORTER, backend, str(ordinal), kind, IMPORTER, *mask]
-        run = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            env={
-                **os.environ,
-                "CROSSMEM_RUN_DIR": str(tmp_path / "run"),
-                "CROSSMEM_EMULATED_STATE": str(tmp_path / "host"),
-                "CROSSMEM_EMULATED_HIP_PROFILE": profile,
-                **environment,
-            },
-        )
-        assert run.returncode == 0, run.stderr
-        return run.stdout.splitlines()
+        variables = {
+            "CROSSMEM_RUN_DIR": str(tmp_path / "run"),
+            "CROSSMEM_EMULATED_STATE": str(tmp_path / "host"),
+            "CROSSMEM_EMULATED_HIP_PROFILE": profile,
+            **environment,
+        }
+        masks = {MASK[backend]: mask} if mask else {}
+        with sharing(f"{backend}:{ordinal}", variables, importers=masks) as (exporter, importer):
+            blob = exporter.call(export, lease=lease)
+            try:
+                importer.call(attach, f"{backend}:0", blob)
+                said = f"read on {importer.call(mapped_by)[0]}"
+                importer.call(unmap)
+            except crossmem.CrossmemError as error:
+                said = type(error).__name__
+            return [said, exporter.call(contents), str(exporter.call(free))]
 
     return do
 
@@ -108,11 +83,12 @@ def test_memory_is_shared_under_every_edition(backend: str, profile: str, share:
 
 @pytest.mark.parametrize(("backend", "profile"), [("hip", "documented"), ("cuda", "cuda")])
 def test_raw_handles_carry_what_the_vendor_needs(backend: str, profile: str, share: Share) -> None:
-    said = share(backend, profile, kind="raw")
+    said = share(backend, profile, lease=False)
 
     assert said == [f"read on {backend}:0", "HELLO", "[]"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("quirk", ["fresh-handles", "leak-on-close", "new-addresses", "slow-open"])
 def test_memory_is_shared_whatever_a_release_gets_wrong(quirk: str, share: Share) -> None:
     said = share("hip", "documented", CROSSMEM_EMULATED_HIP_QUIRKS=quirk)
@@ -136,7 +112,7 @@ def test_work_that_nobody_waits_for_is_never_missed(
 def test_masks_select_the_same_device_or_none(
     backend: str, profile: str, mask: str, share: Share
 ) -> None:
-    said = share(backend, profile, f"{MASK[backend]}={mask}", ordinal=1)
+    said = share(backend, profile, mask, ordinal=1)
     # AMD's driver of that time knows the device by its number in the exporter, and refuses.
     if (profile, mask) == ("clr26", "1"):
         assert said == ["DriverError", "hello", "[]"]
@@ -147,7 +123,7 @@ def test_masks_select_the_same_device_or_none(
 @pytest.mark.parametrize("backend", ["hip", "cuda"])
 def test_a_device_that_a_mask_hides_is_missing(backend: str, share: Share) -> None:
     profile = "cuda" if backend == "cuda" else "documented"
-    said = share(backend, profile, f"{MASK[backend]}=0", ordinal=1)
+    said = share(backend, profile, "0", ordinal=1)
 
     assert said == ["DeviceNotFoundError", "hello", "[]"]
 
@@ -283,17 +259,11 @@ with device.adopt(first, 2 * MIB, owner=object()) as again:
 def test_memory_that_was_freed_though_adopted_is_not_taken_for_what_came_after(
     backend: str, profile: str, tmp_path: Path
 ) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", ADOPTER, backend],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        env={
-            **os.environ,
-            "CROSSMEM_EMULATED_STATE": str(tmp_path),
-            "CROSSMEM_EMULATED_HIP_PROFILE": profile,
-        },
-    )
+    variables = {
+        "CROSSMEM_EMULATED_STATE": str(tmp_path),
+        "CROSSMEM_EMULATED_HIP_PROFILE": profile,
+    }
+    run = run_script(ADOPTER, backend, environment=variables)
 
+    assert run.returncode == 0, run.stderr
     assert "somebody freed the memory although its owner lives" in run.stdout

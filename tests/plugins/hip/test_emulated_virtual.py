@@ -4,52 +4,25 @@
 The conformance kit runs there too (`tox -e conformance-hip`); here is what it cannot ask for.
 """
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from emulated_sharing import attach, contents, export, free, mapped_by, sharing, unmap, violations
+from scripts import run_script
 
 import crossmem
+from crossmem.conformance.peers import preload
 from crossmem_emulated.hip import Runtime
 from crossmem_emulated.options import Options
 from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import CUDA, HIP
 
+preload("crossmem_emulated.hip", "crossmem_hip.driver")
+
 MIB = 1 << 20
 CHUNK = 2 * MIB
-DEADLINE_S = 60
 EDITIONS = [("hip", "documented"), ("hip", "clr24"), ("hip", "clr26"), ("cuda", "cuda")]
-
-EXPORTER = """
-import subprocess, sys, crossmem
-backend, script = sys.argv[1:]
-device = crossmem.device(f"{backend}:0", runtime="emulated", mechanism="vmm")
-allocation = device.allocate(5000)
-allocation.write(b"hello")
-importer = subprocess.Popen(
-    [sys.executable, "-c", script, backend, allocation.export().to_bytes().hex()],
-    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-print(importer.stdout.readline().strip())
-print(bytes(allocation.read(5)).decode())
-print(importer.communicate()[0].strip())
-print(device.driver.violations())
-allocation.free()
-"""
-# No mechanism is named: the handle has it.
-IMPORTER = """
-import sys, crossmem
-device = crossmem.device(f"{sys.argv[1]}:0", runtime="emulated")
-with crossmem.attach(bytes.fromhex(sys.argv[2])) as mapping:
-    assert mapping.read(5) == b"hello", mapping.read(5)
-    mapping.write(b"HELLO")
-    print("read by", mapping.device.mechanism, flush=True)
-    sys.stdin.read()
-print(device.driver.violations())
-"""
 
 FRAMEWORK = """
 import subprocess, sys, crossmem
@@ -91,44 +64,37 @@ first.close()
 other.close()
 """
 
-Run = Callable[..., list[str]]
-
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Run a program in a fresh process, and return what it said."""
-
-    def do(script: str, *arguments: str, profile: str) -> list[str]:
-        finished = subprocess.run(
-            [sys.executable, "-c", script, *arguments],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            env={
-                **os.environ,
-                "CROSSMEM_RUN_DIR": str(tmp_path / "run"),
-                "CROSSMEM_EMULATED_STATE": str(tmp_path / "host"),
-                "CROSSMEM_EMULATED_HIP_PROFILE": profile,
-            },
-        )
-        assert finished.returncode == 0, finished.stderr
-        return finished.stdout.splitlines()
-
-    return do
+def variables(tmp_path: Path) -> dict[str, str]:
+    """Return the variables of processes on an emulated host of the test's own."""
+    return {
+        "CROSSMEM_RUN_DIR": str(tmp_path / "run"),
+        "CROSSMEM_EMULATED_STATE": str(tmp_path / "host"),
+    }
 
 
 @pytest.mark.parametrize(("backend", "profile"), EDITIONS)
-def test_memory_is_shared_under_every_edition(backend: str, profile: str, run: Run) -> None:
-    assert run(EXPORTER, backend, IMPORTER, profile=profile) == [
-        *("read by vmm", "HELLO", "[]", "[]"),
-    ]
+def test_memory_is_shared_under_every_edition(
+    backend: str, profile: str, variables: dict[str, str]
+) -> None:
+    environment = {**variables, "CROSSMEM_EMULATED_HIP_PROFILE": profile}
+    with sharing(f"{backend}:0", environment, mechanism="vmm") as (exporter, importer):
+        # The importer names no mechanism: the handle has it.
+        importer.call(attach, f"{backend}:0", exporter.call(export))
+
+        assert importer.call(mapped_by)[1] == "vmm"
+        assert exporter.call(contents) == "HELLO"
+        importer.call(unmap)
+        assert importer.call(violations) == exporter.call(free) == []
 
 
-def test_chunks_of_a_growing_segment_are_adopted(run: Run) -> None:
-    assert run(FRAMEWORK, CONSUMER, profile="cuda") == [
-        *("vmm", "first other 4096", "opened: 1", "True", "[]"),
-    ]
+def test_chunks_of_a_growing_segment_are_adopted(variables: dict[str, str]) -> None:
+    environment = {**variables, "CROSSMEM_EMULATED_HIP_PROFILE": "cuda"}
+    ended = run_script(FRAMEWORK, CONSUMER, environment=environment)
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["vmm", "first other 4096", "opened: 1", "True", "[]"]
 
 
 @pytest.fixture(params=["hip", "cuda"])

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
 from crossmem_hip.family import CUDA, HIP
 from crossmem_hip.search import cuda_folders, hip_folders, library_of
 
@@ -92,7 +93,7 @@ def find(installed: dict[str, Path], *loaded: Path, loader: bool) -> str:
         environ["LD_LIBRARY_PATH"] = str(installed["loader"].parent)
     command = [sys.executable, "-c", FIND, *map(str, loaded)]
     ended = subprocess.run(
-        command, env=environ, check=True, timeout=60, capture_output=True, text=True
+        command, env=environ, check=True, timeout=60 * SLOWNESS, capture_output=True, text=True
     )
     return ended.stdout.strip()
 
@@ -140,7 +141,7 @@ def open_device(name: str, **environ: str) -> str:
         [sys.executable, "-c", OPEN, name],
         env={**os.environ, **environ},
         check=False,
-        timeout=60,
+        timeout=60 * SLOWNESS,
         capture_output=True,
         text=True,
     )

@@ -15,6 +15,7 @@ import pytest
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from scripts import DEADLINE_S
 
 from crossmem import ConfigurationError, UnsupportedError
 from crossmem.arrays import Layout, from_text, to_numpy
@@ -367,7 +368,10 @@ def test_the_end_of_the_interpreter_is_survived(library: str) -> None:
     code = END_OF_PROCESS.format(imports=imports, keep=keep)
 
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, check=False, timeout=100
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        check=False,
+        timeout=DEADLINE_S,
     )
 
     assert (done.returncode, done.stderr) == (0, b"")
@@ -403,7 +407,7 @@ keep(address, _Unversioned.from_address(address).deleter)
 """
 
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=False, timeout=100
+        [sys.executable, "-c", code], capture_output=True, check=False, timeout=DEADLINE_S
     )
 
     assert (done.returncode, done.stderr) == (0, b"")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
+
 pytest.importorskip("numpy")
 
 # A library whose import is under way: it has none of its classes yet, and takes its time.
@@ -47,7 +49,7 @@ def test_a_library_that_is_being_imported_has_no_arrays_yet(tmp_path: Path) -> N
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=100 * SLOWNESS,
     )
 
     assert done.stderr == ""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
 from crossmem.driver.native import (
     Array,
     Fixed,
@@ -32,7 +33,7 @@ LOADED = """\
 7f04-7f05 rw-p 00000000 00:00 0  [heap]
 7f06-7f07 rw-p 00000000 00:00 0
 """
-WAIT_S = 20
+WAIT_S = int(20 * SLOWNESS)
 
 
 class Handle(ctypes.Structure):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import DEADLINE_S
 
 from crossmem.plugin import Backend, PluginFailure, PluginInfo, Registry, hookimpl
 from crossmem.settings import Settings
@@ -397,7 +398,11 @@ def test_hooks_of_installed_plugins_load_no_vendor() -> None:
         "    print(point.name)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
 
     assert done.stderr == ""

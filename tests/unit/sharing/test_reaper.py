@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+from scripts import DEADLINE_S
+
 _NO_THREAD = """
 import threading
 import crossmem
@@ -29,7 +31,7 @@ def test_who_can_have_no_reaper_is_told_and_exits_in_peace() -> None:
         [sys.executable, "-c", _NO_THREAD],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
         env={**os.environ, "CROSSMEM_REAPER": "1"},
     )

@@ -10,6 +10,7 @@ import pytest
 
 import crossmem
 from crossmem import ClosedError, Shared
+from crossmem.conformance.speed import SLOWNESS
 from crossmem.sharing.process import drain
 from crossmem.trees.versions import OwnCell, RemoteCell, new_cell
 
@@ -131,7 +132,7 @@ def test_closing_ends_what_waits_for_a_version() -> None:
 
     def wait() -> None:
         try:
-            other.wait(0, timeout=60)
+            other.wait(0, timeout=60 * SLOWNESS)
         except crossmem.CrossmemError as error:
             errors.append(type(error))
 
@@ -157,7 +158,7 @@ def test_closing_waits_for_no_thread_that_asks_the_owner(monkeypatch: pytest.Mon
 
     def look() -> None:
         try:
-            other.wait(0, timeout=10)
+            other.wait(0, timeout=10 * SLOWNESS)
         except crossmem.CrossmemError as error:
             errors.append(type(error))
 

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from compilers import cached
 
+from crossmem.conformance.speed import SLOWNESS
 from crossmem_emulated.abi.builder import build
 from crossmem_emulated.abi.library import library_named
 
 PROGRAMS = Path(__file__).parent / "programs"
 HEADERS = "CROSSMEM_TEST_HIP_INCLUDE"
 SYSTEM = Path("/usr/include")
-TIMEOUT_S = 100
+TIMEOUT_S = 100 * SLOWNESS
 MEASURING = ("COV_CORE_", "COVERAGE_")
 OURS = ("CROSSMEM_", "HIP_", "ROCR_", "CUDA_VISIBLE", "LD_LIBRARY_PATH", "ROCM_")
 
@@ -71,9 +73,9 @@ def compiler() -> str:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder in which built libraries are kept for this session."""
-    return tmp_path_factory.mktemp("cache")
+def cache(compiled: Path) -> Path:
+    """Return a folder in which built libraries are kept for this session, by any process of it."""
+    return compiled / "cache"
 
 
 @pytest.fixture(scope="session")
@@ -83,12 +85,8 @@ def library(compiler: str, cache: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def compile_program(
-    compiler: str, library: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Compile:
+def compile_program(compiler: str, library: Path, compiled: Path) -> Compile:
     """Return a function that compiles a program for one of the library's names."""
-    folder = tmp_path_factory.mktemp("programs")
-    made: dict[tuple[str, ...], Path] = {}
 
     def do(
         name: str,
@@ -96,18 +94,19 @@ def compile_program(
         language: str = "c",
         soname: str = "libamdhip64.so.7",
     ) -> Path:
-        key = (name, language, soname, *options)
-        if key not in made:
-            target = folder / f"{name}-{len(made)}"
-            (source,) = PROGRAMS.glob(f"{name}.c*")
-            command = [compiler, "-x", language, "-pthread", *options, str(source)]
-            link = ["-x", "none", "-o", str(target), f"-L{library}", f"-l:{soname}", "-lstdc++"]
-            done = subprocess.run([*command, *link], capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-            made[key] = target
-        return made[key]
+        (source,) = PROGRAMS.glob(f"{name}.c*")
+        command: list[str | Path] = [compiler, "-x", language, "-pthread", *options, source]
+        link = ["-x", "none", f"-L{library}", f"-l:{soname}", "-lstdc++"]
+        return cached(compiled, [*command, *link], [source, *PROGRAMS.glob("*.h")])
 
     return do
+
+
+@pytest.fixture(scope="session")
+def opener(compiler: str, compiled: Path) -> Path:
+    """Return a C program that opens, closes and opens a library."""
+    source = PROGRAMS / "opener.c"
+    return cached(compiled, [compiler, "-w", source, "-ldl"], [source])
 
 
 @pytest.fixture

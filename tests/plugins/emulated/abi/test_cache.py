@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
 from crossmem.errors import ConfigurationError
 from crossmem_emulated.abi.cache import cache_folder, kept, stamp_of
 from crossmem_emulated.abi.held import HeldFolder, remove_abandoned
 
-DEADLINE_S = 30
+DEADLINE_S = 30 * SLOWNESS
 NAMES = {"libtoy.so.1", "libtoy.so", "contents.json"}
 
 # A builder that waits, in the middle and at the end of its work, to be told to go on.

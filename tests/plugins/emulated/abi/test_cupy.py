@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
 from crossmem_emulated.hip import HipBuildRuntimeError
 
 Run = Callable[[str], "subprocess.CompletedProcess[str]"]
 
-DEADLINE_S = 100
+DEADLINE_S = 100 * SLOWNESS
 CODES = [0, 1, 2, 3, 17, 21, 100, 101, 201, 205, 217, 400, 500, 600, 704, 801, 999, 4711]
 
 HEAD = """

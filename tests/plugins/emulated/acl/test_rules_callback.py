@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
 from crossmem_emulated.acl import Acl
 from crossmem_emulated.options import Options
 
@@ -18,7 +19,7 @@ else:
 
 pytestmark = pytest.mark.skipif(bool(REAL), reason="the functions are this process's own")
 
-WAIT_S = 20
+WAIT_S = 20 * SLOWNESS
 NBYTES = 4096
 NO_BLOCK, BLOCK = range(2)
 IPC = 0x40

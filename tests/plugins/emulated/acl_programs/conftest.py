@@ -10,15 +10,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from compilers import cached
 
 import crossmem_emulated.abi.ascend
+from crossmem.conformance.speed import SLOWNESS
 from crossmem_emulated.abi.builder import build
 from crossmem_emulated.abi.library import library_named
 
 PROGRAMS = Path(__file__).parent / "programs"
 OURS = Path(crossmem_emulated.abi.ascend.__file__).parent
 VARIABLE = "CROSSMEM_TEST_ACL_INCLUDE"
-TIMEOUT_S = 100
+TIMEOUT_S = 100 * SLOWNESS
 MAX_TEXT = 2000
 
 Compile = Callable[..., Path]
@@ -47,9 +49,9 @@ def compiler() -> str:
 
 
 @pytest.fixture(scope="session")
-def library(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(compiler: str, compiled: Path) -> Path:
     """Return the folder of the library, built for this session."""
-    cache = {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    cache = {"XDG_CACHE_HOME": str(compiled / "cache")}
     return build(library_named("ascend"), {**os.environ, **cache})
 
 
@@ -65,22 +67,16 @@ def headers(request: pytest.FixtureRequest) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def compile_program(
-    compiler: str, library: Path, headers: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> Compile:
+def compile_program(compiler: str, library: Path, headers: list[str], compiled: Path) -> Compile:
     """Return a function that compiles a program, once for each language."""
-    made: dict[tuple[str, str], Path] = {}
-    folder = tmp_path_factory.mktemp("programs")
 
-    def do(name: str, language: str = "c") -> Path:
-        target = folder / f"{name}-{language}"
-        if (name, language) not in made:
-            command = [compiler, "-x", language, "-Wall", "-Werror", "-pthread", *headers]
-            link = [f"-L{library}", "-lascendcl"]
-            source = str(PROGRAMS / f"{name}.c")
-            call(*command, source, "-x", "none", "-o", str(target), *link)
-            made[name, language] = target
-        return target
+    def do(name: str, language: str = "c", *options: str) -> Path:
+        source = PROGRAMS / f"{name}.c"
+        command = [compiler, "-x", language, "-Wall", "-Werror", "-pthread", *headers]
+        link = ["-x", "none", f"-L{library}", "-lascendcl"]
+        return cached(
+            compiled, [*command, *options, source, *link], [source, *PROGRAMS.glob("*.h")]
+        )
 
     return do
 

@@ -54,7 +54,7 @@ def test_who_frees_first(
     assert set(broken_rules(host)) == rules
 
 
-@pytest.mark.parametrize("language", ["c", "c++"])
+@pytest.mark.parametrize("language", ["c", pytest.param("c++", marks=pytest.mark.long)])
 @pytest.mark.parametrize("slow", ["0", "1"])
 def test_threads_streams_and_events(
     compile_program: Compile, run: Run, host: Path, language: str, slow: str
@@ -73,7 +73,7 @@ def test_events_of_two_processes(compile_program: Compile, run: Run, host: Path,
     assert broken_rules(host) == ["ACL-E37"]
 
 
-@pytest.mark.parametrize("language", ["c", "c++"])
+@pytest.mark.parametrize("language", ["c", pytest.param("c++", marks=pytest.mark.long)])
 def test_functions_of_the_program_are_work_of_streams(
     compile_program: Compile, run: Run, host: Path, language: str
 ) -> None:
@@ -81,10 +81,15 @@ def test_functions_of_the_program_are_work_of_streams(
     assert broken_rules(host) == ["ACL-E43", "ACL-E43", "ACL-E43"]
 
 
+@pytest.mark.parametrize(
+    "coarse", [4, pytest.param(1, marks=pytest.mark.long)], ids=["coarse", "fine"]
+)
 def test_a_fork_while_another_thread_makes_the_first_call(
-    compile_program: Compile, run: Run
+    compile_program: Compile, run: Run, coarse: int
 ) -> None:
-    assert run(compile_program("callbacks"), "early") == "called\n"
+    program = compile_program("callbacks", "c", f"-DCOARSE={coarse}")
+
+    assert run(program, "early") == "called\n"
 
 
 def test_logs_of_programs(compile_program: Compile, run: Run) -> None:

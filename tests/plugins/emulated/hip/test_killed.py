@@ -16,7 +16,11 @@ else:
 
     Start = Any
 
-pytestmark = [emulation_only, pytest.mark.parametrize("profile", ["documented"], indirect=True)]
+pytestmark = [
+    pytest.mark.ci,
+    emulation_only,
+    pytest.mark.parametrize("profile", ["documented"], indirect=True),
+]
 
 WORKERS = 4
 KILLS = 40

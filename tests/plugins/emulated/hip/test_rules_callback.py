@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
 from crossmem_emulated.hip import Runtime
 from crossmem_emulated.options import Options
 
@@ -20,7 +21,7 @@ else:
 
 pytestmark = pytest.mark.skipif(bool(REAL), reason="CuPy calls back with the GIL alone")
 
-WAIT_S = 20
+WAIT_S = 20 * SLOWNESS
 NBYTES = 4096
 
 

@@ -7,6 +7,10 @@
 
 #include "hip.h"
 
+#ifndef COARSE
+#define COARSE 1 /* how many rounds are taken in one step */
+#endif
+
 enum { ROUNDS = 16, STEP_US = 15000, CALLERS = 3, DEADLINE_S = 30 };
 
 static atomic_int is_over;
@@ -23,7 +27,7 @@ static void *first_call(void *argument)
 /* A process is forked while another thread makes the first call, a bit later in each round. */
 static void early(void)
 {
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < ROUNDS; round += COARSE) {
         pid_t child = start();
         if (!child) {
             pthread_t started;
@@ -86,7 +90,7 @@ static void cancelled(void)
 /* The program ends while others call. */
 static void leaves(void)
 {
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < ROUNDS; round += COARSE) {
         pid_t child = start();
         if (!child) {
             pthread_t threads[CALLERS];

@@ -9,6 +9,10 @@
 
 #include "program.h"
 
+#ifndef COARSE
+#define COARSE 1 /* how many turns are taken in one step */
+#endif
+
 enum { NBYTES = 2 << 20, ROUNDS = 12, STEP_US = 20000, DEADLINE_S = 30 };
 
 static sem_t entered, left;
@@ -128,7 +132,7 @@ static void wait_for(pid_t child)
 /* A process is forked while another thread makes the first call, a bit later in each round. */
 static void early(void)
 {
-    for (int turn = 0; turn < ROUNDS; turn++) {
+    for (int turn = 0; turn < ROUNDS; turn += COARSE) {
         pid_t child = fork();
         if (!child) {
             pthread_t started;

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiers of the plugins' tests: the emulations' first profile and no C for newcomers."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from crossmem.conformance.peers import kill_all
+
+HERE: Final = Path(__file__).parent
+DEFAULT_PROFILE: Final = "documented"
+C_PROGRAMS: Final = (HERE / "emulated" / "abi", HERE / "emulated" / "acl_programs")
+ON_REAL_BINDINGS: Final = any(
+    os.environ.get(name, "0") not in {"", "0"}
+    for name in ("CROSSMEM_TEST_CUPY", "CROSSMEM_TEST_PYACL")
+)
+"""Whether the tests of the emulation's rules ask a vendor's binding, which has one profile."""
+
+
+def _is_for_ci(item: pytest.Item) -> bool:
+    if any(folder in item.path.parents for folder in C_PROGRAMS):
+        return True
+    if not isinstance(item, pytest.Function) or ON_REAL_BINDINGS:
+        return False
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return parameters.get("profile", DEFAULT_PROFILE) != DEFAULT_PROFILE
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what only `.ci/run` runs: other profiles of the emulations, and programs in C."""
+    for item in items:
+        if HERE in item.path.parents and _is_for_ci(item):
+            item.add_marker(pytest.mark.ci)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_processes() -> Iterator[None]:
+    """End the processes from which tests forked others."""
+    yield
+    kill_all()
