@@ -2,13 +2,10 @@
 """The tiers of the plugins' tests: the emulations' first profile and no C for newcomers."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
-
-from crossmem.conformance.peers import kill_all
 
 HERE: Final = Path(__file__).parent
 DEFAULT_PROFILE: Final = "documented"
@@ -35,10 +32,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and _is_for_ci(item):
             item.add_marker(pytest.mark.ci)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _warm_processes() -> Iterator[None]:
-    """End the processes from which tests forked others."""
-    yield
-    kill_all()
