@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
 from crossmem_emulated.abi.held import remove_abandoned
 
 if TYPE_CHECKING:
@@ -21,9 +22,14 @@ if TYPE_CHECKING:
 else:
     from emulate_hosts import abandoned
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+pytestmark = [
+    pytest.mark.ci,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
+    # Hosts are found by their names: two processes would take each other's for left behind.
+    pytest.mark.xdist_group("emulated hosts"),
+]
 
-DEADLINE_S = 60
+DEADLINE_S = 60 * SLOWNESS
 SHARED = Path("/dev/shm")
 # Calls the library whenever it is told to, in this process, in a fork or in a new program.
 PROGRAM = """
