@@ -26,13 +26,25 @@ def pytest_configure(config: pytest.Config) -> None:
     skipped_tests.register(config)
 
 
-@pytest.hookimpl(trylast=True)
+def tell_xdist_the_group(item: pytest.Item) -> None:
+    """Write a test's group where pytest-xdist 3.8 means to write it.
+
+    It sets a private attribute, which pytest 9.2 no longer reads: all groups would be ignored.
+    """
+    if item.config.getoption("loadgroup", default=False) and hasattr(item, "_id"):
+        groups = {str(mark.args[0]) for mark in item.iter_markers("xdist_group")}
+        item._id = type(item._id).parse(f"{item.nodeid}@{'_'.join(sorted(groups))}")
+
+
+# Before xdist's own hook, which reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file together, let slow ones begin, and scale all limits."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             whole = item.nodeid if slow_tests.is_exception(item.nodeid) else str(item.path)
             item.add_marker(pytest.mark.xdist_group(whole))
+        tell_xdist_the_group(item)
         own = item.get_closest_marker("timeout")
         limit_s = own.args[0] if own else TIMEOUT_S
         item.add_marker(pytest.mark.timeout(limit_s * SLOWNESS), append=False)

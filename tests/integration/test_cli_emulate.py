@@ -18,16 +18,16 @@ from crossmem.conformance.speed import SLOWNESS
 from crossmem_emulated.fixtures import Emulated
 
 if TYPE_CHECKING:
-    from tests.integration.emulate_hosts import abandoned
+    from tests.integration.emulate_hosts import abandoned, alone_with_hosts
 else:
-    from emulate_hosts import abandoned
+    from emulate_hosts import abandoned, alone_with_hosts
 
 pytestmark = [
     pytest.mark.ci,
     pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
-    # Hosts are found by their names: two processes would take each other's for left behind.
-    pytest.mark.xdist_group("emulated hosts"),
 ]
+
+__all__ = ["alone_with_hosts"]
 
 DEADLINE_S = 60 * SLOWNESS
 # Calls the library through ctypes, so that it takes no compiler.

@@ -20,16 +20,16 @@ from crossmem_emulated.abi.held import remove_abandoned
 from crossmem_emulated.abi.library import library_named
 
 if TYPE_CHECKING:
-    from tests.integration.emulate_hosts import abandoned
+    from tests.integration.emulate_hosts import abandoned, alone_with_hosts
 else:
-    from emulate_hosts import abandoned
+    from emulate_hosts import abandoned, alone_with_hosts
 
 pytestmark = [
     pytest.mark.ci,
     pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
-    # Hosts are found by their names: two processes would take each other's for left behind.
-    pytest.mark.xdist_group("emulated hosts"),
 ]
+
+__all__ = ["alone_with_hosts"]
 
 DEADLINE_S = 60 * SLOWNESS
 SHARED = Path("/dev/shm")
