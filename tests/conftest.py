@@ -42,7 +42,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file together, let slow ones begin, and scale all limits."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            whole = item.nodeid if slow_tests.is_exception(item.nodeid) else str(item.path)
+            file = item.nodeid.partition("::")[0]
+            whole = item.nodeid if slow_tests.is_exception(item.nodeid) else file
             item.add_marker(pytest.mark.xdist_group(whole))
         tell_xdist_the_group(item)
         own = item.get_closest_marker("timeout")
