@@ -51,6 +51,7 @@ def test_laws_as_json(tmp_path: Path) -> None:
     assert "passed" in done.stderr  # pytest's own words
 
 
+@pytest.mark.long
 def test_laws_for_people() -> None:
     done = run("-k", "c01_odd")
 
@@ -63,6 +64,7 @@ def test_a_mechanism_can_be_named() -> None:
     done = run("-k", "c01_odd", "--mechanism", "memfd")
 
     assert done.returncode == 0, done.stderr
+    assert "kept" in done.stdout
     assert "1 law on emulated:0 with memfd" in done.stdout
 
     done = run("--json", "-k", "c01_odd", "--mechanism", "pigeon")
