@@ -3,6 +3,7 @@
 
 import gc
 import signal
+from typing import Any
 
 import compilers
 import pytest
@@ -12,6 +13,9 @@ import slow_tests
 from crossmem.conformance.speed import SLOWNESS
 
 TIMEOUT_S = 120.0
+# Their tests share nothing and take long. The tests of other files stay in one process, because they
+# share what fixtures made.
+SPREAD = ("tests/kit/test_kit.py", "tests/kit/test_mutants.py")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background like this, and children would be deaf to Ctrl-C.
@@ -27,21 +31,33 @@ def pytest_configure(config: pytest.Config) -> None:
     skipped_tests.register(config)
 
 
+def _is_spread(nodeid: str) -> bool:
+    return nodeid.partition("::")[0] in SPREAD or nodeid in slow_tests.EXCEPTIONS
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a process the tests of a file, or a single one of those that are spread."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if _is_spread(nodeid) else nodeid.partition("::")[0]
+
+    return Scheduler(config, log)
+
+
 def pytest_collection_finish() -> None:
     """Spare the tests that collect garbage a look at all that pytest keeps."""
     gc.collect()
     gc.freeze()
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file together, let slow ones begin, and scale all limits."""
+    """Let slow tests begin, and scale all limits."""
     for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            whole = item.nodeid if slow_tests.is_exception(item.nodeid) else str(item.path)
-            item.add_marker(pytest.mark.xdist_group(whole))
         own = item.get_closest_marker("timeout")
         limit_s = own.args[0] if own else TIMEOUT_S
         item.add_marker(pytest.mark.timeout(limit_s * SLOWNESS), append=False)
     # What takes longest would otherwise begin last, with the other processes idle.
-    items.sort(key=lambda item: not slow_tests.is_exception(item.nodeid))
+    items.sort(key=lambda item: not _is_spread(item.nodeid))

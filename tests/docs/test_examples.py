@@ -3,19 +3,17 @@
 
 import inspect
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from programs import command, script
 
 import crossmem_pytest
 
 GetPage = Callable[[str], Any]
 
-DEADLINE_S = 60
 ROOT = Path(__file__).parents[2]
 
 SHARE = """
@@ -25,22 +23,11 @@ with crossmem.device("emulated:0").allocate(4096) as allocation:
 """
 
 
-def run(script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", script],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-        env={**os.environ, **environment},
-    )
-
-
 def test_examples_run(page_with_examples: Any, tmp_path: Path) -> None:
     # The blocks of a page are one program, as a reader would type them.
-    script = tmp_path / "example.py"
-    script.write_text("\n\n".join(page_with_examples.blocks("python")))
-    done = run(script, CROSSMEM_EMULATED_STATE=str(tmp_path / "host"))
+    example = tmp_path / "example.py"
+    example.write_text("\n\n".join(page_with_examples.blocks("python")))
+    done = script(example, CROSSMEM_EMULATED_STATE=str(tmp_path / "host"))
 
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -49,7 +36,7 @@ def test_the_observer_observes(page: GetPage, tmp_path: Path) -> None:
     (module,) = page("reference/hooks.md").blocks("python")
     (tmp_path / "observer.py").write_text(module)
     (tmp_path / "program.py").write_text(SHARE)
-    done = run(tmp_path / "program.py", CROSSMEM_PLUGINS="observer", PYTHONPATH=str(tmp_path))
+    done = script(tmp_path / "program.py", path=[tmp_path], CROSSMEM_PLUGINS="observer")
 
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
@@ -71,21 +58,12 @@ def test_the_plugin_guide_shows_every_file_of_the_plugin(page: GetPage) -> None:
 
 
 def test_a_plugin_is_found_without_installation_as_the_guide_says(page: GetPage) -> None:
-    command = "CROSSMEM_PLUGINS=crossmem_acme.hooks PYTHONPATH=crossmem-acme crossmem devices"
-    assert [f"{command}\n"] == page("how-to/write-a-plugin.md").blocks("sh")[1:2]
-    done = subprocess.run(
-        [sys.executable, "-m", "crossmem", "devices", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=True,
-        env={
-            **os.environ,
-            "CROSSMEM_PLUGINS": "crossmem_acme.hooks",
-            "PYTHONPATH": str(ROOT / "tests/packaging/acme"),
-        },
-    )
+    line = "CROSSMEM_PLUGINS=crossmem_acme.hooks PYTHONPATH=crossmem-acme crossmem devices"
+    assert [f"{line}\n"] == page("how-to/write-a-plugin.md").blocks("sh")[1:2]
+    acme = ROOT / "tests/packaging/acme"
+    done = command("devices", "--json", path=[acme], CROSSMEM_PLUGINS="crossmem_acme.hooks")
 
+    assert done.returncode == 0, done.stderr
     assert "acme:0" in [device["device"] for device in json.loads(done.stdout)["devices"]]
 
 

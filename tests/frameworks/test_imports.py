@@ -4,6 +4,8 @@
 import subprocess
 import sys
 
+from crossmem.conformance.speed import SLOWNESS
+
 FRAMEWORKS = ("numpy", "torch", "cupy", "ray", "ml_dtypes")
 
 
@@ -12,7 +14,7 @@ def run(program: str) -> str:
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * SLOWNESS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

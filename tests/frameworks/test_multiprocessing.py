@@ -19,17 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import script
 from typing_extensions import override
 
 import crossmem
 import crossmem.multiprocessing
+from crossmem.conformance.speed import SLOWNESS
 
 np = pytest.importorskip("numpy")
 sys.path.insert(0, str(Path(__file__).parent))
 queue_actions = pytest.importorskip("queue_actions")
 
-_DEADLINE_S = 60
+_DEADLINE_S = 60 * SLOWNESS
 METHODS = ("spawn", "forkserver")
+# What the processes of these tests would import anew; `queue_actions` is not found by then.
+PRELOADED = ["crossmem.multiprocessing", "crossmem_emulated.driver", "numpy", "pytest.__main__"]
 
 
 class Scene:
@@ -65,15 +69,20 @@ class Scene:
 
 @pytest.fixture(scope="module", autouse=True)
 def forkserver_of_its_own() -> Iterator[None]:
-    """End the forkserver of these tests: others want one that has their modules loaded."""
-    yield
+    """Start a forkserver with the modules of these tests, and end it: others want their own."""
     # What the standard library's own tests call; there is no public way.
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    stop = forkserver._forkserver._stop  # type: ignore[attr-defined]
+    stop()
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    yield
+    stop()
+    multiprocessing.set_forkserver_preload(["__main__"])
 
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
-    made = Scene("spawn")
+    # The start method is the subject of the tests that have it as a parameter; here, the fast one.
+    made = Scene("forkserver")
     yield made
     made.end()
     gc.collect()
@@ -228,17 +237,21 @@ def test_mappings_and_allocations_arrive_as_mappings(scene: Scene) -> None:
 
 
 def test_a_sender_may_exit_once_the_message_was_received(
-    monkeypatch: pytest.MonkeyPatch, scene: Scene
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # For the sender: it waits until this process has received, which may not run meanwhile.
-    monkeypatch.setenv("CROSSMEM_EXIT_WAIT", "30")
-    process = scene.start(queue_actions.send_and_exit, scene.answers, 500)
+    # For the sender, which waits that long: first for this process to receive, then for its lease.
+    monkeypatch.setenv("CROSSMEM_EXIT_WAIT", f"{1.5 * SLOWNESS}")
+    scene = Scene("spawn")  # a forkserver has the variables that it started with
+    try:
+        process = scene.start(queue_actions.send_and_exit, scene.answers, 500)
 
-    array = scene.answer()
-    process.join(_DEADLINE_S)
+        array = scene.answer()
+        process.join(_DEADLINE_S)
 
-    assert process.exitcode == 0
-    assert array.sum() == 1000
+        assert process.exitcode == 0
+        assert array.sum() == 1000
+    finally:
+        scene.end()
 
 
 def test_what_was_received_is_sent_on_as_the_handle_that_it_came_with(scene: Scene) -> None:
@@ -319,10 +332,9 @@ def test_a_message_that_nobody_receives_can_be_discarded(protocol: int) -> None:
     shared.close()
 
 
-def test_a_sender_waits_where_messages_hold_too_much(
-    monkeypatch: pytest.MonkeyPatch, scene: Scene
-) -> None:
-    code = (
+def test_a_sender_waits_where_messages_hold_too_much(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
         "import crossmem, crossmem.multiprocessing\n"
         "from multiprocessing.reduction import ForkingPickler\n"
         "array = crossmem.empty(8, 'uint8')\n"
@@ -330,17 +342,9 @@ def test_a_sender_waits_where_messages_hold_too_much(
         "try: ForkingPickler.dumps(array)\n"
         "except crossmem.BusyError as error: print(error)\n"
     )
-    import subprocess
+    done = script(program, CROSSMEM_MAX_HOLDS="3", CROSSMEM_TIMEOUT="0.2", CROSSMEM_EXIT_WAIT="0")
 
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "CROSSMEM_MAX_HOLDS": "3", "CROSSMEM_TIMEOUT": "0.2"},
-        capture_output=True,
-        text=True,
-        timeout=_DEADLINE_S,
-        check=True,
-    )
-
+    assert done.returncode == 0, done.stderr
     assert "CROSSMEM_MAX_HOLDS" in done.stdout
 
 
@@ -403,24 +407,17 @@ def test_a_message_that_cannot_be_pickled_holds_nothing() -> None:
     assert held() == before
 
 
-def test_a_message_with_more_than_may_be_held_does_not_end_sending() -> None:
-    script = """
-import crossmem, crossmem.multiprocessing
-from multiprocessing.reduction import ForkingPickler
-try:
-    ForkingPickler.dumps([crossmem.empty(8) for _ in range(9)])
-except crossmem.BusyError:
-    print(len(bytes(ForkingPickler.dumps(crossmem.empty(8)))) > 0)
-"""
-    environ = {**os.environ, "CROSSMEM_MAX_HOLDS": "8", "CROSSMEM_TIMEOUT": "0.2"}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=_DEADLINE_S,
-        check=True,
+def test_a_message_with_more_than_may_be_held_does_not_end_sending(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import crossmem, crossmem.multiprocessing\n"
+        "from multiprocessing.reduction import ForkingPickler\n"
+        "try:\n"
+        "    ForkingPickler.dumps([crossmem.empty(8) for _ in range(9)])\n"
+        "except crossmem.BusyError:\n"
+        "    print(len(bytes(ForkingPickler.dumps(crossmem.empty(8)))) > 0)\n"
     )
+    done = script(program, CROSSMEM_MAX_HOLDS="8", CROSSMEM_TIMEOUT="0.2", CROSSMEM_EXIT_WAIT="0")
 
     assert done.stdout == "True\n", done.stderr
 

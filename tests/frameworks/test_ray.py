@@ -16,7 +16,7 @@ import pytest
 from crossmem.conformance.peers import Peer
 
 if find_spec("ray") is None:
-    pytest.skip("Ray is not installed: pip install 'crossmem[ray]'", allow_module_level=True)
+    pytest.skip("Ray is not installed", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -24,7 +24,7 @@ import crossmem.multiprocessing
 from crossmem import BusyError, ConfigurationError, InvalidSizeError, UnsupportedError
 from crossmem.conformance.peers import Peer, PeerDiedError
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed; tox -e torch has it")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 # Peers get this process's sys.path, and find torch_actions there.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
+
 SCRIPT = Path(__file__).with_name("opening.py")
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(70)
 def test_each_way_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CROSSMEM_EMULATED_STATE", str(tmp_path / "host"))
@@ -19,7 +22,7 @@ def test_each_way_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         [sys.executable, SCRIPT, "--runtime", "emulated", "--rounds", "2"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * SLOWNESS,
         check=False,
     )
 

@@ -9,16 +9,35 @@ from typing import Protocol
 
 import pytest
 
-from crossmem.conformance.peers import Peer
+from crossmem.conformance.peers import Peer, preload
 
 # Peers get this process's sys.path, and find lease_actions there.
 sys.path.insert(0, str(Path(__file__).parent))
+
+# Each peer would import these anew. None of them opens, starts or reads anything at import.
+preload(
+    "crossmem.driver.cleanup",
+    "crossmem.driver.native",
+    "crossmem.plugin.discovery",
+    "crossmem_ascend.driver",
+    "crossmem_ascend.hooks",
+    "crossmem_emulated.acl",
+    "crossmem_emulated.driver",
+    "crossmem_emulated.hip",
+    "crossmem_emulated.hooks",
+    "crossmem_hip.driver",
+    "crossmem_hip.hooks",
+    "lease_actions",
+    "tree_actions",
+)
 
 
 class StartPeer(Protocol):
     """Starts a process on emulated devices, in the run directory of the test."""
 
-    def __call__(self, *, tracing: bool = True, **environment: str | None) -> Peer: ...
+    def __call__(
+        self, *, tracing: bool = True, fresh: bool = False, **environment: str | None
+    ) -> Peer: ...
 
 
 class StartNpuPeer(Protocol):
@@ -39,9 +58,10 @@ def start_peer(run_dir: Path) -> Iterator[StartPeer]:
     """Return a function that starts peers; none survives the test."""
     started: list[Peer] = []
 
-    def start(*, tracing: bool = True, **environment: str | None) -> Peer:
+    def start(*, tracing: bool = True, fresh: bool = False, **environment: str | None) -> Peer:
         base = {"CROSSMEM_RUN_DIR": str(run_dir), "CROSSMEM_EMULATED_GRANULARITY": "page"}
-        peer = Peer("emulated:0", environment={**base, **environment}, tracing=tracing)
+        variables = {**base, **environment}
+        peer = Peer("emulated:0", environment=variables, tracing=tracing, fresh=fresh)
         started.append(peer)
         return peer
 

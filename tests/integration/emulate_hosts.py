@@ -2,8 +2,19 @@
 """Which hosts of ``crossmem emulate`` nobody needs any more."""
 
 import fcntl
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def alone_with_hosts(compiled: Path) -> Iterator[None]:
+    """Keep tests of other processes of this session from leaving hosts behind meanwhile."""
+    with (compiled / "hosts.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def abandoned() -> set[str]:

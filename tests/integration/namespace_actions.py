@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import crossmem
 from crossmem.conformance import actions, forks
+from crossmem.conformance.speed import SLOWNESS
 
 NEW_NAMESPACE: Final = {"user": 0x10000000, "pid": 0x20000000, "net": 0x40000000, "mount": 0x20000}
 _MS_PRIVATE_ALL: Final = 0x4000 | 0x40000
@@ -78,7 +79,7 @@ def attach_in_namespace(blob: bytes, *, proc: bool) -> tuple[bytes, bool]:
     if proc:
         mount_proc()
     assert os.getpid() == 1
-    actions.attach("mapped", blob, timeout=5)
+    actions.attach("mapped", blob, timeout=5 * SLOWNESS)
     return actions.read("mapped", 4), bool(actions.attribute("mapped", "owner_alive"))
 
 
@@ -86,7 +87,9 @@ def why_not(*namespaces: str) -> str | None:
     """Return why namespaces cannot be left here, None where they can."""
     command = ["unshare", *(f"--{name}" for name in namespaces), "--fork", "true"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        found = subprocess.run(
+            command, capture_output=True, text=True, timeout=20 * SLOWNESS, check=False
+        )
     except OSError as error:
         return f"there is no unshare: {error}"
     return found.stderr.strip() if found.returncode else None

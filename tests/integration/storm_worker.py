@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process of test_kill_storm.py: shares and imports at random until it is killed or stopped.
 
-``python storm_worker.py BOARD SEED LINES``: BOARD is a folder in which workers leave handles and
-findings for each other. Where LINES is not 0, the process kills itself before that many lines of
-crossmem have run, so that it dies inside of what other processes can hardly hit. Commands arrive
-on standard input, one a line: ``release``, ``free``, ``exit``.
+:func:`main` runs in a peer. Commands arrive one a line: ``release``, ``free``, ``leak``, ``exit``.
 """
 
 import contextlib
@@ -20,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from functools import lru_cache
+from io import RawIOBase
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -297,7 +295,7 @@ def settled(tracers: list[TracingDriver]) -> dict[str, Any]:
         time.sleep(0.05)
 
 
-def run(actors: list[Actor]) -> None:
+def run(actors: list[Actor], commands: int) -> None:
     """Act, each actor on a thread of its own, until a command arrives."""
     stopping = threading.Event()
 
@@ -307,7 +305,7 @@ def run(actors: list[Actor]) -> None:
                 actor.step()
                 # Leaves room for those that begin, and for others to come in between.
                 time.sleep(actor.chance.expovariate(1 / 0.002))
-                if actor is actors[0] and select.select([0], [], [], 0)[0]:
+                if actor is actors[0] and select.select([commands], [], [], 0)[0]:
                     return
         except Exception as error:
             actor.problem(f"raised {error!r}")
@@ -324,8 +322,25 @@ def run(actors: list[Actor]) -> None:
         thread.join()
 
 
-def main() -> None:
-    board, seed, lines = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+def main(board: Path, seed: int, lines: int, commands: Path, answers: Path) -> None:
+    """Be a worker.
+
+    Parameters
+    ----------
+    board
+        A folder in which workers leave handles and findings for each other.
+    lines
+        If not 0, the process kills itself before that many lines of crossmem have run, so that it
+        dies inside of what other processes can hardly hit.
+    commands, answers
+        FIFOs.
+    """
+    with commands.open("rb", buffering=0) as inbox, answers.open("wb", buffering=0) as outbox:
+        take_part(board, seed, lines, inbox, outbox)
+
+
+def take_part(board: Path, seed: int, lines: int, inbox: RawIOBase, outbox: RawIOBase) -> None:
+    """Act at random, then do what is asked for."""
     tracers: list[TracingDriver] = []
 
     def trace(driver: Driver) -> Driver:
@@ -333,29 +348,25 @@ def main() -> None:
         return tracers[-1]
 
     current().registry.adapt(trace)
-    print("ready", flush=True)
+    outbox.write(b"ready\n")
     if lines:
         die_after(lines)
     actors = [Actor(board, seed * 10 + number) for number in range(1 + seed % 2)]
-    run(actors)
-    for command in sys.stdin:
+    run(actors, inbox.fileno())
+    for command in inbox:
         match command.strip():
-            case "release":
+            case b"release":
                 counts: Counter[str] = Counter()
                 for actor in actors:
                     actor.release()
                     counts += actor.counts
-                print(json.dumps(counts), flush=True)
-            case "free":
+                outbox.write(json.dumps(counts).encode() + b"\n")
+            case b"free":
                 for actor in actors:
                     actor.free_all()
-                print(json.dumps(settled(tracers)), flush=True)
-            case "leak":
+                outbox.write(json.dumps(settled(tracers)).encode() + b"\n")
+            case b"leak":
                 leak()
-                print("leaked", flush=True)
+                outbox.write(b"leaked\n")
             case _:
                 break
-
-
-if __name__ == "__main__":
-    main()

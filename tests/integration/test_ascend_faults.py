@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 else:
     import ascend_fault_actions
 
+pytestmark = pytest.mark.ci
+
 MECHANISMS = ("shareable", "key")
 
 

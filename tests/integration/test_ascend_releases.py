@@ -8,6 +8,7 @@ import pytest
 import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.peers import Peer
+from crossmem.conformance.speed import SLOWNESS
 
 if TYPE_CHECKING:
     from tests.integration import ascend_fault_actions, ascend_release_actions
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 else:
     import ascend_fault_actions
     import ascend_release_actions
+
+pytestmark = pytest.mark.ci
 
 MECHANISMS = ("shareable", "key")
 NBYTES = 5000
@@ -171,5 +174,5 @@ def test_undoing_a_batch_reaches_every_import(start_npu_peer: "StartNpuPeer") ->
     importer.call(actions.collect)
     assert importer.call(ascend_release_actions.users) == []
     for name in names:
-        exporter.call(actions.free, name, busy="wait", timeout=5)
+        exporter.call(actions.free, name, busy="wait", timeout=5 * SLOWNESS)
     assert {**importer.call(ascend_fault_actions.held), "used": before["used"]} == before

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from crossmem.cli.reports import ConformanceMatrixReport, ConformanceReport, ErrorReport
+from crossmem.conformance.speed import SLOWNESS
 
-_DEADLINE_S = 100
+pytestmark = pytest.mark.ci
+
+_DEADLINE_S = 100 * SLOWNESS
 
 
 def run(
@@ -29,8 +32,11 @@ def run(
 
 
 def test_laws_as_json(tmp_path: Path) -> None:
-    # Settings of the project in whose folder it runs do not count.
+    # Settings and conftest files of the project in whose folder it runs do not count.
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    for folder in (tmp_path, tmp_path / "tests"):
+        folder.mkdir(exist_ok=True)
+        (folder / "conftest.py").write_text("raise RuntimeError('this project is broken')\n")
 
     done = run("--json", "-k", "c01_odd", "--device", "emulated:1", cwd=tmp_path)
 
@@ -45,6 +51,7 @@ def test_laws_as_json(tmp_path: Path) -> None:
     assert "passed" in done.stderr  # pytest's own words
 
 
+@pytest.mark.long
 def test_laws_for_people() -> None:
     done = run("-k", "c01_odd")
 
@@ -57,6 +64,7 @@ def test_a_mechanism_can_be_named() -> None:
     done = run("-k", "c01_odd", "--mechanism", "memfd")
 
     assert done.returncode == 0, done.stderr
+    assert "kept" in done.stdout
     assert "1 law on emulated:0 with memfd" in done.stdout
 
     done = run("--json", "-k", "c01_odd", "--mechanism", "pigeon")

@@ -7,29 +7,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from programs import Done, command
 from safetensors.numpy import save_file
 
 from crossmem.cli.reports import DemoReport, ErrorReport
+from crossmem.conformance.speed import SLOWNESS
 
-_DEADLINE_S = 90
+_DEADLINE_S = 90 * SLOWNESS
 
 
-def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "crossmem", "demo", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=_DEADLINE_S,
-        check=False,
-        env={**os.environ, "COLUMNS": "100", **environment},
-    )
+def run(*arguments: str | Path, path: Sequence[Path] = (), **environment: str) -> Done:
+    return command("demo", *arguments, path=path, **environment)
 
 
 def report_of(path: Path, *arguments: str) -> DemoReport:
@@ -39,7 +34,7 @@ def report_of(path: Path, *arguments: str) -> DemoReport:
     return DemoReport.model_validate_json(done.stdout)
 
 
-def error_of(done: subprocess.CompletedProcess[str]) -> ErrorReport:
+def error_of(done: Done) -> ErrorReport:
     assert "Traceback" not in done.stderr
     error = ErrorReport.model_validate_json(done.stdout)
     assert error.exit_code == done.returncode
@@ -50,6 +45,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+@pytest.mark.ci
 def test_every_tensor_of_a_safetensors_file_arrives(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays: dict[str, np.ndarray[Any, Any]] = {
@@ -82,6 +78,7 @@ def test_every_tensor_of_a_safetensors_file_arrives(tmp_path: Path) -> None:
     assert report.handle_nbytes <= 1024
 
 
+@pytest.mark.ci
 def test_memory_is_counted_once(tmp_path: Path) -> None:
     path = tmp_path / "data.bin"
     path.write_bytes(os.urandom(2**22))
@@ -97,6 +94,7 @@ def test_memory_is_counted_once(tmp_path: Path) -> None:
     assert report.counted_once_nbytes <= report.capacity_nbytes
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("suffix", ["npy", "npz"])
 def test_numpy_files_arrive(tmp_path: Path, suffix: str) -> None:
     array = np.arange(10_000, dtype=np.int32).reshape(100, 100)
@@ -114,6 +112,7 @@ def test_numpy_files_arrive(tmp_path: Path, suffix: str) -> None:
     assert report.file.tensors[0].sha256 == sha256(array.tobytes())
 
 
+@pytest.mark.ci
 def test_a_damaged_header_makes_plain_bytes_and_a_note(tmp_path: Path) -> None:
     path = tmp_path / "broken.safetensors"
     path.write_bytes(b"\xff" * 100)
@@ -126,6 +125,7 @@ def test_a_damaged_header_makes_plain_bytes_and_a_note(tmp_path: Path) -> None:
     assert "not a usable safetensors file" in report.file.note
 
 
+@pytest.mark.ci
 def test_names_cannot_harm_the_terminal_or_the_document(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"data\xff\x1b[31m.safetensors")
     save_file({"[red]x[/red]\x1b]0;title\x07": np.ones(3)}, path)
@@ -157,6 +157,7 @@ def test_people_see_what_happened() -> None:
     assert all(len(line) <= 100 for line in done.stdout.splitlines())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["missing", "empty", "directory", "pipe", "unreadable name"])
 def test_what_is_no_file_to_share_is_a_usage_error(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "input"
@@ -178,6 +179,7 @@ def test_what_is_no_file_to_share_is_a_usage_error(tmp_path: Path, kind: str) ->
     assert done.stderr.startswith("error: ")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("arguments", "environment", "code", "text"),
     [
@@ -193,7 +195,7 @@ def test_what_is_no_file_to_share_is_a_usage_error(tmp_path: Path, kind: str) ->
     ],
 )
 def test_errors_are_one_paragraph_with_a_code(
-    arguments: tuple[str, ...], environment: dict[str, str], code: int, text: str
+    arguments: tuple[str, ...], environment: dict[str, Any], code: int, text: str
 ) -> None:
     done = run(*arguments, "--json", **environment)
 
@@ -201,6 +203,7 @@ def test_errors_are_one_paragraph_with_a_code(
     assert text in error_of(done).message
 
 
+@pytest.mark.ci
 def test_options_that_do_not_exist_are_usage_errors() -> None:
     done = run("--no-such-option")
 
@@ -208,6 +211,7 @@ def test_options_that_do_not_exist_are_usage_errors() -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.ci
 def test_other_bytes_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "spoiler.py").write_text(
         "import gc, crossmem\n"
@@ -222,8 +226,8 @@ def test_other_bytes_are_noticed(tmp_path: Path) -> None:
 
     done = run(
         *("--json", "--size", "4MiB", "-n", "2"),
+        path=[tmp_path],
         CROSSMEM_PLUGINS="spoiler",
-        PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
     )
 
     assert done.returncode == 1, done.stderr
@@ -283,6 +287,7 @@ def wait_for_consumers(process: subprocess.Popen[str]) -> list[int]:
     pytest.fail("the consumers did not start")
 
 
+@pytest.mark.ci
 def test_ctrl_c_leaves_no_process(running: subprocess.Popen[str]) -> None:
     wait_for_consumers(running)
     os.killpg(running.pid, signal.SIGINT)
@@ -291,12 +296,13 @@ def test_ctrl_c_leaves_no_process(running: subprocess.Popen[str]) -> None:
     assert running.returncode == 130
     assert "Traceback" not in stderr
     assert ErrorReport.model_validate_json(stdout).error == "Interrupted"
-    deadline = time.monotonic() + 30  # multiprocessing's own helper ends a moment later
+    deadline = time.monotonic() + 30 * SLOWNESS  # multiprocessing's own helper ends a moment later
     while session_of(running.pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not session_of(running.pid)
 
 
+@pytest.mark.ci
 def test_ctrl_c_while_a_consumer_starts_is_not_lost() -> None:
     code = (
         "import os, signal, time\n"
@@ -322,6 +328,7 @@ def test_ctrl_c_while_a_consumer_starts_is_not_lost() -> None:
     assert "it goes on" not in done.stdout
 
 
+@pytest.mark.ci
 def test_a_killed_consumer_is_reported(running: subprocess.Popen[str]) -> None:
     victim = wait_for_consumers(running)[0]
     os.kill(victim, signal.SIGKILL)

@@ -14,16 +14,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
+from crossmem_emulated.abi.builder import build
 from crossmem_emulated.abi.held import remove_abandoned
+from crossmem_emulated.abi.library import library_named
 
 if TYPE_CHECKING:
-    from tests.integration.emulate_hosts import abandoned
+    from tests.integration.emulate_hosts import abandoned, alone_with_hosts
 else:
-    from emulate_hosts import abandoned
+    from emulate_hosts import abandoned, alone_with_hosts
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+pytestmark = [
+    pytest.mark.ci,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
+]
 
-DEADLINE_S = 60
+__all__ = ["alone_with_hosts"]
+
+DEADLINE_S = 60 * SLOWNESS
 SHARED = Path("/dev/shm")
 # Calls the library whenever it is told to, in this process, in a fork or in a new program.
 PROGRAM = """
@@ -62,11 +70,13 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture(scope="module")
-def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environ(compiled: Path) -> dict[str, str]:
     own = ("CROSSMEM_", "LD_LIBRARY_PATH", "HIP_", "ROCM_", "COV_CORE_", "COVERAGE_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    cache = tmp_path_factory.mktemp("cache")
-    return {**kept, "XDG_CACHE_HOME": str(cache), "COLUMNS": "100"}
+    variables = {**kept, "XDG_CACHE_HOME": str(compiled / "cache"), "COLUMNS": "100"}
+    # Built once: commands that start together would each build the library.
+    build(library_named("hip"), variables)
+    return variables
 
 
 @pytest.fixture

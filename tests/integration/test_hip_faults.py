@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 else:
     import hip_fault_actions
 
+pytestmark = pytest.mark.ci
+
 StartGpuPeer = Callable[[], Peer]
 
 

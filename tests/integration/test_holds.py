@@ -7,6 +7,7 @@ import pytest
 
 import crossmem
 from crossmem.conformance import actions
+from crossmem.conformance.speed import SLOWNESS
 from crossmem.models import ProcessIdentity
 from crossmem.sharing import holds
 
@@ -287,7 +288,7 @@ def test_memory_is_not_freed_under_a_message(start_peer: "StartPeer") -> None:
         sender.call(actions.free, "memory", busy="raise")
 
     receiver.call(hold_actions.get_and_drop, message)
-    sender.call(actions.free, "memory", busy="wait", timeout=2)
+    sender.call(actions.free, "memory", busy="wait", timeout=2 * SLOWNESS)
 
 
 def test_a_batch_that_cannot_be_received_keeps_its_holds(start_peer: "StartPeer") -> None:

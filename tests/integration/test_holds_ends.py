@@ -27,16 +27,19 @@ NBYTES = 4096
 Message = list[tuple[bytes, int]]
 
 
-@pytest.fixture
-def chain(start_peer: "StartPeer") -> tuple[Peer, Peer, Message]:
-    """An exporter that freed its memory, and another process whose message alone holds it."""
-    exporter, sender = start_peer(), start_peer()
+def make_chain(exporter: Peer, sender: Peer) -> tuple[Peer, Peer, Message]:
     blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
     sender.call(actions.attach, "mapped", blob)
     message = sender.call(hold_actions.put, ["mapped"], drop=True)
     exporter.call(actions.free, "memory")
     assert comes_to(exporter, (sender.pid, True))
     return exporter, sender, message
+
+
+@pytest.fixture
+def chain(start_peer: "StartPeer") -> tuple[Peer, Peer, Message]:
+    """An exporter that freed its memory, and another process whose message alone holds it."""
+    return make_chain(start_peer(), start_peer())
 
 
 # Somebody dies ----------------------------------------------------------------------------------
@@ -57,9 +60,9 @@ def test_a_hold_ends_with_its_sender(
 
 @pytest.mark.parametrize("with_handlers", [False, True], ids=["c-fork", "os.fork"])
 def test_a_forked_child_of_the_sender_holds_nothing(
-    chain: tuple[Peer, Peer, Message], *, with_handlers: bool
+    start_peer: "StartPeer", *, with_handlers: bool
 ) -> None:
-    exporter, sender, _message = chain
+    exporter, sender, _message = make_chain(start_peer(), start_peer(fresh=True))
     child = sender.call(forks.sleeping_child, with_handlers=with_handlers)
     try:
         sender.kill()
@@ -71,7 +74,7 @@ def test_a_forked_child_of_the_sender_holds_nothing(
 
 
 def test_a_forked_child_of_the_exporter_receives_like_anybody(start_peer: "StartPeer") -> None:
-    sender = start_peer()
+    sender = start_peer(fresh=True)
     sender.call(actions.offer, "memory", NBYTES, b"data")
     message = sender.call(hold_actions.put, ["memory"], drop=True)
 
@@ -162,7 +165,7 @@ def test_an_exporter_that_does_not_answer_holds_nothing(
 
 
 def test_a_sender_that_exits_waits_for_its_messages(start_peer: "StartPeer") -> None:
-    sender, receiver = start_peer(CROSSMEM_EXIT_WAIT="60"), start_peer()
+    sender, receiver = start_peer(fresh=True, CROSSMEM_EXIT_WAIT="60"), start_peer()
     message = sender.call(hold_actions.send_and_forget, NBYTES)
     sender.request_exit()
 
@@ -182,7 +185,7 @@ def test_a_sender_that_exits_waits_for_its_messages(start_peer: "StartPeer") -> 
 
 
 def test_a_sender_does_not_wait_for_ever(start_peer: "StartPeer") -> None:
-    sender, receiver = start_peer(CROSSMEM_EXIT_WAIT="0.5"), start_peer()
+    sender, receiver = start_peer(fresh=True, CROSSMEM_EXIT_WAIT="0.5"), start_peer()
     message = sender.call(hold_actions.send_and_forget, NBYTES)
     start = time.monotonic()
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGKILL at random points of random activity leaves nothing behind (C11, C12, C20)."""
 
+import contextlib
 import json
 import os
 import random
@@ -12,11 +13,22 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-WORKER = Path(__file__).with_name("storm_worker.py")
+from crossmem.conformance.peers import Peer, PeerDiedError, preload
+from crossmem.conformance.speed import SLOWNESS
+
+if TYPE_CHECKING:
+    from tests.integration import storm_worker
+else:
+    import storm_worker
+
+pytestmark = pytest.mark.ci
+preload("storm_worker")
+
+WITHIN_S = 600 * SLOWNESS
 WORKERS = 6
 SURVIVORS = 2
 # What other processes of this machine may take meanwhile; a storm shares a multiple of it.
@@ -73,59 +85,72 @@ class Worker:
     """One process of the storm."""
 
     def __init__(self, storm: "Storm", lines: int) -> None:
-        self.storm = storm
+        self.peer = Peer("emulated:0", environment=storm.changes, tracing=False, fresh=storm.fresh)
         number = next(storm.numbers)
-        self.errors = storm.folder / f"errors-{number}"
-        with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, str(WORKER), str(storm.board), str(number), str(lines)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=storm.environ,
-            )
+        self.pipes = [storm.folder / f"{name}-{number}" for name in ("commands", "answers")]
+        for one in self.pipes:
+            os.mkfifo(one)
+        # Both ends, so that neither process waits for the other to open its own.
+        self.commands, self.answers = (os.open(one, os.O_RDWR) for one in self.pipes)
+        self.ended = self.peer.start(
+            storm_worker.main, storm.board, number, lines, *self.pipes, within=WITHIN_S
+        )
         self.dies_at: float | None = None
 
+    @property
+    def errors(self) -> str:
+        """What it wrote to its standard error."""
+        return self.peer.output()
+
     def kill(self) -> None:
-        self.process.kill()
-        self.end()
+        self.peer.kill()
+        self.close()
 
     def end(self) -> int:
-        code = self.process.wait(60)
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
-        return code
+        """Wait for the end of one that was told to exit, or that killed itself."""
+        with contextlib.suppress(PeerDiedError):
+            self.ended.result(60 * SLOWNESS)
+        self.peer.request_exit()
+        return self.peer.wait_exit(within=60 * SLOWNESS)
+
+    def close(self) -> None:
+        self.peer.destroy()
+        os.close(self.commands)
+        os.close(self.answers)
+        for one in self.pipes:
+            one.unlink()
+
+    def is_ready(self) -> bool:
+        """Whether it has said something that was not read."""
+        return bool(select.select([self.answers], [], [], 0)[0])
 
     def tell(self, command: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(command.encode() + b"\n")
-        self.process.stdin.flush()
+        os.write(self.commands, command.encode() + b"\n")
 
     def ask(self, command: str) -> str:
         self.tell(command)
-        stdout = self.process.stdout
-        assert stdout is not None
-        assert select.select([stdout], [], [], 60)[0], f"no answer to {command}"
-        answer = stdout.readline().decode().strip()
-        if answer == "ready":
-            answer = stdout.readline().decode().strip()
-        assert answer, self.errors.read_text("utf-8")
-        return answer
+        answers: list[str] = []
+        while answers in ([], ["ready"]):
+            assert select.select([self.answers], [], [], 60 * SLOWNESS)[0], (
+                f"no answer to {command}: {self.errors}"
+            )
+            # One write is one answer, of less than a pipe takes at once.
+            answers += os.read(self.answers, 1 << 16).decode().splitlines()
+        return answers[-1]
 
 
 class Storm:
     """Workers that share with each other while some of them are killed."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, *, fresh: bool) -> None:
         self.folder = folder
+        self.fresh = fresh
         self.board = folder / "board"
         self.board.mkdir()
         self.run_dir = folder / "run"
         self.chance = random.Random(seed)
         self.numbers: Iterator[int] = iter(range(seed * 10_000, (seed + 1) * 10_000))
-        self.environ = {
-            **os.environ,
+        self.changes = {
             "CROSSMEM_RUN_DIR": str(self.run_dir),
             "CROSSMEM_EMULATED_GRANULARITY": "page",
             "PYTHONWARNINGS": "error",
@@ -158,18 +183,17 @@ class Storm:
 
     def is_due(self, worker: Worker) -> bool:
         """Whether a worker has lived long enough."""
-        stdout = worker.process.stdout
         now = time.monotonic()
-        if worker.dies_at is None and stdout is not None and select.select([stdout], [], [], 0)[0]:
+        if worker.dies_at is None and worker.is_ready():
             worker.dies_at = now + self.chance.expovariate(1 / 0.1)
         return worker.dies_at is not None and now > worker.dies_at
 
     def bury(self) -> None:
         """Replace those that killed themselves; nobody else may end."""
         for worker in list(self.workers):
-            if worker.process.poll() is not None:
-                code = worker.end()
-                assert code == -signal.SIGKILL, worker.errors.read_text("utf-8")
+            if worker.peer.exitcode is not None:
+                assert worker.peer.exitcode == -signal.SIGKILL, worker.errors
+                worker.close()
                 self.replace(worker)
 
     def replace(self, worker: Worker) -> None:
@@ -193,8 +217,8 @@ class Storm:
             check=False,
             capture_output=True,
             text=True,
-            timeout=300,
-            env=self.environ,
+            timeout=300 * SLOWNESS,
+            env={**os.environ, **self.changes},
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -202,7 +226,9 @@ class Storm:
 
 @pytest.fixture
 def storm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Storm]:
-    storm = Storm(tmp_path, getattr(request, "param", 1))
+    # In the long run, interpreters of their own are also killed while they start.
+    fresh = request.node.get_closest_marker("long") is not None
+    storm = Storm(tmp_path, getattr(request, "param", 1), fresh=fresh)
     yield storm
     for worker in storm.workers:
         worker.kill()
@@ -225,7 +251,7 @@ def named_shared_memory() -> set[str]:
 
 def settle(check: Any) -> bool:
     """Wait for the kernel to clean up, and for other users of the machine."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 60 * SLOWNESS
     while not check():
         if time.monotonic() > end:
             return False
@@ -247,7 +273,8 @@ def survive(storm: Storm, kills: int) -> None:
     assert all(total[one] >= 10 for one in ("steps", "alive", "gone", "orphaned")), total
     for worker in storm.workers:
         worker.tell("exit")
-        assert worker.end() == 0, worker.errors.read_text("utf-8")
+        assert worker.end() == 0, worker.errors
+        worker.close()
     storm.workers.clear()
     assert len(storm.use_run_dir()) == 1
     assert storm.left_in_run_dir() == []

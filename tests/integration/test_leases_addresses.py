@@ -12,6 +12,7 @@ import pytest
 import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.peers import Peer
+from crossmem.conformance.speed import SLOWNESS
 from crossmem.control.endpoint import socket_path
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give fi
 
 
 def attaches(importer: Peer, blob: bytes) -> None:
-    importer.call(actions.attach, "mapped", blob, timeout=5)
+    importer.call(actions.attach, "mapped", blob, timeout=5 * SLOWNESS)
     assert importer.call(actions.read, "mapped", 4) == b"data"
     importer.call(actions.unmap, "mapped")
 

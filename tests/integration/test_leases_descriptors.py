@@ -10,6 +10,7 @@ import crossmem
 from crossmem.conformance import actions, forks
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
+from crossmem.conformance.speed import SLOWNESS
 
 if TYPE_CHECKING:
     from tests.integration import lease_actions
@@ -75,13 +76,13 @@ def test_an_exporter_without_descriptors_still_serves_whom_it_knows(
     importer.call(actions.attach, "one", blobs[0])
     exporter.call(lease_actions.use_up_descriptors)
 
-    importer.call(actions.attach, "two", blobs[1], timeout=15)
+    importer.call(actions.attach, "two", blobs[1], timeout=15 * SLOWNESS)
     assert importer.call(actions.read, "two", 4) == b"data"
     # Whom it does not know has to wait until a descriptor is free, and is told so.
     with pytest.raises(crossmem.OwnerUnresponsiveError) as caught:
         stranger.call(actions.attach, "never", blobs[0], timeout=0.5)
     assert str(exporter.pid) in str(caught.value)
-    waiting = stranger.start(actions.attach, "late", blobs[0], timeout=30)
+    waiting = stranger.start(actions.attach, "late", blobs[0], timeout=30 * SLOWNESS)
     exporter.call(lease_actions.lift_limit)
 
     waiting.result()
@@ -89,7 +90,7 @@ def test_an_exporter_without_descriptors_still_serves_whom_it_knows(
     stranger.call(actions.unmap, "late")
     importer.call(actions.unmap, "one", "two")
     for name in "ab":
-        exporter.call(actions.free, name, busy="wait", timeout=2)
+        exporter.call(actions.free, name, busy="wait", timeout=2 * SLOWNESS)
 
 
 @pytest.mark.parametrize("spare", [1, 2])
@@ -103,10 +104,10 @@ def test_an_exporter_with_hardly_any_descriptors(start_peer: "StartPeer", spare:
         assert isinstance(refused, crossmem.OwnerUnresponsiveError | crossmem.DriverError)
         assert str(exporter.pid) in str(refused)
         exporter.call(lease_actions.lift_limit)
-        importer.call(actions.attach, "mapped", blob, timeout=15)
+        importer.call(actions.attach, "mapped", blob, timeout=15 * SLOWNESS)
     assert importer.call(actions.read, "mapped", 4) == b"data"
     importer.call(actions.unmap, "mapped")
-    exporter.call(actions.free, "memory", busy="wait", timeout=2)
+    exporter.call(actions.free, "memory", busy="wait", timeout=2 * SLOWNESS)
 
 
 def test_an_importer_with_fewer_and_fewer_descriptors(start_peer: "StartPeer") -> None:
@@ -124,7 +125,7 @@ def test_an_importer_with_fewer_and_fewer_descriptors(start_peer: "StartPeer") -
     assert max(refused) < ENOUGH - 1
 
     # Refused or not, nobody holds anything.
-    exporter.call(actions.free, "memory", busy="wait", timeout=2)
+    exporter.call(actions.free, "memory", busy="wait", timeout=2 * SLOWNESS)
 
 
 def test_an_importer_that_has_no_room_for_what_it_is_given(start_peer: "StartPeer") -> None:
@@ -150,7 +151,7 @@ def test_an_importer_that_has_no_room_for_what_it_is_given(start_peer: "StartPee
     importer.call(actions.attach_many, names, blobs)
     importer.call(actions.unmap, *names)
     for n in range(count):
-        exporter.call(actions.free, f"memory{n}", busy="wait", timeout=2)
+        exporter.call(actions.free, f"memory{n}", busy="wait", timeout=2 * SLOWNESS)
 
 
 def test_an_interrupted_import_closes_each_descriptor_once(start_peer: "StartPeer") -> None:
@@ -164,4 +165,4 @@ def test_an_interrupted_import_closes_each_descriptor_once(start_peer: "StartPee
     assert importer.call(lease_actions.attach_interrupted, blob) == []
 
     assert importer.call(actions.descriptors) == before
-    exporter.call(actions.free, "memory", busy="wait", timeout=2)
+    exporter.call(actions.free, "memory", busy="wait", timeout=2 * SLOWNESS)

@@ -14,6 +14,7 @@ import pytest
 import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.peers import Peer
+from crossmem.conformance.speed import SLOWNESS
 
 if TYPE_CHECKING:
     from tests.integration import lease_actions
@@ -22,7 +23,7 @@ else:
     import lease_actions
 
 NBYTES = 4096
-DEADLINE_S = 60
+DEADLINE_S = 60 * SLOWNESS
 EXEC_EXPORTER = """
 import os, sys
 import crossmem
@@ -45,7 +46,7 @@ def exits_quietly(peer: Peer) -> str:
 
 
 def test_an_exporter_with_clients_of_all_kinds(start_peer: "StartPeer", run_dir: Path) -> None:
-    exporter = start_peer(CROSSMEM_EXIT_WAIT="0.3")
+    exporter = start_peer(fresh=True, CROSSMEM_EXIT_WAIT="0.3")
     importers = [start_peer() for _ in range(3)]
     blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
     for importer in importers:
@@ -70,18 +71,18 @@ def test_an_exporter_with_clients_of_all_kinds(start_peer: "StartPeer", run_dir:
 
 
 def test_an_exporter_whose_threads_still_work(start_peer: "StartPeer", run_dir: Path) -> None:
-    exporter, other = start_peer(), start_peer()
+    exporter, other = start_peer(fresh=True), start_peer()
     blob = other.call(actions.offer, "memory", NBYTES, b"data")
     exporter.call(lease_actions.churn_in_threads, blob)
 
     exits_quietly(exporter)
 
-    other.call(actions.free, "memory", busy="wait", timeout=1)
+    other.call(actions.free, "memory", busy="wait", timeout=SLOWNESS)
     assert len(list(run_dir.iterdir())) == 1
 
 
 def test_an_exporter_that_is_asked_all_the_time(start_peer: "StartPeer") -> None:
-    exporter, importer = start_peer(), start_peer()
+    exporter, importer = start_peer(fresh=True), start_peer()
     blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
     # It may not have asked again before the exporter is gone.
     importer.call(actions.attach, "mapped", blob)
@@ -94,7 +95,7 @@ def test_an_exporter_that_is_asked_all_the_time(start_peer: "StartPeer") -> None
 
 
 def test_an_importer_that_waits_for_a_stopped_exporter(start_peer: "StartPeer") -> None:
-    exporter, importer = start_peer(), start_peer()
+    exporter, importer = start_peer(), start_peer(fresh=True)
     met, unmet = (exporter.call(actions.offer, name, NBYTES) for name in "ab")
     importer.call(actions.attach, "mapped", met)
     exporter.stop()
@@ -105,11 +106,11 @@ def test_an_importer_that_waits_for_a_stopped_exporter(start_peer: "StartPeer") 
 
     exporter.cont()
     for name in "ab":
-        exporter.call(actions.free, name, busy="wait", timeout=1)
+        exporter.call(actions.free, name, busy="wait", timeout=SLOWNESS)
 
 
 def test_an_importer_whose_exporter_is_dead(start_peer: "StartPeer") -> None:
-    exporter, importer = start_peer(), start_peer()
+    exporter, importer = start_peer(), start_peer(fresh=True)
     importer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", NBYTES))
     exporter.kill()
 
@@ -120,7 +121,7 @@ def test_nothing_is_left_when_everybody_exits_at_once(
     start_peer: "StartPeer", run_dir: Path
 ) -> None:
     # More than is waited for an exit: nobody waits for the others.
-    peers = [start_peer(CROSSMEM_EXIT_WAIT="90") for _ in range(4)]
+    peers = [start_peer(fresh=True, CROSSMEM_EXIT_WAIT="90") for _ in range(4)]
     blobs = [one.call(actions.offer, "memory", NBYTES, b"data") for one in peers]
     for one in peers:
         one.call(actions.attach_many, [f"mapped{n}" for n in range(4)], blobs)
@@ -159,7 +160,7 @@ def test_who_never_knew_an_exporter_hears_that_it_may_be_exiting(start_peer: "St
 def test_whoever_comes_after_the_exit_hears_that_the_exporter_is_gone(
     start_peer: "StartPeer",
 ) -> None:
-    exporter, importer = start_peer(), start_peer()
+    exporter, importer = start_peer(fresh=True), start_peer()
     blob = exporter.call(actions.offer, "memory", NBYTES)
     exits_quietly(exporter)
 

@@ -12,6 +12,7 @@ import crossmem
 from crossmem.conformance import actions, forks
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
+from crossmem.conformance.speed import SLOWNESS
 from crossmem.control import wire
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def leases_of(exporter: Peer) -> list[crossmem.LeaseInfo]:
 
 def check_deaths(exporter: Peer, importer: Peer, blobs: list[bytes]) -> None:
     """Kill the importer, then the exporter, and check what the other one notices."""
-    importer.call(actions.attach, "mapped", blobs[0], timeout=5)
+    importer.call(actions.attach, "mapped", blobs[0], timeout=5 * SLOWNESS)
     assert importer.call(actions.read, "mapped", 4) == b"data"
     assert importer.call(actions.attribute, "mapped", "owner_alive")
     assert len(leases_of(exporter)) == 1
@@ -56,20 +57,20 @@ def check_deaths(exporter: Peer, importer: Peer, blobs: list[bytes]) -> None:
     assert alive == []
     assert importer.call(actions.read, "mapped", 4) == b"data"
     with pytest.raises(crossmem.OwnerGoneError):
-        importer.call(actions.attach, "never", blobs[1], timeout=5)
+        importer.call(actions.attach, "never", blobs[1], timeout=5 * SLOWNESS)
 
 
 def check_release_and_death_of(importer: Peer, exporter: Peer, blob: bytes) -> None:
     """Check that the exporter notices what becomes of an importer in other namespaces."""
-    importer.call(actions.attach, "mapped", blob, timeout=5)
+    importer.call(actions.attach, "mapped", blob, timeout=5 * SLOWNESS)
     with pytest.raises(crossmem.BusyError):
         exporter.call(actions.free, "b", busy="raise")
     importer.call(actions.unmap, "mapped")
     exporter.call(actions.export, "b")
     assert settle(lambda: ["leased"] * len(leases_of(exporter))) == []
-    importer.call(actions.attach, "mapped", blob, timeout=5)
+    importer.call(actions.attach, "mapped", blob, timeout=5 * SLOWNESS)
     importer.kill()
-    exporter.call(actions.free, "b", busy="wait", timeout=1)
+    exporter.call(actions.free, "b", busy="wait", timeout=SLOWNESS)
 
 
 # Network ----------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ def test_another_network_namespace_without_the_path_is_told_what_is_missing(
     blob = exporter.call(actions.offer, "memory", NBYTES)
 
     with pytest.raises(crossmem.WrongHostError) as caught:
-        importer.call(actions.attach, "never", blob, timeout=5)
+        importer.call(actions.attach, "never", blob, timeout=5 * SLOWNESS)
 
     message = str(caught.value)
     for word in (
@@ -141,7 +142,7 @@ def test_an_importer_in_another_pid_namespace(start_peer: "StartPeer", *, proc: 
     (lease,) = leases_of(exporter)
     assert lease.pid not in {0, 1, importer.pid}
     os.kill(lease.pid, signal.SIGKILL)
-    exporter.call(actions.free, "memory", busy="wait", timeout=15)
+    exporter.call(actions.free, "memory", busy="wait", timeout=15 * SLOWNESS)
 
 
 @needs_containers
@@ -152,7 +153,7 @@ def test_an_exporter_in_another_pid_namespace(start_peer: "StartPeer", *, proc: 
         namespace_actions.in_pid_namespace, namespace_actions.offer_in_namespace, proc=proc
     )
 
-    importer.call(actions.attach, "mapped", blobs[0], timeout=5)
+    importer.call(actions.attach, "mapped", blobs[0], timeout=5 * SLOWNESS)
 
     assert crossmem.ShareableHandle.from_bytes(blobs[0]).owner.pid == 1
     assert importer.call(actions.read, "mapped", 4) == b"data"
@@ -161,7 +162,7 @@ def test_an_exporter_in_another_pid_namespace(start_peer: "StartPeer", *, proc: 
     alive = settle(lambda: ["alive"] * importer.call(actions.attribute, "mapped", "owner_alive"))
     assert alive == []
     with pytest.raises(crossmem.OwnerGoneError):
-        importer.call(actions.attach, "never", blobs[1], timeout=5)
+        importer.call(actions.attach, "never", blobs[1], timeout=5 * SLOWNESS)
 
 
 @needs_containers
@@ -195,7 +196,7 @@ def test_what_cannot_be_reached_in_another_pid_namespace_is_named(
     importer = start_peer(CROSSMEM_RUN_DIR=str(tmp_path))
 
     with pytest.raises(crossmem.WrongHostError) as caught:
-        importer.call(actions.attach, "never", blobs[0], timeout=5)
+        importer.call(actions.attach, "never", blobs[0], timeout=5 * SLOWNESS)
 
     for word in ("pid namespace", "CROSSMEM_RUN_DIR", str(tmp_path)):
         assert word in str(caught.value)
@@ -209,7 +210,7 @@ def test_pids_do_not_admit_who_is_not_visible(start_peer: "StartPeer") -> None:
     )
 
     with pytest.raises(crossmem.AccessDeniedError, match="not visible"):
-        importer.call(actions.attach, "never", blob, timeout=5)
+        importer.call(actions.attach, "never", blob, timeout=5 * SLOWNESS)
 
 
 # Users ------------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ def test_an_exporter_that_cannot_tell_users_apart_says_so(start_peer: "StartPeer
     blob = exporter.call(actions.offer, "memory", NBYTES)
 
     with pytest.raises(crossmem.AccessDeniedError, match="user namespace"):
-        importer.call(actions.attach, "never", blob, timeout=5)
+        importer.call(actions.attach, "never", blob, timeout=5 * SLOWNESS)
 
     (info,) = exporter.call(actions.exports)
     assert (info.leases, info.denied) == ((), 1)
@@ -259,7 +260,7 @@ def test_an_exporter_that_others_look_like_admits_nobody(start_peer: "StartPeer"
     blob = exporter.call(actions.offer, "memory", NBYTES)
 
     with pytest.raises(crossmem.AccessDeniedError, match="user namespace"):
-        importer.call(actions.attach, "never", blob, timeout=5)
+        importer.call(actions.attach, "never", blob, timeout=5 * SLOWNESS)
 
 
 @needs_users

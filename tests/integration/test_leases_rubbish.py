@@ -18,6 +18,7 @@ import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
+from crossmem.conformance.speed import SLOWNESS
 from crossmem.control import wire
 from crossmem.control.wire import MessageType
 
@@ -37,7 +38,7 @@ class Scene(NamedTuple):
     before: list[str]
 
     def check_the_exporter_works(self) -> None:
-        self.importer.call(actions.attach, "mapped", self.blob, timeout=30)
+        self.importer.call(actions.attach, "mapped", self.blob, timeout=30 * SLOWNESS)
         assert self.importer.call(actions.read, "mapped", 4) == b"data"
         self.importer.call(actions.unmap, "mapped")
         assert self.exporter.call(actions.violations) == []
@@ -172,7 +173,7 @@ def test_odd_messages_are_taken(scene: Scene, *, stuffed: bool) -> None:
             assert isinstance(grant, wire.Grant), name
             connection.sendall(wire.pack_ids(MessageType.RELEASE, 0, [grant.lease]))
         scene.check_the_exporter_works()
-        scene.exporter.call(actions.free, "memory", busy="wait", timeout=2)
+        scene.exporter.call(actions.free, "memory", busy="wait", timeout=2 * SLOWNESS)
     scene.check_nothing_is_left()
 
 
@@ -250,7 +251,7 @@ def test_a_thousand_clients(scene: Scene) -> None:
             assert isinstance(grant, wire.Grant)
             client.sendall(wire.pack_ids(MessageType.RELEASE, 0, [grant.lease]))
         scene.check_the_exporter_works()
-        scene.exporter.call(actions.free, "memory", busy="wait", timeout=5)
+        scene.exporter.call(actions.free, "memory", busy="wait", timeout=5 * SLOWNESS)
     scene.check_nothing_is_left()
 
 

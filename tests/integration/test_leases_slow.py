@@ -13,6 +13,7 @@ import crossmem
 from crossmem.conformance import actions, forks
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
+from crossmem.conformance.speed import SLOWNESS
 
 if TYPE_CHECKING:
     from tests.integration import lease_actions
@@ -58,7 +59,7 @@ def test_an_importer_killed_between_request_and_reply(start_peer: "StartPeer") -
     importer.kill()
     exporter.cont()
 
-    exporter.call(actions.free, "memory", busy="wait", timeout=1)
+    exporter.call(actions.free, "memory", busy="wait", timeout=SLOWNESS)
     assert exporter.call(actions.live)["blocks"] == 0
 
 
@@ -69,7 +70,7 @@ def test_an_importer_killed_before_it_reads_the_reply(start_peer: "StartPeer") -
     assert settles_at(exporter, 1)
     importer.kill()
 
-    exporter.call(actions.free, "memory", busy="wait", timeout=1)
+    exporter.call(actions.free, "memory", busy="wait", timeout=SLOWNESS)
 
 
 def test_an_importer_killed_while_it_waits_for_a_stopped_exporter(start_peer: "StartPeer") -> None:
@@ -83,14 +84,14 @@ def test_an_importer_killed_while_it_waits_for_a_stopped_exporter(start_peer: "S
     exporter.cont()
 
     for name in "ab":
-        exporter.call(actions.free, name, busy="wait", timeout=1)
+        exporter.call(actions.free, name, busy="wait", timeout=SLOWNESS)
 
 
 def test_exporters_and_importers_with_sleeping_children_leave_nothing(
     start_peer: "StartPeer", run_dir: Path
 ) -> None:
     for with_handlers in (True, False):
-        exporter, importer, witness = start_peer(), start_peer(), start_peer()
+        exporter, importer, witness = (start_peer(fresh=True) for _ in range(3))
         blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
         mine = witness.call(actions.offer, "witness", NBYTES, b"mine")
         for one in (importer, witness):
@@ -136,14 +137,14 @@ def test_the_end_of_a_connection_is_not_the_end_of_its_leases(start_peer: "Start
     # It connects again to release, and to import more.
     importer.call(actions.unmap, "one")
     importer.call(actions.collect)
-    exporter.call(actions.free, "a", busy="wait", timeout=1)
+    exporter.call(actions.free, "a", busy="wait", timeout=SLOWNESS)
     importer.call(actions.attach, "three", blobs[2])
     assert importer.call(actions.read, "three", 4) == b"data"
     assert importer.call(actions.read, "two", 4) == b"data"
     importer.call(actions.unmap, "two", "three")
     importer.call(actions.collect)
     for name in "bc":
-        exporter.call(actions.free, name, busy="wait", timeout=1)
+        exporter.call(actions.free, name, busy="wait", timeout=SLOWNESS)
 
 
 def test_releases_that_wait_go_out_with_the_next_import(start_peer: "StartPeer") -> None:
@@ -155,7 +156,7 @@ def test_releases_that_wait_go_out_with_the_next_import(start_peer: "StartPeer")
 
     importer.call(actions.attach, "two", blobs[1])
 
-    exporter.call(actions.free, "a", busy="wait", timeout=1)
+    exporter.call(actions.free, "a", busy="wait", timeout=SLOWNESS)
     assert leases_of(exporter) == 1
 
 
@@ -197,7 +198,7 @@ def test_requests_that_nobody_waits_for_any_more_hold_nothing(
     exporter.stop()
     found = importer.call(lease_actions.attach_impatiently, unmet, impatience, 0.001)
     assert found == impatience
-    waiting = importer.start(actions.attach, "late", unmet, timeout=30)
+    waiting = importer.start(actions.attach, "late", unmet, timeout=30 * SLOWNESS)
     exporter.cont()
     waiting.result()
 
@@ -206,7 +207,7 @@ def test_requests_that_nobody_waits_for_any_more_hold_nothing(
     assert settles_at(exporter, 2)
     importer.call(actions.unmap, "late", "mapped")
     for name in "ab":
-        exporter.call(actions.free, name, busy="wait", timeout=2)
+        exporter.call(actions.free, name, busy="wait", timeout=2 * SLOWNESS)
     importer.call(actions.collect)
     # Descriptors that came with late answers are closed.
     after = importer.call(actions.descriptors)
@@ -249,7 +250,7 @@ def test_a_stopped_importer_keeps_its_lease_and_goes_on(start_peer: "StartPeer")
     assert importer.call(actions.read, "mapped", 4) == b"data"
     importer.call(actions.attach, "more", more)
     importer.call(actions.unmap, "mapped", "more")
-    exporter.call(actions.free, "b", busy="wait", timeout=1)
+    exporter.call(actions.free, "b", busy="wait", timeout=SLOWNESS)
     exporter.call(actions.collect)
     assert exporter.call(actions.live)["blocks"] == 0
 
@@ -263,10 +264,10 @@ def test_an_exporter_that_never_pauses_answers(start_peer: "StartPeer") -> None:
     exporter.start(lease_actions.spin_for_ever)
 
     for blob in blobs:
-        importer.call(actions.attach, "mapped", blob, timeout=15)
+        importer.call(actions.attach, "mapped", blob, timeout=15 * SLOWNESS)
         assert importer.call(actions.read, "mapped", 4) == b"data"
         importer.call(actions.unmap, "mapped")
-    importer.call(actions.attach_many, ["a", "b", "c"], blobs, timeout=15)
+    importer.call(actions.attach_many, ["a", "b", "c"], blobs, timeout=15 * SLOWNESS)
 
 
 def test_an_exporter_that_keeps_the_gil_answers_when_it_lets_go(
@@ -290,14 +291,14 @@ def test_an_exporter_that_keeps_the_gil_answers_when_it_lets_go(
 
     assert settle(unanswered) == []
     assert importer.call(actions.attribute, "mapped", "owner_alive")
-    waiting = importer.start(actions.attach, "late", unmet, timeout=30)
+    waiting = importer.start(actions.attach, "late", unmet, timeout=30 * SLOWNESS)
     assert not holding.is_done()
     fifo.write_bytes(b"x")
     waiting.result()
     holding.result()
     importer.call(actions.unmap, "mapped", "late")
     for name in "ab":
-        exporter.call(actions.free, name, busy="wait", timeout=1)
+        exporter.call(actions.free, name, busy="wait", timeout=SLOWNESS)
 
 
 # Both ways --------------------------------------------------------------------------------------
@@ -315,5 +316,5 @@ def test_two_processes_import_from_each_other(start_peer: "StartPeer") -> None:
     for done in churning:
         assert done.result() == [None] * 4
     for one in pair:
-        one.call(actions.free, "memory", busy="wait", timeout=1)
+        one.call(actions.free, "memory", busy="wait", timeout=SLOWNESS)
         assert one.call(actions.violations) == []

@@ -22,7 +22,8 @@ NBYTES = 8 * 2**20
 @pytest.mark.parametrize("end", ["drop", "close", "exit", "kill"])
 def test_what_was_received_stays_right(start_peer: "StartPeer", end: str) -> None:
     """Emulated memory survives its owner, so all of these are promised."""
-    owner, reader = start_peer(CROSSMEM_EXIT_WAIT="0.1"), start_peer()
+    owner = start_peer(fresh=end == "exit", CROSSMEM_EXIT_WAIT="0.1")
+    reader = start_peer()
     blob = owner.call(tree_actions.share, "tree", 5)
     expected = tree_actions.digest_of(tree_actions.make(5))
 

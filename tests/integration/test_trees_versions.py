@@ -111,7 +111,7 @@ def test_more_trees_than_one_page_has_versions(start_peer: "StartPeer") -> None:
 
 
 def test_a_forked_child_has_no_part_in_its_parents_trees(start_peer: "StartPeer") -> None:
-    owner, other = start_peer(), start_peer()
+    owner, other = start_peer(fresh=True), start_peer()
     blob = other.call(tree_actions.share, "tree", 5)
     own = owner.call(tree_actions.share_born, "tree", NBYTES)
 

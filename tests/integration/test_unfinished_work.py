@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory is not taken away while the device's work cannot be waited for (C9)."""
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+from programs import script
 
 import crossmem
-
-DEADLINE_S = 60
 
 SCRIPT = """
 import sys
@@ -73,16 +71,15 @@ print(*calls)
     ("case", "release"),
     [("attached", "unmap"), ("mapped", "unmap"), ("allocated", "free"), ("piece", "unmap_at")],
 )
-def test_memory_waits_for_work_that_is_captured(case: str, release: str, fault: str) -> None:
+def test_memory_waits_for_work_that_is_captured(
+    tmp_path: Path, case: str, release: str, fault: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SCRIPT)
     with crossmem.device("emulated:0").allocate(5000) as allocation:
-        run = subprocess.run(
-            [sys.executable, "-c", SCRIPT, case, allocation.export().to_bytes().hex(), fault],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-        )
-        told, at_first, meanwhile, *_, at_last = run.stdout.splitlines()
+        done = script(program, case, allocation.export().to_bytes().hex(), fault)
+        assert done.returncode == 0, done.stderr
+        told, at_first, meanwhile, *_, at_last = done.stdout.splitlines()
 
     assert told == "a graph is being captured"
     assert set(at_first.split()) == {"synchronize"}

@@ -33,7 +33,7 @@ def cases() -> list[Any]:
         whole_in_parts = run.part == "whole" and run.tier != "long"
         for number, laws in enumerate(shares() if whole_in_parts else [list(LAWS)], start=1):
             case = f"{name}-{number}" if whole_in_parts else name
-            marks = [pytest.mark.xdist_group(case), pytest.mark.timeout(_LIMIT_S)]
+            marks = [pytest.mark.timeout(_LIMIT_S)]
             if run.tier != "default":
                 marks.append(getattr(pytest.mark, run.tier))
             marked.append(pytest.param(run, laws, id=case, marks=marks))

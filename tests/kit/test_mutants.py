@@ -48,7 +48,7 @@ def cases() -> list[Any]:
     for name in names_of_mutants():
         found[name[:3]] += 1
         tier = pytest.mark.ci if found[name[:3]] == 1 else pytest.mark.long
-        marked.append(pytest.param(name, marks=[tier, pytest.mark.xdist_group(name)]))
+        marked.append(pytest.param(name, marks=tier))
     return marked
 
 

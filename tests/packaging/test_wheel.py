@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from crossmem.conformance.speed import SLOWNESS
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "crossmem",
@@ -18,7 +20,9 @@ PACKAGES = {
     "crossmem_hip",
     "crossmem_pytest",
 }
-BUILD_TIMEOUT_S = 110
+BUILD_TIMEOUT_S = 110 * SLOWNESS
+
+pytestmark = pytest.mark.ci
 
 
 @pytest.fixture(scope="module")

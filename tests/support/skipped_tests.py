@@ -44,7 +44,7 @@ class SkippedTests:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         # By name, because each worker tells of the files that it skipped.
         skipped = {
-            report.nodeid.partition("@")[0]: report.longrepr[2].removeprefix("Skipped: ")
+            report.nodeid: report.longrepr[2].removeprefix("Skipped: ")
             for report in terminalreporter.getreports("skipped")
             if isinstance(report.longrepr, tuple)
         }

@@ -39,11 +39,6 @@ EXCEPTIONS: Final[dict[str, str]] = {
 MAX_EXCEPTIONS: Final = 20
 
 
-def is_exception(nodeid: str) -> bool:
-    """Whether a test may take longer than others."""
-    return nodeid.partition("@")[0] in EXCEPTIONS
-
-
 class SlowTests:
     """The pytest plugin that times tests."""
 
@@ -52,13 +47,13 @@ class SlowTests:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         # The setup of a session's fixture counts for the test that needs it first.
-        self._seconds[report.nodeid.partition("@")[0]] += report.duration / SLOWNESS
+        self._seconds[report.nodeid] += report.duration / SLOWNESS
 
     def _too_slow(self) -> list[str]:
         return [
             nodeid
             for nodeid, seconds in self._seconds.items()
-            if seconds > LIMIT_S and not is_exception(nodeid)
+            if seconds > LIMIT_S and nodeid not in EXCEPTIONS
         ]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

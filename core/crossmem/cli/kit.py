@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from crossmem import conformance
 from crossmem._version import __version__
 from crossmem.cli.problems import UsageProblem
 from crossmem.cli.reports import ConformanceReport, LawReport
@@ -51,11 +52,12 @@ def run_kit(
         )
     with tempfile.TemporaryDirectory(prefix="crossmem-conformance-") as folder:
         path = Path(folder, "report.json")
-        # Another project's pytest settings, in the folder where this happens to run, must not
-        # change what the kit does: it gets an empty configuration and a root of its own.
+        # Another project's pytest settings and conftest files, in the folder where this happens to
+        # run, must not change what the kit does: it gets an empty configuration and a root of its
+        # own, and is named by its path. For a name, pytest loads the folder's conftest files.
         command = [sys.executable, "-m", "pytest", "-q", "-ra", "-c", "/dev/null"]
         command += ["--rootdir", folder, "-p", "no:cacheprovider"]
-        command += ["--pyargs", "crossmem.conformance"]
+        command += [str(Path(conformance.__file__).parent)]
         command += ["--crossmem-device", device, "--crossmem-report", str(path)]
         command += ["--crossmem-runtime", runtime] if runtime else []
         command += ["--crossmem-mechanism", mechanism] if mechanism else []

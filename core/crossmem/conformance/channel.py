@@ -55,18 +55,18 @@ def serve(descriptor: int) -> None:
     """Do what a test process asks for until it says that it is enough; runs in the peer."""
     from crossmem.conformance import actions  # noqa: PLC0415 - in the peer alone
 
-    stream = socket.socket(fileno=descriptor)
-    stream.set_inheritable(False)
-    _guarded(stream, 0, START_TIMEOUT_S, actions.begin, receive(stream), {})
-    while True:
-        try:
-            request = receive(stream)
-        except (EOFError, ConnectionResetError):
-            return
-        if request is None:
-            return
-        number, function, args, kwargs, limit_s = request
-        _guarded(stream, number, limit_s, function, args, kwargs)
+    with socket.socket(fileno=descriptor) as stream:
+        stream.set_inheritable(False)
+        _guarded(stream, 0, START_TIMEOUT_S, actions.begin, receive(stream), {})
+        while True:
+            try:
+                request = receive(stream)
+            except (EOFError, ConnectionResetError):
+                return
+            if request is None:
+                return
+            number, function, args, kwargs, limit_s = request
+            _guarded(stream, number, limit_s, function, args, kwargs)
 
 
 def _guarded(
