@@ -13,8 +13,8 @@ import slow_tests
 from crossmem.conformance.speed import SLOWNESS
 
 TIMEOUT_S = 120.0
-# Their tests share nothing and take long. The tests of other files stay in one process, because they
-# share what fixtures made.
+# Their tests share nothing and take long. Tests of another file share what fixtures made, so they
+# stay in one process.
 SPREAD = ("tests/kit/test_kit.py", "tests/kit/test_mutants.py")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -40,7 +40,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give a process the tests of a file, or a single one of those that are spread."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class Scheduler(LoadScopeScheduling):
+    class Scheduler(LoadScopeScheduling):  # type: ignore[misc] - pytest-xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             return nodeid if _is_spread(nodeid) else nodeid.partition("::")[0]
 
