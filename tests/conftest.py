@@ -40,7 +40,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give a process the tests of a file, or a single one of those that are spread."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class Scheduler(LoadScopeScheduling):  # type: ignore[misc] - pytest-xdist has no types
+    class Scheduler(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             return nodeid if _is_spread(nodeid) else nodeid.partition("::")[0]
 
