@@ -2,6 +2,7 @@
 """What tests in several folders use, and how they are spread over processes."""
 
 import gc
+import os
 import signal
 from typing import Any
 
@@ -33,6 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _is_spread(nodeid: str) -> bool:
     return nodeid.partition("::")[0] in SPREAD or nodeid in slow_tests.EXCEPTIONS
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Have one process more than there are cores, because tests also wait."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -74,6 +74,7 @@ def test_a_mechanism_can_be_named() -> None:
     assert "it has: memfd" in done.stderr
 
 
+@pytest.mark.long
 def test_nothing_selected_exits_as_pytest_does() -> None:
     done = run("--json", "-k", "no_test_has_this_name")
 
@@ -82,6 +83,7 @@ def test_nothing_selected_exits_as_pytest_does() -> None:
     assert (report.ok, report.exit_code, report.laws) == (False, 5, ())
 
 
+@pytest.mark.long
 def test_a_device_that_does_not_exist_is_no_success() -> None:
     done = run("--json", "-k", "c01", "--device", "emulated:99")
 

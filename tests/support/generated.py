@@ -9,7 +9,7 @@ from hypothesis import settings
 VARIABLE: Final = "CROSSMEM_TEST_EXAMPLES"
 """Which profile: ``default``, ``ci`` or ``long``."""
 
-PROFILES: Final = {"default": 0.5, "ci": 1.0, "long": 20.0}
+PROFILES: Final = {"default": 0.5, "ci": 1.0, "long": 5.0}
 """How many examples each profile tries, as a multiple of what the test asks for."""
 
 

@@ -112,7 +112,13 @@ def run_kit(
     environment
         Variables to set.
     """
-    changed: dict[str, str | None] = {"CROSSMEM_RUN_DIR": None, "PYTEST_XDIST_WORKER": None}
+    changed: dict[str, str | None] = {
+        "CROSSMEM_RUN_DIR": None,
+        "PYTEST_XDIST_WORKER": None,
+        # pytest writes its own form of the kit's tests once, wherever the kit is installed.
+        "PYTHONDONTWRITEBYTECODE": None,
+        "PYTHONPYCACHEPREFIX": str(folder.parent / "bytecode"),
+    }
     if not measured:
         changed |= {"COVERAGE_PROCESS_START": None, "COVERAGE_PROCESS_CONFIG": None}
     preload("pytest", "hypothesis", "crossmem.conformance.machine", *_PLUGINS)
