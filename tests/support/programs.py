@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python programs and ``crossmem`` commands, each in a process that is forked from a warm one.
+"""Programs, scripts and ``crossmem`` commands, each in a process that is forked from a warm one.
 
 An interpreter takes longer to start than most of them take to run. Tests of what belongs to the
 start itself, such as ``python -m`` or what is imported, start an interpreter of their own.
@@ -11,11 +11,13 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from subprocess import CompletedProcess
+from types import ModuleType
+from typing import Any
 
-from crossmem.conformance.peers import Peer, preload
+from crossmem.conformance.peers import Peer, PeerDiedError, preload
 from crossmem.conformance.speed import SLOWNESS
 
 DEADLINE_S = 60 * SLOWNESS
@@ -41,12 +43,8 @@ preload(
 )
 
 
-class Done(NamedTuple):
-    """How a program ended, as :class:`subprocess.CompletedProcess` tells it."""
-
-    returncode: int
-    stdout: str
-    stderr: str
+Done = CompletedProcess[str]
+"""How a program ended, and what it wrote."""
 
 
 def command(*arguments: object, path: Sequence[Path] = (), **environment: str) -> Done:
@@ -67,11 +65,22 @@ def script(file: Path, *arguments: object, path: Sequence[Path] = (), **environm
     return _run(_script, (file, *arguments), path, environment)
 
 
+def run_script(
+    text: str, *arguments: object, environment: Mapping[str, str | None] | None = None
+) -> Done:
+    """Run a text as ``python -c`` does.
+
+    `environment` has variables to set, or with None to remove. Variables of crossmem cost nothing;
+    for others, a warm process of their own is started.
+    """
+    return _run(_text, (text, *arguments), (), environment or {})
+
+
 def _run(
     function: Callable[..., int],
     arguments: Sequence[object],
     path: Sequence[Path],
-    environment: dict[str, str],
+    environment: Mapping[str, str | None],
 ) -> Done:
     with (
         tempfile.TemporaryDirectory(prefix="crossmem-program-") as name,
@@ -80,12 +89,15 @@ def _run(
         folder = Path(name)
         folders = [str(one) for one in path]
         words = list(map(str, arguments))
-        code = peer.call(function, words, name, folders, within=DEADLINE_S)
-        # What is written and what fails while the interpreter ends counts, too.
-        peer.request_exit()
-        end = peer.wait_exit(within=DEADLINE_S)
+        try:
+            code = peer.call(function, words, name, folders, within=DEADLINE_S)
+            # What is written and what fails while the interpreter ends counts, too.
+            peer.request_exit()
+            code = code or peer.wait_exit(within=DEADLINE_S)
+        except PeerDiedError as ended:
+            code = ended.exitcode
         written = ((folder / one).read_text("utf-8") for one in ("stdout", "stderr"))
-        return Done(code or end, *written)
+        return Done(words, code, *written)
 
 
 # In the process ---------------------------------------------------------------------------
@@ -134,3 +146,11 @@ def _script(arguments: list[str], folder: str, path: list[str]) -> int:
     warnings.simplefilter("error")
     # Its names live until the interpreter ends.
     return _exit_code(lambda: _kept.append(runpy.run_path(arguments[0], run_name="__main__")))
+
+
+def _text(arguments: list[str], folder: str, path: list[str]) -> int:
+    _begin(folder, path)
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv[:] = ["-c", *arguments[1:]]
+    code = compile(arguments[0], "<string>", "exec")
+    return _exit_code(lambda: exec(code, main.__dict__))  # noqa: S102 - a test's script

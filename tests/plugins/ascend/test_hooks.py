@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import DEADLINE_S
+from programs import DEADLINE_S
 
 import crossmem
 from crossmem.plugin import API_VERSION, Backend

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from scripts import DEADLINE_S, run_script
+from programs import DEADLINE_S, run_script
 
 from crossmem.conformance.peers import preload
 from crossmem.driver import Block, Exported, Imported

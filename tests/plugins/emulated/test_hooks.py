@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
-from scripts import DEADLINE_S
+from programs import DEADLINE_S
 
 from crossmem.errors import ConfigurationError
 from crossmem.plugin.markers import API_VERSION

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from emulated_sharing import attach, contents, export, free, mapped_by, sharing, unmap
-from scripts import run_script
+from programs import run_script
 
 import crossmem
 from crossmem.conformance.peers import preload

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from scripts import DEADLINE_S
+from programs import DEADLINE_S
 
 import crossmem
 from crossmem.plugin import API_VERSION, Backend

@@ -15,7 +15,7 @@ import pytest
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from scripts import DEADLINE_S
+from programs import DEADLINE_S
 
 from crossmem import ConfigurationError, UnsupportedError
 from crossmem.arrays import Layout, from_text, to_numpy

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import DEADLINE_S
+from programs import DEADLINE_S
 
 from crossmem.plugin import Backend, PluginFailure, PluginInfo, Registry, hookimpl
 from crossmem.settings import Settings

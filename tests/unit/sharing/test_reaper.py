@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from scripts import DEADLINE_S
+from programs import DEADLINE_S
 
 _NO_THREAD = """
 import threading
