@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import compilers
+import measuring
 import pytest
 import skipped_tests
 import slow_tests
@@ -24,6 +25,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 compiled = compilers.compiled
 compile_library = compilers.compile_library
+unmeasured = measuring.unmeasured
 
 
 def pytest_configure(config: pytest.Config) -> None:

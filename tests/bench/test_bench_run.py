@@ -16,7 +16,11 @@ from crossmem.bench.pair import BenchError, Pair, child_environment
 from crossmem.bench.peer_posix_ipc import PosixIpcPeer
 
 # Ten seconds where nothing else runs; it took 78 beside other work.
-pytestmark = [pytest.mark.ci, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.ci,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("unmeasured"),
+]
 
 
 def _children() -> list[str]:

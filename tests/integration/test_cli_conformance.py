@@ -60,6 +60,7 @@ def test_laws_for_people() -> None:
     assert "1 law on emulated:0" in done.stdout
 
 
+@pytest.mark.long
 def test_a_mechanism_can_be_named() -> None:
     done = run("-k", "c01_odd", "--mechanism", "memfd")
 

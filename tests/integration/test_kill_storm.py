@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     import storm_worker
 
-pytestmark = pytest.mark.ci
+pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("unmeasured")]
 preload("storm_worker")
 
 WITHIN_S = 600 * SLOWNESS

@@ -101,6 +101,7 @@ def test_2_000_mutated_handles_map_nothing_else(start: Start) -> None:
 
 @pytest.mark.ci
 @pytest.mark.timeout(400)
+@pytest.mark.usefixtures("unmeasured")
 def test_20_000_mutated_handles_map_nothing_else(start: Start) -> None:
     report = attempt(start, 20_000, 1, 350 * SLOWNESS)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+from measuring import UNMEASURED
 
 import crossmem.conformance
 from crossmem.conformance.peers import Peer, preload
@@ -120,7 +121,7 @@ def run_kit(
         "PYTHONPYCACHEPREFIX": str(folder.parent / "bytecode"),
     }
     if not measured:
-        changed |= {"COVERAGE_PROCESS_START": None, "COVERAGE_PROCESS_CONFIG": None}
+        changed |= UNMEASURED
     preload("pytest", "hypothesis", "crossmem.conformance.machine", *_PLUGINS)
     with Peer("emulated:0", tracing=False, environment={**changed, **environment}) as peer:
         peer.call(os.chdir, str(folder))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from measuring import UNMEASURED
 from programs import DEADLINE_S, run_script
 
 from crossmem.conformance.peers import preload
@@ -22,10 +23,6 @@ from crossmem_emulated.options import Options
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 preload("crossmem_emulated.driver", "crossmem_emulated.options")
-
-# Not under coverage: its tracer has a lock, and a process that forks while another of its threads
-# holds that lock has a child that waits for ever.
-UNMEASURED = {name: None for name in os.environ if name.startswith(("COV_CORE_", "COVERAGE_"))}
 
 # What a script has at hand; it runs in a process of its own, because it changes limits or dies.
 PRELUDE = """
@@ -143,6 +140,8 @@ def run() -> Run:
     def do(
         script: str, *arguments: object, fresh: bool = False, pass_fds: tuple[int, ...] = ()
     ) -> subprocess.CompletedProcess[str]:
+        # Not under coverage: its tracer has a lock, and a process that forks while another of its
+        # threads holds that lock has a child that waits for ever.
         if not (fresh or pass_fds):
             return run_script(PRELUDE + script, *arguments, environment=UNMEASURED)
         environ = {name: value for name, value in os.environ.items() if name not in UNMEASURED}
