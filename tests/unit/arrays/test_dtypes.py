@@ -222,7 +222,8 @@ def test_a_struct_of_c() -> None:
     assert point.fields == (Field("x", 0, f8, ()), Field("y", 8, f8, ()))
 
 
-@repeatable
+# NumPy takes milliseconds to make one.
+@examples(120)
 @given(dtypes)
 def test_what_numpy_has_comes_back_from_text(theirs: "np.dtype[Any]") -> None:
     dtype = dtype_of(theirs)
