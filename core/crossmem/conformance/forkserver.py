@@ -23,7 +23,13 @@ from typing_extensions import override
 
 from crossmem.conformance.channel import START_TIMEOUT_S, serve
 
-__all__ = ["ForkServer", "ForkedProcess", "plugin_modules", "server_variables"]
+__all__ = [
+    "ForkServer",
+    "ForkServerError",
+    "ForkedProcess",
+    "plugin_modules",
+    "server_variables",
+]
 
 _PROGRAM: Final = (
     "import sys; sys.path[:] = {path!r}; "
@@ -52,6 +58,10 @@ def plugin_modules() -> list[str]:
     return [name for name in sys.modules if name.partition(".")[0] in plugins]
 
 
+class ForkServerError(Exception):
+    """The fork server is gone."""
+
+
 class ForkedProcess:
     """A child of a fork server, with the part of :class:`subprocess.Popen` that peers use.
 
@@ -64,14 +74,20 @@ class ForkedProcess:
     def __init__(self, status: int) -> None:
         self.status = status
         self.returncode: int | None = None
-        self.pid = self._read(START_TIMEOUT_S)
+        try:
+            self.pid = self._read(START_TIMEOUT_S)
+        except BaseException:
+            os.close(status)
+            raise
 
     def _read(self, timeout_s: float) -> int:
-        if not select.select([self.status], [], [], timeout_s)[0]:
+        poll = select.poll()
+        poll.register(self.status, select.POLLIN)
+        if not poll.poll(timeout_s * 1000):
             raise subprocess.TimeoutExpired("a peer's fork", timeout_s)
         data = os.read(self.status, _NUMBER.size)
         if not data:
-            raise RuntimeError("the fork server of the peers has ended")
+            raise ForkServerError("the fork server ended before it told how its child ended")
         (number,) = _NUMBER.unpack(data)
         return int(number)
 
@@ -88,11 +104,18 @@ class ForkedProcess:
         ------
         subprocess.TimeoutExpired
             If it has not ended after `timeout` seconds.
+        ForkServerError
+            If the server was killed: only it could learn the exit code.
         """
         if self.returncode is None:
             self.returncode = self._read(timeout)
             os.close(self.status)
         return self.returncode
+
+    def close(self) -> None:
+        """Give up the wait for its end."""
+        if self.returncode is None:
+            os.close(self.status)
 
     @override
     def __repr__(self) -> str:

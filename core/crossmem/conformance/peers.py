@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -26,7 +27,12 @@ from typing import Any, Final, Self
 from typing_extensions import override
 
 from crossmem.conformance.channel import GRACE_S, START_TIMEOUT_S, receive, send
-from crossmem.conformance.forkserver import ForkedProcess, ForkServer, server_variables
+from crossmem.conformance.forkserver import (
+    ForkedProcess,
+    ForkServer,
+    ForkServerError,
+    server_variables,
+)
 from crossmem.conformance.speed import SLOWNESS
 
 __all__ = [
@@ -51,6 +57,7 @@ _PROGRAM: Final = (
 
 _alive: "weakref.WeakSet[Peer]" = weakref.WeakSet()
 _servers: dict[frozenset[tuple[str, str]], ForkServer] = {}
+_starting = threading.Lock()
 _preloaded: dict[str, None] = {"crossmem.conformance.actions": None}
 
 
@@ -175,9 +182,11 @@ class Peer:
     def _fork(self, environment: dict[str, str], stream: socket.socket) -> ForkedProcess:
         variables = server_variables(environment)
         key = frozenset(variables.items())
-        server = _servers.get(key)
-        if server is None or not server.is_running:
-            server = _servers[key] = ForkServer(variables)
+        with _starting:
+            if key in _servers and not _servers[key].is_running:
+                _servers.pop(key).close()
+            server = _servers.get(key) or ForkServer(variables)
+            _servers[key] = server
         return server.fork(_preloaded, environment, stream, self._stderr.fileno())
 
     @property
@@ -354,8 +363,10 @@ class Peer:
                 self.start(_save_coverage).result(3)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(subprocess.TimeoutExpired, ForkServerError):
             self._process.wait(GRACE_S)
+        if isinstance(self._process, ForkedProcess):
+            self._process.close()
         self._socket.close()
         self._stderr.close()
         os.close(self._pidfd)
