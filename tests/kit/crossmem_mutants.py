@@ -20,6 +20,7 @@ import mutants_ranges  # noqa: F401 - the same
 from mutation import MUTANTS, always, changed, instead, mutant, property_is
 from typing_extensions import override
 
+from crossmem.conformance.speed import SLOWNESS
 from crossmem.control import book, client, link, server
 from crossmem.control.leases import LeaseTable
 from crossmem.control.records import Allow
@@ -485,7 +486,7 @@ def c26_the_environment_is_ignored() -> None:
 def c26_a_timeout_is_taken_lightly() -> None:
     @instead(link.Deadline, "__init__")
     def _(old: Any, self: Any, timeout_s: float) -> None:
-        old(self, timeout_s + 5.0)
+        old(self, timeout_s + 5.0 * SLOWNESS)
 
 
 if name := os.environ.get("CROSSMEM_MUTANT"):
