@@ -58,6 +58,8 @@ def main(arguments: list[str]) -> int:
         os.chown(home, _NOBODY, _NOBODY)
         pytest = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
         steps = _uncovered(Path(sys.base_prefix), folder / "python")
+        if sys.prefix != sys.base_prefix:
+            steps += _uncovered(Path(sys.prefix), folder / "environment")
         steps.append(f"exec {shlex.join([*_AS_NOBODY, *pytest])}")
         kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         return subprocess.run(
