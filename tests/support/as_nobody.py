@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
             ["unshare", "--mount", "bash", "-euc", "\n".join(steps)],
             check=False,
             cwd=checkout,
-            env={**kept, "HOME": str(home), "TMPDIR": str(home)},
+            env={**kept, "HOME": str(home)},
         ).returncode
 
 
