@@ -79,6 +79,11 @@ def test_every_law_has_tests_in_the_core() -> None:
     )
 
 
+def test_every_test_of_the_kit_has_a_name_of_its_own() -> None:
+    # The report names tests without their modules.
+    assert len({one.name for one in kit_tests()}) == len(kit_tests())
+
+
 def test_every_mechanism_is_tested_before_long() -> None:
     mechanisms = {(run.backend, run.mechanism) for run in RUNS}
 
