@@ -93,7 +93,8 @@ def _run(
             code = peer.call(function, words, name, folders, within=DEADLINE_S)
             # What is written and what fails while the interpreter ends counts, too.
             peer.request_exit()
-            code = code or peer.wait_exit(within=DEADLINE_S)
+            end = peer.wait_exit(within=DEADLINE_S)
+            code = code or end
         except PeerDiedError as ended:
             code = ended.exitcode
         written = ((folder / one).read_text("utf-8") for one in ("stdout", "stderr"))
