@@ -213,7 +213,9 @@ def test_c08_ones_own_adopted_memory_is_no_import(
 
 @needs_foreign
 @pytest.mark.crossmem_core
-def test_c21_work_on_adopted_memory_issued_before_the_export_is_seen(fresh_peer: FreshPeer, peer: Peer) -> None:
+def test_c21_work_on_adopted_memory_issued_before_the_export_is_seen(
+    fresh_peer: FreshPeer, peer: Peer
+) -> None:
     owner = fresh_peer()
     owner.call(strangers.make_stranger, "memory", 1, b"early")
     owner.call(actions.call, "memory", "adopt", keep="a")
