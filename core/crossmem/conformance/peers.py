@@ -357,9 +357,9 @@ class Peer:
         """Kill what is left of it and of its children, and close everything. Never raises."""
         if self._pidfd < 0:
             return
-        if "COVERAGE_PROCESS_START" in os.environ and self._is_running():
-            # What it ran is to be counted, and a killed process cannot tell any more.
-            with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):
+            if "COVERAGE_PROCESS_START" in os.environ and self._is_running():
+                # What it ran is to be counted, and a killed process cannot tell any more.
                 self.start(_save_coverage).result(3)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
