@@ -8,7 +8,9 @@ from crossmem.driver.base import (
     Driver,
     Exported,
     Imported,
+    Mapped,
     Peer,
+    Reserved,
 )
 from crossmem.driver.groups import (
     AddressRanges,
@@ -34,8 +36,10 @@ __all__ = [
     "Foreign",
     "ForeignMemory",
     "Imported",
+    "Mapped",
     "Peer",
     "ReadonlyAlias",
+    "Reserved",
     "TracingDriver",
     "Witness",
     "address_ranges_of",

@@ -16,7 +16,17 @@ from typing import Any, ClassVar, Final
 
 from crossmem.models import Access, Capabilities, DeviceInfo
 
-__all__ = ["DRIVER_API_VERSION", "Block", "CopyKind", "Driver", "Exported", "Imported", "Peer"]
+__all__ = [
+    "DRIVER_API_VERSION",
+    "Block",
+    "CopyKind",
+    "Driver",
+    "Exported",
+    "Imported",
+    "Mapped",
+    "Peer",
+    "Reserved",
+]
 
 DRIVER_API_VERSION: Final = 1
 """Version of this contract. A backend says which one it was written for."""
@@ -53,7 +63,7 @@ class Block:
     reference: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Exported:
     """What importers need to open a block; it travels with each lease.
 
@@ -93,6 +103,43 @@ class Imported:
     reference: Any = None
 
 
+@dataclass(slots=True)
+class Mapped:
+    """Memory at an address of this process, from ``map`` until ``unmap``.
+
+    Parameters
+    ----------
+    source
+        What is mapped.
+    pointer
+        The address. The driver sets it to 0 right before the vendor call that gives it back, and
+        back to the address if the vendor refused: so an interrupted ``unmap`` can be called again.
+    """
+
+    source: Block | Imported
+    pointer: int
+
+
+@dataclass(slots=True)
+class Reserved:
+    """Reserved addresses of this process, from ``reserve`` until ``release``.
+
+    Parameters
+    ----------
+    ordinal
+        Device for which they are reserved.
+    pointer
+        The first address; as in :class:`Mapped`, 0 from right before the vendor call that gives
+        the addresses back.
+    nbytes
+        How many.
+    """
+
+    ordinal: int
+    pointer: int
+    nbytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A process that asks for a lease, as the vendor's whitelist wants to know it.
@@ -118,7 +165,14 @@ class Driver(ABC):
     A method that raises has left nothing behind. One that gives something back (``free``,
     ``release_export``, ``close``, ``unmap``, and their like in the optional groups) is called
     again, in later calls of crossmem, after it raised: it then goes on where it stopped, and does
-    nothing twice. So it remembers in the block's or import's reference what it has done.
+    nothing twice. So it forgets each resource, in the block, import, export or mapping that core
+    passes, right before the vendor call that gives the resource back, and puts it back there only
+    if the vendor refused.
+
+    Both hold for exceptions of signal handlers, too (law C30), which Python raises at the entry of
+    a function, at a backward jump and after a call. A method that returns something new records
+    each resource with :func:`crossmem.driver.recording.call_into`, and gives back what is recorded
+    if it raises.
     """
 
     api_version: ClassVar[int] = DRIVER_API_VERSION
@@ -251,8 +305,8 @@ class Driver(ABC):
         """Give an import back. It is not mapped any more."""
 
     @abstractmethod
-    def map(self, imported: Imported, *, remappable: bool) -> int:
-        """Give an import an address in this process and return it.
+    def map(self, imported: Imported, *, remappable: bool) -> Mapped:
+        """Give an import an address in this process.
 
         Never called while the import has one from here. With ``remappable=False``, core promises
         not to call this again for the import, so the driver may give up at once what only a
@@ -261,7 +315,7 @@ class Driver(ABC):
         """
 
     @abstractmethod
-    def unmap(self, imported: Imported, pointer: int) -> None:
+    def unmap(self, mapped: Mapped) -> None:
         """Take the address away again. Core has synchronised the device before (law C9)."""
 
     @abstractmethod

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from crossmem.driver.base import Block, Driver, Imported
+from crossmem.driver.base import Block, Driver, Imported, Mapped, Reserved
 
 __all__ = [
     "AddressRanges",
@@ -23,11 +23,11 @@ __all__ = [
 class ReadonlyAlias(Protocol):
     """A second, read-only mapping of memory that this process owns (law C8)."""
 
-    def map_readonly(self, block: Block) -> int:
-        """Map a block read-only and return the address."""
+    def map_readonly(self, block: Block) -> Mapped:
+        """Map a block read-only."""
         ...
 
-    def unmap_readonly(self, block: Block, pointer: int) -> None:
+    def unmap_readonly(self, mapped: Mapped) -> None:
         """Take that address away again."""
         ...
 
@@ -40,19 +40,19 @@ class AddressRanges(Protocol):
     be mapped at several places, and in its usual one, at the same time.
     """
 
-    def reserve(self, ordinal: int, nbytes: int) -> int:
-        """Reserve consecutive addresses, without memory, and return the first.
+    def reserve(self, ordinal: int, nbytes: int) -> Reserved:
+        """Reserve consecutive addresses, without memory.
 
         ``nbytes`` is a multiple of the granularity. Nothing else of the process gets addresses
         there before :meth:`release`.
         """
         ...
 
-    def release(self, ordinal: int, pointer: int, nbytes: int) -> None:
+    def release(self, reserved: Reserved) -> None:
         """Give a whole range back, in which nothing is mapped."""
         ...
 
-    def map_at(self, memory: Block | Imported, pointer: int) -> None:
+    def map_at(self, memory: Block | Imported, pointer: int) -> Mapped:
         """Map the whole capacity of memory at reserved addresses.
 
         An import keeps its access. It may have been mapped with ``remappable=False``; then that
@@ -60,7 +60,7 @@ class AddressRanges(Protocol):
         """
         ...
 
-    def unmap_at(self, memory: Block | Imported, pointer: int) -> None:
+    def unmap_at(self, mapped: Mapped) -> None:
         """Take memory away from reserved addresses, which stay reserved.
 
         Core has synchronised the device before (law C9).

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The locks of crossmem, and the one order in which a thread takes them.
+
+A thread that holds a lock takes only locks of a higher rank, or the same lock again. Locks of rank
+``STATE`` and above are held for moments: no driver, plugin, observer or finaliser runs and no
+descriptor of a peer closes under them.
+
+Every lock is a ``threading.RLock``, because its ``with`` statement is safe against exceptions
+raised by signal handlers. ``acquire`` with a timeout is not: record its result with
+:func:`crossmem.driver.recording.call_into`.
+"""
+
+import os
+import threading
+from enum import IntEnum
+from typing import Final
+
+__all__ = [
+    "CHECKED",
+    "DebugLock",
+    "LockOrderError",
+    "Rank",
+    "held_ranks",
+    "is_held_here",
+    "ordered_lock",
+]
+
+_VARIABLE: Final = "CROSSMEM_TEST_LOCK_ORDER"
+
+CHECKED: Final = os.environ.get(_VARIABLE) == "1"
+"""Whether each lock asserts the order. It costs time, so only test runs set it."""
+
+
+class Rank(IntEnum):
+    """What a lock guards. A thread takes locks in ascending rank."""
+
+    FORK = 1
+    """The one state of the process, while it is made or forked."""
+    PROCESS = 2
+    """Starting the lease server, and the list of devices."""
+    IMPORT = 3
+    """One import: held while the vendor opens, maps or closes it, and while its exporter answers."""
+    ALLOCATION = 4
+    """One allocation: held while the driver works on it."""
+    FOREIGN = 5
+    """The foreign allocations: held while the driver adopts memory or gives it up."""
+    CONNECTION = 6
+    """One connection to an exporter: held for a request and its reply."""
+    STATE = 7
+    """Which objects are open and who uses them."""
+    LEASES = 8
+    """The lease registry."""
+    INDEX = 9
+    """The index of addresses."""
+
+
+class LockOrderError(AssertionError):
+    """A thread took a lock out of order."""
+
+
+_held = threading.local()
+
+
+class DebugLock:
+    """A reentrant lock that asserts the order. For test runs."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self._lock = threading.RLock()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002
+        """Take the lock; raise :class:`LockOrderError` if the thread holds one of higher rank."""
+        mine: list[DebugLock] = _held.__dict__.setdefault("locks", [])
+        highest = max((one.rank for one in mine), default=self.rank)
+        if blocking and highest > self.rank and self not in mine:
+            names = ", ".join(one.rank.name for one in mine)
+            msg = f"a thread that holds {names} takes {self.rank.name}"
+            raise LockOrderError(msg)
+        taken = self._lock.acquire(blocking, timeout)
+        if taken:
+            mine.append(self)
+        return taken
+
+    def release(self) -> None:
+        """Release the lock."""
+        mine: list[DebugLock] = _held.locks
+        index = len(mine) - 1 - mine[::-1].index(self)
+        self._lock.release()
+        del mine[index]
+
+    def _is_owned(self) -> bool:
+        # What threading.Condition asks of a lock that is given to it.
+        return self in getattr(_held, "locks", ())
+
+    __enter__ = acquire
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def ordered_lock(rank: Rank) -> threading.RLock:
+    """Return a new reentrant lock of a rank."""
+    return DebugLock(rank) if CHECKED else threading.RLock()  # type: ignore[return-value]
+
+
+def is_held_here(condition: threading.Condition) -> bool:
+    """Whether this thread holds the lock of a condition, which nobody waits for."""
+    try:
+        # Documented to raise if the thread does not hold the lock.
+        condition.notify(0)
+    except RuntimeError:
+        return False
+    return True
+
+
+def held_ranks() -> tuple[Rank, ...]:
+    """Return the ranks of the locks that this thread holds. Empty unless locks are checked."""
+    return tuple(one.rank for one in getattr(_held, "locks", ()))
