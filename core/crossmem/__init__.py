@@ -39,16 +39,16 @@ from crossmem.errors import (
     WrongHostError,
 )
 from crossmem.models import Capabilities, DeviceInfo, ShareableHandle
-from crossmem.sharing.adoption import Adoption
-from crossmem.sharing.allocation import Allocation
-from crossmem.sharing.attach import attach, attach_many, import_handle
 from crossmem.sharing.device import Device, device, devices
-from crossmem.sharing.mapping import Import, Mapping
-from crossmem.sharing.ranges import AddressRange, Piece
+from crossmem.sharing.exporter.adoption import Adoption
+from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.importer.attach import attach, attach_many, import_handle
+from crossmem.sharing.importer.mapping import Import, Mapping
+from crossmem.sharing.ranges.address_range import AddressRange, Piece
 
 if typing.TYPE_CHECKING:
-    from crossmem.sharing.report import ExportInfo, LeaseInfo, collect, exports
-    from crossmem.sharing.ways import ShareReport, ShareWay, how_can_share
+    from crossmem.sharing.exporter.report import ExportInfo, LeaseInfo, collect, exports
+    from crossmem.sharing.exporter.share_report import ShareReport, ShareWay, how_can_share
     from crossmem.trees.born import empty
     from crossmem.trees.receive import receive
     from crossmem.trees.share import share
@@ -58,8 +58,8 @@ else:
     __getattr__, __dir__ = lazy.names(
         __name__,
         {
-            "crossmem.sharing.report": ("ExportInfo", "LeaseInfo", "collect", "exports"),
-            "crossmem.sharing.ways": ("ShareReport", "ShareWay", "how_can_share"),
+            "crossmem.sharing.exporter.report": ("ExportInfo", "LeaseInfo", "collect", "exports"),
+            "crossmem.sharing.exporter.share_report": ("ShareReport", "ShareWay", "how_can_share"),
             "crossmem.trees": ("Shared", "empty", "receive", "share"),
         },
     )

@@ -25,13 +25,14 @@ from crossmem.arrays.adapters import ADAPTERS, describe
 from crossmem.arrays.libraries import require, used
 from crossmem.errors import CrossmemError
 from crossmem.models import ShareableHandle
-from crossmem.sharing.adoption import Adoption
-from crossmem.sharing.allocation import Allocation
-from crossmem.sharing.attach import Readonly, attach_held
-from crossmem.sharing.holds import discard as discard_holds
-from crossmem.sharing.holds import hold
-from crossmem.sharing.mapping import Mapping
-from crossmem.sharing.process import current
+from crossmem.sharing.exporter.adoption import Adoption
+from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.importer.attach import Readonly, attach_held
+from crossmem.sharing.importer.messages import discard as discard_holds
+from crossmem.sharing.importer.messages import hold
+from crossmem.sharing.importer.mapping import Mapping, asked_readonly
+from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.process import current
 from crossmem.trees import Shared
 from crossmem.trees.message import Message
 from crossmem.trees.receive import build
@@ -194,7 +195,7 @@ def _alone(array: Any) -> Any:
         return None
     low, high = found.layout.extent or (0, 0)
     nbytes = high - low
-    if nbytes and current().whereabouts.find(found.pointer + low, nbytes) is None:
+    if nbytes and current().arrays.find(found.pointer + low, nbytes) is None:
         return None
     flat = array.detach().as_strided((nbytes // array.itemsize,), (1,))
     return flat.clone().as_strided(array.shape, array.stride())
@@ -209,7 +210,7 @@ def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Re
 
     def reduce(storage: Any) -> _Reduced:
         nbytes = storage.nbytes() if storage.device.type == "cpu" else 0
-        if nbytes and current().whereabouts.find(storage.data_ptr(), nbytes) is not None:
+        if nbytes and current().arrays.find(storage.data_ptr(), nbytes) is not None:
             storage = storage.clone()
         return fallback(storage)
 
@@ -226,7 +227,7 @@ def _reduce_allocation(allocation: Allocation) -> _Reduced:
 
 
 def _reduce_mapping(mapping: Mapping) -> _Reduced:
-    return _held(mapping.handle, readonly=mapping.asked_readonly)
+    return _held(mapping.handle, readonly=asked_readonly(mapping))
 
 
 def _held(handle: ShareableHandle, *, readonly: Readonly) -> _Reduced:
@@ -243,7 +244,7 @@ def _rebuild_array(blob: bytes, numbers: Sequence[int], readonly: Readonly) -> A
     with _discarding(held):
         mappings = attach_held(held, readonly=readonly)
     for mapping in mappings:
-        mapping.leave_to_views()
+        leave_to_views(mapping)
     return build(message, mappings)
 
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 from crossmem.conformance import actions
 from crossmem.driver import Block, Exported, Imported, TracingDriver
 from crossmem.models import Access, Capabilities, ShareableHandle
-from crossmem.sharing.process import current
+from crossmem.sharing.base.process import current
 
 HOST_TO_DEVICE = 1
 _sound: dict[str, Any] = {}

@@ -10,8 +10,8 @@ import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
-from crossmem.sharing.attach import attach_held
-from crossmem.sharing.holds import discard, hold
+from crossmem.sharing.importer.attach import attach_held
+from crossmem.sharing.importer.messages import discard, hold
 
 Message = list[tuple[bytes, int]]
 

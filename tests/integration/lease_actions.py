@@ -21,8 +21,8 @@ from crossmem.conformance import actions
 from crossmem.control import wire
 from crossmem.control.endpoint import abstract_address, socket_path
 from crossmem.models import ProcessIdentity
-from crossmem.sharing.entry import RemoteEntry
-from crossmem.sharing.process import current
+from crossmem.sharing.importer.record import RemoteEntry
+from crossmem.sharing.base.process import current
 
 _kept: list[object] = []
 

@@ -12,7 +12,7 @@ from crossmem.conformance import actions
 from crossmem.driver import Block, Exported, Imported, TracingDriver
 from crossmem.errors import UnsupportedError
 from crossmem.models import Access, Capabilities
-from crossmem.sharing.process import current
+from crossmem.sharing.base.process import current
 
 told: list[tuple[Any, ...]] = []
 """What the driver was told, in order."""

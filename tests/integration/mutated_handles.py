@@ -23,7 +23,7 @@ from typing_extensions import override
 
 import crossmem
 from crossmem.driver import Block, Driver, Imported, TracingDriver
-from crossmem.sharing.process import current
+from crossmem.sharing.base.process import current
 
 # (name, offset, layout) of the numbers in the wire form, which is fixed for version 1.
 NUMBERS = [

@@ -26,7 +26,7 @@ import crossmem
 from crossmem.control import processes
 from crossmem.driver import Driver, TracingDriver
 from crossmem.models import ProcessIdentity, process_start_time
-from crossmem.sharing.process import current
+from crossmem.sharing.base.process import current
 
 MAX_NBYTES = 100_000
 MAX_OWN = 8

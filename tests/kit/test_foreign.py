@@ -16,7 +16,7 @@ from crossmem.driver import Foreign, TracingDriver
 from crossmem.plugin import Registry, hookimpl
 from crossmem.settings import Settings
 from crossmem.sharing import process
-from crossmem.sharing.process import Process
+from crossmem.sharing.base.process import Process
 
 HERE = Path(__file__).parent
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from crossmem.cli.problems import UsageProblem
 from crossmem.plugin import Emulation, EmulationReport, EmulationRequest
-from crossmem.sharing.process import current
+from crossmem.sharing.base.process import current
 
 __all__ = ["prepare", "print_environment", "run", "show"]
 

@@ -6,7 +6,7 @@ from crossmem.cli.problems import reason_and_hint
 from crossmem.cli.reports import BackendReport, DeviceReport, DevicesReport, PluginReport
 from crossmem.plugin import Registry, explain
 from crossmem.plugin.offers import PLUGIN_FAULTS
-from crossmem.sharing.process import current
+from crossmem.sharing.base.process import current
 
 __all__ = ["take_inventory"]
 

@@ -12,7 +12,7 @@ from crossmem.cli.problems import reason_and_hint
 from crossmem.cli.reports import ConformanceMatrixReport, ConformanceReport, LeftOutReport
 from crossmem.errors import CrossmemError
 from crossmem.plugin.offers import PLUGIN_FAULTS
-from crossmem.sharing.process import current
+from crossmem.sharing.base.process import current
 
 __all__ = ["run_matrix"]
 

@@ -14,7 +14,7 @@ from crossmem.conformance import actions
 from crossmem.conformance.forkserver import plugin_modules
 from crossmem.conformance.peers import Peer, kill_all, preload
 from crossmem.conformance.pool import PeerPool
-from crossmem.sharing.process import current
+from crossmem.sharing.base.process import current
 
 __all__ = ["Allocate", "FreshPeer", "Imports", "Kit", "capacity_of"]
 

@@ -14,7 +14,7 @@ from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
 from crossmem.models import Event, EventKind
 from crossmem.plugin import hookimpl
-from crossmem.sharing.process import current
+from crossmem.sharing.base.process import current
 
 _NBYTES = 4096
 _NOBODY = 65534

@@ -21,7 +21,7 @@ from crossmem.conformance.harness import Allocate, FreshPeer, Kit
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import SOON_S, settle
 from crossmem.driver import TracingDriver
-from crossmem.sharing.process import current
+from crossmem.sharing.base.process import current
 
 _NBYTES = 4096
 _LAST_WORDS = "what is left: "
@@ -37,14 +37,13 @@ def report_at_exit() -> None:
     """
     current().registry.adapt(TracingDriver)
     # What a vendor's library opens for its devices stays open until the process ends.
-    actions.device().allocate(1).free()
+    device = actions.device()
+    device.allocate(1).free()
     before = actions.descriptors()
-    util.Finalize(None, _report, args=(before,), exitpriority=-100)
+    util.Finalize(None, _report, args=(device, before), exitpriority=-100)
 
 
-def _report(before: list[str]) -> None:
-    # Devices cannot be asked for any more, but this one is known.
-    (device, *_) = next(iter(current().devices.values()))
+def _report(device: crossmem.Device, before: list[str]) -> None:
     tracer = device.driver
     assert isinstance(tracer, TracingDriver)
     after = actions.descriptors()

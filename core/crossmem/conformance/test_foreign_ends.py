@@ -14,7 +14,7 @@ from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
 from crossmem.conformance.strangers import MakeStranger, Owner, let_go, needs_foreign, took
 from crossmem.driver import TracingDriver
-from crossmem.sharing.process import current
+from crossmem.sharing.base.process import current
 
 
 @needs_foreign

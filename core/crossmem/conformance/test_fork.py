@@ -24,7 +24,7 @@ from crossmem.conformance.harness import Allocate, FreshPeer
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import SOON_S, settle
 from crossmem.driver import Driver, TracingDriver
-from crossmem.sharing.process import current
+from crossmem.sharing.base.process import current
 
 _NBYTES = 4096
 

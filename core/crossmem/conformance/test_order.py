@@ -139,7 +139,7 @@ def report_at_exit() -> None:
     """Print at exit, after crossmem is done, which rules were broken and what is left."""
     import atexit  # noqa: PLC0415
 
-    from crossmem.sharing.process import current  # noqa: PLC0415
+    from crossmem.sharing.base.process import current  # noqa: PLC0415
 
     driver = actions.tracer()
 

@@ -8,15 +8,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from typing_extensions import override
 
 from crossmem.control.limits import no_descriptors
-from crossmem.control.link import Deadline, Link, close_all, dial, owner_gone
+from crossmem.control.link import Deadline, Link, close_each, dial, owner_gone
 from crossmem.control.processes import is_dead
+from crossmem.control.threads import start_thread
 from crossmem.control.wire import (
     HEADER,
     LAST,
@@ -37,7 +38,15 @@ from crossmem.control.wire import (
     verify,
 )
 from crossmem.driver import Exported
-from crossmem.errors import AccessDeniedError, CrossmemError, OwnerGoneError, WrongHostError
+from crossmem.driver.recording import call_into
+from crossmem.errors import (
+    AccessDeniedError,
+    CrossmemError,
+    DriverError,
+    OwnerGoneError,
+    WrongHostError,
+)
+from crossmem.locks import Rank, ordered_lock
 from crossmem.models import ProcessIdentity, ShareableHandle
 
 __all__ = ["Asked", "Leased", "OwnerConnection"]
@@ -62,23 +71,23 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True)
 class Leased:
-    """A lease as the importer got it. The descriptors belong to whoever receives this.
+    """A lease as the importer got it.
 
-    ``is_taken`` is set together with what took the descriptors, or closed them: whoever is
-    interrupted after that cannot close them again, when they may be another thread's.
+    ``descriptors`` are those that the receiver of this has to close. A driver that has taken the
+    export owns them: then the list is replaced by an empty one.
     """
 
     lease: int
     nbytes: int
     capacity: int
     exported: Exported
-    is_taken: bool = False
+    descriptors: list[int] = field(default_factory=list)
+    is_recorded: bool = False
+    """Whether an import has the lease and ends it."""
 
     def close_descriptors(self) -> None:
-        """Close what no driver took."""
-        if not self.is_taken:
-            self.is_taken = True
-            close_all(self.exported.descriptors)
+        """Close what no driver took. If this is interrupted, it can be called again."""
+        close_each(self.descriptors)
 
 
 class OwnerConnection:
@@ -94,13 +103,13 @@ class OwnerConnection:
 
     def __init__(self, owner: ProcessIdentity, this: ProcessIdentity, run_dir: Path) -> None:
         self.owner = owner
-        self.entries = 0
-        """Imports and calls that use this connection; counted by the import table."""
+        self.users: set[object] = set()
+        """Imports and calls that use this connection. The import table adds and removes them."""
         self._this = this
         self._run_dir = run_dir
         self._dialing: list[socket.socket] = []
         """Sockets that are being connected."""
-        self._lock = threading.Lock()
+        self._lock = ordered_lock(Rank.CONNECTION)
         self._link: Link | None = None
         self._pidfd: int | None = None
         self._request = 0
@@ -108,7 +117,7 @@ class OwnerConnection:
         self._released: deque[int] = deque()
         """Leases whose end the owner has not been told of."""
         self._helper: threading.Thread | None = None
-        self._sending = threading.Lock()
+        self._sending = ordered_lock(Rank.CONNECTION)
         """Held by the one thread that takes messages out of the outbox; never waited for."""
         self._late_replies = False
 
@@ -168,9 +177,9 @@ class OwnerConnection:
         self, kind: MessageType, asked: Sequence[Asked], reported: int, deadline: Deadline
     ) -> list[Leased | Refusal]:
         answers: list[Leased | Refusal] = []
-        if not self._lock.acquire(timeout=deadline.remaining_s):
-            raise deadline.passed(self.owner)
+        taken: list[bool] = []
         try:
+            self._take_lock(taken, deadline)
             for start in range(0, len(asked), _MAX_WANTED):
                 part = asked[start : start + _MAX_WANTED]
                 answers += self._round_trip(kind, part, reported, deadline)
@@ -178,12 +187,17 @@ class OwnerConnection:
             self.give_back(answers)
             raise
         finally:
-            self._lock.release()
+            if taken and taken[0]:
+                self._lock.release()
         return answers
+
+    def _take_lock(self, taken: list[bool], deadline: Deadline) -> None:
+        if not call_into(taken, self._lock.acquire, True, deadline.remaining_s):  # noqa: FBT003
+            raise deadline.passed(self.owner)
 
     def give_back(self, answers: Sequence[Leased | Refusal]) -> None:
         """Close the descriptors and end the leases of answers that nobody uses."""
-        leased = [one for one in answers if isinstance(one, Leased)]
+        leased = [one for one in answers if isinstance(one, Leased) and not one.is_recorded]
         for one in leased:
             one.close_descriptors()
         self.release([one.lease for one in leased])
@@ -202,15 +216,16 @@ class OwnerConnection:
         OwnerUnresponsiveError, WrongHostError, AccessDeniedError
             Where the owner cannot be told; where it is gone, so are its holds.
         """
-        if not self._lock.acquire(timeout=deadline.remaining_s):
-            raise deadline.passed(self.owner)
+        taken: list[bool] = []
         try:
+            self._take_lock(taken, deadline)
             if self._link is None:
                 self._connect(deadline)
         except (EOFError, OwnerGoneError):
             return
         finally:
-            self._lock.release()
+            if taken and taken[0]:
+                self._lock.release()
         self.release(holds)
         # The owner may have closed the connection since it was used last.
         self.tend(deadline.remaining_s)
@@ -223,10 +238,14 @@ class OwnerConnection:
         helper = threading.Thread(target=self._send_later, name="crossmem-release", daemon=True)
         self._helper = helper
         try:
-            helper.start()
-        except RuntimeError:
+            start_thread(helper)
+        except DriverError:
             # No thread can be started: the next call sends it.
             self._helper = None
+        except BaseException:
+            if helper.ident is None:
+                self._helper = None
+            raise
 
     @property
     def _has_unsent(self) -> bool:
@@ -248,27 +267,32 @@ class OwnerConnection:
 
     def flush(self) -> None:
         """Send what waits to be sent, in order, as far as that is possible without waiting."""
-        while self._has_unsent and self._sending.acquire(blocking=False):
-            # Whoever has the lock looks again afterwards, for what others queued meanwhile.
+        while self._has_unsent:
+            taken: list[bool] = []
             try:
+                # The thread that has it looks again afterwards, for what others queued meanwhile.
+                if not call_into(taken, self._sending.acquire, False):  # noqa: FBT003
+                    return
                 if self._link is None or not self._send_next(self._link):
                     return
             finally:
-                self._sending.release()
+                if taken and taken[0]:
+                    self._sending.release()
 
     def _send_next(self, link: Link) -> bool:
+        # A message leaves its queue after it was sent: ending a lease twice is harmless.
         if self._outbox:
             sent = link.send_now(self._outbox[0])
             if sent:
                 self._outbox.popleft()
             return sent
-        part: list[int] = []
-        # Other threads, and finalisers, add to it meanwhile: no iterating over it.
-        while self._released and len(part) < _MAX_RELEASED:
-            part.append(self._released.popleft())
+        # Other threads, and finalisers, add to it meanwhile; nobody else removes.
+        count = min(len(self._released), _MAX_RELEASED)
+        part = [self._released[index] for index in range(count)]
         sent = link.send_now(pack_ids(MessageType.RELEASE, 0, part))
-        if not sent:
-            self._released.extendleft(reversed(part))
+        if sent:
+            for _ in part:
+                self._released.popleft()
         return sent
 
     def tend(self, timeout_s: float) -> None:
@@ -280,10 +304,13 @@ class OwnerConnection:
             How long all of it may take.
         """
         self.flush()
-        if not (self._has_unsent or self._late_replies) or not self._lock.acquire(blocking=False):
+        if not (self._has_unsent or self._late_replies):
             return
         deadline = Deadline(timeout_s)
+        taken: list[bool] = []
         try:
+            if not call_into(taken, self._lock.acquire, False):  # noqa: FBT003
+                return
             if self._late_replies:
                 self._drop_late_replies(deadline)
             link = self._link
@@ -295,14 +322,18 @@ class OwnerConnection:
             # It cannot be reached now. What waits is sent later, or ends with this process.
             return
         finally:
-            self._lock.release()
+            if taken and taken[0]:
+                self._lock.release()
 
     def _drop_late_replies(self, deadline: Deadline) -> None:
         with suppress(EOFError):
             # What is left of an exporter that never stops sending is for the next call.
             while self._link is not None and self._link.has_messages and deadline.remaining_s:
-                _message, received, _was_cut = self._link.take()
-                close_all(received)
+                received: list[int] = []
+                try:
+                    _message, received, _was_cut = self._link.take()
+                finally:
+                    close_each(received)
 
     def close(self) -> None:
         """Close the connection and stop watching the owner.
@@ -310,9 +341,9 @@ class OwnerConnection:
         Leases that are left end with this process.
         """
         self._disconnect()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)
 
     def close_at_exit(self) -> None:
         """Send what waits and close, unless a thread waits for the owner: exit ends that wait."""
@@ -419,7 +450,7 @@ class OwnerConnection:
             reply = self._receive(link, number, descriptors, deadline)
             return _read([one.handle for one in asked], context, reply, descriptors)
         except BaseException:
-            close_all(descriptors)
+            close_each(descriptors)
             # Whatever was granted, or will be when a slow owner reads this, is taken back.
             self._outbox.append(pack_ids(MessageType.CANCEL, number, ()))
             self._late_replies = True
@@ -430,21 +461,23 @@ class OwnerConnection:
         self, link: Link, number: int, descriptors: list[int], deadline: Deadline
     ) -> bytes:
         body = bytearray()
+        kept = 0
         are_lost = False
         while True:
             message, received, was_cut = link.receive(deadline)
+            # Before any call: an interrupt must find them.
+            descriptors += received
             if len(message) < HEADER.size:
-                close_all(received)
                 msg = f"a message of {len(message)} bytes"
                 raise ProtocolError(msg)
             kind, flags, _reserved, request = HEADER.unpack_from(message)
             if request != number:
                 # A reply that came too late for its requester, who has cancelled it.
-                close_all(received)
+                close_each(descriptors, kept)
                 if not deadline.remaining_s:
                     raise deadline.passed(self.owner)
                 continue
-            descriptors += received
+            kept = len(descriptors)
             are_lost = are_lost or was_cut
             if kind != MessageType.REPLY or len(body) > MAX_REPLY_NBYTES:
                 msg = f"a message of type {kind} after {len(body)} bytes"
@@ -480,5 +513,5 @@ def _read(
         mine = tuple(descriptors[at : at + one.descriptor_count])
         at += one.descriptor_count
         exported = Exported(one.payloads, mine)
-        answers.append(Leased(one.lease, one.nbytes, one.capacity, exported))
+        answers.append(Leased(one.lease, one.nbytes, one.capacity, exported, list(mine)))
     return answers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds what. How leases are recorded is known to this class alone."""
+"""Who holds what. How leases are recorded is known to this module alone."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakSet
 
-from crossmem.control.records import Export
+from crossmem.control.records import Export, Unit
 
 __all__ = ["Holder", "Lease", "LeaseTable", "name_holders"]
 
@@ -20,18 +20,18 @@ class Holder:
     Parameters
     ----------
     pid
-        Its process id as seen here, 0 where it is not visible.
+        Its process id as seen here, 0 if it is not visible.
     uid
         Its user id as seen here.
     pidfd
-        Descriptor that tells of its death; None for this process itself and where the kernel
-        offers none.
+        Descriptor that tells of its death; None for this process itself and if the kernel offers
+        none.
     connections
         How many connections it has.
     leases
         What it holds, by number.
     messages
-        How many of these leases are holds of messages.
+        Numbers of those leases that are holds of messages.
     whitelisted
         Exports for which it is on the vendor's whitelist, as long as there are such exports.
     """
@@ -41,22 +41,22 @@ class Holder:
     pidfd: int | None = None
     connections: int = 0
     leases: dict[int, "Lease"] = field(default_factory=dict)
-    messages: int = 0
+    messages: dict[int, "Lease"] = field(default_factory=dict)
     whitelisted: WeakSet[Export] = field(default_factory=WeakSet)
 
 
 class Lease(NamedTuple):
-    """The record that one process holds an import of one allocation, or a message does.
+    """The record that one process holds an import of one export, or a message does.
 
     Parameters
     ----------
     number
         Whoever knows it may end the lease, over any connection: the holder alone, or whoever has
         the message.
-    allocation
-        Number of the allocation.
+    unit
+        The memory that the lease keeps.
     export
-        Which of the allocation's exports was asked for.
+        Number of the export that was asked for.
     holder
         The importing process; for a message, its sender, or the process that is receiving it.
     since
@@ -66,7 +66,7 @@ class Lease(NamedTuple):
     """
 
     number: int
-    allocation: int
+    unit: Unit
     export: int
     holder: Holder
     since: float
@@ -74,50 +74,48 @@ class Lease(NamedTuple):
 
 
 class LeaseTable:
-    """All leases on this process's memory. Its user holds a lock around every call."""
+    """All leases on this process's memory. Its user holds a lock around every call.
+
+    Each change is either one statement or can be repeated: an exception of a signal handler leaves
+    no lease half recorded that a second call would not end.
+    """
 
     def __init__(self) -> None:
         self._leases: dict[int, Lease] = {}
-        self._by_allocation: dict[int, dict[int, Lease]] = {}
 
-    def give(
-        self, allocation: int, export: int, holder: Holder, *, in_message: bool = False
-    ) -> Lease:
+    def give(self, export: Export, holder: Holder, *, in_message: bool = False) -> Lease:
         """Record a new lease."""
         number = int.from_bytes(os.urandom(8), "little")
-        lease = Lease(number, allocation, export, holder, time.time(), in_message)
-        self._put(lease)
+        unit = export.unit
+        lease = Lease(number, unit, export.handle.export, holder, time.time(), in_message)
+        messages = holder.messages if in_message else {}
+        self._leases[number] = unit.leases[number] = holder.leases[number] = lease
+        messages[number] = lease
         return lease
 
-    def _put(self, lease: Lease) -> None:
-        self._leases[lease.number] = lease
-        self._by_allocation.setdefault(lease.allocation, {})[lease.number] = lease
-        lease.holder.leases[lease.number] = lease
-        lease.holder.messages += lease.in_message
-
     def find_hold(self, number: int, allocation: int, export: int) -> Lease | None:
-        """Return the hold of that number, where it is one of a message with this export."""
+        """Return the hold of that number, if it is one of a message with this export."""
         lease = self._leases.get(number)
         if lease is None or not lease.in_message:
             return None
-        return lease if (lease.allocation, lease.export) == (allocation, export) else None
+        return lease if (lease.unit.allocation, lease.export) == (allocation, export) else None
 
     def pass_on(self, lease: Lease, holder: Holder) -> None:
-        """Make a lease another process's."""
-        del lease.holder.leases[lease.number]
-        lease.holder.messages -= lease.in_message
-        self._put(lease._replace(holder=holder))
+        """Make the hold of a message another process's."""
+        number, moved = lease.number, lease._replace(holder=holder)
+        self._leases[number] = lease.unit.leases[number] = moved
+        holder.leases[number] = holder.messages[number] = moved
+        lease.holder.leases.pop(number, None)
+        lease.holder.messages.pop(number, None)
 
     def end(self, number: int) -> Lease | None:
-        """Forget a lease; None where there is none of that number."""
-        lease = self._leases.pop(number, None)
+        """Forget a lease; None if there is none of that number."""
+        lease = self._leases.get(number)
         if lease is not None:
-            del lease.holder.leases[number]
-            lease.holder.messages -= lease.in_message
-            of_allocation = self._by_allocation[lease.allocation]
-            del of_allocation[number]
-            if not of_allocation:
-                del self._by_allocation[lease.allocation]
+            lease.holder.leases.pop(number, None)
+            lease.holder.messages.pop(number, None)
+            lease.unit.leases.pop(number, None)
+            self._leases.pop(number, None)
         return lease
 
     def end_all(self, holder: Holder) -> list[Lease]:
@@ -126,20 +124,6 @@ class LeaseTable:
         for lease in leases:
             self.end(lease.number)
         return leases
-
-    def of(self, allocation: int) -> tuple[Lease, ...]:
-        """Return the leases on an allocation, oldest first."""
-        leases = self._by_allocation.get(allocation)
-        return tuple(leases.values()) if leases else ()
-
-    def is_held_by(self, holder: Holder, allocation: int) -> bool:
-        """Whether one process holds the allocation."""
-        leases = self._by_allocation.get(allocation, {})
-        return any(lease.holder is holder for lease in leases.values())
-
-    def is_leased(self, allocation: int) -> bool:
-        """Whether any process holds the allocation."""
-        return allocation in self._by_allocation
 
     def __len__(self) -> int:
         return len(self._leases)

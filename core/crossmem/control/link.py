@@ -20,6 +20,7 @@ from crossmem.control.wire import (
     PROTOCOL_VERSION,
     unpack_hello,
 )
+from crossmem.driver.recording import call_into
 from crossmem.errors import (
     AccessDeniedError,
     CrossmemError,
@@ -30,7 +31,7 @@ from crossmem.errors import (
 )
 from crossmem.models import ProcessIdentity
 
-__all__ = ["Deadline", "Link", "close_all", "dial", "owner_gone"]
+__all__ = ["Deadline", "Link", "close_each", "dial", "owner_gone"]
 
 _CONNECT_RETRY_S: Final = 0.005
 _MSG_CTRUNC: Final = int(socket.MSG_CTRUNC)
@@ -171,24 +172,31 @@ class Link:
         return self.take()
 
     def take(self) -> tuple[bytes, list[int], bool]:
-        """Receive one message; raise ``BlockingIOError`` where there is none."""
+        """Receive one message; raise ``BlockingIOError`` if there is none."""
+        messages: list[tuple[int, list[tuple[int, int, bytes]], int, object]] = []
+        received: list[int] = []
         try:
-            size, ancillary, flags, _address = self._socket.recvmsg_into(
-                (self._buffer,), _CONTROL_NBYTES, socket.MSG_CMSG_CLOEXEC
+            call_into(
+                messages,
+                self._socket.recvmsg_into,
+                (self._buffer,),
+                _CONTROL_NBYTES,
+                socket.MSG_CMSG_CLOEXEC,
             )
+            size, ancillary, flags, _address = messages[0]
+            received += _descriptors_in(ancillary)
+            if not size and not received:
+                raise EOFError
+            return bytes(self._buffer[:size]), received, bool(flags & _MSG_CTRUNC)
         except BlockingIOError:
             raise
-        except OSError as error:
-            raise EOFError from error
-        received: list[int] = []
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                rights = array.array("i")
-                rights.frombytes(data[: len(data) - len(data) % rights.itemsize])
-                received += rights
-        if not size and not received:
-            raise EOFError
-        return bytes(self._buffer[:size]), received, bool(flags & _MSG_CTRUNC)
+        except BaseException as error:
+            # The kernel has opened them in this process, whatever interrupted the reading.
+            for message in messages:
+                close_each(_descriptors_in(message[1]))
+            if isinstance(error, OSError):
+                raise EOFError from error
+            raise
 
     def _wait(self, poller: select.poll, deadline: Deadline) -> None:
         while True:
@@ -275,7 +283,7 @@ def dial(
             link = Link(owner, _connect(owner, this, run_dir, opened, deadline), pidfd)
             link.check_server(this)
         message, received, _was_cut = link.receive(deadline)
-        close_all(received)
+        close_each(received)
         version, link.server_nonce = unpack_hello(message)
         if version != PROTOCOL_VERSION:
             msg = (
@@ -303,8 +311,8 @@ def _connect(
     refused: list[bool] = []
     for address in (str(socket_path(run_dir, owner)), abstract_address(owner)):
         connection = new_socket()
-        opened(connection)
         try:
+            opened(connection)
             _connect_to(connection, address, owner, deadline)
         except BaseException as error:
             connection.close()
@@ -353,15 +361,15 @@ def _raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float
     """Raise where the owner is dead, or dies within that time: its sockets go before it does."""
     try:
         pidfd = open_owner(owner, this)
+        if pidfd is None:
+            return
+        try:
+            if is_dead(pidfd, dying_s):
+                raise owner_gone(owner, "is dead")
+        finally:
+            os.close(pidfd)
     except ProcessLookupError:
         raise owner_gone(owner, "is dead") from None
-    if pidfd is None:
-        return
-    try:
-        if is_dead(pidfd, dying_s):
-            raise owner_gone(owner, "is dead")
-    finally:
-        os.close(pidfd)
 
 
 def owner_gone(owner: ProcessIdentity, what: str) -> OwnerGoneError:
@@ -372,7 +380,19 @@ def owner_gone(owner: ProcessIdentity, what: str) -> OwnerGoneError:
     )
 
 
-def close_all(descriptors: Sequence[int]) -> None:
-    """Close descriptors that nobody wants."""
-    for descriptor in descriptors:
+def _descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    received: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            rights = array.array("i")
+            rights.frombytes(data[: len(data) - len(data) % rights.itemsize])
+            received += rights
+    return received
+
+
+def close_each(descriptors: list[int], kept: int = 0) -> None:
+    """Close descriptors, the last one first, down to ``kept``. Each leaves the list before that."""
+    while len(descriptors) > kept:
+        descriptor = descriptors[-1]
+        del descriptors[-1]
         os.close(descriptor)

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from crossmem.driver.recording import call_into
 from crossmem.models import ProcessIdentity, process_start_time
 
 __all__ = [
@@ -39,11 +40,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _pidfd_open(pid: int) -> int:
-    descriptor = int(_libc.syscall(_SYS_PIDFD_OPEN, pid, 0))
-    if descriptor < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), f"pidfd_open({pid})")
-    return descriptor
+    opened: list[int] = []
+    try:
+        if call_into(opened, _libc.syscall, _SYS_PIDFD_OPEN, pid, 0) < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), f"pidfd_open({pid})")
+        return opened[0]
+    except BaseException:
+        _close_opened(opened)
+        raise
+
+
+def _close_opened(opened: list[int]) -> None:
+    for descriptor in opened:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 @cache
@@ -118,10 +129,13 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     OSError
         Where no descriptor is left.
     """
+    opened: list[int] = []
     try:
-        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError as error:
-        if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return call_into(opened, connection.getsockopt, socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except BaseException as error:
+        _close_opened(opened)
+        is_full = isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
+        if is_full or not isinstance(error, OSError):
             raise
     if pid <= 0:
         return None

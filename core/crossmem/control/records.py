@@ -3,14 +3,14 @@
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from crossmem.control.processes import is_anybody
 from crossmem.driver import Exported, Peer
 from crossmem.errors import ConfigurationError
 from crossmem.models import ShareableHandle
 
-__all__ = ["Allow", "Export", "Shared"]
+__all__ = ["Allow", "Export", "Unit"]
 
 _ALIKE: Final = (
     "users that have no number in the exporter's user namespace cannot be told apart, nor from the "
@@ -63,33 +63,37 @@ class Allow:
         return None
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
-class Export:
-    """One way in which an allocation was exported."""
-
-    handle: ShareableHandle
-    allow: Allow
-    exported: Exported
-    denied: int = 0
-
-
 @dataclass(slots=True, eq=False)
-class Shared:
-    """An allocation that has exports.
+class Unit:
+    """Exported memory that is retired as one: an allocation, or one adoption of a vendor's.
 
     Parameters
     ----------
     allocation
-        Its number in this process.
+        Number of the vendor's allocation in handles. The adoptions of one share it.
     grant
-        Puts peers on the vendor's whitelist for an export; None where there is no whitelist.
+        Puts peers on the vendor's whitelist for an export; None if there is no whitelist.
     on_idle
-        Called, with the server's lock held, when the last lease of retired memory ended: it
-        may only take a note.
+        Called, with no lock held, when the last lease of retired memory has ended.
     """
 
     allocation: int
-    grant: Callable[[Export, Peer], None] | None
+    grant: "Callable[[Export, Peer], None] | None"
     on_idle: Callable[[], None]
-    exports: dict[int, Export] = field(default_factory=dict)
+    exports: "dict[int, Export]" = field(default_factory=dict)
+    leases: dict[int, Any] = field(default_factory=dict)
+    """The leases by number; only the lease table changes them."""
+    grants: int = 0
+    """How many peers the lease server is putting on the whitelist."""
     is_retired: bool = False
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Export:
+    """One way in which memory was exported."""
+
+    unit: Unit
+    handle: ShareableHandle
+    allow: Allow
+    exported: Exported
+    denied: int = 0

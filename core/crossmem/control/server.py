@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lease server of an exporting process: one daemon thread that answers importers.
 
-The thread reads, decides and answers; it never frees memory, synchronises a device or waits for
-a peer. What it learns is noted, and other threads act on it. Application threads may read a
-peer's messages too (:meth:`LeaseServer.retire`), so a release that was sent before the importer
-told the application is always seen.
+The thread reads, decides and answers. It never frees memory, synchronises a device or waits for a
+peer. What it learns is noted, and other threads act on it. It alone touches connections, so a signal
+handler, which runs in the main thread, can cut nothing in half. An application thread that has to
+know what importers have sent asks this thread to read it (:meth:`LeaseServer.catch_up`).
 """
 
 import logging
@@ -13,18 +13,21 @@ import resource
 import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from crossmem.control.book import LeaseBook
+
 from crossmem.control.connection import ServerConnection
 from crossmem.control.endpoint import listen
 from crossmem.control.leases import Holder
-from crossmem.control.limits import name_descriptor_limit, no_thread
+from crossmem.control.limits import name_descriptor_limit
 from crossmem.control.processes import is_dead, open_peer
+from crossmem.control.registry import LeaseRegistry
+from crossmem.control.threads import start_thread
 from crossmem.control.wire import (
     MAX_MESSAGE_NBYTES,
     Grant,
@@ -79,88 +82,92 @@ class LeaseServer:
     def __init__(
         self, identity: ProcessIdentity, run_dir: Path, registry: Registry, max_holds: int
     ) -> None:
-        self.book = LeaseBook(identity, registry, max_holds)
-        self.lock = self.book.lock
+        self.leases = LeaseRegistry(identity, registry, max_holds)
         self._holders: set[Holder] = set()
         self._connections: dict[int, ServerConnection] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
         self._unsent: set[ServerConnection] = set()
+        self._bells: deque[threading.Lock] = deque()
+        """Each is released once everything that had come by then was read."""
         self._stopping = False
         self._accept_paused = False
         self._has_warned = False
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES + 1))
-        with name_descriptor_limit("socket"), ExitStack() as undo:
-            self._epoll = undo.enter_context(select.epoll())
-            self._wake, self._woken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            for one in (self._wake, self._woken):
-                undo.callback(one.close)
-                # A byte that was not read yet wakes as well as a second one.
-                one.setblocking(False)  # noqa: FBT003
-            self._listeners, self._path = listen(run_dir, identity)
-            undo.callback(self._path.unlink, missing_ok=True)
-            for listener in self._listeners:
-                undo.callback(listener.close)
-                self._watch(listener.fileno(), partial(self._accept, listener))
-            self._watch(self._woken.fileno(), self._take_wake)
-            self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
-            self._start_thread()
-            undo.pop_all()
-
-    def _start_thread(self) -> None:
+        self._listeners: list[socket.socket] = []
+        self._path: Path | None = None
+        self._sockets: list[socket.socket] = []
+        self._epoll = select.epoll()
+        self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
         try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise no_thread("lease server") from error
+            with name_descriptor_limit("socket"):
+                self._sockets += socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._wake, self._woken = self._sockets
+                for one in self._sockets:
+                    # A byte that was not read yet wakes as well as a second one.
+                    one.setblocking(False)  # noqa: FBT003
+                self._listeners, self._path = listen(run_dir, identity)
+                for listener in self._listeners:
+                    self._watch(listener.fileno(), partial(self._accept, listener))
+                self._watch(self._woken.fileno(), self._take_wake)
+        except BaseException:
+            self.abandon()
+            self._unlink()
+            raise
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        if not self._thread.is_alive():
+            start_thread(self._thread)
 
     # What the exporter's own threads call -------------------------------------------------
 
-    def retire(self, allocation: int, *, even_if_leased: bool) -> bool:
-        """Stop granting an allocation and tell whether it is free of leases: one atomic step.
+    def catch_up(self, timeout_s: float) -> None:
+        """Wait until the thread has read what importers have sent, and seen which are dead.
 
         Parameters
         ----------
-        allocation
-            Number of the allocation.
-        even_if_leased
-            Retire it also where leases remain; ``on_idle`` then tells of the end of the last.
-
-        Returns
-        -------
-        bool
-            True where no lease remains. Where one does, and ``even_if_leased`` is false,
-            nothing has changed.
+        timeout_s
+            How long to wait at most. A thread of Python's that never yields can delay this.
         """
-        with self.lock:
-            self._catch_up(self.book.holders_of(allocation))
-            is_free = self.book.retire(allocation, even_if_leased=even_if_leased)
-        self.book.emit_events()
-        return is_free
+        is_other = threading.get_ident() != self._thread.ident
+        if self.leases.has_leases and is_other and not self._stopping:
+            bell = threading.Lock()
+            bell.acquire()
+            self._bells.append(bell)
+            self._send_wake()
+            bell.acquire(timeout=timeout_s)
+        self.leases.tell()
 
-    def catch_up(self) -> None:
-        """Read what importers have already sent, and see which of them are dead."""
-        with self.lock:
-            self._catch_up({holder for holder in self._holders if holder.leases})
-        self.book.emit_events()
+    def lock_for_fork(self) -> None:
+        """Let no thread change the leases while the process forks."""
+        self.leases.lock.acquire()
+
+    def unlock_after_fork(self) -> None:
+        """Undo :meth:`lock_for_fork`."""
+        self.leases.lock.release()
 
     def stop(self) -> None:
         """End the thread, close every descriptor and remove the socket's path."""
         self._stopping = True
         self._send_wake()
-        if self._thread is not threading.current_thread():
+        if self._thread.is_alive() and threading.get_ident() != self._thread.ident:
             self._thread.join(_STOP_JOIN_S)
-        with self.lock:
-            # Importers that still find the path then learn that nobody listens any more.
-            self.abandon()
+        # Importers that still find the path then learn that nobody listens any more.
+        self.abandon()
+        self._unlink()
+
+    def _unlink(self) -> None:
+        if self._path is not None:
             self._path.unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """Close every descriptor, and nothing else: for a forked child."""
-        for connection in self._connections.values():
+        for connection in list(self._connections.values()):
             connection.socket.close()
-        for holder in self._holders:
+        for holder in list(self._holders):
             if holder.pidfd is not None:
                 os.close(holder.pidfd)
-        for one in (*self._listeners, self._wake, self._woken):
+        for one in (*self._listeners, *self._sockets):
             one.close()
         self._epoll.close()
 
@@ -170,14 +177,27 @@ class LeaseServer:
         while not self._stopping:
             waiting = self._accept_paused or bool(self._unsent)
             ready = self._epoll.poll(_RETRY_S if waiting else None)
-            with self.lock:
-                if self._stopping:
-                    return
-                for descriptor, _events in ready:
-                    self._handle(descriptor)
-                if waiting:
-                    self._retry()
-            self.book.emit_events()
+            if self._stopping:
+                break
+            for descriptor, _events in ready:
+                self._handle(descriptor)
+            if waiting:
+                self._retry()
+            if self._bells:
+                self._answer_bells()
+            self.leases.tell()
+        while self._bells:
+            self._bells.popleft().release()
+
+    def _answer_bells(self) -> None:
+        """Read all that has come, for the threads that wait for that."""
+        bells = list(self._bells)
+        try:
+            self._catch_up({holder for holder in self._holders if holder.leases})
+        finally:
+            for bell in bells:
+                self._bells.remove(bell)
+                bell.release()
 
     def _handle(self, descriptor: int) -> None:
         handler = self._handlers.get(descriptor)
@@ -261,7 +281,7 @@ class LeaseServer:
                 return
 
     def _serve(self, connection: ServerConnection, *, at_most: int) -> None:
-        """Handle what a peer has sent. Called by any thread that holds the lock."""
+        """Handle what a peer has sent."""
         if connection in self._unsent:
             self._flush(connection)
             if connection in self._unsent:
@@ -305,7 +325,7 @@ class LeaseServer:
             self._refuse(connection, number, request, refusal)
             return
         if kind is MessageType.HOLD:
-            full = self.book.refuse_more(holder, len(request.wanted))
+            full = self.leases.refuse_more(holder, len(request.wanted))
             if full is not None:
                 self._refuse(connection, number, request, full)
                 return
@@ -316,16 +336,16 @@ class LeaseServer:
         context = proof_context(connection.nonce, request.nonce, number)
         for index, wanted in enumerate(request.wanted):
             if kind is MessageType.HOLD:
-                admitted = self.book.admit_hold(holder, context, wanted)
+                admitted = self.leases.admit_hold(holder, context, wanted)
             else:
-                admitted = self.book.admit(holder, context, request.reported, wanted)
+                admitted = self.leases.admit(holder, context, request.reported, wanted)
             if isinstance(admitted, Refusal):
                 # All or none: the requester gives back what it got and reports this one.
                 records.append(pack_refusals(admitted, len(request.wanted) - index))
                 break
             lease, export = admitted
             connection.granted.append(lease.number)
-            sender = self.book.receive(wanted, holder)
+            sender = self.leases.receive(wanted, holder)
             if sender is not None:
                 self._forget_if_unused(sender)
             handle = export.handle
@@ -386,9 +406,6 @@ class LeaseServer:
                 )
             self._unsent.add(connection)
             self._epoll.modify(connection.number, events)
-            # The thread may sleep without a time limit, and nothing else tells of this one.
-            if not events and threading.current_thread() is not self._thread:
-                self._send_wake()
         elif connection in self._unsent:
             self._unsent.remove(connection)
             self._epoll.modify(connection.number, select.EPOLLIN)
@@ -410,7 +427,7 @@ class LeaseServer:
             if not connection.is_answered and not ended.isdisjoint(connection.granted):
                 msg = "a release of what has not been received yet"
                 raise ProtocolError(msg)
-        for holder in self.book.end(numbers):
+        for holder in self.leases.end(numbers):
             self._forget_if_unused(holder)
 
     def _drop(self, connection: ServerConnection) -> None:
@@ -421,7 +438,7 @@ class LeaseServer:
         connection.socket.close()
         if not connection.is_answered:
             # Its peer does not know of these leases, so nobody else will end them.
-            self.book.end(connection.granted)
+            self.leases.end(connection.granted)
         holder, connection.holder = connection.holder, None
         if holder is None:
             return
@@ -448,7 +465,7 @@ class LeaseServer:
             if connection.holder is holder:
                 # It may have ended others' leases, too: those of messages that it received.
                 self._serve(connection, at_most=_MAX_CAUGHT_UP)
-        self.book.lose(holder)
+        self.leases.lose(holder)
         for connection in list(self._connections.values()):
             if connection.holder is holder:
                 self._drop(connection)

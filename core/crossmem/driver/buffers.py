@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Keeper", "address_of", "new_bytes"]
+from crossmem.errors import ConfigurationError
+
+__all__ = ["HostBuffer", "Keeper", "address_of", "new_bytes"]
 
 
 class _PyBuffer(ctypes.Structure):
@@ -35,21 +37,55 @@ _release_buffer.argtypes = [ctypes.POINTER(_PyBuffer)]  # type: ignore[attr-defi
 _release_buffer.restype = None  # type: ignore[attr-defined]
 
 
-@contextmanager
-def address_of(data: Any) -> Iterator[tuple[int, int]]:
-    """Yield address and length in bytes of a contiguous buffer, read-only ones included.
+class HostBuffer:
+    """A contiguous buffer of Python's, read-only ones included, and its address.
+
+    Parameters
+    ----------
+    data
+        Any object with a contiguous buffer. It keeps its size until :meth:`release`.
 
     Raises
     ------
-    TypeError, BufferError
-        Where ``data`` is no buffer, or not contiguous.
+    ConfigurationError
+        ``data`` has no buffer, or not a contiguous one.
     """
-    view = _PyBuffer()
-    _get_buffer(data, ctypes.byref(view), 0)
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self, data: Any) -> None:
+        self._buffer = _PyBuffer()
+        try:
+            _get_buffer(data, ctypes.byref(self._buffer), 0)
+        except (TypeError, BufferError, ValueError) as error:
+            msg = f"data must be a contiguous buffer, such as bytes: {error}"
+            raise ConfigurationError(msg, operation="write") from error
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        return self._buffer.buf or 0
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return int(self._buffer.len)
+
+    def release(self) -> None:
+        """Let the object have its buffer back. Doing so twice is harmless."""
+        _release_buffer(ctypes.byref(self._buffer))
+
+    __del__ = release
+
+
+@contextmanager
+def address_of(data: Any) -> Iterator[tuple[int, int]]:
+    """Yield address and length in bytes of a contiguous buffer; see :class:`HostBuffer`."""
+    buffer = HostBuffer(data)
     try:
-        yield view.buf or 0, view.len
+        yield buffer.address, buffer.nbytes
     finally:
-        _release_buffer(ctypes.byref(view))
+        buffer.release()
 
 
 class Keeper:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from crossmem.errors import CrossmemError
 
-__all__ = ["in_any_case", "on_failure"]
+__all__ = ["in_any_case", "noting", "on_failure"]
 
 
 @contextmanager
@@ -28,3 +28,12 @@ def in_any_case(step: Callable[[], object]) -> Iterator[None]:
     with on_failure(step):
         yield
     step()
+
+
+@contextmanager
+def noting(error: BaseException) -> Iterator[None]:
+    """Run a block that cleans up after an error; what the block raises is only noted on that."""
+    try:
+        yield
+    except CrossmemError as failure:
+        error.add_note(f"cleaning up failed too: {failure}")

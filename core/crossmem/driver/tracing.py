@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 from typing_extensions import override
 
-from crossmem.driver.base import Block, CopyKind, Driver, Exported, Imported, Peer
+from crossmem.driver.base import Block, CopyKind, Driver, Exported, Imported, Mapped, Peer, Reserved
 from crossmem.driver.groups import (
     AddressRanges,
     Foreign,
@@ -56,7 +56,7 @@ class TracingDriver(Driver):
         self._adopted: set[_Key] = set()
         self._exports: dict[_Key, list[Exported]] = {}
         self._imports: dict[_Key, Imported] = {}
-        self._mapped: dict[_Key, int] = {}
+        self._mapped: dict[_Key, Mapped] = {}
         self._sealed: set[_Key] = set()
         self._aliases: Counter[_Key] = Counter()
         self._ranges = RangeLedger()
@@ -197,8 +197,8 @@ class TracingDriver(Driver):
             self._sealed.discard(key)
 
     @override
-    def map(self, imported: Imported, *, remappable: bool) -> int:
-        pointer = self.inner.map(imported, remappable=remappable)
+    def map(self, imported: Imported, *, remappable: bool) -> Mapped:
+        mapped = self.inner.map(imported, remappable=remappable)
         with self._lock:
             key = id(imported)
             self._note(
@@ -207,19 +207,20 @@ class TracingDriver(Driver):
                 (key in self._mapped, "already mapped"),
                 (key in self._sealed, "mapped again after remappable=False"),
             )
-            self._mapped[key] = pointer
+            self._mapped[key] = mapped
             if not remappable:
                 self._sealed.add(key)
-        return pointer
+        return mapped
 
     @override
-    def unmap(self, imported: Imported, pointer: int) -> None:
+    def unmap(self, mapped: Mapped) -> None:
+        key = id(mapped.source)
         with self._lock:
-            mapped = self._mapped.get(id(imported))
-            self._note("unmap", (mapped != pointer, f"{pointer:#x} is not mapped"))
-        self.inner.unmap(imported, pointer)
+            is_known = self._mapped.get(key) is mapped
+            self._note("unmap", (not is_known, f"{mapped.pointer:#x} is not mapped"))
+        self.inner.unmap(mapped)
         with self._lock:
-            self._mapped.pop(id(imported), None)
+            self._mapped.pop(key, None)
 
     @override
     def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
@@ -233,49 +234,54 @@ class TracingDriver(Driver):
             self._note("synchronize")
         self.inner.synchronize(ordinal)
 
-    def _map_readonly(self, block: Block) -> int:
-        pointer: int = self.inner.map_readonly(block)  # type: ignore[attr-defined]
+    def _map_readonly(self, block: Block) -> Mapped:
+        mapped: Mapped = self.inner.map_readonly(block)  # type: ignore[attr-defined]
         with self._lock:
             self._note("map_readonly", (id(block) not in self._blocks, "unknown or freed block"))
             self._aliases[id(block)] += 1
-        return pointer
+        return mapped
 
-    def _unmap_readonly(self, block: Block, pointer: int) -> None:
+    def _unmap_readonly(self, mapped: Mapped) -> None:
+        key = id(mapped.source)
         with self._lock:
-            self._note("unmap_readonly", (self._aliases[id(block)] <= 0, "not mapped"))
-        self.inner.unmap_readonly(block, pointer)  # type: ignore[attr-defined]
+            self._note("unmap_readonly", (self._aliases[key] <= 0, "not mapped"))
+        self.inner.unmap_readonly(mapped)  # type: ignore[attr-defined]
         with self._lock:
-            self._aliases[id(block)] -= 1
+            self._aliases[key] -= 1
 
     @property
     def _range_driver(self) -> AddressRanges:
         return cast("AddressRanges", self.inner)
 
-    def _reserve(self, ordinal: int, nbytes: int) -> int:
-        pointer = self._range_driver.reserve(ordinal, nbytes)
+    def _reserve(self, ordinal: int, nbytes: int) -> Reserved:
+        reserved = self._range_driver.reserve(ordinal, nbytes)
         with self._lock:
             self._note("reserve", (nbytes <= 0, f"size {nbytes}"))
-            self._ranges.reserve(ordinal, pointer, nbytes)
-        return pointer
+            self._ranges.reserve(ordinal, reserved.pointer, nbytes)
+        return reserved
 
-    def _release(self, ordinal: int, pointer: int, nbytes: int) -> None:
+    def _release(self, reserved: Reserved) -> None:
+        pointer = reserved.pointer
         with self._lock:
-            self._note("release", *self._ranges.check_release(ordinal, pointer, nbytes))
-        self._range_driver.release(ordinal, pointer, nbytes)
+            rules = self._ranges.check_release(reserved.ordinal, pointer, reserved.nbytes)
+            self._note("release", *rules)
+        self._range_driver.release(reserved)
         with self._lock:
             self._ranges.release(pointer)
 
-    def _map_at(self, memory: Block | Imported, pointer: int) -> None:
-        self._range_driver.map_at(memory, pointer)
+    def _map_at(self, memory: Block | Imported, pointer: int) -> Mapped:
+        mapped = self._range_driver.map_at(memory, pointer)
         with self._lock:
             is_known = id(memory) in self._blocks or id(memory) in self._imports
             rules = self._ranges.map_at(memory, pointer)
             self._note("map_at", (not is_known, "unknown or released memory"), *rules)
+        return mapped
 
-    def _unmap_at(self, memory: Block | Imported, pointer: int) -> None:
+    def _unmap_at(self, mapped: Mapped) -> None:
+        pointer = mapped.pointer
         with self._lock:
-            self._note("unmap_at", *self._ranges.check_unmap(memory, pointer))
-        self._range_driver.unmap_at(memory, pointer)
+            self._note("unmap_at", *self._ranges.check_unmap(mapped.source, pointer))
+        self._range_driver.unmap_at(mapped)
         with self._lock:
             self._ranges.unmap_at(pointer)
 

@@ -16,10 +16,12 @@ from crossmem.arrays.runs import Run, find_run, pack
 from crossmem.errors import UnsupportedError
 from crossmem.models import ShareableHandle
 from crossmem.ray.session import import_ray, is_answering_thread, waiting
-from crossmem.sharing.allocation import Allocation
-from crossmem.sharing.attach import attach_many
-from crossmem.sharing.device import device, runtime_in_use
-from crossmem.sharing.process import drain
+from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.importer.attach import attach_many
+from crossmem.sharing.base.devices import runtime_in_use
+from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.device import device
+from crossmem.sharing.base.process import drain
 from crossmem.trees.message import Message, Row
 from crossmem.trees.receive import build
 
@@ -81,7 +83,7 @@ def _allocate(handle: ShareableHandle, runs: list[Run]) -> Allocation:
     """Return memory for what arrays cover, on the first device of the backend that it is from."""
     home = device(f"{handle.backend}:0", runtime=runtime_in_use(drain(), handle.backend))
     memory = home.allocate(runs[-1].end)
-    memory.leave_to_views()
+    leave_to_views(memory)
     return memory
 
 

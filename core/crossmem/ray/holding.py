@@ -17,8 +17,8 @@ import weakref
 from typing import Any
 
 from crossmem.ray.session import new_token
-from crossmem.sharing.memory import Memory
-from crossmem.sharing.process import drain
+from crossmem.sharing.base.memory import Memory, keeper_of, usage_of
+from crossmem.sharing.base.process import drain
 
 __all__ = ["keep_token", "token_for", "token_of"]
 
@@ -34,8 +34,8 @@ _tokens: dict[int, tuple[Any, "weakref.ref[Any]"]] = {}
 
 def token_of(memory: Memory) -> Any:
     """Return the token for a message with an array that lies in some memory."""
-    received = _tokens.get(id(memory.uses))
-    return received[0] if received is not None else token_for(memory.keeper(), memory)
+    received = _tokens.get(id(usage_of(memory)))
+    return received[0] if received is not None else token_for(keeper_of(memory), memory)
 
 
 def token_for(tie: Any, kept: object) -> Any:

@@ -14,9 +14,10 @@ from crossmem.models import Event, EventKind
 from crossmem.ray.copying import copy_from
 from crossmem.ray.holding import keep_token, token_for, token_of
 from crossmem.ray.session import check, import_ray, is_message, node
-from crossmem.sharing.attach import Readonly, attach_many
-from crossmem.sharing.mapping import Mapping
-from crossmem.sharing.process import drain
+from crossmem.sharing.importer.attach import Readonly, attach_many
+from crossmem.sharing.importer.mapping import Mapping
+from crossmem.sharing.base.memory import leave_to_views, usage_of
+from crossmem.sharing.base.process import drain
 from crossmem.trees.message import Message
 from crossmem.trees.receive import build
 from crossmem.trees.share import message_of, share
@@ -46,7 +47,6 @@ def register() -> None:
         Where Ray is not installed, or lacks something that this needs.
     """
     check()
-    drain().start_reaper()
     if Shared not in _before:
         _register(Shared, _reduce_shared)
         on_use(_register_library)
@@ -136,16 +136,14 @@ def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared:
 def _attach(message: Message, token: Any, readonly: Readonly) -> list[Mapping]:
     mappings = attach_many(message.handles, readonly=readonly)
     for mapping in mappings:
-        mapping.leave_to_views()
-        keep_token(mapping.uses, token)
+        leave_to_views(mapping)
+        keep_token(usage_of(mapping), token)
     return mappings
 
 
 def _note(kind: EventKind, message: Message, origin: str) -> None:
-    """Tell observers what was received, and have it given back as soon as it is dropped."""
+    """Tell observers what was received."""
     process = drain()
-    # An actor that waits for its next call would otherwise keep what it has dropped.
-    process.start_reaper()
     for handle in message.handles[:1]:
         process.registry.emit(
             Event(

@@ -9,7 +9,8 @@ from crossmem.arrays.adapters import ADAPTERS
 from crossmem.arrays.libraries import used
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
-from crossmem.sharing.views import kind_of_arrays, maker
+from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.views import kind_of_arrays, maker
 
 __all__ = ["HOST_DEVICE", "empty"]
 
@@ -57,5 +58,5 @@ def empty(
     if layout.extent is None:
         return ADAPTERS[kind].empty(layout)
     allocation = home.allocate(layout.nbytes)
-    allocation.leave_to_views()
+    leave_to_views(allocation)
     return maker(allocation, kind)(layout)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from crossmem.arrays import Found, Layout
 from crossmem.arrays.adapters import ADAPTERS
@@ -16,14 +16,16 @@ from crossmem.control.records import Allow
 from crossmem.driver import CopyKind
 from crossmem.errors import CrossmemError, UnsupportedError
 from crossmem.models import Access, ShareableHandle
-from crossmem.sharing.adoption import Adoption, Neighbours, neighbours_of
-from crossmem.sharing.allocation import Allocation, export_again
-from crossmem.sharing.device import Device, device, runtime_in_use
-from crossmem.sharing.mapping import Mapping
-from crossmem.sharing.memory import Memory
-from crossmem.sharing.process import Process
-from crossmem.sharing.views import maker
-from crossmem.sharing.ways import ShareWay, how_can_share
+from crossmem.sharing.exporter.adoption import Adoption, Neighbours, neighbours_of
+from crossmem.sharing.exporter.allocation import Allocation, export_again
+from crossmem.sharing.exporter.record import Allocations
+from crossmem.sharing.device import Device
+from crossmem.sharing.importer.mapping import Mapping
+from crossmem.sharing.base.devices import find_device, runtime_in_use
+from crossmem.sharing.base.memory import Memory, is_left_to_views, leave_to_views
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.base.views import maker
+from crossmem.sharing.exporter.share_report import ShareWay, how_can_share
 
 __all__ = ["Copy", "Homes", "Leaf", "Place"]
 
@@ -167,24 +169,26 @@ class Homes:
 
     def _memory_at(self, low: int, high: int) -> Memory | None:
         """Return the memory of crossmem at some addresses, None where there is none."""
-        memory = self.process.whereabouts.find(low, high - low)
+        memory = cast("Memory | None", self.process.arrays.find(low, high - low))
         # What another tree has adopted is given up when that is closed: this one adopts it too.
-        return None if isinstance(memory, Adoption) and memory.is_left else memory
+        return None if isinstance(memory, Adoption) and is_left_to_views(memory) else memory
 
     def export(self, memory: Allocation | Mapping) -> tuple[ShareableHandle, int]:
         """Return a handle of some memory, and the address at which it starts here."""
         origin = memory.ptr
         if isinstance(memory, Mapping):
             handle = memory.handle
-            owned = self.process.owned.get(handle.allocation)
-            if handle.owner == self.process.identity and owned and not owned.is_retired:
+            owned = None
+            if handle.owner == self.process.identity:
+                owned = self.process.part(Allocations).find(handle)
+            if owned is not None and not owned.is_retired:
                 # It is this process that says who may receive, whatever was said before.
                 origin -= handle.offset
                 handle = export_again(owned, self.allow, self.access)
                 origin += handle.offset
         else:
             handle = memory.export(allow=self.allow, access=self.access)
-        self.devices.add(memory.device)
+        self.devices.add(cast("Device", memory.device))
         return handle, origin
 
     def _adopt(self, way: ShareWay, home: Device, leaves: list[Leaf]) -> Allocation:
@@ -192,13 +196,14 @@ class Homes:
         owner = tuple(leaf.value for leaf in leaves)
         chosen = home.for_mechanism(way.mechanism)
         adoption = chosen.adopt(low, high - low, owner=owner, neighbours=self.neighbours)
-        adoption.leave_to_views()
+        leave_to_views(adoption)
         self.owned.append(adoption)
         return adoption
 
     def _home_of(self, where: str) -> Device:
         """Return a device in the runtime that this process uses."""
-        return device(where, runtime=runtime_in_use(self.process, where.partition(":")[0]))
+        runtime = runtime_in_use(self.process, where.partition(":")[0])
+        return cast("Device", find_device(self.process, where, runtime))
 
     def _way(self, where: str, low: int, high: int) -> tuple[ShareWay | None, str]:
         """Return the first mechanism that can share some memory, or why none can."""
@@ -232,7 +237,7 @@ class Homes:
         runs = pack(leaf.bounds for leaf in leaves)
         numbers = [find_run(runs, leaf.bounds[0]) for leaf in leaves]
         allocation = home.allocate(runs[-1].end)
-        allocation.leave_to_views()
+        leave_to_views(allocation)
         self.owned.append(allocation)
         if where is not None:
             # Whatever wrote the arrays may still be at work.

@@ -9,12 +9,13 @@ from crossmem.arrays.adapters import ADAPTERS, describe
 from crossmem.arrays.libraries import require
 from crossmem.errors import ConfigurationError
 from crossmem.plugin import DeviceSpec
-from crossmem.sharing.attach import Readonly, attach_many, check_device
+from crossmem.sharing.base.devices import check_device
+from crossmem.sharing.importer.attach import Readonly, attach_many
 from crossmem.sharing.device import Device
-from crossmem.sharing.mapping import Mapping
-from crossmem.sharing.memory import Memory
-from crossmem.sharing.process import drain
-from crossmem.sharing.views import maker
+from crossmem.sharing.importer.mapping import Mapping
+from crossmem.sharing.base.memory import Memory, leave_to_views
+from crossmem.sharing.base.process import drain
+from crossmem.sharing.base.views import maker
 from crossmem.trees.message import Message, Row
 from crossmem.trees.nodes import pair_arrays, read, write
 from crossmem.trees.shared import Shared
@@ -121,7 +122,7 @@ def _attach(
         wanted = [handles[i] for i in numbers]
         found = attach_many(wanted, device=target, readonly=readonly, timeout=timeout)
         for number, mapping in zip(numbers, found, strict=True):
-            mapping.leave_to_views()
+            leave_to_views(mapping)
             mappings[number] = mapping
     return [mappings[i] for i in range(len(handles))]
 

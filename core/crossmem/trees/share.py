@@ -14,12 +14,12 @@ from crossmem.errors import (
     UnsupportedError,
 )
 from crossmem.models import Access, ShareableHandle
-from crossmem.sharing.adoption import Neighbours
-from crossmem.sharing.allocation import Allocation
+from crossmem.sharing.exporter.adoption import Neighbours
+from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
-from crossmem.sharing.mapping import Mapping
-from crossmem.sharing.process import Process, current, drain
+from crossmem.sharing.importer.mapping import Mapping, asked_readonly
+from crossmem.sharing.base.process import Process, current, drain
 from crossmem.trees.born import HOST_DEVICE
 from crossmem.trees.homes import Copy, Homes, Leaf
 from crossmem.trees.message import Message, Row
@@ -131,7 +131,7 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
     leaf = Leaf(array, found, lambda: "the array")
     low, high = leaf.bounds
     # Not drain(), which raises at exit: ordinary arrays are sent there too.
-    memory = current().whereabouts.find(low, high - low)
+    memory = current().arrays.find(low, high - low)
     if not isinstance(memory, Allocation | Mapping):
         return None
     if isinstance(memory, Mapping) and not memory.owner_alive:
@@ -140,7 +140,7 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
     # What came with a handle that only reads goes on with one, also where it comes from here.
     access = memory.handle.access if isinstance(memory, Mapping) else "rw"
     # "advisory" is the wish of one reader, and not of those that it sends to.
-    readonly = isinstance(memory, Mapping) and memory.asked_readonly is True
+    readonly = isinstance(memory, Mapping) and asked_readonly(memory) is True
     homes = Homes(drain(), None, access, None, None, lambda: host_device(None))
     handle, layout = leaf.place(*homes.export(memory))
     if handle.raw is not None:

@@ -10,9 +10,11 @@ from typing_extensions import override
 
 from crossmem.errors import ClosedError, ConfigurationError, UnsupportedError
 from crossmem.guards import check_timeout
-from crossmem.sharing.attach import attach_held
-from crossmem.sharing.mapping import Mapping
-from crossmem.sharing.process import Process, drain, is_current, refuse_foreign
+from crossmem.sharing.importer.attach import attach_held
+from crossmem.sharing.importer.mapping import Mapping
+from crossmem.sharing.base.deferred import Call
+from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.process import Process, drain, is_current, refuse_foreign
 from crossmem.trees.homes import Homes
 from crossmem.trees.message import Message
 from crossmem.trees.versions import OwnCell, RemoteCell, wait_until_newer
@@ -97,7 +99,7 @@ class Shared:
         message = Message.from_bytes(blob)
         received = attach_held(zip(message.handles, numbers, strict=True))
         for mapping in received:
-            mapping.leave_to_views()
+            leave_to_views(mapping)
         return cls(drain(), message, received=received)
 
     def to_bytes(self) -> bytes:
@@ -261,7 +263,7 @@ class Shared:
     def __del__(self) -> None:
         cell = getattr(self, "_cell", None)
         if isinstance(cell, OwnCell) and is_current(self._process):
-            self._process.pending.append(cell.close)
+            self._process.work.ready[Call(cell.close)] = None
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:

@@ -15,10 +15,12 @@ from weakref import WeakKeyDictionary
 from crossmem.control.records import Allow
 from crossmem.errors import ClosedError, OwnerGoneError, OwnerUnresponsiveError, StaleHandleError
 from crossmem.models import Access
-from crossmem.sharing.allocation import Allocation
-from crossmem.sharing.attach import attach
+from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.importer.attach import attach
 from crossmem.sharing.device import Device
-from crossmem.sharing.process import Process
+from crossmem.sharing.base.deferred import Call
+from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.process import Process
 from crossmem.trees.message import CELL_NBYTES, Cell
 
 __all__ = ["OwnCell", "RemoteCell", "new_cell", "wait_until_newer"]
@@ -34,7 +36,7 @@ class _Board:
     """Cells in one allocation of this process, which readers of any tree import once."""
 
     def __init__(self, process: Process, allocation: Allocation, allow: Allow | None) -> None:
-        allocation.leave_to_views()
+        leave_to_views(allocation)
         self.process = process
         self.allow = allow
         self.words = allocation.view().cast("Q")
@@ -88,7 +90,7 @@ class OwnCell:
         board = self._board
         if board.process.is_inside:
             # As in a finaliser: who forks has the process's lock, and waits for this thread's.
-            board.process.pending.append(self.close)
+            board.process.work.ready[Call(self.close)] = None
             return
         with board.process.lock:
             if board.words[2 * self._index] != self.cell.tree:
@@ -113,7 +115,7 @@ class RemoteCell:
             self._mapping = attach(cell.handle, readonly="advisory", timeout=timeout)
         except StaleHandleError as error:
             raise _closed() from error
-        self._mapping.leave_to_views()
+        leave_to_views(self._mapping)
         self._words = self._mapping.view().cast("Q")
 
     def read(self) -> int:

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver: device, context and peers around the calls of a mechanism."""
 
-import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Sequence
 from typing import Final
 
 from typing_extensions import override
 
-from crossmem.driver import Block, CopyKind, Driver, Exported, Imported, Peer
-from crossmem.driver.cleanup import in_any_case, on_failure
+from crossmem.driver import Block, CopyKind, Exported, Imported, Peer
+from crossmem.driver.cleanup import in_any_case
+from crossmem.driver.recording import call_into
+from crossmem.driver.vendor import VendorDriver
 from crossmem.errors import (
     AccessDeniedError,
     BackendUnavailableError,
@@ -31,8 +30,6 @@ from crossmem_ascend.shareable import Shareable
 
 __all__ = ["AscendDriver"]
 
-_log = logging.getLogger(__name__)
-
 _DLPACK_EXTENSION: Final = 12
 _MAX_ALLOCATION_NBYTES: Final = 1 << 40
 """More than any device has; a device that is not open does not tell what it has."""
@@ -42,7 +39,7 @@ _DEVICE_TO_DEVICE: Final = 3
 _MAX_TGID: Final = (1 << 31) - 1
 
 
-class AscendDriver(Driver):
+class AscendDriver(VendorDriver):
     """Memory of Ascend NPUs, through pyACL or what is shaped like it.
 
     It has the methods of :class:`crossmem.driver.AddressRanges` where the runtime offers
@@ -61,12 +58,6 @@ class AscendDriver(Driver):
 
     backend = BACKEND
 
-    reserve: Callable[[int, int], int]
-    release: Callable[[int, int, int], None]
-    map_at: Callable[[Block | Imported, int], None]
-    unmap_at: Callable[[Block | Imported, int], None]
-    violations: Callable[[], list[str]]
-
     def __init__(self, acl: Acl) -> None:
         self._vendor = Vendor(acl)
         self._shareable = Shareable(self._vendor)
@@ -82,20 +73,15 @@ class AscendDriver(Driver):
                 hint="shareable handles need CANN 8.0, keys need CANN 8.3.RC1",
                 backend=BACKEND,
             )
-        self._contexts = Contexts(self._vendor)
-        self._peers = PeerAccess(self._vendor, self._contexts)
+        self._current = Contexts(self._vendor)
+        self._peers = PeerAccess(self._vendor, self._current)
         self._devices = find_devices(self._vendor, os.environ)
         self._capabilities: dict[tuple[int, str | None], Capabilities] = {}
         self._tgid: int | None = None
         if self._shareable.name in self._mechanisms:
-            self.reserve, self.release = self._reserve, self._release
-            self.map_at, self.unmap_at = self._map_at, self._unmap_at
+            self._offer_ranges(self._shareable)
         if hasattr(acl, "violations"):
             self.violations = lambda: [str(one) for one in acl.violations]
-
-    @override
-    def devices(self) -> tuple[DeviceInfo, ...]:
-        return self._devices
 
     @override
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
@@ -142,18 +128,6 @@ class AscendDriver(Driver):
     # Own memory ---------------------------------------------------------------------------
 
     @override
-    def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
-        with ExitStack() as undo, self._on(ordinal, "allocate"):
-            block = self._mechanisms[mechanism].allocate(ordinal, nbytes)
-            undo.enter_context(on_failure(partial(self.free, block)))
-        return block
-
-    @override
-    def free(self, block: Block) -> None:
-        with self._on(block.ordinal, "free"):
-            block.reference.mechanism.free(block)
-
-    @override
     def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
         owned = block.reference
         if owned.raw is not None and owned.raw != raw:
@@ -193,7 +167,7 @@ class AscendDriver(Driver):
                     backend=BACKEND,
                 )
             # Not always the lease server's own thread: whoever frees helps to read its messages.
-            with self._contexts.on(block.ordinal):
+            with self._current.on(block.ordinal):
                 mechanism.admit(block, tgids)
             owned.admitted.update(tgids)
 
@@ -252,29 +226,17 @@ class AscendDriver(Driver):
                 operation="import",
                 backend=BACKEND,
             )
-        with ExitStack() as undo, self._on(ordinal, "import"):
-            if home != ordinal:
-                self._peers.enable(ordinal, home)
-            imported = way.import_(ordinal, exported.payloads[0], capacity, access)
-            undo.enter_context(on_failure(partial(self.close, imported)))
-        return imported
-
-    @override
-    def close(self, imported: Imported) -> None:
-        with self._on(imported.ordinal, "close"):
-            imported.reference.mechanism.close(imported)
-
-    @override
-    def map(self, imported: Imported, *, remappable: bool) -> int:
-        with ExitStack() as undo, self._on(imported.ordinal, "map"):
-            pointer: int = imported.reference.mechanism.map(imported)
-            undo.enter_context(on_failure(partial(self.unmap, imported, pointer)))
-        return pointer
-
-    @override
-    def unmap(self, imported: Imported, pointer: int) -> None:
-        with self._on(imported.ordinal, "unmap"):
-            imported.reference.mechanism.unmap(imported, pointer)
+        made: list[Imported] = []
+        try:
+            with self._on(ordinal, "import"):
+                if home != ordinal:
+                    self._peers.enable(ordinal, home)
+                call_into(made, way.import_, ordinal, exported.payloads[0], capacity, access)
+        except BaseException as error:
+            for imported in made:
+                self._undo(error, self.close, imported)
+            raise
+        return made[0]
 
     # Work of the device -------------------------------------------------------------------
 
@@ -299,51 +261,3 @@ class AscendDriver(Driver):
     def synchronize(self, ordinal: int) -> None:
         with self._on(ordinal, "synchronize"):
             self._vendor.check("rt.synchronize_device", self._vendor.rt.synchronize_device())
-
-    # Address ranges -----------------------------------------------------------------------
-
-    def _reserve(self, ordinal: int, nbytes: int) -> int:
-        with ExitStack() as undo, self._on(ordinal, "reserve"):
-            pointer = self._shareable.reserve(nbytes)
-            undo.enter_context(on_failure(partial(self._release, ordinal, pointer, nbytes)))
-        return pointer
-
-    def _release(self, ordinal: int, pointer: int, nbytes: int) -> None:  # noqa: ARG002
-        is_released = False
-        try:
-            with self._on(ordinal, "release"):
-                self._shareable.release(pointer)
-                is_released = True
-        except CrossmemError:
-            if not is_released:
-                raise
-            # Only the context was not put back, which this thread's next call does. Who was told
-            # that this failed would ask again, and the addresses may be another thread's by then.
-            _log.warning("this thread gets its context back with its next call", exc_info=True)
-
-    def _map_at(self, memory: Block | Imported, pointer: int) -> None:
-        with ExitStack() as undo, self._on(memory.ordinal, "map"):
-            self._shareable.map_at(memory, pointer)
-            undo.enter_context(on_failure(partial(self._unmap_at, memory, pointer)))
-
-    def _unmap_at(self, memory: Block | Imported, pointer: int) -> None:
-        with self._on(memory.ordinal, "unmap"):
-            self._shareable.unmap_at(memory, pointer)
-
-    # Around every call --------------------------------------------------------------------
-
-    @contextmanager
-    def _on(self, ordinal: int, operation: str) -> Iterator[None]:
-        """Make a device current for this thread while the block runs."""
-        with self._about(ordinal, operation), self._contexts.on(ordinal):
-            yield
-
-    @contextmanager
-    def _about(self, ordinal: int, operation: str) -> Iterator[None]:
-        """Say on errors what failed, and where."""
-        try:
-            yield
-        except CrossmemError as error:
-            error.operation = error.operation or operation
-            error.device = error.device or self._devices[ordinal].identity
-            raise

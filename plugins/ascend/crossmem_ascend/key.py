@@ -12,6 +12,8 @@ from typing import Final
 from typing_extensions import override
 
 from crossmem.driver import Block, Imported
+from crossmem.driver.cleanup import noting
+from crossmem.driver.recording import call_into
 from crossmem.errors import InvalidHandleError
 from crossmem.models import Access
 from crossmem_ascend.errors import BACKEND
@@ -56,31 +58,57 @@ class Key(Mechanism):
     def allocate(self, ordinal: int, nbytes: int) -> Block:
         # Whole huge pages: else the memory may not begin at a page, or share one with other memory.
         capacity = -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
-        pointer = self._vendor.value("rt.malloc", self._rt.malloc(capacity, _HUGE_FIRST))
-        return Block(ordinal, pointer, nbytes, capacity, _Keyed(self, address=pointer))
+        owned = _Keyed(self)
+        made: list[tuple[int, int]] = []
+        try:
+            call_into(made, self._rt.malloc, capacity, _HUGE_FIRST)
+            owned.address = self._vendor.value("rt.malloc", made[0])
+            return Block(ordinal, owned.address, nbytes, capacity, owned)
+        except BaseException as error:
+            if made and not made[0][1]:
+                owned.address = made[0][0]
+            with noting(error):
+                self._free(owned)
+            raise
 
     @override
     def free(self, block: Block) -> None:
         owned: _Keyed = block.reference
-        if owned.key:
-            # Where this fails, the memory stays: freeing it under a key is undefined.
-            self._close(owned.key)
+        close, key = self._rt.ipc_mem_close, owned.key
+        if key:
+            # If this fails, the memory stays: freeing it under a key is undefined.
             owned.key = ""
-        if owned.address:
-            self._vendor.check("rt.free", self._rt.free(owned.address))
+            code = close(key)
+            if code:
+                owned.key = key
+            self._vendor.check("rt.ipc_mem_close", code)
+        self._free(owned)
+
+    def _free(self, owned: _Keyed) -> None:
+        free, address = self._rt.free, owned.address
+        if address:
+            # Nothing that a signal handler can interrupt stands between these two.
             owned.address = 0
+            code = free(address)
+            if code:
+                owned.address = address
+            self._vendor.check("rt.free", code)
 
     @override
     def export(self, block: Block, *, raw: bool) -> bytes:
         owned: _Keyed = block.reference
         if not owned.key:
-            owned.key = self._vendor.value(
-                "rt.ipc_mem_get_export_key",
+            made: list[tuple[str, int]] = []
+            get_key = self._rt.ipc_mem_get_export_key
+            try:
                 # The length counts the byte that ends the text.
-                self._rt.ipc_mem_get_export_key(
-                    block.pointer, block.capacity, _KEY_LENGTH + 1, int(raw)
-                ),
-            )
+                call_into(
+                    made, get_key, block.pointer, block.capacity, _KEY_LENGTH + 1, int(raw)
+                )
+                self._vendor.check("rt.ipc_mem_get_export_key", made[0][1])
+            finally:
+                if made and not made[0][1]:
+                    owned.key = made[0][0]
         return owned.key.encode()
 
     @override
@@ -104,24 +132,32 @@ class Key(Mechanism):
     def close(self, imported: Imported) -> None:
         # The vendor opens a key when it is mapped and closes it when that is undone, so this is for
         # a mapping that failed and could not be undone.
-        self.unmap(imported, 0)
+        self.unmap(imported)
 
     @override
     def map(self, imported: Imported) -> int:
         owned: _Keyed = imported.reference
         if not owned.address:
-            owned.address = self._vendor.value(
-                "rt.ipc_mem_import_by_key",
-                self._rt.ipc_mem_import_by_key(owned.key, _IMPORT_FLAGS),
-            )
+            made: list[tuple[int, int]] = []
+            try:
+                call_into(made, self._rt.ipc_mem_import_by_key, owned.key, _IMPORT_FLAGS)
+                self._vendor.check("rt.ipc_mem_import_by_key", made[0][1])
+            finally:
+                if made and not made[0][1]:
+                    owned.address = made[0][0]
         return owned.address
 
     @override
-    def unmap(self, imported: Imported, pointer: int) -> None:
-        owned: _Keyed = imported.reference
-        if owned.address:
-            self._close(owned.key)
-            owned.address = 0
+    def keep_mapped(self, imported: Imported) -> None:
+        """Do nothing: a mapping is all that there is."""
 
-    def _close(self, key: str) -> None:
-        self._vendor.check("rt.ipc_mem_close", self._rt.ipc_mem_close(key))
+    @override
+    def unmap(self, imported: Imported) -> None:
+        owned: _Keyed = imported.reference
+        close, address = self._rt.ipc_mem_close, owned.address
+        if address:
+            owned.address = 0
+            code = close(owned.key)
+            if code:
+                owned.address = address
+            self._vendor.check("rt.ipc_mem_close", code)

@@ -58,7 +58,11 @@ class Mechanism(Protocol):
         """Give an import an address and return it."""
         ...
 
-    def unmap(self, imported: Imported, pointer: int) -> None:
+    def keep_mapped(self, imported: Imported) -> None:
+        """Give up what only a further mapping would need."""
+        ...
+
+    def unmap(self, imported: Imported) -> None:
         """Take the address away."""
         ...
 

@@ -8,13 +8,13 @@ whitelist cannot be undone, nor can leaving it on.
 
 import struct
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from typing_extensions import override
 
-from crossmem.driver import Block, Imported
-from crossmem.driver.cleanup import on_failure
+from crossmem.driver import Block, Imported, Reserved
+from crossmem.driver.cleanup import noting
+from crossmem.driver.recording import call_into
 from crossmem.errors import DriverError, InvalidHandleError, UnsupportedError
 from crossmem.models import Access
 from crossmem_ascend.errors import BACKEND, FEATURE_NOT_SUPPORT, PARAM_INVALID
@@ -40,7 +40,7 @@ class _Physical(Reference):
     """Where addresses are reserved for it."""
     is_mapped: bool = False
     """Whether it is mapped there."""
-    pieces: set[int] = field(default_factory=set)
+    pieces: dict[int, bool] = field(default_factory=dict)
     """Where it is mapped in address ranges."""
     share: int | None = None
     """What the vendor's one export gave. 0 is a value like any other."""
@@ -73,18 +73,23 @@ class Shareable(Mechanism):
             rt.mem_get_allocation_granularity(prop, _GRANULARITY_MINIMUM),
         )
         capacity = -(-nbytes // unit) * unit
-        handle = vendor.value("rt.malloc_physical", rt.malloc_physical(capacity, prop, 0))
-        owned = _Physical(self, handle)
-        with on_failure(partial(self._free_physical, owned)):
+        owned = _Physical(self, 0)
+        made: list[tuple[int, int]] = []
+        try:
+            call_into(made, rt.malloc_physical, capacity, prop, 0)
+            owned.handle = vendor.value("rt.malloc_physical", made[0])
             pointer = self._map_anywhere(owned, capacity)
-        return Block(ordinal, pointer, nbytes, capacity, owned)
+            return Block(ordinal, pointer, nbytes, capacity, owned)
+        except BaseException as error:
+            if made and not made[0][1]:
+                owned.handle = made[0][0]
+            with noting(error):
+                self._give_back(owned)
+            raise
 
     @override
     def free(self, block: Block) -> None:
-        owned: _Physical = block.reference
-        self._unmap_mem(owned)
-        self._free_physical(owned)
-        self._release_addresses(owned)
+        self._give_back(block.reference)
 
     @override
     def export(self, block: Block, *, raw: bool) -> bytes:
@@ -118,18 +123,24 @@ class Shareable(Mechanism):
                 f"a shareable handle has {_SHARE.size} bytes, not {len(payload)}", backend=BACKEND
             )
         (share,) = _SHARE.unpack(payload)
-        handle = self._vendor.value(
-            "rt.mem_import_from_shareable_handle",
-            self._rt.mem_import_from_shareable_handle(share, ordinal),
-        )
-        return Imported(ordinal, capacity, access, _Physical(self, handle))
+        owned = _Physical(self, 0)
+        made: list[tuple[int, int]] = []
+        try:
+            call_into(made, self._rt.mem_import_from_shareable_handle, share, ordinal)
+            owned.handle = self._vendor.value("rt.mem_import_from_shareable_handle", made[0])
+            return Imported(ordinal, capacity, access, owned)
+        except BaseException as error:
+            if made and not made[0][1]:
+                owned.handle = made[0][0]
+            with noting(error):
+                self._free_physical(owned)
+            raise
 
     @override
     def close(self, imported: Imported) -> None:
         owned: _Physical = imported.reference
         # A mapping that failed, and could not be undone, is known here alone.
-        self._unmap_mem(owned)
-        self._release_addresses(owned)
+        self.unmap(imported)
         self._free_physical(owned)
 
     @override
@@ -145,34 +156,60 @@ class Shareable(Mechanism):
             ) from error
 
     @override
-    def unmap(self, imported: Imported, pointer: int) -> None:
+    def keep_mapped(self, imported: Imported) -> None:
+        """Do nothing: physical memory is freed with the import."""
+
+    @override
+    def unmap(self, imported: Imported) -> None:
         self._unmap_mem(imported.reference)
         self._release_addresses(imported.reference)
 
     # Address ranges -----------------------------------------------------------------------
 
-    def reserve(self, nbytes: int) -> int:
+    def reserve(self, reserved: Reserved) -> None:
         """Reserve addresses."""
-        return self._vendor.value(
-            "rt.reserve_mem_address", self._rt.reserve_mem_address(nbytes, 0, 0, 0)
-        )
+        reserved.pointer = self._reserve(reserved.nbytes)
 
-    def release(self, pointer: int) -> None:
+    def _reserve(self, nbytes: int) -> int:
+        made: list[tuple[int, int]] = []
+        try:
+            call_into(made, self._rt.reserve_mem_address, nbytes, 0, 0, 0)
+            return self._vendor.value("rt.reserve_mem_address", made[0])
+        except BaseException:
+            if made and not made[0][1]:
+                self._rt.release_mem_address(made[0][0])
+            raise
+
+    def release(self, reserved: Reserved) -> None:
         """Give reserved addresses back."""
-        self._vendor.check("rt.release_mem_address", self._rt.release_mem_address(pointer))
+        pointer, release = reserved.pointer, self._rt.release_mem_address
+        reserved.pointer = 0
+        code = release(pointer)
+        if code:
+            reserved.pointer = pointer
+        self._vendor.check("rt.release_mem_address", code)
 
     def map_at(self, memory: Block | Imported, pointer: int) -> None:
         """Map memory at reserved addresses."""
         owned: _Physical = memory.reference
-        self._map_mem(pointer, owned.handle, memory.capacity)
-        owned.pieces.add(pointer)
+        made: list[int] = []
+        try:
+            call_into(made, self._rt.map_mem, pointer, memory.capacity, 0, owned.handle, 0)
+            self._vendor.check("rt.map_mem", made[0])
+        finally:
+            if made and not made[0]:
+                owned.pieces[pointer] = True
 
     def unmap_at(self, memory: Block | Imported, pointer: int) -> None:
         """Take memory away from reserved addresses."""
         owned: _Physical = memory.reference
-        if pointer in owned.pieces:
-            self._vendor.check("rt.unmap_mem", self._rt.unmap_mem(pointer))
-            owned.pieces.remove(pointer)
+        pieces, unmap = owned.pieces, self._rt.unmap_mem
+        if pointer in pieces:
+            del pieces[pointer]
+            code = unmap(pointer)
+            if code:
+                pieces[pointer] = True
+            self._vendor.check("rt.unmap_mem", code)
 
     # Steps that are done once, however often they are asked for ----------------------------
 
@@ -180,29 +217,54 @@ class Shareable(Mechanism):
         if owned.is_mapped:
             return owned.addresses
         self._release_addresses(owned)
-        owned.addresses = self.reserve(capacity)
-        with on_failure(partial(self._release_addresses, owned)):
-            self._map_mem(owned.addresses, owned.handle, capacity)
+        made: list[int] = []
+        try:
+            owned.addresses = self._reserve(capacity)
+            call_into(made, self._rt.map_mem, owned.addresses, capacity, 0, owned.handle, 0)
+            self._vendor.check("rt.map_mem", made[0])
+        except BaseException as error:
+            owned.is_mapped = bool(made) and not made[0]
+            with noting(error):
+                self._unmap_mem(owned)
+                self._release_addresses(owned)
+            raise
         owned.is_mapped = True
         return owned.addresses
 
-    def _map_mem(self, pointer: int, handle: int, capacity: int) -> None:
-        self._vendor.check("rt.map_mem", self._rt.map_mem(pointer, capacity, 0, handle, 0))
+    def _give_back(self, owned: _Physical) -> None:
+        self._unmap_mem(owned)
+        self._free_physical(owned)
+        self._release_addresses(owned)
+
+    # In each of these, nothing that a signal handler can interrupt stands between forgetting what
+    # is given back and the vendor's call. It comes back only if the vendor refused.
 
     def _unmap_mem(self, owned: _Physical) -> None:
+        unmap, pointer = self._rt.unmap_mem, owned.addresses
         if owned.is_mapped:
-            self._vendor.check("rt.unmap_mem", self._rt.unmap_mem(owned.addresses))
             owned.is_mapped = False
+            code = unmap(pointer)
+            if code:
+                owned.is_mapped = True
+            self._vendor.check("rt.unmap_mem", code)
 
     def _release_addresses(self, owned: _Physical) -> None:
-        if owned.addresses:
-            self.release(owned.addresses)
+        release, pointer = self._rt.release_mem_address, owned.addresses
+        if pointer:
             owned.addresses = 0
+            code = release(pointer)
+            if code:
+                owned.addresses = pointer
+            self._vendor.check("rt.release_mem_address", code)
 
     def _free_physical(self, owned: _Physical) -> None:
-        if owned.handle:
-            self._vendor.check("rt.free_physical", self._rt.free_physical(owned.handle))
+        free, handle = self._rt.free_physical, owned.handle
+        if handle:
             owned.handle = 0
+            code = free(handle)
+            if code:
+                owned.handle = handle
+            self._vendor.check("rt.free_physical", code)
 
 
 def _properties(ordinal: int) -> dict[str, Any]:

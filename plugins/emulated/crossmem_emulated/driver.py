@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver: every neutral verb as system calls on memfds.
 
-It keeps no record of blocks and imports. A block's reference is its descriptor; an import's is
-its descriptor too, or, once that is closed, the mapping that keeps the memory.
+It keeps no record of blocks and imports. A block's reference is its file; an import's is its
+descriptor or, once that is closed, the mapping that keeps the memory.
 """
 
 import errno
 import resource
 import threading
+from dataclasses import dataclass
 from os import close
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from typing_extensions import override
 
-from crossmem.driver import Block, CopyKind, Driver, Exported, Imported
-from crossmem.errors import DriverError, InvalidHandleError, OutOfMemoryError
+from crossmem.driver import Block, CopyKind, Driver, Exported, Imported, Mapped, Reserved
+from crossmem.errors import CrossmemError, DriverError, InvalidHandleError, OutOfMemoryError
 from crossmem.models import Access, Capabilities, DeviceInfo
 from crossmem_emulated import memory
-from crossmem_emulated.memory import READ, READ_WRITE, SystemCallError
+from crossmem_emulated.memory import READ, READ_WRITE, SystemCallError, munmap
 from crossmem_emulated.options import Options
 
 __all__ = ["BACKEND", "MECHANISM", "EmulatedDriver"]
@@ -33,10 +34,20 @@ _NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
 _Operation = Literal["allocate", "attach", "export", "free", "release", "reserve", "unmap"]
 
 
-class _Kept(NamedTuple):
+@dataclass(slots=True)
+class _File:
+    """The file of a block; each field says what is still to be given back."""
+
+    descriptor: int | None = None
+    is_charged: bool = False
+    """Whether the device's free bytes are without it."""
+
+
+@dataclass(slots=True)
+class _Kept:
     """An import without a descriptor: its mapping keeps the memory."""
 
-    pointer: int
+    mapped: Mapped
 
 
 class _Account:
@@ -118,72 +129,85 @@ class EmulatedDriver(Driver):
         mask = self._granularity_mask
         capacity = (nbytes + mask) & ~mask
         account = self._accounts[ordinal]
-        with account.lock:
-            if capacity > account.free_nbytes:
-                raise _full(account, capacity)
-            account.free_nbytes -= capacity
+        file = _File()
+        block = Block(ordinal, 0, nbytes, capacity, file)
         try:
-            descriptor, pointer = memory.create(capacity, self._flags)
-            if self._prepares:
-                self._prepare(descriptor, pointer, nbytes, capacity)
-        except BaseException as error:
             with account.lock:
-                account.free_nbytes += capacity
+                if capacity > account.free_nbytes:
+                    raise _full(account, capacity)
+                account.free_nbytes -= capacity
+                file.is_charged = True
+            file.descriptor, block.pointer = memory.create(capacity, self._flags)
+            if self._prepares:
+                self._prepare(block)
+        except BaseException as error:
+            self.free(block)
             if isinstance(error, SystemCallError):
                 raise _translate(error, "allocate", account.info, capacity) from None
             raise
-        return Block(ordinal, pointer, nbytes, capacity, descriptor)
+        return block
 
-    def _prepare(self, descriptor: int, pointer: int, nbytes: int, capacity: int) -> None:
-        try:
-            # A small request in a large block must not pay for zeroing a huge page.
-            if self._advise_huge and nbytes >= _HUGE_PAGE_NBYTES:
-                memory.advise_huge(pointer, capacity)
-            if self._prefault:
-                memory.populate(pointer, capacity)
-            if self._poison:
-                memory.fill(pointer, capacity, _POISON)
-        except BaseException:
-            memory.unmap(pointer, capacity)
-            close(descriptor)
-            raise
+    def _prepare(self, block: Block) -> None:
+        pointer, capacity = block.pointer, block.capacity
+        # A small request in a large block must not pay for zeroing a huge page.
+        if self._advise_huge and block.nbytes >= _HUGE_PAGE_NBYTES:
+            memory.advise_huge(pointer, capacity)
+        if self._prefault:
+            memory.populate(pointer, capacity)
+        if self._poison:
+            memory.fill(pointer, capacity, _POISON)
 
     @override
     def free(self, block: Block) -> None:
-        account = self._accounts[block.ordinal]
-        if block.pointer:
-            try:
-                memory.unmap(block.pointer, block.capacity)
-            except SystemCallError as error:
-                raise _translate(error, "free", account.info, block.capacity) from None
+        account, file, capacity = self._accounts[block.ordinal], block.reference, block.capacity
+        pointer = block.pointer
+        if pointer:
+            # No statement that a signal handler can interrupt stands between these two.
             block.pointer = 0
-        if block.reference is None:
-            return
-        descriptor, block.reference = block.reference, None
-        try:
-            # Whatever it answers, the kernel has closed it.
-            self._close(block.ordinal, descriptor, "free")
-        finally:
+            if munmap(pointer, capacity):
+                block.pointer = pointer
+                error = memory.libc_error("munmap")
+                raise _translate(error, "free", account.info, capacity) from None
+        if file.is_charged:
             with account.lock:
-                account.free_nbytes += block.capacity
+                if file.is_charged:
+                    file.is_charged = False
+                    account.free_nbytes += capacity
+        descriptor = file.descriptor
+        if descriptor is not None:
+            try:
+                # Whatever it answers, the kernel has closed it.
+                file.descriptor = None
+                close(descriptor)
+            except OSError as error:
+                raise self._close_failed(block.ordinal, error, "free") from None
 
     @override
     def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
-        descriptor: int = block.reference
-        if access == "ro":
-            try:
-                descriptor = memory.reopen_readonly(descriptor)
-            except SystemCallError as error:
-                info = self._devices[block.ordinal]
-                raise _translate(error, "export", info, block.capacity) from None
-        return Exported((), (descriptor,))
+        descriptor: int = block.reference.descriptor
+        if access == "rw":
+            return Exported((), (descriptor,))
+        exported = Exported()
+        try:
+            exported.descriptors = (memory.reopen_readonly(descriptor),)
+        except SystemCallError as error:
+            info = self._devices[block.ordinal]
+            raise _translate(error, "export", info, block.capacity) from None
+        return exported
 
     @override
     def release_export(self, block: Block, exported: Exported) -> None:
+        if not exported.descriptors:
+            return
         (descriptor,) = exported.descriptors
         # The descriptor of a writable export is the block's own.
-        if descriptor != block.reference:
-            self._close(block.ordinal, descriptor, "free")
+        is_own = descriptor == block.reference.descriptor
+        try:
+            exported.descriptors = ()
+            if not is_own:
+                close(descriptor)
+        except OSError as error:
+            raise self._close_failed(block.ordinal, error, "free") from None
 
     @override
     def after_fork_in_child(self) -> None:
@@ -222,99 +246,137 @@ class EmulatedDriver(Driver):
 
     @override
     def close(self, imported: Imported) -> None:
-        if isinstance(imported.reference, int):
-            descriptor, imported.reference = imported.reference, None
-            self._close(imported.ordinal, descriptor, "unmap")
-
-    @override
-    def map(self, imported: Imported, *, remappable: bool) -> int:
-        capacity = imported.capacity
-        try:
-            pointer = memory.map_shared(
-                imported.reference, capacity, READ_WRITE if imported.access == "rw" else READ
-            )
-        except SystemCallError as error:
-            info = self._devices[imported.ordinal]
-            raise _translate(error, "attach", info, capacity) from None
-        # More than one huge page means that more than one was asked for.
-        if self._advise_huge and capacity > _HUGE_PAGE_NBYTES:
-            memory.advise_huge(pointer, capacity)
-        if not remappable:
-            # The mapping keeps the memory: ten thousand of them need no descriptor.
-            descriptor, imported.reference = imported.reference, None
+        reference = imported.reference
+        if isinstance(reference, int):
             try:
-                self._close(imported.ordinal, descriptor, "attach")
-            except DriverError:
-                memory.unmap(pointer, capacity)
-                raise
-            imported.reference = _Kept(pointer)
-        return pointer
+                imported.reference = None
+                close(reference)
+            except OSError as error:
+                raise self._close_failed(imported.ordinal, error, "unmap") from None
+        elif reference is not None:
+            # A mapping that core does not know, because an interrupt came right after it was made.
+            self.unmap(reference.mapped)
+            imported.reference = None
 
     @override
-    def unmap(self, imported: Imported, pointer: int) -> None:
-        self._unmap(imported.ordinal, pointer, imported.capacity)
+    def map(self, imported: Imported, *, remappable: bool) -> Mapped:
+        if isinstance(imported.reference, _Kept) and imported.reference.mapped.pointer:
+            # The mapping of a call that was interrupted at its very end.
+            kept: Mapped = imported.reference.mapped
+            return kept
+        mapped = Mapped(imported, 0)
+        try:
+            mapped.pointer = self._map(imported, "rw" if imported.access == "rw" else "ro")
+            # More than one huge page means that more than one was asked for.
+            if self._advise_huge and imported.capacity > _HUGE_PAGE_NBYTES:
+                memory.advise_huge(mapped.pointer, imported.capacity)
+            if not remappable:
+                # The mapping keeps the memory: ten thousand of them need no descriptor.
+                descriptor, reference = imported.reference, _Kept(mapped)
+                imported.reference = reference
+                close(descriptor)
+        except BaseException as error:
+            if not isinstance(imported.reference, _Kept):
+                self.unmap(mapped)
+            elif isinstance(error, OSError):
+                imported.reference = None
+                self.unmap(mapped)
+                raise self._close_failed(imported.ordinal, error, "attach") from None
+            raise
+        return mapped
 
-    def map_readonly(self, block: Block) -> int:
+    def _map(self, source: Block | Imported, access: Access, at: int = 0) -> int:
+        reference = source.reference
+        descriptor = reference if isinstance(source, Imported) else reference.descriptor
+        protection = READ_WRITE if access == "rw" else READ
+        try:
+            return memory.map_shared(descriptor, source.capacity, protection, at=at)
+        except SystemCallError as error:
+            info = self._devices[source.ordinal]
+            raise _translate(error, "attach", info, source.capacity) from None
+
+    @override
+    def unmap(self, mapped: Mapped) -> None:
+        source, pointer = mapped.source, mapped.pointer
+        capacity = source.capacity
+        if pointer:
+            # No statement that a signal handler can interrupt stands between these two.
+            mapped.pointer = 0
+            if munmap(pointer, capacity):
+                mapped.pointer = pointer
+                error = memory.libc_error("munmap")
+                raise _translate(error, "unmap", self._devices[source.ordinal], capacity) from None
+
+    def map_readonly(self, block: Block) -> Mapped:
         """Map a block a second time, so that the kernel refuses writes (law C8)."""
-        try:
-            return memory.map_shared(block.reference, block.capacity, READ)
-        except SystemCallError as error:
-            info = self._devices[block.ordinal]
-            raise _translate(error, "attach", info, block.capacity) from None
+        mapped = Mapped(block, 0)
+        mapped.pointer = self._map(block, "ro")
+        return mapped
 
-    def unmap_readonly(self, block: Block, pointer: int) -> None:
+    def unmap_readonly(self, mapped: Mapped) -> None:
         """Take the second mapping away."""
-        self._unmap(block.ordinal, pointer, block.capacity)
+        self.unmap(mapped)
 
-    def _unmap(self, ordinal: int, pointer: int, capacity: int) -> None:
+    def reserve(self, ordinal: int, nbytes: int) -> Reserved:
+        """Reserve consecutive addresses, where any access faults."""
+        reserved = Reserved(ordinal, 0, nbytes)
         try:
-            memory.unmap(pointer, capacity)
-        except SystemCallError as error:
-            raise _translate(error, "unmap", self._devices[ordinal], capacity) from None
-
-    def reserve(self, ordinal: int, nbytes: int) -> int:
-        """Reserve consecutive addresses, where any access faults, and return the first."""
-        try:
-            return memory.reserve(nbytes, self._capabilities.granularity_nbytes)
+            reserved.pointer = memory.reserve(nbytes, self._capabilities.granularity_nbytes)
         except SystemCallError as error:
             raise _translate(error, "reserve", self._devices[ordinal], nbytes) from None
+        return reserved
 
-    def release(self, ordinal: int, pointer: int, nbytes: int) -> None:
+    def release(self, reserved: Reserved) -> None:
         """Give reserved addresses back."""
-        try:
-            memory.unmap(pointer, nbytes)
-        except SystemCallError as error:
-            raise _translate(error, "release", self._devices[ordinal], nbytes) from None
+        pointer, nbytes = reserved.pointer, reserved.nbytes
+        if pointer:
+            reserved.pointer = 0
+            if munmap(pointer, nbytes):
+                reserved.pointer = pointer
+                error = memory.libc_error("munmap")
+                info = self._devices[reserved.ordinal]
+                raise _translate(error, "release", info, nbytes) from None
 
-    def map_at(self, source: Block | Imported, pointer: int) -> None:
+    def map_at(self, source: Block | Imported, pointer: int) -> Mapped:
         """Map memory at reserved addresses."""
+        mapped = Mapped(source, pointer)
         capacity, kept = source.capacity, source.reference
-        is_writable = isinstance(source, Block) or source.access == "rw"
         try:
             if isinstance(kept, _Kept):
-                memory.duplicate_at(kept.pointer, capacity, pointer)
+                memory.duplicate_at(kept.mapped.pointer, capacity, pointer)
             else:
-                memory.map_shared(kept, capacity, READ_WRITE if is_writable else READ, at=pointer)
+                is_writable = isinstance(source, Block) or source.access == "rw"
+                self._map(source, "rw" if is_writable else "ro", pointer)
+            if self._advise_huge and capacity > _HUGE_PAGE_NBYTES:
+                memory.advise_huge(pointer, capacity)
         except SystemCallError as error:
             info = self._devices[source.ordinal]
             raise _translate(error, "attach", info, capacity) from None
-        if self._advise_huge and capacity > _HUGE_PAGE_NBYTES:
-            memory.advise_huge(pointer, capacity)
+        except CrossmemError:
+            raise
+        except BaseException:
+            # Covering addresses that hold nothing changes nothing.
+            memory.cover(pointer, capacity)
+            raise
+        return mapped
 
-    def unmap_at(self, source: Block | Imported, pointer: int) -> None:
+    def unmap_at(self, mapped: Mapped) -> None:
         """Take memory away from reserved addresses, which stay reserved."""
-        try:
-            memory.cover(pointer, source.capacity)
-        except SystemCallError as error:
-            info = self._devices[source.ordinal]
-            raise _translate(error, "unmap", info, source.capacity) from None
+        source = mapped.source
+        if mapped.pointer:
+            try:
+                # Interrupted and repeated, it covers the same addresses again, which are reserved.
+                memory.cover(mapped.pointer, source.capacity)
+            except SystemCallError as error:
+                info = self._devices[source.ordinal]
+                raise _translate(error, "unmap", info, source.capacity) from None
+            mapped.pointer = 0
 
-    def _close(self, ordinal: int, descriptor: int, operation: _Operation) -> None:
-        try:
-            close(descriptor)
-        except OSError as error:
-            failure = SystemCallError("close", error.errno or 0)
-            raise _translate(failure, operation, self._devices[ordinal]) from None
+    def _close_failed(
+        self, ordinal: int, error: OSError, operation: _Operation
+    ) -> OutOfMemoryError | DriverError:
+        failure = SystemCallError("close", error.errno or 0)
+        return _translate(failure, operation, self._devices[ordinal])
 
     @override
     def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:

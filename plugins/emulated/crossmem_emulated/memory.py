@@ -17,6 +17,8 @@ from os import SEEK_END, close, ftruncate, lseek, memfd_create
 from pathlib import Path
 from typing import Final
 
+from crossmem.driver.recording import call_into
+
 __all__ = [
     "PAGE_NBYTES",
     "READ",
@@ -31,7 +33,9 @@ __all__ = [
     "duplicate_at",
     "fill",
     "is_mapped",
+    "libc_error",
     "map_shared",
+    "munmap",
     "populate",
     "reopen_readonly",
     "reserve",
@@ -75,9 +79,10 @@ _mmap = _libc.mmap
 _mmap.argtypes = (c_size_t, c_size_t, c_int, c_int, c_int, c_int64)
 _mmap.restype = c_ssize_t
 
-_munmap = _libc.munmap
-_munmap.argtypes = (c_size_t, c_size_t)
-_munmap.restype = c_int
+munmap = _libc.munmap
+"""The system call itself, for a caller who forgets an address in the statement before."""
+munmap.argtypes = (c_size_t, c_size_t)
+munmap.restype = c_int
 
 _madvise = _libc.madvise
 _madvise.argtypes = (c_size_t, c_size_t, c_int)
@@ -105,7 +110,8 @@ class SystemCallError(OSError):
         self.code = code
 
 
-def _libc_error(call: str) -> SystemCallError:
+def libc_error(call: str) -> SystemCallError:
+    """Return the error for the system call that has just failed."""
     return SystemCallError(call, ctypes.get_errno())
 
 
@@ -144,21 +150,20 @@ def create(nbytes: int, flags: int, *, unmapped_nbytes: int = 0) -> tuple[int, i
         Descriptor, for the caller to close, and address, for the caller to unmap.
     """
     call = "memfd_create"
+    opened: list[int] = []
     try:
-        descriptor = memfd_create(_NAME, flags)
-        try:
-            call = "ftruncate"
-            ftruncate(descriptor, nbytes + unmapped_nbytes)
-            call = "fcntl(F_ADD_SEALS)"
-            fcntl(descriptor, F_ADD_SEALS, _ALL_SEALS)
-            return descriptor, map_shared(descriptor, nbytes, READ_WRITE)
-        except BaseException:
-            close(descriptor)
-            raise
-    except SystemCallError:
+        descriptor = call_into(opened, memfd_create, _NAME, flags)
+        call = "ftruncate"
+        ftruncate(descriptor, nbytes + unmapped_nbytes)
+        call = "fcntl(F_ADD_SEALS)"
+        fcntl(descriptor, F_ADD_SEALS, _ALL_SEALS)
+        return descriptor, map_shared(descriptor, nbytes, READ_WRITE)
+    except BaseException as error:
+        for one in opened:
+            close(one)
+        if isinstance(error, OSError) and not isinstance(error, SystemCallError):
+            raise SystemCallError(call, error.errno or 0) from None
         raise
-    except OSError as error:
-        raise SystemCallError(call, error.errno or 0) from None
 
 
 def map_shared(descriptor: int, nbytes: int, protection: int, *, at: int = 0) -> int:
@@ -177,23 +182,27 @@ def map_shared(descriptor: int, nbytes: int, protection: int, *, at: int = 0) ->
     """
     # A refusal, of one mapping more for example, comes before what lies there is replaced.
     flags = MAP_SHARED | (_MAP_FIXED if at else 0)
-    pointer: int = _mmap(at, nbytes, protection, flags, descriptor, 0)
-    if pointer == _FAILED:
-        raise _libc_error("mmap")
-    if _madvise(pointer, nbytes, _MADV_DONTFORK):
-        error = _libc_error("madvise(MADV_DONTFORK)")
-        if at:
-            cover(pointer, nbytes)
-        else:
-            _munmap(pointer, nbytes)
-        raise error
-    return pointer
+    mapped: list[int] = []
+    try:
+        pointer = call_into(mapped, _mmap, at, nbytes, protection, flags, descriptor, 0)
+        if pointer == _FAILED:
+            raise libc_error("mmap")
+        if _madvise(pointer, nbytes, _MADV_DONTFORK):
+            raise libc_error("madvise(MADV_DONTFORK)")
+        return pointer
+    except BaseException:
+        for one in mapped:
+            if one != _FAILED and at:
+                cover(one, nbytes)
+            elif one != _FAILED:
+                munmap(one, nbytes)
+        raise
 
 
 def unmap(pointer: int, nbytes: int) -> None:
     """Take a whole mapping away."""
-    if _munmap(pointer, nbytes):
-        raise _libc_error("munmap")
+    if munmap(pointer, nbytes):
+        raise libc_error("munmap")
 
 
 def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
@@ -213,44 +222,53 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
         # ctypes would cut off what does not fit in C's type.
         raise SystemCallError("mmap", ENOMEM)
     flags = _NOTHING | (_MAP_FIXED_NOREPLACE if at else 0)
-    first: int = _mmap(at, nbytes + spare, 0, flags, -1, 0)
-    if first == _FAILED:
-        raise _libc_error("mmap")
-    if at and first != at:
-        # Before Linux 4.17 the address is only a wish.
-        _munmap(first, nbytes)
-        raise SystemCallError("mmap", EEXIST)
-    pointer = (first + alignment - 1) & -alignment if spare else first
-    if pointer > first:
-        _munmap(first, pointer - first)
-    if spare:
-        _munmap(pointer + nbytes, first + spare - pointer)
-    if _madvise(pointer, nbytes, _MADV_DONTFORK):
-        error = _libc_error("madvise(MADV_DONTFORK)")
-        _munmap(pointer, nbytes)
-        raise error
-    return pointer
+    mapped: list[int] = []
+    start = end = 0
+    try:
+        first = start = call_into(mapped, _mmap, at, nbytes + spare, 0, flags, -1, 0)
+        if first == _FAILED:
+            raise libc_error("mmap")
+        end = first + nbytes + spare
+        if at and first != at:
+            # Before Linux 4.17 the address is only a wish.
+            raise SystemCallError("mmap", EEXIST)
+        pointer = (first + alignment - 1) & -alignment if spare else first
+        # Each part is forgotten before it is given back: it may be another thread's right after.
+        if pointer > first:
+            start = pointer
+            munmap(first, pointer - first)
+        if spare:
+            rest, end = end - pointer - nbytes, pointer + nbytes
+            munmap(end, rest)
+        if _madvise(pointer, nbytes, _MADV_DONTFORK):
+            raise libc_error("madvise(MADV_DONTFORK)")
+        return pointer
+    except BaseException:
+        if mapped and mapped[0] != _FAILED:
+            start = start or mapped[0]
+            munmap(start, (end or mapped[0] + nbytes + spare) - start)
+        raise
 
 
 def duplicate_at(source: int, nbytes: int, target: int) -> None:
     """Map memory a second time, at reserved addresses, without a descriptor of it."""
     # With an old size of 0, a shared mapping is not moved but mapped once more.
     if _mremap(source, 0, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, target) == _FAILED:
-        raise _libc_error("mremap")
+        raise libc_error("mremap")
 
 
 def cover(pointer: int, nbytes: int) -> None:
     """Take memory away from reserved addresses, which stay reserved."""
     if _mmap(pointer, nbytes, 0, _NOTHING | _MAP_FIXED, -1, 0) == _FAILED:
-        raise _libc_error("mmap")
+        raise libc_error("mmap")
     if _madvise(pointer, nbytes, _MADV_DONTFORK):
-        raise _libc_error("madvise(MADV_DONTFORK)")
+        raise libc_error("madvise(MADV_DONTFORK)")
 
 
 def populate(pointer: int, nbytes: int) -> None:
     """Give a writable mapping all its pages (Linux 5.14)."""
     if _madvise(pointer, nbytes, _MADV_POPULATE_WRITE):
-        raise _libc_error("madvise(MADV_POPULATE_WRITE)")
+        raise libc_error("madvise(MADV_POPULATE_WRITE)")
 
 
 def advise_huge(pointer: int, nbytes: int) -> None:
@@ -300,12 +318,18 @@ def reopen_readonly(descriptor: int) -> int:
     can, has to do so on purpose. Descriptors that are open for writing stay so.
     """
     call = "fchmod"
+    opened: list[int] = []
     try:
         os.fchmod(descriptor, 0o400)
         call = "open"
-        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise SystemCallError(call, error.errno or 0) from None
+        path = f"/proc/self/fd/{descriptor}"
+        return call_into(opened, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+    except BaseException as error:
+        for one in opened:
+            close(one)
+        if isinstance(error, OSError):
+            raise SystemCallError(call, error.errno or 0) from None
+        raise
 
 
 def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
@@ -350,4 +374,4 @@ def drop_inherited() -> None:
     for line in lines:
         if line.endswith(_LINK):
             first, last = (int(part, 16) for part in line.split(" ", 1)[0].split("-"))
-            _munmap(first, last - first)
+            munmap(first, last - first)

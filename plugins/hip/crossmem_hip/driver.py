@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver: devices around the calls of a mechanism that HIP and CUDA have in common."""
 
-import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from typing_extensions import override
 
-from crossmem.driver import Block, CopyKind, Driver, Exported, Foreign, Imported
-from crossmem.driver.cleanup import on_failure
-from crossmem.errors import CrossmemError, InvalidHandleError
+from crossmem.driver import Block, CopyKind, Exported, Foreign, Imported
+from crossmem.driver.recording import call_into
+from crossmem.driver.vendor import VendorDriver
+from crossmem.errors import InvalidHandleError
 from crossmem.models import Access, Capabilities, DeviceInfo
 from crossmem_hip.capture import refuse_capture
 from crossmem_hip.context import Current
@@ -26,8 +25,6 @@ from crossmem_hip.virtual import Virtual
 
 __all__ = ["GpuDriver"]
 
-_log = logging.getLogger(__name__)
-
 _UNKNOWN_NBYTES: Final = 1 << 40
 """More than any device has."""
 
@@ -39,7 +36,7 @@ _KINDS: Final = {
 _DEFAULT_STREAM: Final = 0
 
 
-class GpuDriver(Driver):
+class GpuDriver(VendorDriver):
     """Memory of AMD's or NVIDIA's GPUs, through CuPy's runtime or what is shaped like it.
 
     It has the methods of :class:`crossmem.driver.AddressRanges` where a device offers virtual
@@ -63,14 +60,9 @@ class GpuDriver(Driver):
         Where two devices cannot be told apart.
     """
 
-    reserve: Callable[[int, int], int]
-    release: Callable[[int, int, int], None]
-    map_at: Callable[[Block | Imported, int], None]
-    unmap_at: Callable[[Block | Imported, int], None]
     inspect: Callable[[int, int, str], Foreign]
     adopt: Callable[[int, Foreign, str], Block]
     disown: Callable[[Block], None]
-    violations: Callable[[], list[str]]
 
     def __init__(
         self, family: Family, rt: Runtime, streams: Callable[[], tuple[int, ...]] = tuple
@@ -88,16 +80,11 @@ class GpuDriver(Driver):
         }
         self._capabilities: dict[tuple[int, str | None], Capabilities] = {}
         if any(one.address_ranges for one in self._mechanisms.values()):
-            self.reserve, self.release = self._reserve, self._release
-            self.map_at, self.unmap_at = self._map_at, self._unmap_at
+            self._offer_ranges(self._virtual)
         if any(one.foreign_memory for one in self._mechanisms.values()):
             self.inspect, self.adopt, self.disown = self._inspect, self._adopt, self._disown
         if hasattr(rt, "violations"):
             self.violations = lambda: [str(one) for one in rt.violations]
-
-    @override
-    def devices(self) -> tuple[DeviceInfo, ...]:
-        return self._devices
 
     @override
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
@@ -136,23 +123,16 @@ class GpuDriver(Driver):
     # Own memory ---------------------------------------------------------------------------
 
     @override
-    def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
-        with ExitStack() as undo, self._on(ordinal, "allocate"):
-            block = self._mechanisms[mechanism].allocate(ordinal, nbytes)
-            undo.enter_context(on_failure(partial(self.free, block)))
-        return block
-
-    @override
-    def free(self, block: Block) -> None:
-        with self._on(block.ordinal, "free"):
-            block.reference.mechanism.free(block)
-
-    @override
     def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
-        with ExitStack() as undo, self._on(block.ordinal, "export"):
-            exported: Exported = block.reference.mechanism.export(block)
-            undo.enter_context(on_failure(partial(self.release_export, block, exported)))
-        return exported
+        made: list[Exported] = []
+        try:
+            with self._on(block.ordinal, "export"):
+                call_into(made, block.reference.mechanism.export, block)
+        except BaseException as error:
+            for exported in made:
+                self._undo(error, partial(self.release_export, block), exported)
+            raise
+        return made[0]
 
     @override
     def release_export(self, block: Block, exported: Exported) -> None:
@@ -192,37 +172,20 @@ class GpuDriver(Driver):
                 operation="import",
                 backend=self.backend,
             )
-        with ExitStack() as undo, self._on(ordinal, "import"):
-            imported = way.import_(ordinal, exported, capacity, access, home=home)
-            undo.enter_context(on_failure(partial(self.close, imported)))
-        # Only now, because core closes them where this raises.
-        for descriptor in exported.descriptors:
-            os.close(descriptor)
-        return imported
-
-    @override
-    def close(self, imported: Imported) -> None:
-        with self._on(imported.ordinal, "close"):
-            imported.reference.mechanism.close(imported)
-
-    @override
-    def map(self, imported: Imported, *, remappable: bool) -> int:
-        with ExitStack() as undo, self._on(imported.ordinal, "map"):
-            pointer: int = imported.reference.mechanism.map(imported)
-            undo.enter_context(on_failure(partial(self.unmap, imported, pointer)))
-        if not remappable:
-            # At the very end, because it is what cannot be undone.
-            with (
-                on_failure(partial(self.unmap, imported, pointer)),
-                self._about(imported.ordinal, "map"),
-            ):
-                imported.reference.mechanism.keep_mapped(imported)
-        return pointer
-
-    @override
-    def unmap(self, imported: Imported, pointer: int) -> None:
-        with self._on(imported.ordinal, "unmap"):
-            imported.reference.mechanism.unmap(imported)
+        made: list[Imported] = []
+        try:
+            with self._on(ordinal, "import"):
+                call_into(made, partial(way.import_, ordinal, exported, capacity, access, home=home))
+            # Only now, because core closes them if this raises.
+            while exported.descriptors:
+                descriptor, *others = exported.descriptors
+                exported.descriptors = tuple(others)
+                os.close(descriptor)
+        except BaseException as error:
+            for imported in made:
+                self._undo(error, self.close, imported)
+            raise
+        return made[0]
 
     # Work of the device -------------------------------------------------------------------
 
@@ -245,36 +208,6 @@ class GpuDriver(Driver):
             with self._vendor.calling("deviceSynchronize"):
                 self._vendor.rt.deviceSynchronize()
 
-    # Address ranges -----------------------------------------------------------------------
-
-    def _reserve(self, ordinal: int, nbytes: int) -> int:
-        with ExitStack() as undo, self._on(ordinal, "reserve"):
-            pointer = self._virtual.reserve(nbytes)
-            undo.enter_context(on_failure(partial(self._release, ordinal, pointer, nbytes)))
-        return pointer
-
-    def _release(self, ordinal: int, pointer: int, nbytes: int) -> None:
-        is_released = False
-        try:
-            with self._on(ordinal, "release"):
-                self._virtual.release(pointer, nbytes)
-                is_released = True
-        except CrossmemError:
-            if not is_released:
-                raise
-            # Only the device was not put back, which this thread's next call does. Who was told
-            # that this failed would ask again, and the addresses may be another thread's by then.
-            _log.warning("this thread gets its device back with its next call", exc_info=True)
-
-    def _map_at(self, memory: Block | Imported, pointer: int) -> None:
-        with ExitStack() as undo, self._on(memory.ordinal, "map"):
-            self._virtual.map_at(memory, pointer)
-            undo.enter_context(on_failure(partial(self._unmap_at, memory, pointer)))
-
-    def _unmap_at(self, memory: Block | Imported, pointer: int) -> None:
-        with self._on(memory.ordinal, "unmap"):
-            self._virtual.unmap_at(memory, pointer)
-
     # Memory that others allocated ----------------------------------------------------------
 
     def _inspect(self, ordinal: int, pointer: int, mechanism: str) -> Foreign:
@@ -288,21 +221,3 @@ class GpuDriver(Driver):
     def _disown(self, block: Block) -> None:
         with self._on(block.ordinal, "disown"):
             block.reference.mechanism.disown(block)
-
-    # Around every call --------------------------------------------------------------------
-
-    @contextmanager
-    def _on(self, ordinal: int, operation: str) -> Iterator[None]:
-        """Make a device current for this thread while the block runs."""
-        with self._about(ordinal, operation), self._current.on(ordinal):
-            yield
-
-    @contextmanager
-    def _about(self, ordinal: int, operation: str) -> Iterator[None]:
-        """Say on errors what failed, and where."""
-        try:
-            yield
-        except CrossmemError as error:
-            error.operation = error.operation or operation
-            error.device = error.device or self._devices[ordinal].identity
-            raise

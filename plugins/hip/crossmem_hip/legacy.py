@@ -7,13 +7,13 @@ whatever part was exported; nothing of it may be running then.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from typing_extensions import override
 
 from crossmem.driver import Block, Exported, Foreign, Imported
-from crossmem.driver.cleanup import on_failure
+from crossmem.driver.cleanup import noting
+from crossmem.driver.recording import call_into
 from crossmem.errors import InvalidHandleError
 from crossmem.models import Access
 from crossmem_hip.capture import refuse_capture
@@ -83,19 +83,36 @@ class Legacy(Mechanism):
     def allocate(self, ordinal: int, nbytes: int) -> Block:
         capacity = -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
         refuse_capture(self._vendor)
-        with self._vendor.calling("malloc"):
-            pointer = self._vendor.rt.malloc(capacity)
-        return Block(ordinal, pointer, nbytes, capacity, _Owned(self, pointer))
+        owned = _Owned(self, 0)
+        made: list[int] = []
+        try:
+            with self._vendor.calling("malloc"):
+                call_into(made, self._vendor.rt.malloc, capacity)
+            owned.base = made[0]
+            return Block(ordinal, owned.base, nbytes, capacity, owned)
+        except BaseException as error:
+            for pointer in made:
+                owned.base = pointer
+            with noting(error):
+                self._free(owned)
+            raise
 
     @override
     def free(self, block: Block) -> None:
-        owned: _Owned = block.reference
-        # Asked once more, because only the device was not put back, it has nothing to do.
-        if owned.base:
+        self._free(block.reference)
+
+    def _free(self, owned: _Owned) -> None:
+        free, base = self._vendor.rt.free, owned.base
+        if base:
             refuse_capture(self._vendor)
             with self._vendor.calling("free"):
-                self._vendor.rt.free(owned.base)
-            owned.base = 0
+                try:
+                    # Nothing that a signal handler can interrupt stands between these two.
+                    owned.base = 0
+                    free(base)
+                except self._vendor.error:
+                    owned.base = base
+                    raise
 
     @override
     def export(self, block: Block) -> Exported:
@@ -134,10 +151,18 @@ class Legacy(Mechanism):
         if opened.home != imported.ordinal:
             self._peers.enable(opened.home)
         # This may take seconds. No lock is held here.
-        with self._vendor.calling("ipcOpenMemHandle"):
-            opened.base = self._vendor.rt.ipcOpenMemHandle(opened.handle, self._open_flags)
-        with on_failure(partial(self.unmap, imported)):
+        made: list[int] = []
+        try:
+            with self._vendor.calling("ipcOpenMemHandle"):
+                call_into(made, self._vendor.rt.ipcOpenMemHandle, opened.handle, self._open_flags)
+            opened.base = made[0]
             self._check_size(opened.base, imported.capacity)
+        except BaseException as error:
+            for base in made:
+                opened.base = base
+            with noting(error):
+                self.unmap(imported)
+            raise
         opened.is_checked = True
         return opened.base
 
@@ -148,11 +173,17 @@ class Legacy(Mechanism):
     @override
     def unmap(self, imported: Imported) -> None:
         opened: _Opened = imported.reference
-        if opened.base:
+        close, base = self._vendor.rt.ipcCloseMemHandle, opened.base
+        if base:
             refuse_capture(self._vendor)
             with self._vendor.calling("ipcCloseMemHandle"):
-                self._vendor.rt.ipcCloseMemHandle(opened.base)
-            opened.base = 0
+                try:
+                    # Nothing that a signal handler can interrupt stands between these two.
+                    opened.base = 0
+                    close(base)
+                except self._vendor.error:
+                    opened.base = base
+                    raise
 
     def _check_size(self, base: int, capacity: int) -> None:
         """Compare what the exporter told with what the vendor knows, where it can be asked."""

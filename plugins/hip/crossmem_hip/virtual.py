@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from functools import partial
@@ -19,8 +19,9 @@ from typing import Final
 
 from typing_extensions import override
 
-from crossmem.driver import Block, Exported, Foreign, Imported
-from crossmem.driver.cleanup import in_any_case, on_failure
+from crossmem.driver import Block, Exported, Foreign, Imported, Reserved
+from crossmem.driver.cleanup import in_any_case, noting
+from crossmem.driver.recording import call_into
 from crossmem.errors import CrossmemError, DriverError, InvalidHandleError
 from crossmem.models import Access
 from crossmem_hip.capture import refuse_capture
@@ -51,7 +52,7 @@ class _Physical(Reference):
     """Where addresses are reserved for it."""
     is_mapped: bool = False
     """Whether it is mapped there."""
-    pieces: set[int] = field(default_factory=set)
+    pieces: dict[int, bool] = field(default_factory=dict)
     """Where it is mapped in address ranges."""
 
 
@@ -82,7 +83,7 @@ class Virtual(Mechanism):
         self._vendor = vendor
         self._rt = vendor.rt
         self._reached_by = reached_by
-        self._exported: set[int] = set()
+        self._exported: dict[int, bool] = {}
         """Descriptors that are to be closed."""
         self._granularities = [self._ask_granularity(one) for one in range(devices)]
         self.foreign_memory = knows_mappings(vendor)
@@ -110,28 +111,39 @@ class Virtual(Mechanism):
         unit = self._granularities[ordinal]
         capacity = -(-nbytes // unit) * unit
         refuse_capture(self._vendor)
-        with self._vendor.calling("memCreate"):
-            handle = self._rt.memCreate(capacity, _PINNED, _DESCRIPTOR, _ON_DEVICE, ordinal, 0)
-        owned = _Physical(self, handle)
-        with on_failure(partial(self._release_handle, owned)):
+        owned = _Physical(self)
+        made: list[int] = []
+        try:
+            with self._vendor.calling("memCreate"):
+                call_into(
+                    made, self._rt.memCreate, capacity, _PINNED, _DESCRIPTOR, _ON_DEVICE, ordinal, 0
+                )
+            owned.handle = made[0]
             pointer = self._map_anywhere(owned, capacity, ordinal)
-        return Block(ordinal, pointer, nbytes, capacity, owned)
+            return Block(ordinal, pointer, nbytes, capacity, owned)
+        except BaseException as error:
+            for handle in made:
+                owned.handle = owned.handle or handle
+            with noting(error):
+                self._give_back(owned, capacity)
+            raise
 
     @override
     def free(self, block: Block) -> None:
         owned: _Physical = block.reference
         if owned.is_mapped or owned.handle or owned.addresses:
             refuse_capture(self._vendor)
-        self._unmap(owned, block.capacity)
-        self._release_handle(owned)
-        self._free_addresses(owned, block.capacity)
+        self._give_back(owned, block.capacity)
 
     @override
     def export(self, block: Block) -> Exported:
-        with ExitStack() as undo, self._handle_of(block.reference, block.pointer) as handle:
-            token = secrets.token_bytes(_TOKEN_NBYTES)
-            exported = Exported((token,), (self._export(handle),))
-            undo.enter_context(on_failure(partial(self.release_export, exported)))
+        exported = Exported((secrets.token_bytes(_TOKEN_NBYTES),))
+        try:
+            with self._handle_of(block.reference, block.pointer) as handle:
+                self._export(handle, exported)
+        except BaseException:
+            self.release_export(exported)
+            raise
         return exported
 
     @contextmanager
@@ -140,25 +152,37 @@ class Virtual(Mechanism):
         if owned.handle:
             yield owned.handle
             return
-        with self._vendor.calling("memRetainAllocationHandle"):
-            owned.handle = self._rt.memRetainAllocationHandle(pointer)
+        made: list[int] = []
+        try:
+            with self._vendor.calling("memRetainAllocationHandle"):
+                call_into(made, self._rt.memRetainAllocationHandle, pointer)
+        finally:
+            for handle in made:
+                owned.handle = handle
         with in_any_case(partial(self._release_handle, owned)):
             yield owned.handle
 
-    def _export(self, handle: int) -> int:
-        with self._vendor.calling("memExportToShareableHandle"):
-            descriptor = self._rt.memExportToShareableHandle(handle, _DESCRIPTOR, 0)
-        self._exported.add(descriptor)
-        return descriptor
+    def _export(self, handle: int, exported: Exported) -> None:
+        made: list[int] = []
+        exported_ones = self._exported
+        try:
+            with self._vendor.calling("memExportToShareableHandle"):
+                call_into(made, self._rt.memExportToShareableHandle, handle, _DESCRIPTOR, 0)
+        finally:
+            for descriptor in made:
+                exported.descriptors = (descriptor,)
+                exported_ones[descriptor] = True
 
     @override
     def release_export(self, exported: Exported) -> None:
         for descriptor in exported.descriptors:
             self._close(descriptor)
+        exported.descriptors = ()
 
     def _close(self, descriptor: int) -> None:
         if descriptor in self._exported:
-            self._exported.discard(descriptor)
+            exported_ones = self._exported
+            del exported_ones[descriptor]
             os.close(descriptor)
 
     def after_fork_in_child(self) -> None:
@@ -173,14 +197,26 @@ class Virtual(Mechanism):
         self, ordinal: int, exported: Exported, capacity: int, access: Access, *, home: int
     ) -> Imported:
         (descriptor,) = exported.descriptors
-        with ExitStack() as stack:
+        owned = _Physical(self)
+        made: list[int] = []
+        copies: list[int] = []
+        try:
             if not descriptor:
-                # Where the argument is the descriptor itself, AMD's runtime takes 0 for none.
-                descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, 1)
-                stack.callback(os.close, descriptor)
+                # If the argument is the descriptor itself, AMD's runtime takes 0 for none.
+                descriptor = call_into(copies, fcntl, descriptor, F_DUPFD_CLOEXEC, 1)
             with self._vendor.calling("memImportFromShareableHandle"):
-                handle = self._rt.memImportFromShareableHandle(descriptor, _DESCRIPTOR)
-        return Imported(ordinal, capacity, access, _Physical(self, handle))
+                call_into(made, self._rt.memImportFromShareableHandle, descriptor, _DESCRIPTOR)
+            owned.handle = made[0]
+            return Imported(ordinal, capacity, access, owned)
+        except BaseException as error:
+            for handle in made:
+                owned.handle = handle
+            with noting(error):
+                self._release_handle(owned)
+            raise
+        finally:
+            for one in copies:
+                os.close(one)
 
     @override
     def close(self, imported: Imported) -> None:
@@ -217,33 +253,61 @@ class Virtual(Mechanism):
 
     # Address ranges -----------------------------------------------------------------------
 
-    def reserve(self, nbytes: int) -> int:
+    def reserve(self, reserved: Reserved) -> None:
         """Reserve addresses."""
-        with self._vendor.calling("memAddressReserve"):
-            return self._rt.memAddressReserve(nbytes, 0, 0, 0)
+        reserved.pointer = self._reserve(reserved.nbytes)
 
-    def release(self, pointer: int, nbytes: int) -> None:
+    def _reserve(self, nbytes: int) -> int:
+        made: list[int] = []
+        try:
+            with self._vendor.calling("memAddressReserve"):
+                call_into(made, self._rt.memAddressReserve, nbytes, 0, 0, 0)
+            return made[0]
+        except BaseException as error:
+            with noting(error):
+                for pointer in made:
+                    self.release(Reserved(0, pointer, nbytes))
+            raise
+
+    def release(self, reserved: Reserved) -> None:
         """Give reserved addresses back."""
+        free, pointer = self._rt.memAddressFree, reserved.pointer
         with self._vendor.calling("memAddressFree"):
-            self._rt.memAddressFree(pointer, nbytes)
+            try:
+                # Nothing that a signal handler can interrupt stands between these two.
+                reserved.pointer = 0
+                free(pointer, reserved.nbytes)
+            except self._vendor.error:
+                reserved.pointer = pointer
+                raise
 
     def map_at(self, memory: Block | Imported, pointer: int) -> None:
         """Map memory at reserved addresses."""
         owned: _Physical = memory.reference
         refuse_capture(self._vendor)
-        with ExitStack() as undo, self._handle_of(owned, owned.addresses) as handle:
-            self._map_at(pointer, handle, memory.capacity)
-            owned.pieces.add(pointer)
-            undo.enter_context(on_failure(partial(self.unmap_at, memory, pointer)))
+        made: list[None] = []
+        with self._handle_of(owned, owned.addresses) as handle:
+            try:
+                with self._vendor.calling("memMap"):
+                    call_into(made, self._rt.memMap, pointer, memory.capacity, 0, handle, 0)
+            finally:
+                if made:
+                    owned.pieces[pointer] = True
             self._set_access(pointer, memory.capacity, memory.ordinal)
 
     def unmap_at(self, memory: Block | Imported, pointer: int) -> None:
         """Take memory away from reserved addresses."""
         owned: _Physical = memory.reference
-        if pointer in owned.pieces:
+        pieces, unmap = owned.pieces, self._rt.memUnmap
+        if pointer in pieces:
             refuse_capture(self._vendor)
-            self._unmap_at(pointer, memory.capacity)
-            owned.pieces.remove(pointer)
+            with self._vendor.calling("memUnmap"):
+                try:
+                    del pieces[pointer]
+                    unmap(pointer, memory.capacity)
+                except self._vendor.error:
+                    pieces[pointer] = True
+                    raise
 
     # Memory that others allocated ----------------------------------------------------------
 
@@ -264,45 +328,71 @@ class Virtual(Mechanism):
 
     def _map_anywhere(self, owned: _Physical, capacity: int, ordinal: int) -> int:
         # Mapped already: so it was left behind when setting access failed.
-        if not owned.is_mapped:
-            self._free_addresses(owned, capacity)
-            owned.addresses = self.reserve(capacity)
-            with on_failure(partial(self._free_addresses, owned, capacity)):
-                self._map_at(owned.addresses, owned.handle, capacity)
-            owned.is_mapped = True
-        with on_failure(partial(self._unmap_and_free, owned, capacity)):
+        try:
+            if not owned.is_mapped:
+                self._free_addresses(owned, capacity)
+                owned.addresses = self._reserve(capacity)
+                made: list[None] = []
+                try:
+                    with self._vendor.calling("memMap"):
+                        call_into(
+                            made, self._rt.memMap, owned.addresses, capacity, 0, owned.handle, 0
+                        )
+                finally:
+                    owned.is_mapped = bool(made)
             self._set_access(owned.addresses, capacity, ordinal)
+        except BaseException as error:
+            with noting(error):
+                self._unmap_and_free(owned, capacity)
+            raise
         return owned.addresses
-
-    def _map_at(self, pointer: int, handle: int, capacity: int) -> None:
-        with self._vendor.calling("memMap"):
-            self._rt.memMap(pointer, capacity, 0, handle, 0)
 
     def _set_access(self, pointer: int, capacity: int, ordinal: int) -> None:
         access = [(_ON_DEVICE, one, _READ_WRITE) for one in self._reached_by(ordinal)]
         with self._vendor.calling("memSetAccess"):
             self._rt.memSetAccess(pointer, capacity, access)
 
-    def _unmap_at(self, pointer: int, capacity: int) -> None:
-        with self._vendor.calling("memUnmap"):
-            self._rt.memUnmap(pointer, capacity)
-
-    def _unmap(self, owned: _Physical, capacity: int) -> None:
-        if owned.is_mapped:
-            self._unmap_at(owned.addresses, capacity)
-            owned.is_mapped = False
+    def _give_back(self, owned: _Physical, capacity: int) -> None:
+        self._unmap(owned, capacity)
+        self._release_handle(owned)
+        self._free_addresses(owned, capacity)
 
     def _unmap_and_free(self, owned: _Physical, capacity: int) -> None:
         self._unmap(owned, capacity)
         self._free_addresses(owned, capacity)
 
+    # In each of these, nothing that a signal handler can interrupt stands between forgetting what
+    # is given back and the vendor's call. It comes back only if the vendor refused.
+
+    def _unmap(self, owned: _Physical, capacity: int) -> None:
+        unmap = self._rt.memUnmap
+        if owned.is_mapped:
+            with self._vendor.calling("memUnmap"):
+                try:
+                    owned.is_mapped = False
+                    unmap(owned.addresses, capacity)
+                except self._vendor.error:
+                    owned.is_mapped = True
+                    raise
+
     def _free_addresses(self, owned: _Physical, capacity: int) -> None:
-        if owned.addresses:
-            self.release(owned.addresses, capacity)
-            owned.addresses = 0
+        free, addresses = self._rt.memAddressFree, owned.addresses
+        if addresses:
+            with self._vendor.calling("memAddressFree"):
+                try:
+                    owned.addresses = 0
+                    free(addresses, capacity)
+                except self._vendor.error:
+                    owned.addresses = addresses
+                    raise
 
     def _release_handle(self, owned: _Physical) -> None:
-        if owned.handle:
+        release, handle = self._rt.memRelease, owned.handle
+        if handle:
             with self._vendor.calling("memRelease"):
-                self._rt.memRelease(owned.handle)
-            owned.handle = 0
+                try:
+                    owned.handle = 0
+                    release(handle)
+                except self._vendor.error:
+                    owned.handle = handle
+                    raise

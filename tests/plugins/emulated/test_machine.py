@@ -22,7 +22,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 GRANT_DURING_FORK = """
 import faulthandler, threading
 from pathlib import Path
-from crossmem.sharing.process import current
+from crossmem.sharing.base.process import current
 faulthandler.dump_traceback_later(50, exit=True)
 is_forking, has_lock = threading.Event(), threading.Event()
 os.register_at_fork(before=lambda: (is_forking.set(), has_lock.wait(10)))

@@ -11,7 +11,7 @@ import pytest
 import crossmem
 from crossmem.plugin import Registry
 from crossmem.sharing import attach, process
-from crossmem.sharing.whereabouts import Whereabouts
+from crossmem.sharing.base.array_index import Whereabouts
 
 
 def ends_meanwhile(lock: Any, step: Callable[[], object]) -> bool:

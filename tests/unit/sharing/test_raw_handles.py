@@ -10,7 +10,7 @@ import pytest
 
 import crossmem
 from crossmem.conformance.speed import SLOWNESS
-from crossmem.sharing.owned import Owned
+from crossmem.sharing.exporter.record import Owned
 
 NBYTES = 4096
 DEADLINE_S = 20 * SLOWNESS

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossmem.sharing import whereabouts
-from crossmem.sharing.whereabouts import Whereabouts
+from crossmem.sharing.base.array_index import Whereabouts
 
 repeatable = examples(100)
 

@@ -19,7 +19,7 @@ from crossmem import OutOfMemoryError, Shared, StaleHandleError, UnsupportedErro
 from crossmem.arrays import numpy_arrays
 from crossmem.arrays.runs import find_run, pack
 from crossmem.driver import CopyKind
-from crossmem.sharing.process import drain
+from crossmem.sharing.base.process import drain
 from crossmem.trees.homes import Homes
 
 repeatable = examples(100)

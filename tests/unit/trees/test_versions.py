@@ -11,7 +11,7 @@ import pytest
 import crossmem
 from crossmem import ClosedError, Shared
 from crossmem.conformance.speed import SLOWNESS
-from crossmem.sharing.process import drain
+from crossmem.sharing.base.process import drain
 from crossmem.trees.versions import OwnCell, RemoteCell, new_cell
 
 ONLY = crossmem.Allow(pids=(os.getpid(),))

@@ -7,12 +7,12 @@ it. This is what :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` send 
     numbers = hold(handles)                     # the sender: one number for each handle
     message = list(zip(handles, numbers))       # both travel, 64 bits for each number
 
-    mappings = attach_held(message)             # the receiver (crossmem.sharing.attach)
+    mappings = attach_held(message)             # the receiver (crossmem.sharing.importer.attach)
     discard(message)                            # or whoever throws the message away
 
 A hold is a lease of the exporter's that the sending process has. It ends when the message is first
 received, when it is discarded, and when its sender is dead. While it lasts, the handle is not
-stale: :func:`~crossmem.sharing.attach.attach_held` gets memory that was freed meanwhile, also from
+stale: :func:`~crossmem.sharing.importer.attach.attach_held` gets memory that was freed meanwhile, also from
 an exporter that waits at its exit. Where the hold has ended, the message's handle is like any
 other. One message may be received by any number of processes; each gets the memory where it is
 still there.
@@ -40,10 +40,11 @@ from crossmem.errors import (
     InvalidHandleError,
     UnsupportedError,
 )
-from crossmem.guards import check_timeout
+from crossmem.guards import check_timeout, shorten
 from crossmem.models import ProcessIdentity, ShareableHandle
-from crossmem.sharing.process import Process, drain
-from crossmem.sharing.table import error_of
+from crossmem.sharing.base.process import Process, drain
+from crossmem.sharing.importer.errors import error_of
+from crossmem.sharing.importer.table import ImportTable
 
 __all__ = ["check_hold", "discard", "hold"]
 
@@ -92,20 +93,26 @@ def hold(handles: Sequence[ShareableHandle], *, timeout: float | None = None) ->
             msg = "a raw handle has no leases, so no message can hold its memory"
             raise UnsupportedError(msg, operation="hold", hint="export it with lease=True")
         wanted.setdefault(handle.owner, {})[index] = handle
-    found: dict[int, int] = {}
+    given: dict[ProcessIdentity, list[int]] = {}
     try:
         for owner, part in wanted.items():
+            # In the dictionary before anything is given.
+            numbers = given[owner] = []
             asked = list(part.values())
             if owner == process.identity:
-                numbers = _hold_own(process, asked, deadline)
+                _hold_own(process, asked, deadline, numbers)
             else:
-                numbers = _hold_at(process, owner, asked, deadline)
-            found.update(zip(part, numbers, strict=True))
+                _hold_at(process, owner, asked, deadline, numbers)
+        found = {
+            index: number
+            for owner, part in wanted.items()
+            for index, number in zip(part, given[owner], strict=True)
+        }
+        return [found[index] for index in range(len(handles))]
     except BaseException:
-        for index, number in found.items():
-            _end(process, handles[index].owner, [number])
+        for owner, numbers in given.items():
+            _end(process, owner, numbers)
         raise
-    return [found[index] for index in range(len(handles))]
 
 
 def discard(
@@ -142,7 +149,7 @@ def discard(
             _end(process, owner, numbers)
             continue
         try:
-            with process.imports.connected(owner) as connection:
+            with process.part(ImportTable).connected(owner) as connection:
                 connection.discard(numbers, deadline)
         except CrossmemError as error:
             failure = failure or error
@@ -153,16 +160,18 @@ def discard(
 def check_hold(number: object) -> int:
     """Return the number of a hold, or 0 for none; raise where it cannot be one."""
     if type(number) is not int or not 0 <= number < 1 << _NUMBER_BITS:
-        msg = f"the number of a hold has {_NUMBER_BITS} bits; it is not {number!r}"
+        msg = f"the number of a hold has {_NUMBER_BITS} bits; it is not {shorten(number)}"
         raise InvalidHandleError(msg)
     return number
 
 
-def _hold_own(process: Process, asked: Sequence[ShareableHandle], deadline: Deadline) -> list[int]:
-    answer = process.start_server().book.hold_mine(asked, deadline.remaining_s)
-    if isinstance(answer, Refusal):
-        raise _error_of(answer, asked[0])
-    return [one.number for one in answer]
+def _hold_own(
+    process: Process, asked: Sequence[ShareableHandle], deadline: Deadline, numbers: list[int]
+) -> None:
+    leases = process.start_server().leases
+    refusal = leases.hold_mine(asked, deadline.remaining_s, numbers)
+    if refusal is not None:
+        raise _error_of(refusal, asked[0])
 
 
 def _hold_at(
@@ -170,22 +179,30 @@ def _hold_at(
     owner: ProcessIdentity,
     asked: Sequence[ShareableHandle],
     deadline: Deadline,
-) -> list[int]:
+    numbers: list[int],
+) -> None:
     """Ask another process, again and again as long as it has no room."""
     pause_s = _FIRST_PAUSE_S
-    with process.imports.connected(owner) as connection:
+    with process.part(ImportTable).connected(owner) as connection:
         while True:
-            answers = connection.hold(asked, deadline=deadline)
-            leased = [one.lease for one in answers if isinstance(one, Leased)]
-            if len(leased) == len(asked):
-                return leased
-            connection.release(leased)
-            refusal, handle = next(
-                (answer, handle)
-                for answer, handle in zip(answers, asked, strict=True)
-                if isinstance(answer, Refusal)
-            )
-            # Where the next answer would come too late, this one says what is wrong.
+            answers: list[Leased | Refusal] = []
+            try:
+                answers = connection.hold(asked, deadline=deadline)
+                refused = [
+                    (answer, handle)
+                    for answer, handle in zip(answers, asked, strict=True)
+                    if isinstance(answer, Refusal)
+                ]
+                if not refused:
+                    numbers += [one.lease for one in answers if isinstance(one, Leased)]
+                    return
+            except BaseException:
+                if not numbers:
+                    connection.give_back(answers)
+                raise
+            connection.give_back(answers)
+            refusal, handle = refused[0]
+            # If the next answer would come too late, this one says what is wrong.
             if refusal.status is not Status.FULL or deadline.remaining_s <= pause_s:
                 raise _error_of(refusal, handle)
             time.sleep(pause_s)
@@ -210,7 +227,7 @@ def _error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
 
 def _end(process: Process, owner: ProcessIdentity, numbers: Sequence[int]) -> None:
     if owner != process.identity:
-        with process.imports.connected(owner) as connection:
+        with process.part(ImportTable).connected(owner) as connection:
             connection.release(numbers)
     elif process.server is not None:
-        process.server.book.release_mine(numbers)
+        process.server.leases.release_mine(numbers)

@@ -2,20 +2,35 @@
 """Arrays, tensors and DLPack capsules in memory of crossmem, none of them a copy."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from crossmem.driver.buffers import Keeper
 from crossmem.errors import UnsupportedError
+from crossmem.sharing.base.devices import LocalDevice
 
 # Each function imports its part of crossmem.arrays, because most memory is used without arrays.
 if TYPE_CHECKING:
     from crossmem.arrays import Kind, Layout
-    from crossmem.sharing.device import Device
-    from crossmem.sharing.memory import Memory
 
-__all__ = ["array", "capsule", "dlpack_device", "kind_of_arrays", "maker"]
+__all__ = ["Viewable", "array", "capsule", "dlpack_device", "kind_of_arrays", "maker"]
 
 
-def kind_of_arrays(device: "Device") -> "Kind":
+class Viewable(Protocol):
+    """Memory, as this module needs it."""
+
+    device: LocalDevice
+    nbytes: int
+    readonly: bool
+
+    @property
+    def ptr(self) -> int: ...
+
+    def view(self) -> memoryview: ...
+
+    def _keep(self) -> Keeper: ...
+
+
+def kind_of_arrays(device: LocalDevice) -> "Kind":
     """Return the library whose arrays can lie in memory of a device.
 
     Raises
@@ -32,7 +47,7 @@ def kind_of_arrays(device: "Device") -> "Kind":
     raise UnsupportedError(msg, operation="as_array", hint="use as_tensor(), or read() and write()")
 
 
-def maker(memory: "Memory", kind: "Kind") -> "Callable[[Layout], Any]":
+def maker(memory: Viewable, kind: "Kind") -> "Callable[[Layout], Any]":
     """Return a function that makes arrays or tensors of one library in some memory.
 
     Each keeps the memory in use. Layouts are checked against its bounds.
@@ -42,7 +57,7 @@ def maker(memory: "Memory", kind: "Kind") -> "Callable[[Layout], Any]":
     UnsupportedError
         Where the library is not installed, or knows no such memory.
     """
-    keeper = memory.keeper()
+    keeper = memory._keep()
     make = _maker(memory, kind)
 
     def make_within(layout: "Layout") -> Any:
@@ -54,7 +69,7 @@ def maker(memory: "Memory", kind: "Kind") -> "Callable[[Layout], Any]":
     return make_within
 
 
-def _maker(memory: "Memory", kind: "Kind") -> "Callable[[Layout], Any]":
+def _maker(memory: Viewable, kind: "Kind") -> "Callable[[Layout], Any]":
     from crossmem.arrays import cupy_arrays, numpy_arrays, torch_tensors
 
     device, capabilities = memory.device, memory.device.capabilities
@@ -65,9 +80,9 @@ def _maker(memory: "Memory", kind: "Kind") -> "Callable[[Layout], Any]":
         and capabilities.cuda_array_interface
         and cupy_arrays.backend() == device.backend
     ):
-        return cupy_arrays.maker(memory.ptr, memory.nbytes, memory.keeper(), device.ordinal)
+        return cupy_arrays.maker(memory.ptr, memory.nbytes, memory._keep(), device.ordinal)
     if kind == "torch" and capabilities.host_visible:
-        return torch_tensors.maker_in_buffer(memory.keeper().buffer)
+        return torch_tensors.maker_in_buffer(memory._keep().buffer)
     if kind == "torch" and capabilities.dlpack_device_type is not None:
         return torch_tensors.maker_on_device(memory)
     msg = f"{kind} has no arrays in memory of {device.name}"
@@ -75,7 +90,7 @@ def _maker(memory: "Memory", kind: "Kind") -> "Callable[[Layout], Any]":
 
 
 def array(
-    memory: "Memory",
+    memory: Viewable,
     kind: "Kind",
     shape: int | Sequence[int] | None,
     dtype: Any,
@@ -94,7 +109,7 @@ def array(
     return maker(memory, kind)(Layout(found, shape, strides, offset))
 
 
-def dlpack_device(memory: "Memory") -> tuple[int, int]:
+def dlpack_device(memory: Viewable) -> tuple[int, int]:
     """Return type and number of the device that holds some memory, as DLPack counts them."""
     kind = memory.device.capabilities.dlpack_device_type
     if kind is None:
@@ -104,7 +119,7 @@ def dlpack_device(memory: "Memory") -> tuple[int, int]:
 
 
 def capsule(
-    memory: "Memory",
+    memory: Viewable,
     *,
     stream: Any,
     max_version: tuple[int, int] | None,
@@ -122,7 +137,7 @@ def capsule(
     if copy:
         msg = f"{memory!r} is shared, not copied; copy what from_dlpack returns"
         raise BufferError(msg)
-    keeper = memory.keeper()
+    keeper = memory._keep()
     if check_stream(device[0], stream):
         memory.device.synchronize()
     return make_capsule(

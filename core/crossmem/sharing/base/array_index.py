@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the memory of crossmem in which an array or tensor lies, by its address."""
 
-import threading
 import weakref
 from bisect import bisect_left, bisect_right
 from collections import deque
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from crossmem.sharing.memory import Memory
+from crossmem.locks import Rank, ordered_lock
 
-__all__ = ["Whereabouts"]
+__all__ = ["ArrayIndex", "Indexed"]
+
+
+class Indexed(Protocol):
+    """Memory as the index sees it."""
+
+    nbytes: int
+
+    @property
+    def closed(self) -> bool:
+        """Whether the memory may not be used any more."""
+        ...
 
 
 class _Spot(NamedTuple):
@@ -20,11 +29,11 @@ class _Spot(NamedTuple):
     start: int
     end: int
     number: int
-    memory: "weakref.ref[Memory]"
+    memory: weakref.ref[Indexed]
     keeper: weakref.ref[object]
 
 
-class Whereabouts:
+class ArrayIndex:
     """What can have arrays in it: memory that is viewed, and memory that was adopted.
 
     Looking up takes time that grows with the logarithm of their number. Several objects may show
@@ -36,7 +45,7 @@ class Whereabouts:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = ordered_lock(Rank.INDEX)
         self._is_busy = False
         self._spots: dict[int, list[_Spot]] = {}
         """By start, those of similar lengths together: lengths of one list have as many bits. So
@@ -47,7 +56,7 @@ class Whereabouts:
         """Start, end and number of what no longer counts; the garbage collector fills this."""
         self._numbers = count()
 
-    def add(self, memory: "Memory", pointer: int, keeper: object) -> None:
+    def add(self, memory: Indexed, pointer: int, keeper: object) -> None:
         """Remember where some memory lies, as long as ``keeper`` lives."""
         gone = self._gone
         key = (pointer, pointer + memory.nbytes, next(self._numbers))
@@ -62,7 +71,7 @@ class Whereabouts:
             finally:
                 self._lock.release()
 
-    def find(self, pointer: int, nbytes: int) -> "Memory | None":
+    def find(self, pointer: int, nbytes: int) -> Indexed | None:
         """Return what shows all of these addresses and is usable, None where nothing does.
 
         Of several, that which starts last.
@@ -77,7 +86,7 @@ class Whereabouts:
             finally:
                 self._is_busy = was_busy
 
-    def _search(self, pointer: int, nbytes: int) -> "Memory | None":
+    def _search(self, pointer: int, nbytes: int) -> Indexed | None:
         found, last = None, -1
         for bits, spots in self._spots.copy().items():
             index = bisect_right(spots, pointer, key=_start_of)
@@ -111,7 +120,9 @@ class Whereabouts:
                         spots.insert(index, spot)
                     self._new.popleft()
                 if self._gone:
-                    self._forget(self._gone.popleft())
+                    # Taken out afterwards: forgetting twice is harmless, and an interrupt is not.
+                    self._forget(self._gone[0])
+                    self._gone.popleft()
         finally:
             self._is_busy = False
 
@@ -134,7 +145,7 @@ def _find(spots: list[_Spot], key: tuple[int, int, int]) -> tuple[int, bool]:
     return index, index < len(spots) and spots[index][:3] == key
 
 
-def _usable(spot: _Spot, end: int) -> "Memory | None":
+def _usable(spot: _Spot, end: int) -> Indexed | None:
     """Return the memory of a spot, where it reaches that far and can be used."""
     memory = spot.memory() if end <= spot.end else None
     return memory if memory is not None and not memory.closed else None

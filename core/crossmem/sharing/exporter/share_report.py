@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from crossmem.errors import ConfigurationError
-from crossmem.sharing.adoption import neighbours_of
-from crossmem.sharing.device import Device
-from crossmem.sharing.device import device as find_device
-from crossmem.sharing.foreign import check_address, look_at
-from crossmem.sharing.process import drain
+from crossmem.guards import shorten
+from crossmem.sharing.base.devices import LocalDevice, find_device, refuse_foreign_device
+from crossmem.sharing.base.process import drain
+from crossmem.sharing.exporter.adoption import neighbours_of
+from crossmem.sharing.exporter.foreign import check_address, look_at
 
 __all__ = ["ShareReport", "ShareWay", "how_can_share"]
 
@@ -76,7 +76,7 @@ def _describe(way: ShareWay) -> str:
     return text if around is None else f'{text}, with neighbours="expose": {around}'
 
 
-def how_can_share(ptr: int, device: Device | str) -> ShareReport:
+def how_can_share(ptr: int, device: LocalDevice | str) -> ShareReport:
     """Say which mechanisms can share memory that someone else allocated, and why others cannot.
 
     What is said holds for :meth:`crossmem.Device.adopt` at that moment. Nothing is exported.
@@ -101,11 +101,11 @@ def how_can_share(ptr: int, device: Device | str) -> ShareReport:
         Where a vendor's call failed.
     """
     process = drain()
-    if not isinstance(device, Device | str):
-        msg = f"device must be a crossmem.Device or its name, not {device!r}"
+    if not isinstance(device, LocalDevice | str):
+        msg = f"device must be a crossmem.Device or its name, not {shorten(device)}"
         raise ConfigurationError(msg, operation="how_can_share")
-    found = find_device(device) if isinstance(device, str) else device
-    found.check_usable()
+    found = find_device(process, device, None) if isinstance(device, str) else device
+    refuse_foreign_device(found)
     pointer = check_address("ptr", ptr)
     ways = []
     for mechanism in found.capabilities.mechanisms:

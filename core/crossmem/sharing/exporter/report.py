@@ -4,7 +4,8 @@
 from dataclasses import dataclass
 
 from crossmem.models import ShareableHandle
-from crossmem.sharing.process import current, drain
+from crossmem.sharing.base.process import current, drain
+from crossmem.sharing.exporter.record import Allocations
 
 __all__ = ["ExportInfo", "LeaseInfo", "collect", "exports"]
 
@@ -78,9 +79,9 @@ def exports() -> list[ExportInfo]:
                 if lease.export == export.handle.export
             ),
             denied=export.denied,
-            waiting=shared.is_retired,
+            waiting=unit.is_retired,
         )
-        for shared, published, leases in process.server.book.report()
+        for unit, published, leases in process.server.leases.report()
         for export in published
     ]
 
@@ -88,13 +89,14 @@ def exports() -> list[ExportInfo]:
 def collect() -> int:
     """Do now what otherwise waits for the next call, and return how many allocations it freed.
 
-    Memory whose last lease has ended is freed, dropped objects are released, and messages to
+    Memory whose last lease has ended is freed, dropped objects are given back, and messages to
     exporters that could not be sent are sent.
     """
     process = current()
     if process.is_closed:
         return 0
-    before = len(process.owned)
+    live = process.part(Allocations).live
+    before = len(live)
     process.catch_up()
-    process.imports.tend()
-    return before - len(process.owned)
+    process.tend()
+    return before - len(live)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one state that a process has: settings, plugins, lease server, connections, queues.
+"""The one state that a process has: settings, plugins, lease server and deferred work.
 
-A forked child gets a new state; objects of the old one notice by comparing it with
-:func:`current`. Everything that waits to be done later (dropped objects, memory whose last lease
-ended) waits in one queue, which each public call empties first.
+A forked child gets a new state. Objects of the old one notice by comparing it with
+:func:`current`. Packages above this one keep what they have for the process in *parts*
+(:meth:`Process.part`), so this module names none of them.
 """
 
 import atexit
@@ -13,33 +13,28 @@ import os
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from typing import ClassVar, Final, TypeVar, cast
 
 from crossmem.control.leases import name_holders
-from crossmem.control.limits import no_thread
 from crossmem.control.server import LeaseServer
-from crossmem.errors import ClosedError, CrossmemError, ForkedProcessError
+from crossmem.driver.recording import call_into
+from crossmem.errors import ClosedError, ForkedProcessError
+from crossmem.locks import Rank, is_held_here, ordered_lock
 from crossmem.models import ProcessIdentity
 from crossmem.plugin import Registry
 from crossmem.settings import Settings
-from crossmem.sharing.foreign import GroundTable
-from crossmem.sharing.table import ImportTable
-from crossmem.sharing.whereabouts import Whereabouts
-
-if TYPE_CHECKING:
-    from crossmem.sharing.device import Device
-    from crossmem.sharing.owned import Owned
-    from crossmem.sharing.reservation import Reservation
+from crossmem.sharing.base.array_index import ArrayIndex
+from crossmem.sharing.base.deferred import DeferredWork
+from crossmem.sharing.base.regions import Described, RegionIndex
 
 __all__ = [
+    "CATCH_UP_S",
+    "Part",
     "Process",
     "current",
     "drain",
     "is_current",
-    "is_mine",
     "may_release",
     "refuse_foreign",
     "refuse_forked_backend",
@@ -47,7 +42,32 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_REAPER_PERIOD_S: Final = 0.1
+CATCH_UP_S: Final = 1.0
+"""How long the lease server's thread may take to read what importers have sent."""
+
+
+class Part:
+    """What a package keeps for the process."""
+
+    closing: ClassVar = 0
+    """When it closes at exit. Parts with lower numbers go first, and those below 0 before this
+    process waits for the leases of others."""
+
+    def __init__(self, process: "Process") -> None:
+        """Make it; of two that threads make at once, one is dropped."""
+
+    def tend(self) -> None:
+        """Do what waits for the next call, other than giving back."""
+
+    def close_at_exit(self) -> None:
+        """Give everything back; for a normal exit."""
+
+
+    def abandon(self) -> None:
+        """Close every descriptor, and nothing else: for a forked child."""
+
+
+_P = TypeVar("_P", bound=Part)
 
 
 class Process:
@@ -57,48 +77,50 @@ class Process:
         self.settings = settings
         self.identity = ProcessIdentity.of_this_process()
         self.registry = registry
-        self.lock = threading.RLock()
-        self._exiting = threading.Event()
-        self.lifetimes = threading.RLock()
-        """Guards, for every allocation, import and mapping, whether it is closed or in use."""
+        self.lock = ordered_lock(Rank.PROCESS)
+        self.state = ordered_lock(Rank.STATE)
+        """Guards which objects are open and who uses them. Held for moments."""
+        self._state_holder = threading.Condition(self.state)
+        self._leases_holder: threading.Condition | None = None
         # The program that this one replaced by exec had the same pid and start time. It used up
         # more than a microsecond for each of its numbers, so these are none of them (C6).
         self.numbers = itertools.count(time.process_time_ns() // 1000 + 1)
-        self.devices: dict[tuple[str, str | None], tuple[Device, ...]] = {}
-        self.owned: dict[int, Owned] = {}
-        """Every allocation that is not free yet, by number."""
-        self.ranges: dict[int, Reservation] = {}
-        """Every address range that is not released yet, by its id."""
-        self.grounds = GroundTable()
-        """The vendor's allocations in which memory is adopted."""
-        self.whereabouts = Whereabouts()
-        """Where arrays can lie."""
-        self.imports = ImportTable(self)
-        self.pending: deque[Callable[[], bool | None]] = deque()
-        """What finalisers and the lease server left to be done; False: it must wait longer."""
-        self.unfinished: deque[Callable[[], object]] = deque()
-        """Releases that a vendor refused; each puts itself here again where it still does."""
+        self.work = DeferredWork()
+        self.regions: RegionIndex[Described] = RegionIndex()
+        """Device addresses of crossmem's own memory."""
+        self.arrays = ArrayIndex()
+        """Memory in which arrays can lie."""
+        self._parts: dict[type[Part], Part] = {}
         self.is_exiting = False
         """Nothing new is exported or imported."""
         self.is_closed = False
-        """Nothing is usable any more; set with the lock of lifetimes held."""
-        self._reaper: threading.Thread | None = None
+        """Nothing is usable any more; set with the lock of the state held."""
+        self._servers: list[LeaseServer] = []
+        """The lease server from before its thread starts."""
         self._server: LeaseServer | None = None
+
+    def part(self, kind: type[_P]) -> _P:
+        """Return what a package keeps for this process, made at the first call."""
+        found = self._parts.get(kind)
+        if found is None:
+            # A part that a second thread made is dropped: making one has no effect.
+            found = self._parts.setdefault(kind, kind(self))
+        return cast("_P", found)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether objects of this process can be used: it is not a parent, and not exiting."""
+        return self is _current and not self.is_closed
 
     @property
     def is_inside(self) -> bool:
         """Whether this thread is in the middle of changing what other objects depend on.
 
-        The garbage collector may run a finaliser of the application's anywhere, and so may a
-        signal its handler: what those close has to wait then.
+        The garbage collector may run a finaliser of the application's anywhere, and a signal may
+        run its handler. The objects that those end are given back later.
         """
-        server = self._server
-        return (
-            is_mine(self.lifetimes)
-            or is_mine(self.imports.lock)
-            or is_mine(self.grounds.lock)
-            or (server is not None and is_mine(server.lock))
-        )
+        leases = self._leases_holder
+        return is_held_here(self._state_holder) or (leases is not None and is_held_here(leases))
 
     @property
     def server(self) -> LeaseServer | None:
@@ -112,79 +134,39 @@ class Process:
                 if self.is_exiting:
                     msg = "this process is exiting and exports nothing more"
                     raise ClosedError(msg)
-                if self._server is None:
-                    self._server = LeaseServer(
+                if not self._servers:
+                    settings = self.settings
+                    call_into(
+                        self._servers,
+                        LeaseServer,
                         self.identity,
-                        self.settings.run_dir,
+                        settings.run_dir,
                         self.registry,
-                        self.settings.max_holds,
+                        settings.max_holds,
                     )
+                server = self._servers[0]
+                server.start()
+                self._leases_holder = threading.Condition(server.leases.lock)
+                self._server = server
         return self._server
 
     def drain(self) -> None:
-        """Do what waits. Called first by every public call that is not on the hot path."""
-        if self.is_inside:
-            return
-        for _ in range(len(self.unfinished)):
-            try:
-                job: Callable[[], object] = self.unfinished.popleft()
-            except IndexError:
-                break
-            try:
-                job()
-            except CrossmemError:
-                # Whoever asked for it first was told; this was one try more.
-                pass
-            except Exception:  # noqa: BLE001 - logged with its traceback
-                # A fault of the driver's, and no business of whoever called now.
-                _log.exception("a release that was refused before failed")
-        put_back: list[Callable[[], bool | None]] = []
-        try:
-            while self.pending:
-                try:
-                    job = self.pending.popleft()
-                except IndexError:
-                    break
-                try:
-                    if job() is False:
-                        put_back.append(job)
-                except Exception:  # noqa: BLE001 - logged with its traceback
-                    # The job belonged to an object that nobody has any more: nobody to raise to.
-                    _log.exception("a deferred release failed")
-                # The job may hold the last reference to an object whose finaliser leaves a job too.
-                del job
-        finally:
-            self.pending.extend(put_back)
+        """Go on with deferred work. Called first by every public call off the hot path."""
+        if not self.is_inside:
+            self.work.drain()
 
     def catch_up(self) -> None:
-        """Learn what importers have released and nobody has read yet, and do what waits."""
+        """Learn which leases have ended, and go on with deferred work."""
         if self.is_inside:
             return
         if self._server is not None:
-            self._server.catch_up()
-        self.drain()
+            self._server.catch_up(CATCH_UP_S)
+        self.work.drain()
 
-    def start_reaper(self) -> None:
-        """Do from now on what waits, as soon as it can be done, in a thread.
-
-        Raises
-        ------
-        DriverError
-            Where this process can have no more threads. What waits then waits for later calls.
-        """
-        with self.lock:
-            if self._reaper is not None or self.is_exiting:
-                return
-            reaper = threading.Thread(target=self._reap, name="crossmem-reaper", daemon=True)
-            try:
-                reaper.start()
-            except RuntimeError as error:
-                raise no_thread("reaper") from error
-            self._reaper = reaper
-
-    def _reap(self) -> None:
-        while not self._exiting.wait(_REAPER_PERIOD_S):
-            self.drain()
+    def tend(self) -> None:
+        """Do what waits for the next call, other than giving back."""
+        for part in list(self._parts.values()):
+            part.tend()
 
     # The end ------------------------------------------------------------------------------
 
@@ -194,34 +176,32 @@ class Process:
             if self.is_exiting or _current is not self:
                 return
             self.is_exiting = True
-        self._exiting.set()
+        parts = sorted(self._parts.values(), key=_closing_of)
         with ExitStack() as steps:
             # Whatever interrupts a step, an impatient user too, those after it are taken. The
             # last one lets owners go whose adoptions end here.
-            steps.callback(self.drain)
-            for owned in list(self.owned.values()):
-                steps.callback(owned.free_at_exit)
+            steps.callback(self.work.drain)
+            for part in reversed([one for one in parts if one.closing >= 0]):
+                steps.callback(part.close_at_exit)
             if self._server is not None:
                 steps.callback(self._server.stop)
                 steps.callback(self._await_leases, self._server)
             # First what is held here: the other side may be waiting for it in the same way.
-            steps.callback(self.imports.close_all)
-            for reservation in list(self.ranges.values()):
-                steps.callback(reservation.release_at_exit)
-            if self._reaper is not None:
-                steps.callback(self._reaper.join)
-            self.drain()
-            with self.lifetimes:
+            for part in reversed([one for one in parts if one.closing < 0]):
+                steps.callback(part.close_at_exit)
+            self.work.stop()
+            self.work.drain()
+            with self.state:
                 self.is_closed = True
 
     def _await_leases(self, server: LeaseServer) -> None:
-        if server.book.wait_all_idle(self.settings.exit_wait_s):
+        if server.leases.wait_all_idle(self.settings.exit_wait_s):
             return
-        for shared, _exports, leases in server.book.report():
+        for unit, _exports, leases in server.leases.report():
             if leases:
                 _log.warning(
                     "exiting while allocation %d is leased by %s",
-                    shared.allocation,
+                    unit.allocation,
                     name_holders(leases),
                 )
 
@@ -235,34 +215,36 @@ class Process:
         """
         if self._server is not None:
             self._server.abandon()
-        self.imports.abandon()
+        for part in self._parts.values():
+            part.abandon()
         drivers = self.registry.after_fork_in_child()
         for driver in drivers:
             driver.after_fork_in_child()
-        # What this process learned of its devices: asking a driver might call the vendor.
-        safe = {
-            backend
-            for (backend, _), found in self.devices.items()
-            if all(one.capabilities.fork_safe for one in found)
-        }
-        return frozenset(driver.backend for driver in drivers) - safe
+        return frozenset(driver.backend for driver in drivers) - self.fork_safe_backends
+
+    fork_safe_backends: frozenset[str] = frozenset()
+    """Backends of which every device that was found here says that it is fork-safe."""
 
     def hold_for_fork(self) -> None:
         """Let no other thread be in the middle of something while the process forks."""
         self.lock.acquire()
         if self._server is not None:
-            self._server.lock.acquire()
+            self._server.lock_for_fork()
 
     def resume_after_fork(self) -> None:
         """Undo :meth:`hold_for_fork`."""
         if self._server is not None:
-            self._server.lock.release()
+            self._server.unlock_after_fork()
         self.lock.release()
+
+
+def _closing_of(part: Part) -> int:
+    return part.closing
 
 
 _current: Process | None = None
 # Reentrant: a signal handler may come in while its thread makes or forks the state.
-_lock = threading.RLock()
+_lock = ordered_lock(Rank.FORK)
 _held: Process | None = None
 _inherited: Registry | None = None
 """The plugins that the parent had found, in a forked child."""
@@ -294,8 +276,6 @@ def _begin() -> Process:
             # Asked again: a signal handler may have made one meanwhile.
             if _current is None:
                 _current = process
-                if settings.reaper:
-                    process.start_reaper()
         return _current
 
 
@@ -313,15 +293,9 @@ def drain() -> Process:
     if process.is_closed:
         msg = "crossmem has shut down in this process, which is exiting"
         raise ClosedError(msg)
-    if process.pending or process.unfinished:
+    if process.work.ready or process.work.idle:
         process.drain()
     return process
-
-
-def is_mine(lock: threading.RLock) -> bool:
-    """Whether this thread holds a lock."""
-    # The standard library's own Condition asks in this way; there is no public one.
-    return bool(lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def is_current(process: Process) -> bool:
@@ -385,7 +359,7 @@ def _after_fork_in_child() -> None:
     global _current, _held, _inherited, _lock, _forked_backends  # noqa: PLW0603
     parent, _held, _current = _held, None, None
     # Locks that other threads of the parent held would stay locked for ever.
-    _lock = threading.RLock()
+    _lock = ordered_lock(Rank.FORK)
     if parent is not None:
         _forked_backends |= parent.abandon()
         _inherited = parent.registry

@@ -1,0 +1,467 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process exports and who holds it: every decision of the lease server, and no socket."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from crossmem.control.leases import Holder, Lease, LeaseTable
+from crossmem.control.processes import own_uid
+from crossmem.control.records import Export, Unit
+from crossmem.control.wire import Refusal, Status, Wanted, pack_hold, verify
+from crossmem.driver import Peer
+from crossmem.errors import AccessDeniedError, CrossmemError
+from crossmem.locks import Rank, ordered_lock
+from crossmem.models import Event, EventKind, ProcessIdentity, ShareableHandle
+from crossmem.plugin import Registry
+
+__all__ = ["LeaseRegistry"]
+
+_log = logging.getLogger(__name__)
+
+
+class LeaseRegistry:
+    """The exports of this process and the leases on them. Any thread may call it.
+
+    Parameters
+    ----------
+    identity
+        This process.
+    registry
+        The plugins. They receive events, outside of the lock.
+    max_holds
+        How many exports the messages of one process may hold.
+    """
+
+    def __init__(self, identity: ProcessIdentity, registry: Registry, max_holds: int) -> None:
+        self.lock = ordered_lock(Rank.LEASES)
+        """Held for moments: no driver, plugin or finaliser runs under it."""
+        self._own_uid = own_uid()
+        self._registry = registry
+        self._max_holds = max_holds
+        self._events: deque[Event] = deque()
+        self._idle: deque[Unit] = deque()
+        """Retired memory whose last lease has ended, and whose owner was not told."""
+        self._bells: set[threading.Lock] = set()
+        """Each is released when a lease has ended, for a thread that waits for that."""
+        self._exports: dict[int, dict[int, Export]] = {}
+        """By the numbers of allocation and export."""
+        self._made: dict[int, int] = {}
+        """How many exports each allocation has had, as long as it has one."""
+        self._newest_allocation = 0
+        self._leases = LeaseTable()
+        self._myself = Holder(identity.pid, identity.uid)
+        self._is_exiting = False
+
+    # What the exporter's own threads call -------------------------------------------------
+
+    def publish(self, export: Export) -> None:
+        """Make an export importable."""
+        handle, unit = export.handle, export.unit
+        number = handle.allocation
+        with self.lock:
+            self._made[number] = max(self._made.get(number, 0), handle.export + 1)
+            self._newest_allocation = max(self._newest_allocation, number)
+            exports = self._exports.setdefault(number, {})
+            unit.exports[handle.export] = exports[handle.export] = export
+
+    def lease_to_myself(
+        self, handle: ShareableHandle, hold: int, leases: dict[bytes, int]
+    ) -> Refusal | None:
+        """Give this process itself a lease on its own memory (law C8).
+
+        Parameters
+        ----------
+        handle
+            What it imports.
+        hold
+            The number that came with the handle in a message, 0 without one.
+        leases
+            Gets the number of the lease, by the core of the handle.
+        """
+        number, export = handle.allocation, handle.export
+        with self.lock:
+            is_held = self._leases.find_hold(hold, number, export) is not None
+            refusal = self._refusal_of(number, export, is_held=is_held)
+            refusal = refusal or self._refusal_of_core(handle)
+            if refusal is None:
+                core = handle.core
+                given = self._leases.give(self._exports[number][export], self._myself)
+                # No call stands between giving the lease and recording it.
+                leases[core] = given.number
+            return refusal
+
+    def hold_mine(
+        self, handles: Sequence[ShareableHandle], timeout_s: float, numbers: list[int]
+    ) -> Refusal | None:
+        """Let a message of this process hold its own memory; all or none.
+
+        Waits for room: until others have received or discarded earlier messages.
+
+        Parameters
+        ----------
+        handles
+            What the message speaks of.
+        timeout_s
+            How long to wait.
+        numbers
+            Gets the number of each hold. The caller ends them if this raises.
+        """
+        count = len(handles)
+        if count <= self._max_holds:
+            self._wait(lambda: self._is_room_for(self._myself, count), timeout_s)
+        with self.lock:
+            refusal = self.refuse_more(self._myself, count)
+            for handle in handles:
+                refusal = refusal or self._refusal_of_hold(handle, self._myself)
+                refusal = refusal or self._refusal_of_core(handle)
+            if refusal is None:
+                for one in handles:
+                    export = self._exports[one.allocation][one.export]
+                    numbers.append(self._hold(export, self._myself).number)
+        self.tell()
+        return refusal
+
+    def _refusal_of_core(self, handle: ShareableHandle) -> Refusal | None:
+        known = self._exports[handle.allocation][handle.export].handle
+        if known.core != handle.core:
+            return Refusal(Status.UNKNOWN, "the handle's fields were changed")
+        return None
+
+    def release_mine(self, numbers: Sequence[int]) -> None:
+        """End leases that this process has on its own memory, and holds of messages to it.
+
+        Ending one twice is harmless.
+        """
+        self.end(numbers)
+        self.tell()
+
+    def wait_idle(self, unit: Unit, timeout_s: float) -> bool:
+        """Wait until memory has no lease; False if the time is over."""
+        return self._wait(lambda: not unit.leases, timeout_s)
+
+    def wait_all_idle(self, timeout_s: float) -> bool:
+        """Wait until no lease is left; False if the time is over.
+
+        From now on nothing is granted but what messages hold that are under way.
+        """
+        self._is_exiting = True
+        self.end([one.number for one in list(self._myself.leases.values()) if not one.in_message])
+        return self._wait(lambda: not len(self._leases), timeout_s)
+
+    def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something holds that the end of a lease can bring about."""
+        end = time.monotonic() + timeout_s
+        while True:
+            bell = threading.Lock()
+            bell.acquire()
+            try:
+                with self.lock:
+                    if is_over():
+                        return True
+                    self._bells.add(bell)
+                left_s = end - time.monotonic()
+                if left_s <= 0 or not bell.acquire(timeout=min(left_s, threading.TIMEOUT_MAX)):
+                    with self.lock:
+                        return is_over()
+            finally:
+                self._bells.discard(bell)
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether anybody but this process itself holds anything."""
+        return len(self._leases) > len(self._myself.leases)
+
+    def leases_of(self, unit: Unit) -> tuple[Lease, ...]:
+        """Return who holds memory, oldest lease first."""
+        with self.lock:
+            return tuple(unit.leases.values())
+
+    def retire(self, unit: Unit, *, even_if_leased: bool) -> bool:
+        """Stop granting memory and tell whether it is free of leases: one atomic step.
+
+        Parameters
+        ----------
+        unit
+            The memory.
+        even_if_leased
+            Retire it also if leases remain; ``on_idle`` then tells of the end of the last.
+
+        Returns
+        -------
+        bool
+            True if no lease remains. If one does, and ``even_if_leased`` is false, nothing has
+            changed.
+        """
+        with self.lock:
+            is_leased = bool(unit.leases or unit.grants)
+            if even_if_leased or not is_leased:
+                unit.is_retired = True
+            if not is_leased:
+                self._forget(unit)
+        return not is_leased
+
+    def report(self) -> list[tuple[Unit, tuple[Export, ...], tuple[Lease, ...]]]:
+        """Return everything that is exported: the memory, its exports and its leases."""
+        with self.lock:
+            exports = (one for some in self._exports.values() for one in some.values())
+            units = {id(one.unit): one.unit for one in exports}
+            return [
+                (unit, tuple(unit.exports.values()), tuple(unit.leases.values()))
+                for unit in units.values()
+            ]
+
+    def tell(self) -> None:
+        """Tell owners of idle memory and observers what happened. The lock is not held."""
+        while self._idle:
+            try:
+                unit = self._idle.popleft()
+            except IndexError:
+                break
+            unit.on_idle()
+        while self._events:
+            try:
+                event = self._events.popleft()
+            except IndexError:
+                return
+            self._registry.emit(event)
+
+    # What the lease server's thread calls -------------------------------------------------
+
+    def admit(
+        self, holder: Holder, context: bytes, reported: int, wanted: Wanted
+    ) -> tuple[Lease, Export] | Refusal:
+        """Give a lease to a peer that may have it, after the vendor's whitelist knows the peer.
+
+        Parameters
+        ----------
+        holder
+            The peer, as the kernel shows it.
+        context
+            What the peer's proof covers besides the export.
+        reported
+            The peer's number for the vendor's whitelist.
+        wanted
+            What it asks for.
+        """
+        with self.lock:
+            export = self._find(holder, context, wanted)
+            if isinstance(export, Refusal):
+                return export
+            if export.unit.grant is None or export in holder.whitelisted:
+                return self._lease(export, holder)
+            export.unit.grants += 1
+        refusal = self._grant(export, holder, reported)
+        with self.lock:
+            unit = export.unit
+            unit.grants -= 1
+            if refusal is None:
+                holder.whitelisted.add(export)
+                # It may have been freed meanwhile.
+                found = self._find(holder, context, wanted)
+                if not isinstance(found, Refusal):
+                    return self._lease(found, holder)
+                refusal = found
+            self._note_if_idle(unit)
+            return refusal
+
+    def _find(self, holder: Holder, context: bytes, wanted: Wanted) -> Export | Refusal:
+        """Return the export that a peer asks for, if it may have it. The lock is held."""
+        held = self._leases.find_hold(wanted.hold, wanted.allocation, wanted.export)
+        refusal = self._refusal_of(wanted.allocation, wanted.export, is_held=held is not None)
+        if refusal is not None:
+            return refusal
+        export = self._exports[wanted.allocation][wanted.export]
+        return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
+
+    def _lease(self, export: Export, holder: Holder) -> tuple[Lease, Export]:
+        self._note(EventKind.LEASED, export, holder.pid)
+        return self._leases.give(export, holder), export
+
+    def _grant(self, export: Export, holder: Holder, reported: int) -> Refusal | None:
+        """Put a peer on the vendor's whitelist. No lock is held: this is the driver's code."""
+        grant = export.unit.grant
+        assert grant is not None  # noqa: S101 - the caller has asked
+        try:
+            grant(export, Peer(holder.pid, reported))
+        except AccessDeniedError as error:
+            with self.lock:
+                return self._deny(export, holder, str(error))
+        except CrossmemError as error:
+            return Refusal(Status.FAILED, str(error))
+        except Exception as error:
+            _log.exception("the driver failed to grant process %d access", holder.pid)
+            return Refusal(Status.FAILED, f"the exporter's driver failed: {error!r}")
+        return None
+
+    def admit_hold(
+        self, holder: Holder, context: bytes, wanted: Wanted
+    ) -> tuple[Lease, Export] | Refusal:
+        """Let a message of a peer hold an export. The parameters are those of :meth:`admit`."""
+        with self.lock:
+            refusal = self._refusal_of_hold(wanted, holder)
+            if refusal is not None:
+                return refusal
+            export = self._exports[wanted.allocation][wanted.export]
+            refusal = self._refusal_of_peer(holder, export, wanted, b"hold", context)
+            return refusal or (self._hold(export, holder), export)
+
+    def refuse_more(self, holder: Holder, count: int) -> Refusal | None:
+        """Return why messages of a process may not hold so many more exports, None if they may."""
+        if self._is_room_for(holder, count):
+            return None
+        if count > self._max_holds:
+            reason = f"one message with {count} handles; {self._max_holds} are allowed"
+            return Refusal(Status.TOO_MANY, reason)
+        who = f"process {holder.pid}" if holder.pid else "a process that is not visible"
+        reason = (
+            f"messages of {who} hold {len(holder.messages)} of its exports already; "
+            f"{self._max_holds} are allowed"
+        )
+        return Refusal(Status.FULL, reason)
+
+    def receive(self, wanted: Wanted, holder: Holder) -> Holder | None:
+        """Make a message's hold its receiver's, which ends it once it has opened the memory.
+
+        So it ends with the receiver if that dies before, and not with its sender. If the hold is
+        gone, nothing happens.
+
+        Returns
+        -------
+        Holder or None
+            Who had it.
+        """
+        with self.lock:
+            held = self._leases.find_hold(wanted.hold, wanted.allocation, wanted.export)
+            if held is None or held.holder is holder:
+                return None
+            self._leases.pass_on(held, holder)
+            self._ring()
+            return held.holder
+
+    def end(self, numbers: Iterable[int]) -> set[Holder]:
+        """End leases by number, and return who held them."""
+        holders: set[Holder] = set()
+        with self.lock:
+            for number in numbers:
+                lease = self._leases.end(number)
+                if lease is not None:
+                    holders.add(lease.holder)
+                    kind = EventKind.HOLD_ENDED if lease.in_message else EventKind.LEASE_ENDED
+                    self._after_end(lease, kind)
+        return holders
+
+    def lose(self, holder: Holder) -> None:
+        """End all leases of a process that is dead."""
+        with self.lock:
+            for lease in self._leases.end_all(holder):
+                kind = EventKind.HOLD_LOST if lease.in_message else EventKind.LEASE_LOST
+                self._after_end(lease, kind)
+
+    # Under the lock ------------------------------------------------------------------------
+
+    def _hold(self, export: Export, holder: Holder) -> Lease:
+        self._note(EventKind.HELD, export, holder.pid)
+        return self._leases.give(export, holder, in_message=True)
+
+    def _is_room_for(self, holder: Holder, count: int) -> bool:
+        return len(holder.messages) + count <= self._max_holds
+
+    def _ring(self) -> None:
+        """Wake the threads that wait for the end of a lease."""
+        for bell in list(self._bells):
+            self._bells.discard(bell)
+            bell.release()
+
+    def _refusal_of_peer(
+        self, holder: Holder, export: Export, wanted: Wanted, role: bytes, context: bytes
+    ) -> Refusal | None:
+        handle, hold = export.handle, pack_hold(wanted.hold)
+        if not verify(wanted.proof, handle.secret, role, context, hold, handle.core):
+            return Refusal(Status.UNKNOWN, "the secret or a field of the handle is wrong")
+        reason = export.allow.refuses(holder.pid, holder.uid, self._own_uid)
+        return None if reason is None else self._deny(export, holder, reason)
+
+    def _deny(self, export: Export, holder: Holder, reason: str) -> Refusal:
+        export.denied += 1
+        self._note(EventKind.DENIED, export, holder.pid, reason)
+        return Refusal(Status.DENIED, reason)
+
+    def _refusal_of_hold(self, wanted: Wanted | ShareableHandle, holder: Holder) -> Refusal | None:
+        """Return why no message of a process may hold this export, None if it may.
+
+        A process that holds freed memory may send it on.
+        """
+        refusal = self._refusal_of(wanted.allocation, wanted.export)
+        if refusal is not None:
+            export = self._export_of(wanted.allocation, wanted.export)
+            leases = export.unit.leases.values() if export is not None else ()
+            if any(lease.holder is holder for lease in leases):
+                refusal = self._refusal_of(wanted.allocation, wanted.export, is_held=True)
+        return refusal
+
+    def _refusal_of(self, allocation: int, export: int, *, is_held: bool = False) -> Refusal | None:
+        """Return why nobody gets this export, None if it can be given.
+
+        Parameters
+        ----------
+        allocation, export
+            What is asked for.
+        is_held
+            Whether it is held for the process that asks: then it is given although it was freed,
+            and also while this process exits.
+        """
+        if self._is_exiting and not is_held:
+            return Refusal(Status.EXITING, "the exporting process is exiting")
+        found = self._export_of(allocation, export)
+        if found is not None and (is_held or not found.unit.is_retired):
+            return None
+        if found is None and not 0 < allocation <= self._newest_allocation:
+            return Refusal(Status.UNKNOWN, "there is no such allocation")
+        if found is None and export >= self._made.get(allocation, export + 1):
+            return Refusal(Status.UNKNOWN, "the allocation was not exported in this way")
+        return Refusal(Status.STALE, "the allocation was freed")
+
+    def _after_end(self, lease: Lease, kind: EventKind) -> None:
+        self._ring()
+        unit = lease.unit
+        export = unit.exports.get(lease.export)
+        if export is not None and (lease.in_message or lease.holder is not self._myself):
+            self._note(kind, export, lease.holder.pid)
+        self._note_if_idle(unit)
+
+    def _note_if_idle(self, unit: Unit) -> None:
+        if unit.is_retired and not unit.leases and not unit.grants:
+            self._forget(unit)
+            self._idle.append(unit)
+
+    def _forget(self, unit: Unit) -> None:
+        exports = self._exports.get(unit.allocation, {})
+        for number in unit.exports:
+            exports.pop(number, None)
+        if not exports:
+            self._exports.pop(unit.allocation, None)
+            self._made.pop(unit.allocation, None)
+
+    def _export_of(self, allocation: int, export: int) -> Export | None:
+        exports = self._exports.get(allocation)
+        return None if exports is None else exports.get(export)
+
+    def _note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
+        if not self._registry.observed:
+            return
+        handle = export.handle
+        self._events.append(
+            Event(
+                kind,
+                backend=handle.backend,
+                device=handle.device,
+                allocation=handle.allocation,
+                nbytes=handle.length,
+                owner_pid=handle.owner.pid,
+                peer_pid=peer_pid,
+                detail=detail,
+            )
+        )

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host copies of memory, and copies within a device."""
+
+from typing import Any
+
+from crossmem.driver import CopyKind
+from crossmem.driver.buffers import HostBuffer, new_bytes
+from crossmem.errors import AccessDeniedError, ConfigurationError, UnsupportedError
+from crossmem.guards import check_integer, check_part, shorten
+from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.ending import Endable
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.base.usage import Usage
+
+__all__ = ["Copyable"]
+
+
+class Copyable(Endable):
+    """Bytes at an address of this process. Nobody takes the address away during a copy."""
+
+    __slots__ = ("_usage", "device", "nbytes", "readonly")
+
+    device: LocalDevice
+    """The :class:`crossmem.Device` for which the memory is mapped."""
+    nbytes: int
+    """Size in bytes."""
+    readonly: bool
+    """Whether this object refuses to write."""
+
+    def __init__(
+        self, process: Process, device: LocalDevice, nbytes: int, usage: Usage, *, readonly: bool
+    ) -> None:
+        self._process = process
+        self.device = device
+        self.nbytes = nbytes
+        self.readonly = readonly
+        self._usage = usage
+
+    @property
+    def ptr(self) -> int:
+        """Address of the first byte in this process, for the device's own calls."""
+        raise NotImplementedError
+
+    def write(self, data: Any, *, offset: int = 0) -> None:
+        """Copy host bytes into the memory.
+
+        Parameters
+        ----------
+        data
+            Any contiguous buffer: bytes, memoryview, NumPy array.
+        offset
+            First byte to overwrite.
+
+        Raises
+        ------
+        InvalidSizeError
+            Where the data does not fit.
+        AccessDeniedError
+            Where the memory is read-only here.
+        ClosedError, ForkedProcessError
+            Where it may not be used any more.
+        """
+        copy = object()
+        copies = self._usage.copies
+        try:
+            pointer = self._begin_copy(copy)
+            self._refuse_write("write")
+            source = HostBuffer(data)
+            try:
+                start, size = check_part(offset, source.nbytes, limit=self.nbytes)
+                if size:
+                    self.device.driver.copy(
+                        self.device.ordinal,
+                        pointer + start,
+                        source.address,
+                        size,
+                        CopyKind.HOST_TO_DEVICE,
+                    )
+            finally:
+                source.release()
+        finally:
+            copies.pop(copy, None)
+
+    def read(self, nbytes: int | None = None, *, offset: int = 0) -> bytes:
+        """Copy bytes out of the memory.
+
+        Parameters
+        ----------
+        nbytes
+            How many; all from ``offset`` on where None.
+        offset
+            First byte to read.
+
+        Raises
+        ------
+        InvalidSizeError
+            Where the range is out of bounds.
+        ClosedError, ForkedProcessError
+            Where the memory may not be used any more.
+        """
+        copy = object()
+        copies = self._usage.copies
+        try:
+            pointer = self._begin_copy(copy)
+            if nbytes is None:
+                nbytes = max(0, self.nbytes - check_integer("offset", offset))
+            start, size = check_part(offset, nbytes, limit=self.nbytes)
+            result = new_bytes(size)
+            if size:
+                target = HostBuffer(result)
+                try:
+                    self.device.driver.copy(
+                        self.device.ordinal,
+                        target.address,
+                        pointer + start,
+                        size,
+                        CopyKind.DEVICE_TO_HOST,
+                    )
+                finally:
+                    target.release()
+        finally:
+            copies.pop(copy, None)
+        return result
+
+    def copy_from(
+        self,
+        source: "Copyable",
+        *,
+        nbytes: int | None = None,
+        offset: int = 0,
+        source_offset: int = 0,
+    ) -> None:
+        """Copy other memory of the device into this, without a detour over the host.
+
+        The bytes must not overlap: what is copied then is undefined.
+
+        Parameters
+        ----------
+        source
+            An allocation, mapping or piece of the same backend; for another device only where
+            the capability ``peer_access`` is true.
+        nbytes
+            How many; all of ``source`` from ``source_offset`` on where None.
+        offset
+            First byte to overwrite.
+        source_offset
+            First byte to copy.
+
+        Raises
+        ------
+        InvalidSizeError
+            Where one of the ranges is out of bounds.
+        AccessDeniedError
+            Where this memory is read-only here.
+        UnsupportedError
+            Where the device cannot reach the other memory.
+        ClosedError, ForkedProcessError
+            Where one of them may not be used any more.
+        """
+        if not isinstance(source, Copyable):
+            msg = f"source must be memory of crossmem, not {shorten(source)}"
+            raise ConfigurationError(msg, operation="copy_from", hint="host bytes go to write()")
+        copy, other = object(), object()
+        copies, other_copies = self._usage.copies, source._usage.copies
+        try:
+            pointer, origin = self._begin_copy(copy), source._begin_copy(other)
+            self._refuse_write("copy_from")
+            self._refuse_unreachable(source)
+            if nbytes is None:
+                nbytes = max(0, source.nbytes - check_integer("source_offset", source_offset))
+            start, size = check_part(offset, nbytes, limit=self.nbytes)
+            first, _size = check_part(source_offset, nbytes, limit=source.nbytes)
+            if size:
+                self.device.driver.copy(
+                    self.device.ordinal,
+                    pointer + start,
+                    origin + first,
+                    size,
+                    CopyKind.DEVICE_TO_DEVICE,
+                )
+        finally:
+            copies.pop(copy, None)
+            other_copies.pop(other, None)
+
+    def _begin_copy(self, copy: object) -> int:
+        """Note a copy and return the address; the caller forgets the copy in any case."""
+        # Before the lock, which in a forked child may be held for ever.
+        self.ptr  # noqa: B018
+        with self._process.state:
+            pointer = self.ptr
+            self._usage.copies[copy] = self
+        return pointer
+
+    def _refuse_write(self, operation: str) -> None:
+        if self.readonly:
+            msg = f"{self!r} is read-only"
+            raise AccessDeniedError(msg, operation=operation, hint="import without readonly")
+
+    def _refuse_unreachable(self, source: "Copyable") -> None:
+        mine, other = self.device, source.device
+        refused = None
+        if other.driver is not mine.driver:
+            refused = "copies from another backend or runtime"
+        elif other.ordinal != mine.ordinal and not (
+            mine.capabilities.peer_access and other.capabilities.peer_access
+        ):
+            refused = "copies from another device (capability peer_access)"
+        if refused is not None:
+            msg = f"{mine.name} does not offer {refused}; the source is on {other.name}"
+            raise UnsupportedError(
+                msg,
+                operation="copy_from",
+                backend=mine.backend,
+                hint="copy with read() and write()",
+            )

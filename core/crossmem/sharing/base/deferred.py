@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue of deferred work: every resource that is given back passes through it.
+
+A resource enters the queue when its object ends, and leaves the queue when all of it was given
+back. So nothing is lost if the vendor refuses or a signal handler raises: the next call of crossmem
+goes on with what is left. Finalisers only enter records here.
+"""
+
+import logging
+import threading
+from _thread import start_new_thread
+from collections.abc import Callable
+from typing import Final
+
+from typing_extensions import override
+
+from crossmem.driver.recording import call_into
+from crossmem.errors import CrossmemError
+
+__all__ = ["Call", "DeferredWork", "Record"]
+
+_log = logging.getLogger(__name__)
+
+_REAPER_PERIOD_S: Final = 0.5
+_STOP_S: Final = 5.0
+
+
+class Record:
+    """What outlives an object that applications hold, until its resources are given back."""
+
+    __slots__ = ("is_done",)
+
+    def __init__(self) -> None:
+        self.is_done = False
+        """Whether everything was given back."""
+
+    def give_back(self, *, blocking: bool) -> None:
+        """Give back what is left, and set ``is_done`` after the last of it.
+
+        Any thread may call this at any time, also several at once, and again after it raised.
+
+        Parameters
+        ----------
+        blocking
+            False returns at once if another thread works on the same resource.
+
+        Raises
+        ------
+        CrossmemError
+            The vendor refused a step, or reports failed work of the device.
+        """
+        raise NotImplementedError
+
+
+class Call(Record):
+    """A call that had to wait, because its thread held a lock when it was made."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()
+        self._call = call
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Make the call once."""
+        self.is_done = True
+        self._call()
+
+
+class DeferredWork:
+    """What waits to be given back."""
+
+    def __init__(self) -> None:
+        self.ready: dict[Record, None] = {}
+        """What can be given back now, in order. One statement enters a record."""
+        self.waiting: set[Record] = set()
+        """Freed memory whose leases have not ended."""
+        self.idle: dict[Record, None] = {}
+        """Freed memory whose last lease has ended. The lease server enters records."""
+        self._reaping = threading.Lock()
+        """Held as long as the reaper runs."""
+        self._wake = threading.Lock()
+        """Released to wake the reaper."""
+        self._is_stopping = False
+
+    def run(self, record: Record) -> None:
+        """Give back what a record in ``ready`` stands for, and raise what the vendor says."""
+        try:
+            record.give_back(blocking=True)
+        finally:
+            if record.is_done or record in self.waiting:
+                self.ready.pop(record, None)
+
+    def drain(self) -> None:
+        """Go on with everything that is ready, without waiting for other threads."""
+        for record in list(self.idle):
+            self._try(record)
+        for record in list(self.ready):
+            self._try(record)
+
+    def _try(self, record: Record) -> None:
+        try:
+            record.give_back(blocking=False)
+        except CrossmemError:
+            # The caller who ended the object was told. The record stays, for the next attempt.
+            pass
+        except Exception:  # noqa: BLE001 - logged with its traceback
+            # A fault of the driver's, which has nothing to do with the present caller.
+            _log.exception("giving back a resource failed")
+        finally:
+            if record.is_done:
+                self.idle.pop(record, None)
+            if record.is_done or record in self.waiting:
+                self.ready.pop(record, None)
+
+    def start_reaper(self) -> None:
+        """Have a thread give back what is ready or waits, until nothing is left.
+
+        If no thread can be had, the next call of crossmem does this work.
+        """
+        taken: list[bool] = []
+        started: list[int] = []
+        try:
+            call_into(taken, self._reaping.acquire, False)  # noqa: FBT003
+            if taken[0] and not self._is_stopping:
+                # Not threading.Thread: its start() waits in Python, where a signal handler may
+                # raise, and finalisers come here.
+                call_into(started, start_new_thread, self._reap, ())
+        except RuntimeError:
+            return
+        finally:
+            if taken and taken[0] and not started:
+                self._reaping.release()
+
+    def note_idle(self, record: Record) -> None:
+        """Enter freed memory whose last lease has ended, and wake the reaper."""
+        self.idle[record] = None
+        self._wake_reaper()
+
+    def _wake_reaper(self) -> None:
+        try:
+            self._wake.release()
+        except RuntimeError:
+            # Another thread woke it before.
+            return
+
+    @property
+    def _is_pending(self) -> bool:
+        return bool(self.ready or self.idle or self.waiting) and not self._is_stopping
+
+    def _reap(self) -> None:
+        while True:
+            while self._is_pending:
+                self.drain()
+                self._wake.acquire(timeout=_REAPER_PERIOD_S)
+            self._reaping.release()
+            # A record that came between the last look and the release found a running reaper.
+            if not (self._is_pending and self._reaping.acquire(blocking=False)):
+                return
+
+    def stop(self) -> None:
+        """End the reaper; for a normal exit."""
+        self._is_stopping = True
+        self._wake_reaper()
+        if self._reaping.acquire(timeout=_STOP_S):
+            self._reaping.release()

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices as data, and how one is found by name or by identity."""
+
+import logging
+from dataclasses import replace
+from typing import Any, ClassVar, Self, cast
+
+from typing_extensions import override
+
+from crossmem.control.processes import has_pidfds
+from crossmem.driver import Driver
+from crossmem.errors import (
+    BusyError,
+    ConfigurationError,
+    CrossmemError,
+    DeviceNotFoundError,
+    UnsupportedError,
+)
+from crossmem.guards import shorten
+from crossmem.models import Capabilities, DeviceInfo
+from crossmem.plugin.offers import PLUGIN_FAULTS
+from crossmem.sharing.base.process import Part, Process, drain, refuse_foreign, refuse_forked_backend
+
+__all__ = [
+    "LocalDevice",
+    "check_device",
+    "find_by_identity",
+    "find_device",
+    "list_devices",
+    "refuse_foreign_device",
+    "runtime_in_use",
+    "wait_for_work",
+]
+
+_log = logging.getLogger(__name__)
+
+
+class LocalDevice:
+    """One device, as this process sees it: what allocations, imports and ranges know of it.
+
+    Applications have the subclass :class:`crossmem.Device`, which can allocate.
+
+    Attributes
+    ----------
+    backend
+        Name of the backend, such as ``"emulated"``.
+    ordinal
+        Its number in this process.
+    info
+        Identity, name and size.
+    capabilities
+        What it can do.
+    driver
+        The backend's driver; for backend authors and tests.
+    runtime
+        The vendor binding that was asked for by name, None for the backend's own choice.
+    mechanism
+        How memory allocated here is shared: what was asked for, else the preferred one.
+    """
+
+    __slots__ = (
+        "_process",
+        "_siblings",
+        "backend",
+        "capabilities",
+        "driver",
+        "info",
+        "mechanism",
+        "ordinal",
+        "runtime",
+    )
+
+    public: ClassVar["type[LocalDevice] | None"] = None
+    """The subclass that applications get; it registers itself here."""
+
+    def __init__(
+        self,
+        process: Process,
+        driver: Driver,
+        info: DeviceInfo,
+        runtime: str | None,
+        mechanism: str | None = None,
+    ) -> None:
+        self._process = process
+        self.backend = driver.backend
+        self.driver = driver
+        self.info = info
+        self.ordinal = info.ordinal
+        self.runtime = runtime
+        self.capabilities: Capabilities = replace(
+            driver.capabilities(info.ordinal, mechanism),
+            lease_end="process" if has_pidfds() else "connection",
+        )
+        self.mechanism = mechanism or self.capabilities.mechanisms[0]
+        self._siblings = {self.mechanism: self}
+
+    @property
+    def name(self) -> str:
+        """``backend:ordinal``."""
+        return f"{self.backend}:{self.ordinal}"
+
+    @property
+    def identity(self) -> str:
+        """What the device is called in every process of this host."""
+        return self.info.identity
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Device {self.name} {self.info.name!r} {self.identity}>"
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.backend, self.identity, self.runtime, self.mechanism)
+
+    def for_mechanism(self, mechanism: str) -> Self:
+        """Return this device for memory that is shared in another way.
+
+        Parameters
+        ----------
+        mechanism
+            One of the capability ``mechanisms``.
+
+        Returns
+        -------
+        Device
+            Always the same object for one mechanism; its capabilities are those of that way.
+
+        Raises
+        ------
+        UnsupportedError
+            Where the device does not have the mechanism (law C25).
+        ForkedProcessError
+            Where the device object belongs to a parent process.
+        """
+        if mechanism == self.mechanism:
+            return self
+        if mechanism not in self.capabilities.mechanisms:
+            known = ", ".join(self.capabilities.mechanisms)
+            msg = f"{self.name} does not offer mechanism {mechanism!r}; it has: {known}"
+            raise UnsupportedError(msg, backend=self.backend, device=self.identity)
+        refuse_foreign(self._process, self)
+        found = self._siblings.get(mechanism)
+        if found is None:
+            made = type(self)(self._process, self.driver, self.info, self.runtime, mechanism)
+            made._siblings = self._siblings
+            # Of two threads that make one, both get the first.
+            found = self._siblings.setdefault(mechanism, made)
+        return cast("Self", found)
+
+    def synchronize(self) -> None:
+        """Wait for all work that this process has issued on the device."""
+        refuse_foreign(self._process, self)
+        self.driver.synchronize(self.ordinal)
+
+
+class _DeviceTable(Part):
+    """The devices that were found, by backend and runtime."""
+
+
+    def __init__(self, process: Process) -> None:
+        self.found: dict[tuple[str, str | None], tuple[LocalDevice, ...]] = {}
+
+
+def find_device(process: Process, spec: str | None, runtime: str | None) -> LocalDevice:
+    """Return the device of a name; see :func:`crossmem.device`."""
+    # A program that only attaches memory never chooses a device.
+    from crossmem.plugin.selection import choose  # noqa: PLC0415
+
+    choice = choose(spec, process.settings, process.registry, runtime=runtime).spec
+    found = _devices_of(process, choice.backend, runtime)
+    for one in found:
+        if one.ordinal == choice.ordinal:
+            return one
+    names = ", ".join(one.name for one in found) or "none"
+    msg = f"backend {choice.backend!r} has no device {choice.ordinal}; it has: {names}"
+    raise DeviceNotFoundError(msg, backend=choice.backend)
+
+
+def list_devices(process: Process) -> list[LocalDevice]:
+    """Return every device of every backend that is usable here."""
+    found: list[LocalDevice] = []
+    for backend in process.registry.names():
+        if not process.registry.availability(backend).available:
+            continue
+        try:
+            found.extend(_devices_of(process, backend, None))
+        except PLUGIN_FAULTS:
+            # One backend that does not load must not take the others' devices away;
+            # ``crossmem devices`` shows why.
+            _log.warning("backend %r has no devices", backend, exc_info=True)
+    return found
+
+
+def refuse_foreign_device(device: LocalDevice) -> None:
+    """Raise if a device object belongs to a parent process, or this process is exiting.
+
+    Raises
+    ------
+    ForkedProcessError, ClosedError
+        With what to do instead.
+    """
+    refuse_foreign(device._process, device)  # noqa: SLF001 - private to this module
+
+
+def check_device(device: object, operation: str) -> None:
+    """Refuse what names no device.
+
+    Raises
+    ------
+    ConfigurationError
+        It is neither a device nor a text nor None.
+    """
+    if device is not None and not isinstance(device, LocalDevice | str):
+        msg = f"device must be a crossmem.Device, its name or None, not {shorten(device)}"
+        raise ConfigurationError(msg, operation=operation)
+
+
+def wait_for_work(device: LocalDevice) -> CrossmemError | None:
+    """Wait for the running work of a device, before memory that it may use is taken away (C9).
+
+    Returns
+    -------
+    CrossmemError or None
+        What the vendor says of the work. Work that failed is over, too: the caller takes the
+        memory away and raises this afterwards.
+
+    Raises
+    ------
+    BusyError
+        The work cannot be waited for now, as while a graph is captured.
+    """
+    try:
+        device.driver.synchronize(device.ordinal)
+    except BusyError:
+        raise
+    except CrossmemError as error:
+        return error
+    return None
+
+
+def _restore(backend: str, identity: str, runtime: str | None, mechanism: str) -> LocalDevice:
+    """Return the device that was pickled, whatever its ordinal is here (law C24)."""
+    found = _find(_devices_of(drain(), backend, runtime), backend, identity)
+    return found.for_mechanism(mechanism)
+
+
+def runtime_in_use(process: Process, backend: str) -> str | None:
+    """Return the one runtime through which this process uses a backend.
+
+    Where there are none or several, None: the backend's own choice.
+    """
+    used = {runtime for known, runtime in list(process.part(_DeviceTable).found) if known == backend}
+    return used.pop() if len(used) == 1 else None
+
+
+def find_by_identity(
+    process: Process, backend: str, identity: str, target: object
+) -> LocalDevice:
+    """Return the device that a handle names (law C24).
+
+    It is looked for in the runtime of the target device. Where that is not given, in the one
+    runtime through which this process uses the backend already, else in the backend's own.
+
+    Raises
+    ------
+    BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
+        Where this process does not see it.
+    """
+    if isinstance(target, LocalDevice) and target.backend == backend:
+        runtime = target.runtime
+    else:
+        runtime = runtime_in_use(process, backend)
+    return _find(_devices_of(process, backend, runtime), backend, identity)
+
+
+def _find(found: tuple[LocalDevice, ...], backend: str, identity: str) -> LocalDevice:
+    for one in found:
+        if one.identity == identity:
+            return one
+    names = ", ".join(f"{one.name} ({one.identity})" for one in found) or "none"
+    msg = f"device {identity!r} of backend {backend!r} is not visible here; visible are: {names}"
+    raise DeviceNotFoundError(
+        msg, backend=backend, device=identity, hint="check this process's visible-device mask"
+    )
+
+
+def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[LocalDevice, ...]:
+    table = process.part(_DeviceTable)
+    found = table.found.get((backend, runtime))
+    if found is None:
+        refuse_forked_backend(backend)
+        driver = process.registry.driver(backend, runtime=runtime)
+        make = LocalDevice.public or LocalDevice
+        made = tuple(make(process, driver, info, runtime) for info in driver.devices())
+        found = table.found.setdefault((backend, runtime), made)
+        # Asking a driver in a forked child might call the vendor.
+        if all(one.capabilities.fork_safe for one in found):
+            process.fork_safe_backends |= {backend}
+    return found

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an object that applications hold ends: one protocol for all of them.
+
+The object has a record of its resources. Ending the object moves the record, in one step, from the
+object to the queue of deferred work, and then works on it. A finaliser does the first half.
+"""
+
+import warnings
+from typing import ClassVar, Self
+
+from crossmem.errors import ClosedError
+from crossmem.sharing.base.deferred import Call, Record
+from crossmem.sharing.base.process import Process, may_release, refuse_foreign
+
+__all__ = ["Endable"]
+
+
+class Endable:
+    """An object that gives its resources back once."""
+
+    __slots__ = ("__weakref__", "_process", "_record")
+
+    _ended_by: ClassVar[str]
+    """Name of the method that ends it."""
+
+    _process: Process
+    _record: Record | None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the object may not be used any more."""
+        return self._record is None
+
+    def _ended(self) -> Exception:
+        """Return the error for the use of this object, which has no record."""
+        refuse_foreign(self._process, self)
+        return ClosedError(f"{self!r} cannot be used any more")
+
+    def _end(self) -> None:
+        """End the object. Ending it twice is harmless.
+
+        Raises
+        ------
+        BusyError
+            The object is in use. Nothing has changed then.
+        CrossmemError
+            The vendor refused to take the resource. Later calls of crossmem go on with it.
+        """
+        process, record = self._process, self._record
+        if record is None or process.is_closed:
+            return
+        refuse_foreign(process, self)
+        if process.is_inside:
+            # A finaliser of the application's came in while this thread held a lock.
+            process.work.ready[Call(self._end)] = None
+            return
+        ready = process.work.ready
+        with process.state:
+            self._refuse_if_used(self._ended_by)
+            if self._record is None:
+                return
+            # Two statements that no signal handler can separate.
+            self._record = None
+            ready[record] = None
+        process.work.run(record)
+        if ready or process.work.idle:
+            process.drain()
+
+    def _refuse_if_used(self, operation: str) -> None:
+        """Raise if the object is in use. The lock of the state is held."""
+
+    def _is_given_up(self) -> bool:
+        """Whether dropping the object is the way to end it."""
+        return False
+
+    def __enter__(self) -> Self:
+        if self._record is None or not self._process.is_usable:
+            raise self._ended()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def __del__(self) -> None:
+        record = getattr(self, "_record", None)
+        if record is None or not may_release(self._process):
+            return
+        self._process.work.ready[record] = None
+        if self._is_given_up():
+            self._process.work.start_reaper()
+        else:
+            warnings.warn(
+                f"{self!r} was dropped without {self._ended_by}()",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )

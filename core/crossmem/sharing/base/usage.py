@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who uses one block of memory in this process: copies, pieces of address ranges, and views.
+
+Each user is an entry, not a count, so adding or removing one twice changes nothing: an interrupt
+cannot make the numbers wrong.
+"""
+
+import weakref
+from typing import Protocol
+
+__all__ = ["Usage"]
+
+
+class _Viewable(Protocol):
+    """An object whose memory can be viewed."""
+
+    def _has_views(self) -> bool: ...
+
+
+class Usage:
+    """The users of one block of memory, through however many objects."""
+
+    __slots__ = ("__weakref__", "_viewed", "copies", "pieces")
+
+    def __init__(self) -> None:
+        self.copies: dict[object, object] = {}
+        """The object that each running copy goes through."""
+        self.pieces: set[object] = set()
+        """Pieces of address ranges that show the memory."""
+        self._viewed: dict[int, weakref.ref[_Viewable]] = {}
+
+    def add_view(self, memory: _Viewable) -> None:
+        """Remember that an object was viewed."""
+        key, viewed = id(memory), self._viewed
+        viewed[key] = weakref.ref(memory, lambda _: viewed.pop(key, None))
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the memory is being copied or viewed now, or shown by an address range."""
+        return bool(self.pieces) or self.is_touched
+
+    @property
+    def is_touched(self) -> bool:
+        """Whether the memory is being copied or viewed now."""
+        viewed = [reference() for reference in list(self._viewed.values())]
+        return bool(self.copies) or any(
+            one is not None and one._has_views()  # noqa: SLF001 - both are private to this package
+            for one in viewed
+        )

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adoptions: exports of memory that someone else allocated, as long as that one keeps it."""
+
+from typing import ClassVar, Literal, cast
+
+from typing_extensions import override
+
+from crossmem.driver import Block, Foreign
+from crossmem.errors import (
+    ConfigurationError,
+    CrossmemError,
+    InvalidSizeError,
+    UnsupportedError,
+)
+from crossmem.guards import check_size, shorten
+from crossmem.locks import Rank
+from crossmem.models import EventKind
+from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.exporter.foreign import (
+    MAX_ADDRESS,
+    ForeignAllocation,
+    ForeignAllocations,
+    check_address,
+    look_at,
+)
+from crossmem.sharing.exporter.record import AllocationRecord, BlockRecord
+
+__all__ = ["Adoption", "AdoptionRecord", "Neighbours", "adopt", "neighbours_of"]
+
+Neighbours = Literal["expose"]
+"""What ``adopt`` may do if importers can reach more than what is adopted."""
+
+
+class AdoptionRecord(AllocationRecord):
+    """The record of an adoption. It keeps the owner of the memory as long as leases last."""
+
+    __slots__ = ("_nbytes", "_offset", "_owner")
+
+    is_adopted: ClassVar = True
+    _began: ClassVar = EventKind.ADOPTED
+    _ended: ClassVar = EventKind.GIVEN_UP
+
+    def __init__(
+        self,
+        process: Process,
+        device: LocalDevice,
+        *,
+        offset: int,
+        nbytes: int,
+        owner: object,
+    ) -> None:
+        super().__init__(process, device, BlockRecord(device, Rank.ALLOCATION))
+        self._owner: object = owner
+        self._offset = offset
+        self._nbytes = nbytes
+
+    def adopt(self, foreign: Foreign) -> None:
+        """Adopt the vendor's allocation, unless another adoption has."""
+        self.process.part(ForeignAllocations).enter(self.device, foreign, self)
+        memory = cast("ForeignAllocation", self.memory)
+        # Each adoption is an export of the vendor's allocation.
+        self.number, self.export_numbers = memory.number, memory.export_numbers
+        self.enter()
+
+    @property
+    @override
+    def source(self) -> Block:
+        """Raise: ranges take memory that was made for them."""
+        msg = "an address range takes no memory that was adopted"
+        raise UnsupportedError(msg, operation="map", backend=self.device.backend)
+
+    @property
+    @override
+    def offset(self) -> int:
+        """Where the adopted memory begins in the vendor's allocation."""
+        return self._offset
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        """How much of it is adopted."""
+        return self._nbytes
+
+    @override
+    def free_now(self, *, blocking: bool) -> None:
+        """Give the memory up, and then let its owner go, with no lock held."""
+        super().free_now(blocking=blocking)
+        if self.is_done:
+            self._owner = None
+
+    @override
+    def _release(self) -> CrossmemError | None:
+        # Work on the memory is the owner's business: nothing is freed here.
+        self._leave()
+        return None
+
+    @override
+    def _leave(self) -> None:
+        """Leave the vendor's allocation, and then the records of the process."""
+        self.process.part(ForeignAllocations).leave(self)
+        super()._leave()
+
+
+class Adoption(Allocation):
+    """Memory that someone else allocated. Made by :meth:`crossmem.Device.adopt`.
+
+    Used as an allocation is; a context manager that gives the memory up. The memory itself is
+    never freed: it stays with its owner.
+
+    Attributes
+    ----------
+    nbytes
+        Size of what was adopted, in bytes.
+    device
+        The device that holds the memory.
+    """
+
+    __slots__ = ()
+
+
+def adopt(
+    process: Process,
+    device: LocalDevice,
+    ptr: object,
+    nbytes: object,
+    owner: object,
+    neighbours: object,
+) -> Adoption:
+    """Adopt memory; see :meth:`crossmem.Device.adopt`."""
+    if owner is None:
+        msg = "owner must be the object that keeps the memory, not None"
+        raise ConfigurationError(msg, operation="adopt")
+    if neighbours is not None and not (isinstance(neighbours, str) and neighbours == "expose"):
+        msg = f'neighbours must be "expose" or None, not {shorten(neighbours)}'
+        raise ConfigurationError(msg, operation="adopt")
+    pointer = check_address("ptr", ptr)
+    size = check_size("nbytes", nbytes, limit=MAX_ADDRESS)
+    foreign = look_at(process, device, pointer)
+    if foreign.obstacle is not None:
+        msg = f"memory at {pointer:#x} on {device.name} {foreign.obstacle}"
+        raise UnsupportedError(
+            msg,
+            operation="adopt",
+            backend=device.backend,
+            device=device.identity,
+            hint="copy it to memory of device.allocate() and export that",
+        )
+    offset = pointer - foreign.base
+    if offset + size > foreign.nbytes:
+        msg = (
+            f"{size} bytes at {pointer:#x} do not lie in the vendor's allocation of "
+            f"{foreign.nbytes} bytes at {foreign.base:#x}"
+        )
+        raise InvalidSizeError(msg, operation="adopt", backend=device.backend)
+    around = neighbours_of(foreign.exposed_nbytes, size)
+    if around is not None and neighbours is None:
+        msg = f"of {size} bytes at {pointer:#x} on {device.name}, {around}"
+        raise UnsupportedError(
+            msg,
+            operation="adopt",
+            backend=device.backend,
+            device=device.identity,
+            hint='adopt the whole block, or say neighbours="expose" where importers may reach it',
+        )
+    record = AdoptionRecord(process, device, offset=offset, nbytes=size, owner=owner)
+    try:
+        record.adopt(foreign)
+        adoption = Adoption(record)
+        process.arrays.add(adoption, adoption.ptr, adoption)
+    except BaseException:
+        process.work.ready[record] = None
+        process.drain()
+        raise
+    return adoption
+
+
+def neighbours_of(exposed_nbytes: int, nbytes: int) -> str | None:
+    """Return in words what importers reach beside the memory, None where that is nothing."""
+    if exposed_nbytes == nbytes:
+        return None
+    return (
+        f"importers could reach {exposed_nbytes - nbytes} bytes more that the vendor shares with "
+        "them and that may be somebody else's"
+    )
+
+

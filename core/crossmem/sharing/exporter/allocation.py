@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocations: memory that this process owns, its exports, and its end."""
+
+import os
+import time
+from typing import ClassVar, Literal
+
+from typing_extensions import override
+
+from crossmem.control.leases import name_holders
+from crossmem.control.records import Allow, Export
+from crossmem.errors import (
+    BusyError,
+    ClosedError,
+    ConfigurationError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
+from crossmem.guards import check_size, check_timeout, shorten
+from crossmem.locks import Rank
+from crossmem.models import Access, EventKind, ShareableHandle
+from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.memory import Memory
+from crossmem.sharing.base.process import CATCH_UP_S, Process, drain, is_current
+from crossmem.sharing.exporter.record import AllocationRecord, Allocations, BlockRecord
+
+__all__ = ["Allocation", "Busy", "allocate", "export_again", "record_of"]
+
+Busy = Literal["defer", "raise", "wait"]
+"""What ``free`` does while other processes hold leases."""
+
+_EVERYONE_OF_THIS_USER = Allow()
+
+
+class Allocation(Memory):
+    """Device memory that this process owns. Made by :meth:`crossmem.Device.allocate`.
+
+    A context manager: leaving it frees the memory, deferred while others still hold it.
+
+    Attributes
+    ----------
+    nbytes
+        Size that was asked for, in bytes.
+    device
+        The device that holds the memory.
+    """
+
+    __slots__ = ()
+
+    _ended_by: ClassVar = "free"
+
+    _record: AllocationRecord | None
+
+    def __init__(self, record: AllocationRecord) -> None:
+        super().__init__(
+            record.process, record.device, record.nbytes, record.usage, readonly=False
+        )
+        # Last: from here on, this object gives the memory back.
+        self._record = record
+
+    @override
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        if self._record is None:
+            return f"<{kind} of {self.nbytes} bytes on {self.device.name}, freed>"
+        return f"<{kind} {self._record.number} of {self.nbytes} bytes on {self.device.name}>"
+
+    @property
+    @override
+    def ptr(self) -> int:
+        """Address of the first byte in this process, for the device's own calls."""
+        record = self._record
+        if record is None or not self._process.is_usable:
+            raise self._ended()
+        return record.memory.blocks[0].pointer + record.offset
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that the device really reserved."""
+        record = self._record
+        if record is None or not self._process.is_usable:
+            raise self._ended()
+        return record.memory.block.capacity
+
+    def export(
+        self,
+        *,
+        allow: Allow | None = None,
+        access: Access = "rw",
+        lease: bool = True,
+        synchronize: bool = True,
+    ) -> ShareableHandle:
+        """Return a handle with which other processes import this memory.
+
+        Exporting again with the same arguments gives an equal handle and costs nothing (C3).
+
+        Parameters
+        ----------
+        allow
+            Which processes may import; None: all of the same user (C13).
+        access
+            ``"ro"`` makes importers' mappings read-only, enforced where the capability
+            ``readonly_exports`` says so.
+        lease
+            False gives a raw handle that carries the vendor's bytes, for programs without
+            crossmem. The memory is then not protected by leases: keep it until all importers
+            are done.
+        synchronize
+            Wait for the device work issued so far before the handle is first given out (C21).
+
+        Raises
+        ------
+        UnsupportedError
+            Where the backend does not offer what was asked for.
+        DriverError
+            Where the vendor's call failed.
+        ClosedError, ForkedProcessError
+            Where the memory may not be used any more.
+        """
+        if allow is not None and not isinstance(allow, Allow):
+            msg = f"allow must be a crossmem.Allow or None, not {shorten(allow)}"
+            raise ConfigurationError(msg, operation="export")
+        record = self._record
+        if record is not None:
+            # The hot path: has this process exported it like this before?
+            try:
+                handle = record.handles.get((allow, access, lease))
+            except TypeError:
+                msg = f'access must be "rw" or "ro", not {shorten(access)}'
+                raise ConfigurationError(msg, operation="export") from None
+            if handle is not None and is_current(self._process):
+                return handle
+        drain()
+        if record is None or not self._process.is_usable:
+            raise self._ended()
+        handle = export_again(record, allow, access, lease=lease, synchronize=synchronize)
+        if self._record is None:
+            raise self._ended()
+        return handle
+
+    def free(self, *, busy: Busy = "defer", timeout: float | None = None) -> None:
+        """Give the memory back. Freeing twice is harmless.
+
+        From the moment this returns, the memory's handles are stale (C6).
+
+        Parameters
+        ----------
+        busy
+            What to do while other processes hold leases. ``"defer"``: return at once; the
+            memory is freed when the last lease has ended. ``"raise"``: raise and change
+            nothing. ``"wait"``: wait for the leases to end.
+        timeout
+            How long ``"wait"`` may take, in seconds; ``CROSSMEM_TIMEOUT`` where None.
+
+        Raises
+        ------
+        BusyError
+            Where a view of the memory is alive, another thread reads or writes it, a piece of an
+            address range shows it, or leases remain and ``busy`` is not ``"defer"``. Nothing
+            has changed then. Also where the device's work cannot be waited for because it is
+            being captured: the memory then stays until a later call of crossmem can free it, as
+            if that had been deferred.
+        """
+        record = self._record
+        if record is None or self._process.is_closed:
+            return
+        if not isinstance(busy, str) or busy not in {"defer", "raise", "wait"}:
+            msg = f'busy must be "defer", "raise" or "wait", not {shorten(busy)}'
+            raise ConfigurationError(msg, operation="free")
+        wait_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
+        if busy != "defer" and self._process.is_usable and not self._process.is_inside:
+            self._await_leases(record, wait_s if busy == "wait" else 0.0)
+        self._end()
+
+    def _await_leases(self, record: AllocationRecord, wait_s: float) -> None:
+        """Retire memory that nobody leases, as one step with the check; raise if it is leased."""
+        process = self._process
+        deadline = time.monotonic() + wait_s
+        while (unit := record.unit) is not None and process.server is not None:
+            leases = process.server.leases
+            if leases.leases_of(unit):
+                process.server.catch_up(CATCH_UP_S)
+            with process.state:
+                self._refuse_if_used("free")
+                if leases.retire(unit, even_if_leased=False):
+                    return
+            if not leases.wait_idle(unit, max(0.0, deadline - time.monotonic())):
+                msg = f"allocation {record.number} is leased by {name_holders(leases.leases_of(unit))}"
+                raise BusyError(
+                    msg, operation="free", hint='close it there, or free with busy="defer"'
+                )
+
+    @override
+    def _refuse_if_used(self, operation: str) -> None:
+        super()._refuse_if_used(operation)
+        record = self._record
+        if record is not None and record.pieces:
+            msg = f"{self!r} is shown by {len(record.pieces)} pieces of address ranges"
+            raise BusyError(msg, operation=operation, hint="unmap them first")
+
+
+def record_of(allocation: Allocation) -> AllocationRecord:
+    """Return the record of an allocation.
+
+    Raises
+    ------
+    ClosedError, ForkedProcessError
+        The memory may not be used any more.
+    """
+    allocation.ptr  # noqa: B018 - raises if it may not be used
+    record = allocation._record  # noqa: SLF001 - private to the package
+    assert record is not None  # noqa: S101
+    return record
+
+
+def allocate(process: Process, device: LocalDevice, nbytes: object) -> Allocation:
+    """Allocate memory; see :meth:`crossmem.Device.allocate`."""
+    size = check_size("nbytes", nbytes, limit=device.capabilities.max_allocation_nbytes)
+    record = AllocationRecord(process, device, BlockRecord(device, Rank.ALLOCATION))
+    try:
+        try:
+            record.obtain(size)
+        except OutOfMemoryError:
+            process.catch_up()
+            try:
+                record.obtain(size)
+            except OutOfMemoryError as error:
+                raise _out_of_memory(process, device, error, size) from error
+        return Allocation(record)
+    except BaseException:
+        process.work.ready[record] = None
+        process.drain()
+        raise
+
+
+def _out_of_memory(
+    process: Process, device: LocalDevice, error: OutOfMemoryError, nbytes: int
+) -> OutOfMemoryError:
+    waiting = [
+        one
+        for one in list(process.part(Allocations).live)
+        if one.is_retired and not one.is_adopted and one.device.info is device.info
+    ]
+    held = sum(block.capacity for one in waiting for block in one.memory.blocks)
+    return OutOfMemoryError(
+        f"{error.message}; {nbytes} bytes were asked for on {device.name}, where {held} bytes in "
+        f"{len(waiting)} freed allocations wait for importers to close them",
+        hint="crossmem.exports() shows which processes hold them" if waiting else error.hint,
+        operation="allocate",
+        backend=device.backend,
+        device=device.identity,
+    )
+
+
+def export_again(
+    record: AllocationRecord,
+    allow: Allow | None,
+    access: Access,
+    *,
+    lease: bool = True,
+    synchronize: bool = True,
+) -> ShareableHandle:
+    """Return the handle of memory of this process; see :meth:`Allocation.export`."""
+    key = (allow, access, lease)
+    device, process = record.device, record.process
+    _check_export(device, access, lease=lease)
+    if lease:
+        process.start_server()
+    with record.lock:
+        handle = record.handles.get(key)
+        if handle is None and record.memory.blocks:
+            if synchronize:
+                device.driver.synchronize(device.ordinal)
+            handle = _export(record, allow, access, lease=lease)
+            record.handles[key] = handle
+            is_new = True
+        else:
+            is_new = False
+    if handle is None:
+        msg = f"allocation {record.number} of this process was freed"
+        raise ClosedError(msg, operation="export")
+    if is_new:
+        record.tell(EventKind.EXPORTED)
+    return handle
+
+
+def _export(
+    record: AllocationRecord, allow: Allow | None, access: Access, *, lease: bool
+) -> ShareableHandle:
+    """Export memory. Its lock is held."""
+    device, process, block = record.device, record.process, record.memory.block
+    raw = not lease
+    exported = record.memory.export(access, raw=raw)
+    handle = ShareableHandle(
+        backend=device.backend,
+        mechanism=device.mechanism,
+        device=device.identity,
+        allocation=record.number,
+        export=next(record.export_numbers),
+        secret=os.urandom(16),
+        owner=process.identity,
+        nbytes=block.nbytes,
+        capacity=block.capacity,
+        access=access,
+        raw=b"".join(exported.payloads) if raw else None,
+    )
+    if (record.offset, record.nbytes) != (0, handle.nbytes):
+        handle = handle.slice(record.offset, record.nbytes)
+    process.part(Allocations).exported[handle.allocation, handle.export] = record
+    if lease:
+        export = Export(record.unit_for_leases(), handle, allow or _EVERYONE_OF_THIS_USER, exported)
+        process.start_server().leases.publish(export)
+    return handle
+
+
+def _check_export(device: LocalDevice, access: Access, *, lease: bool) -> None:
+    """Raise where the device does not offer what was asked for."""
+    capabilities = device.capabilities
+    if not isinstance(access, str) or access not in {"rw", "ro"}:
+        msg = f'access must be "rw" or "ro", not {shorten(access)}'
+        raise ConfigurationError(msg, operation="export")
+    refused = None
+    if access == "ro" and not capabilities.readonly_exports:
+        refused = "read-only exports (capability readonly_exports)"
+    elif not lease and not capabilities.raw_handles:
+        refused = "raw handles (capability raw_handles)"
+    if refused is not None:
+        msg = f"{device.name} does not offer {refused}"
+        raise UnsupportedError(msg, operation="export", backend=device.backend)

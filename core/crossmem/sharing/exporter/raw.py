@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports of what this process exported raw: it alone leases such memory from itself (law C8)."""
+
+from crossmem.control.records import Allow, Export
+from crossmem.errors import InvalidHandleError, StaleHandleError
+from crossmem.models import ShareableHandle
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.exporter.record import Allocations
+
+__all__ = ["publish_raw"]
+
+
+def publish_raw(process: Process, handle: ShareableHandle) -> None:
+    """Let this process, and nobody else, lease what it exported raw. Others' handles are left.
+
+    Raises
+    ------
+    InvalidHandleError
+        This process made no such handle.
+    StaleHandleError
+        The memory was freed meanwhile.
+    """
+    if handle.owner != process.identity:
+        return
+    record = process.part(Allocations).find(handle)
+    if record is None or record.is_retired:
+        return
+    unit = record.unit
+    if unit is not None and handle.export in unit.exports:
+        # The lease registry checks the rest.
+        return
+    server = process.start_server()
+    with record.lock:
+        for known in list(record.handles.values()):
+            if known.core == handle.core and known.raw is not None:
+                exported = record.memory.find_export(known.access, raw=True)
+                if record.is_retired or exported is None:
+                    msg = f"allocation {record.number} of this process was freed"
+                    raise StaleHandleError(msg, operation="import")
+                allow = Allow(pids=(process.identity.pid,))
+                server.leases.publish(Export(record.unit_for_leases(), known, allow, exported))
+                return
+    msg = f"allocation {record.number} of this process was not exported like this"
+    raise InvalidHandleError(msg, operation="import")

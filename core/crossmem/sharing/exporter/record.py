@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of this process's memory, which outlive the objects that applications hold."""
+
+import itertools
+import threading
+import warnings
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from crossmem.control.records import Unit
+from crossmem.driver import Block, Driver, Exported
+from crossmem.driver.recording import call_into
+from crossmem.errors import CrossmemError
+from crossmem.locks import Rank, ordered_lock
+from crossmem.models import Access, Event, EventKind, ShareableHandle
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.devices import LocalDevice, wait_for_work
+from crossmem.sharing.base.process import CATCH_UP_S, Part, Process
+from crossmem.sharing.base.regions import Region
+from crossmem.sharing.base.usage import Usage
+
+__all__ = ["AllocationRecord", "Allocations", "BlockRecord"]
+
+
+class BlockRecord:
+    """A block of a driver's, and what the vendor exported of it, each once."""
+
+    __slots__ = ("blocks", "device", "exported", "lock")
+
+    def __init__(self, device: LocalDevice, rank: Rank) -> None:
+        self.device = device
+        self.blocks: list[Block] = []
+        """The block, until it was given back."""
+        self.exported: list[tuple[tuple[Access, bool], Exported]] = []
+        """By access and whether it is raw."""
+        self.lock = ordered_lock(rank)
+        """Held while the driver works on the block."""
+
+    @property
+    def block(self) -> Block:
+        """The block, which is there."""
+        return self.blocks[0]
+
+    def find_export(self, access: Access, *, raw: bool) -> Exported | None:
+        """Return what was exported before, None if nothing was."""
+        return next((one for key, one in self.exported if key == (access, raw)), None)
+
+    def export(self, access: Access, *, raw: bool) -> Exported:
+        """Have the vendor export the block, once for each access."""
+        with self.lock:
+            found = self.find_export(access, raw=raw)
+            if found is None:
+                device, block = self.device, self.block
+                export = device.driver.export
+                _key, found = call_into(
+                    self.exported,
+                    lambda: ((access, raw), export(block, device.mechanism, access, raw=raw)),
+                )
+        return found
+
+    def release_exports(self, block: Block) -> None:
+        """End what the vendor exported. The lock is held."""
+        driver = self.device.driver
+        while self.exported:
+            driver.release_export(block, self.exported[-1][1])
+            self.exported.pop()
+
+
+class AllocationRecord(Record):
+    """The record of an allocation, from before the driver allocates until all is given back."""
+
+    __slots__ = (
+        "_region",
+        "device",
+        "export_numbers",
+        "handles",
+        "is_retired",
+        "memory",
+        "number",
+        "pieces",
+        "process",
+        "unit",
+        "usage",
+    )
+
+    is_adopted: ClassVar = False
+    """Whether someone else allocated the memory."""
+    _began: ClassVar = EventKind.ALLOCATED
+    _ended: ClassVar = EventKind.FREED
+
+    def __init__(self, process: Process, device: LocalDevice, memory: BlockRecord) -> None:
+        super().__init__()
+        self.process = process
+        self.device = device
+        self.memory = memory
+        self.number = next(process.numbers)
+        """Number of the vendor's allocation, in handles."""
+        self.export_numbers = itertools.count()
+        self.handles: dict[Any, ShareableHandle] = {}
+        """Handles that were given out, by the arguments of the export."""
+        self.unit: Unit | None = None
+        """What the lease registry knows of the memory, None before its first leased export."""
+        self.is_retired = False
+        """Whether it was freed, and perhaps waits for leases."""
+        self.pieces: set[object] = set()
+        """Pieces of address ranges that were mapped through the allocation."""
+        self.usage = Usage()
+        self._region: Region | None = None
+
+    @property
+    def lock(self) -> "threading.RLock":
+        """Held while the driver works on the block."""
+        return self.memory.lock
+
+    @property
+    def source(self) -> Block:
+        """The block, for an address range to show."""
+        return self.memory.block
+
+    @property
+    def offset(self) -> int:
+        """Where the memory begins in the driver's block."""
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        """Size that was asked for, in bytes."""
+        return self.memory.block.nbytes
+
+    def obtain(self, nbytes: int) -> None:
+        """Allocate the memory."""
+        device = self.device
+        block = call_into(
+            self.memory.blocks, device.driver.allocate, device.ordinal, nbytes, device.mechanism
+        )
+        self._region = self.process.regions.add(
+            block.pointer, block.capacity, device.driver, self
+        )
+        self.enter()
+
+    def enter(self) -> None:
+        """Enter the memory into the records of the process."""
+        self.process.part(Allocations).live[self] = None
+        self.tell(self._began)
+
+    def describe(self) -> str:
+        """Return why the memory cannot be adopted."""
+        if self.is_retired:
+            return f"is allocation {self.number} of crossmem, which was freed"
+        return f"is allocation {self.number} of crossmem: export that"
+
+    def tell(self, kind: EventKind) -> None:
+        """Send an event about this allocation, if anybody observes."""
+        if self.process.registry.observed:
+            self._tell(kind, self.nbytes)
+
+    def _tell(self, kind: EventKind, nbytes: int) -> None:
+        self.process.registry.emit(
+            Event(
+                kind,
+                backend=self.device.backend,
+                device=self.device.identity,
+                allocation=self.number,
+                nbytes=nbytes,
+                owner_pid=self.process.identity.pid,
+            )
+        )
+
+    def unit_for_leases(self) -> Unit:
+        """Return the unit of the lease registry, made at the first call."""
+        unit = self.unit
+        if unit is None:
+            block, driver = self.memory.block, self.device.driver
+            grant = None
+            if type(driver).grant is not Driver.grant:
+                grant = lambda export, peer: driver.grant(block, export.exported, (peer,))  # noqa: E731
+            self.unit = unit = Unit(self.number, grant, self._on_idle)
+        return unit
+
+    def _on_idle(self) -> None:
+        """Note that the last lease has ended. Called by the lease server's thread."""
+        self.process.work.note_idle(self)
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Free the memory if nobody leases it; else note that it waits.
+
+        The device's running work is waited for first: no vendor promises that freeing does.
+        """
+        process, unit = self.process, self.unit
+        self.is_retired = True
+        if unit is not None and process.server is not None:
+            waiting = process.work.waiting
+            waiting.add(self)
+            leases = process.server.leases
+            is_idle = leases.retire(unit, even_if_leased=True)
+            if not is_idle and blocking:
+                # An importer may have sent the end of its lease before it told the application.
+                process.server.catch_up(CATCH_UP_S)
+                is_idle = leases.retire(unit, even_if_leased=True)
+            if not is_idle:
+                process.work.start_reaper()
+                return
+            waiting.discard(self)
+        self.free_now(blocking=blocking)
+
+    def free_now(self, *, blocking: bool) -> None:
+        """Give the memory back, whoever leases it."""
+        taken: list[bool] = []
+        failure = None
+        lock = self.lock
+        try:
+            call_into(taken, lock.acquire, blocking)
+            if not taken[0] or self.is_done:
+                return
+            nbytes = self.nbytes if self.memory.blocks else 0
+            failure = self._release()
+        finally:
+            if taken and taken[0]:
+                lock.release()
+        if nbytes and self.process.registry.observed:
+            self._tell(self._ended, nbytes)
+        if failure is not None:
+            raise failure
+
+    def _release(self) -> CrossmemError | None:
+        """Give the memory back, and return what the vendor says of the work before it.
+
+        The lock is held.
+        """
+        failure = None
+        blocks = self.memory.blocks
+        if blocks:
+            failure = wait_for_work(self.device)
+            self.memory.release_exports(blocks[0])
+            self.device.driver.free(blocks[0])
+        self._leave()
+        return failure
+
+    def _leave(self) -> None:
+        """Leave the records of the process. The lock is held."""
+        allocations = self.process.part(Allocations)
+        if self._region is not None:
+            self.process.regions.remove(self._region)
+        for handle in self.handles.values():
+            allocations.exported.pop((handle.allocation, handle.export), None)
+        allocations.live.pop(self, None)
+        self.is_done = True
+
+    def free_at_exit(self) -> None:
+        """Give the memory back at a normal exit, whoever holds it then.
+
+        Memory that is viewed or copied at this moment is left to the end of the process. So is
+        memory that others hold, if a vendor's call would take it from them (law C20).
+        """
+        if self.usage.is_active:
+            return
+        if not self.device.capabilities.survives_owner and self._is_leased:
+            return
+        try:
+            self.free_now(blocking=False)
+        except CrossmemError as error:
+            warnings.warn(f"at exit: {error}", ResourceWarning, stacklevel=1)
+
+    @property
+    def _is_leased(self) -> bool:
+        # A message that is still under way leads nowhere once this process has exited.
+        server, unit = self.process.server, self.unit
+        leases = () if server is None or unit is None else server.leases.leases_of(unit)
+        return any(not lease.in_message for lease in leases)
+
+
+class Allocations(Part):
+    """The memory of this process that was not given back yet, and its exports."""
+
+
+    def __init__(self, process: Process) -> None:
+        self.live: dict[AllocationRecord, None] = {}
+        self.exported: dict[tuple[int, int], AllocationRecord] = {}
+        """By the numbers of allocation and export."""
+
+    def find(self, handle: ShareableHandle) -> AllocationRecord | None:
+        """Return the memory of this process that a handle names, None if it was given back."""
+        return self.exported.get((handle.allocation, handle.export))
+
+    def close_at_exit(self) -> None:
+        """Give everything back."""
+        for record in list(self.live):
+            record.free_at_exit()

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions that import handles."""
+
+import copyreg
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from crossmem.errors import CrossmemError
+from crossmem.guards import check_timeout
+from crossmem.models import ProcessIdentity, ShareableHandle
+from crossmem.sharing.base.devices import LocalDevice, check_device
+from crossmem.sharing.base.process import Process, drain
+from crossmem.sharing.exporter.adoption import Adoption
+from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.importer.mapping import Import, Mapping, Readonly, asked_readonly
+from crossmem.sharing.importer.messages import check_hold
+from crossmem.sharing.importer.record import ImportRecord, ImportRequest, Use
+from crossmem.sharing.importer.request import check_readonly, request_of
+from crossmem.sharing.importer.table import ImportTable
+
+__all__ = ["Readonly", "attach", "attach_held", "attach_many", "import_handle"]
+
+Handle = ShareableHandle | bytes | bytearray | memoryview
+
+
+def import_handle(
+    handle: Handle,
+    *,
+    device: LocalDevice | str | None = None,
+    readonly: Readonly = False,
+    timeout: float | None = None,
+) -> Import:
+    """Import memory that another process exported.
+
+    Parameters
+    ----------
+    handle
+        A handle or its bytes.
+    device
+        For which device; None: the one that holds the memory. Another one works where the
+        capability ``peer_access`` says so; the memory stays where it is (C24).
+    readonly
+        True: only reading, enforced by the device or kernel. ``"advisory"``: only reading, as
+        far as crossmem's own API goes. Handles of read-only exports are always read-only.
+    timeout
+        How long the exporter may take to answer, in seconds; ``CROSSMEM_TIMEOUT`` where None.
+
+    Returns
+    -------
+    Import
+        Holds the memory until it is closed.
+
+    Raises
+    ------
+    InvalidHandleError
+        No export made these bytes (C14).
+    StaleHandleError
+        The memory was freed (C6).
+    OwnerGoneError, OwnerUnresponsiveError
+        The exporter is dead (C12), or lives but does not answer (C26).
+    AccessDeniedError
+        The exporter does not admit this process (C13).
+    WrongHostError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
+        The memory is out of this process's reach; the message says what is missing (C15).
+    UnsupportedError
+        The backend does not offer what was asked for.
+    """
+    process = drain()
+    found = handle if type(handle) is ShareableHandle else _decode(handle)
+    use = Use(process, found.core)
+    try:
+        record = _acquire(process, found, use, device, readonly, timeout)
+        return Import(use, record, found, readonly=record.access == "ro" or bool(readonly))
+    except BaseException as error:
+        _give_up(process, (use,), error)
+        raise
+
+
+def attach(
+    handle: Handle,
+    *,
+    device: LocalDevice | str | None = None,
+    readonly: Readonly = False,
+    timeout: float | None = None,
+) -> Mapping:
+    """Import and map in one step; unmapping closes the import.
+
+    Parameters and errors are those of :func:`import_handle`.
+    """
+    process = drain()
+    found = handle if type(handle) is ShareableHandle else _decode(handle)
+    use = Use(process, found.core)
+    try:
+        record = _acquire(process, found, use, device, readonly, timeout)
+        base = record.map(use, remappable=False)
+        is_readonly = record.access == "ro" or bool(readonly)
+        return Mapping(use, record, found, base, readonly=is_readonly)
+    except BaseException as error:
+        _give_up(process, (use,), error)
+        raise
+
+
+def attach_many(
+    handles: Iterable[Handle],
+    *,
+    device: LocalDevice | str | None = None,
+    readonly: Readonly = False,
+    timeout: float | None = None,
+) -> list[Mapping]:
+    """Attach any number of handles with one round trip to each exporter; all or none.
+
+    Parameters and errors are those of :func:`import_handle`; the mappings come in the order of
+    the handles.
+    """
+    process = drain()
+    check_device(device, "import")
+    requests = [request_of(process, _decode(one), device, readonly) for one in handles]
+    return _attach_all(process, requests, readonly, timeout)[0]
+
+
+def attach_held(
+    message: Iterable[tuple[Handle, int]],
+    *,
+    device: LocalDevice | str | None = None,
+    readonly: Readonly = False,
+    timeout: float | None = None,
+) -> list[Mapping]:
+    """Receive a message: attach its handles as :func:`attach_many` does, and end its holds.
+
+    Freed memory that the message holds is attached too. Where this raises, the message still
+    holds what it held: try again, or discard it (see :mod:`crossmem.sharing.holds`).
+
+    Parameters
+    ----------
+    message
+        The handles with the numbers of their holds; 0 for a handle that is not held, or that is
+        another part of an export whose hold is there already.
+    device, readonly, timeout
+        As for :func:`import_handle`.
+    """
+    process = drain()
+    check_device(device, "import")
+    pairs = [(_decode(one), check_hold(number)) for one, number in message]
+    # Parts of one export need one hold between them.
+    shown: dict[bytes, int] = {}
+    for handle, number in pairs:
+        if number:
+            shown.setdefault(handle.core, number)
+    requests = [
+        request_of(process, handle, device, readonly, shown.get(handle.core, 0))
+        for handle, _ in pairs
+    ]
+    mappings, uses = _attach_all(process, requests, readonly, timeout)
+    ended: dict[ProcessIdentity, tuple[ImportRecord, list[int]]] = {}
+    for (handle, number), use in zip(pairs, uses, strict=True):
+        if number and handle.raw is None and use.record is not None:
+            ended.setdefault(handle.owner, (use.record, []))[1].append(number)
+    for record, numbers in ended.values():
+        record.end_holds(numbers)
+    return mappings
+
+
+def _attach_all(
+    process: Process,
+    requests: Sequence[ImportRequest],
+    readonly: Readonly,
+    timeout: float | None,
+) -> tuple[list[Mapping], list[Use]]:
+    if not requests:
+        return [], []
+    timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
+    uses = [Use(process, one.handle.core) for one in requests]
+    mappings: list[Mapping] = []
+    try:
+        process.part(ImportTable).acquire(requests, uses, timeout_s)
+        for request, use in zip(requests, uses, strict=True):
+            record = use.record
+            assert record is not None  # noqa: S101 - acquire() has set it
+            base = record.map(use, remappable=False)
+            is_readonly = record.access == "ro" or bool(readonly)
+            mappings.append(Mapping(use, record, request.handle, base, readonly=is_readonly))
+    except BaseException as error:
+        _give_up(process, uses, error)
+        raise
+    return mappings, uses
+
+
+def _acquire(
+    process: Process,
+    handle: ShareableHandle,
+    use: Use,
+    device: LocalDevice | str | None,
+    readonly: Readonly,
+    timeout: float | None,
+) -> ImportRecord:
+    """Make a use one of an open import, and return that."""
+    check_device(device, "import")
+    check_readonly(readonly)
+    table = process.part(ImportTable)
+    shortcut = (handle.core, device, readonly)
+    record = table.join(shortcut, use)
+    if record is None:
+        timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
+        request = request_of(process, handle, device, readonly)
+        table.acquire((request,), (use,), timeout_s)
+        record = use.record
+        assert record is not None  # noqa: S101 - acquire() has set it
+        table.remember(shortcut, record)
+    return record
+
+
+def _give_up(process: Process, uses: Sequence[Use], error: BaseException) -> None:
+    """End uses of a call that raises; what the vendor refuses is left to later calls."""
+    ready = process.work.ready
+    for use in uses:
+        ready[use] = None
+    for use in uses:
+        try:
+            process.work.run(use)
+        except CrossmemError as failure:
+            error.add_note(f"cleaning up failed too: {failure}")
+
+
+def _decode(handle: Handle) -> ShareableHandle:
+    return handle if isinstance(handle, ShareableHandle) else ShareableHandle.from_bytes(handle)
+
+
+def _attach_again(blob: bytes, readonly: Readonly) -> Mapping:
+    """Attach what was pickled as the bytes of its handle."""
+    return attach(blob, readonly=readonly)
+
+
+def _reduce_mapping(mapping: Mapping) -> tuple[Any, ...]:
+    return _attach_again, (mapping.handle.to_bytes(), asked_readonly(mapping))
+
+
+def _reduce_allocation(allocation: Allocation) -> tuple[Any, ...]:
+    return _attach_again, (allocation.export().to_bytes(), False)
+
+
+# The classes themselves stand below this module, and cannot name what attaches.
+copyreg.pickle(Mapping, _reduce_mapping)
+copyreg.pickle(Allocation, _reduce_allocation)
+copyreg.pickle(Adoption, _reduce_allocation)

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What applications hold of another process's memory: imports, and mappings with an address."""
+
+from typing import Any, ClassVar, Literal
+
+from typing_extensions import override
+
+from crossmem.errors import BusyError, UnsupportedError
+from crossmem.models import ShareableHandle
+from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.ending import Endable
+from crossmem.sharing.base.memory import Memory
+from crossmem.sharing.base.process import drain
+from crossmem.sharing.importer.record import ImportRecord, Use
+
+__all__ = ["Import", "Mapping", "Readonly", "asked_readonly", "record_of_import"]
+
+Readonly = bool | Literal["advisory"]
+"""``True``: enforced by device or kernel, or refused. ``"advisory"``: kept by crossmem's API."""
+
+
+class Import(Endable):
+    """Memory of another process, held here: it stays until this is closed.
+
+    Made by :func:`crossmem.import_handle`; a context manager. The exporter's record of it is a
+    lease: closing this, or the death of this process, ends it.
+
+    Attributes
+    ----------
+    handle
+        What was imported.
+    device
+        The device for which it was opened.
+    nbytes
+        Size of the part that the handle names, in bytes.
+    readonly
+        Whether mappings refuse to write.
+    """
+
+    __slots__ = ("device", "handle", "nbytes", "readonly")
+
+    _ended_by: ClassVar = "close"
+
+    device: LocalDevice
+    _record: Use | None
+
+    def __init__(
+        self, use: Use, record: ImportRecord, handle: ShareableHandle, *, readonly: bool
+    ) -> None:
+        self._process = use.process
+        self.readonly = readonly
+        self.handle = handle
+        self.device = record.device
+        self.nbytes = handle.length
+        # Last: from here on, this object gives the import back.
+        self._record = use
+
+    @override
+    def __repr__(self) -> str:
+        state = "closed" if self._record is None else "open"
+        return f"<Import of {self.nbytes} bytes from pid {self.handle.owner.pid}, {state}>"
+
+    @property
+    def owner_alive(self) -> bool:
+        """Whether the exporting process still runs."""
+        return record_of_import(self)[1].is_owner_alive
+
+    def map(self) -> "Mapping":
+        """Give the memory an address in this process.
+
+        Returns
+        -------
+        Mapping
+            Unmap it before this import is closed. Further calls share one vendor mapping.
+
+        Raises
+        ------
+        DriverError, OutOfMemoryError
+            Where the vendor's call failed.
+        ClosedError, ForkedProcessError
+            Where this import may not be used any more.
+        """
+        parent, record = record_of_import(self)
+        process = self._process
+        use = Use(process, parent.core)
+        try:
+            with process.state:
+                if self._record is None:
+                    raise self._ended()
+                use.parent = parent
+                use.record = record
+                parent.children.add(use)
+                record.uses.add(use)
+            base = record.map(use, remappable=True)
+            return Mapping(use, record, self.handle, base, readonly=self.readonly)
+        except BaseException:
+            process.work.ready[use] = None
+            process.drain()
+            raise
+
+    def close(self) -> None:
+        """Give the memory back. Closing twice is harmless.
+
+        Raises
+        ------
+        BusyError
+            Mappings made by :meth:`map`, or pieces of address ranges, are not unmapped yet.
+        """
+        if self._record is not None and self._process.is_usable:
+            # Mappings that were dropped count until they are given back.
+            drain()
+        self._end()
+
+    @override
+    def _refuse_if_used(self, operation: str) -> None:
+        use = self._record
+        if use is not None and use.children:
+            msg = f"{self!r} has {len(use.children)} mappings and pieces of address ranges"
+            raise BusyError(msg, operation=operation, hint="unmap them first")
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        msg = "an Import stays in its process; send its handle, which forwards the original export"
+        raise UnsupportedError(msg)
+
+
+def record_of_import(imported: Import) -> tuple[Use, ImportRecord]:
+    """Return an import's use and its record.
+
+    Raises
+    ------
+    ClosedError, ForkedProcessError
+        The import may not be used any more.
+    """
+    use = imported._record  # noqa: SLF001 - private to the package
+    if use is None or use.record is None or not use.process.is_usable:
+        raise imported._ended()  # noqa: SLF001
+    return use, use.record
+
+
+class Mapping(Memory):
+    """Another process's memory at an address of this process; a context manager.
+
+    Made by :meth:`Import.map` or :func:`crossmem.attach`.
+
+    Attributes
+    ----------
+    handle
+        What is mapped.
+    nbytes
+        Size of the part that the handle names, in bytes.
+    readonly
+        Whether writing is refused: by the device or kernel where its capability says so, else
+        by this object alone.
+    """
+
+    __slots__ = ("_pointer", "handle")
+
+    _ended_by: ClassVar = "unmap"
+
+    _record: Use | None
+
+    def __init__(
+        self,
+        use: Use,
+        record: ImportRecord,
+        handle: ShareableHandle,
+        base: int,
+        *,
+        readonly: bool,
+    ) -> None:
+        super().__init__(
+            use.process, record.device, handle.length, record.usage, readonly=readonly
+        )
+        self._pointer = base + handle.offset
+        self.handle = handle
+        # Last: from here on, this object gives the mapping back.
+        self._record = use
+
+    @override
+    def __repr__(self) -> str:
+        state = "unmapped" if self._record is None else f"at {self._pointer:#x}"
+        kind = "read-only" if self.readonly else "read-write"
+        return f"<Mapping of {self.nbytes} bytes from pid {self.handle.owner.pid}, {kind}, {state}>"
+
+    @property
+    @override
+    def ptr(self) -> int:
+        """Address of the first byte in this process, for the device's own calls."""
+        if self._record is None or not self._process.is_usable:
+            raise self._ended()
+        return self._pointer
+
+    @property
+    def owner_alive(self) -> bool:
+        """Whether the exporting process still runs."""
+        use = self._record
+        if use is None or use.record is None or not self._process.is_usable:
+            raise self._ended()
+        return use.record.is_owner_alive
+
+    def unmap(self) -> None:
+        """Give the address back, after waiting for the device's running work (C9).
+
+        Where the mapping was made by :func:`crossmem.attach`, this closes the import too.
+        Unmapping twice is harmless.
+
+        Raises
+        ------
+        BusyError
+            Where a view of the memory is alive. Also where the device's work cannot be waited
+            for because it is being captured: this object is then closed, and the memory stays
+            mapped until a later call of crossmem can unmap it.
+        """
+        self._end()
+
+
+def asked_readonly(mapping: Mapping) -> Readonly:
+    """Return what was asked of the import of a mapping, beyond what its handle says."""
+    if not mapping.readonly or mapping.handle.access == "ro":
+        return False
+    use = mapping._record  # noqa: SLF001 - private to the package
+    if use is None or use.record is None:
+        raise mapping._ended()  # noqa: SLF001
+    return True if use.record.access == "ro" else "advisory"

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports of this process's own memory: other names for it, without a vendor import (law C8)."""
+
+import threading
+from collections.abc import Callable
+
+from typing_extensions import override
+
+from crossmem.driver import Block, Imported, Mapped, readonly_alias_of
+from crossmem.driver.recording import call_into
+from crossmem.errors import StaleHandleError, UnsupportedError
+from crossmem.models import ShareableHandle
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.exporter.record import AllocationRecord
+from crossmem.sharing.importer.errors import error_of
+from crossmem.sharing.importer.record import ImportRecord, ImportRequest, State
+
+__all__ = ["OwnImport"]
+
+
+class OwnImport(ImportRecord):
+    """Memory of this process itself, under another name."""
+
+    __slots__ = ("_alias", "_owned")
+
+    def __init__(
+        self,
+        process: Process,
+        request: ImportRequest,
+        forget: Callable[[ImportRecord], None],
+        owned: AllocationRecord,
+    ) -> None:
+        super().__init__(process, request, forget)
+        self._owned = owned
+        self.usage = owned.usage
+        is_readonly = self.access == "ro"
+        self._alias = readonly_alias_of(self.device.driver) if is_readonly else None
+        if is_readonly and self._alias is None:
+            msg = f"{self.device.name} cannot map this process's own memory read-only"
+            raise UnsupportedError(msg, hint='import with readonly="advisory"')
+
+    def open(self, handle: ShareableHandle, hold: int) -> None:
+        """Take a lease of this process on its own memory. The lock is held.
+
+        Raises
+        ------
+        StaleHandleError, InvalidHandleError
+            The lease registry refuses.
+        """
+        server = self.process.server
+        if server is None:
+            raise own_memory_gone(handle)
+        refusal = server.leases.lease_to_myself(handle, hold, self.leases)
+        if refusal is not None:
+            raise error_of(refusal, handle)
+        self.state = State.OPEN
+
+    @override
+    def end_holds(self, numbers: list[int]) -> None:
+        """End them in this process's own registry."""
+        if self.process.server is not None:
+            self.process.server.leases.release_mine(numbers)
+
+    @property
+    @override
+    def is_owner_alive(self) -> bool:
+        """Always true: this process runs."""
+        return True
+
+    @property
+    @override
+    def source(self) -> Block | Imported:
+        """The block itself."""
+        if self._alias is not None:
+            msg = f"{self.device.name} cannot map this process's own memory read-only in a range"
+            raise UnsupportedError(msg, operation="map", hint="map the allocation itself")
+        return self._owned.source
+
+    @property
+    @override
+    def source_lock(self) -> "threading.RLock":
+        """The lock of the block."""
+        return self._owned.lock
+
+    @override
+    def _map(self, *, remappable: bool) -> None:
+        owned = self._owned
+        block = owned.memory.block
+        if self._alias is None:
+            self.mapped.append(Mapped(block, block.pointer))
+            return
+        with owned.lock:
+            call_into(self.mapped, self._alias.map_readonly, block)
+
+    @override
+    def _unmap_at_vendor(self, mapped: Mapped) -> None:
+        if self._alias is not None:
+            with self._owned.lock:
+                self._alias.unmap_readonly(mapped)
+
+    @override
+    def _close(self) -> None:
+        self.end_holds(list(self.leases.values()))
+        self.leases.clear()
+
+    @override
+    def _end_lease(self, core: bytes) -> None:
+        number = self.leases.get(core)
+        if number is not None:
+            self.end_holds([number])
+            del self.leases[core]
+
+
+def own_memory_gone(handle: ShareableHandle) -> StaleHandleError:
+    """Return the error for memory of this process that was freed."""
+    msg = f"allocation {handle.allocation} of this process was freed"
+    return StaleHandleError(msg, operation="import")

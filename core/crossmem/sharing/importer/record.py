@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One vendor open of this process, and the imports and mappings that use it."""
+
+import threading
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import NamedTuple
+
+from typing_extensions import override
+
+from crossmem.control.client import Leased, OwnerConnection
+from crossmem.driver import Block, Imported, Mapped
+from crossmem.driver.recording import call_into
+from crossmem.errors import (
+    CrossmemError,
+    DriverError,
+    InvalidHandleError,
+    OwnerGoneError,
+    StaleHandleError,
+)
+from crossmem.locks import Rank, ordered_lock
+from crossmem.models import Access, Event, EventKind, ShareableHandle
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.devices import LocalDevice, wait_for_work
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.base.regions import Region
+from crossmem.sharing.base.usage import Usage
+
+__all__ = ["ImportRecord", "ImportRequest", "RemoteImport", "State", "Use"]
+
+_DYING_S = 0.1
+
+
+class State(Enum):
+    """How far an import is."""
+
+    NEW = "new"
+    """Nothing is open yet."""
+    OPEN = "open"
+    CLOSING = "closing"
+    """The last user left, and the vendor has not closed all of it."""
+    CLOSED = "closed"
+
+
+class ImportRequest(NamedTuple):
+    """One import that a caller asks for.
+
+    Parameters
+    ----------
+    handle
+        Which memory.
+    device
+        For which device.
+    access
+        With which access.
+    home
+        Ordinal here of the device that holds the memory.
+    hold
+        The number with which the handle came in a message, 0 without one.
+    """
+
+    handle: ShareableHandle
+    device: LocalDevice
+    access: Access
+    home: int
+    hold: int = 0
+
+    @property
+    def key(self) -> object:
+        """What two imports have in common that share one vendor open."""
+        handle = self.handle
+        return (
+            handle.owner,
+            handle.allocation,
+            self.device,
+            self.access,
+            self.home,
+            handle.raw,
+        )
+
+
+class ImportRecord:
+    """One vendor open: counts its users and owns what they share.
+
+    The lock is held while the vendor opens, maps or closes. The sets of users change with the lock
+    of the state held, too.
+    """
+
+    __slots__ = (
+        "access",
+        "device",
+        "forget",
+        "is_leaving",
+        "is_remappable",
+        "key",
+        "leases",
+        "lock",
+        "mapped",
+        "mapped_uses",
+        "process",
+        "shortcuts",
+        "state",
+        "usage",
+        "uses",
+    )
+
+    def __init__(
+        self,
+        process: Process,
+        request: ImportRequest,
+        forget: "Callable[[ImportRecord], None]",
+    ) -> None:
+        self.process = process
+        self.forget = forget
+        """Takes this record out of the table of imports."""
+        self.key = request.key
+        self.device = request.device
+        self.access = request.access
+        self.lock = ordered_lock(Rank.IMPORT)
+        self.state = State.NEW
+        self.uses: set[Use] = set()
+        """Who has it, from before it is open."""
+        self.mapped_uses: set[Use] = set()
+        """Those of them who have it mapped."""
+        self.mapped: list[Mapped] = []
+        """The address, as long as there is one."""
+        self.is_remappable = True
+        self.is_leaving = False
+        """Whether the address was taken from its users, and not yet given back."""
+        self.leases: dict[bytes, int] = {}
+        """Numbers of the leases, by the core of the handle that each was given for."""
+        self.shortcuts: list[object] = []
+        """Arguments by which the table finds this record without looking closer."""
+        self.usage = Usage()
+
+    def is_ready_for(self, handle: ShareableHandle) -> bool:
+        """Whether it is open, and the exporter gave a lease for the handle's secret."""
+        return self.state is State.OPEN and handle.core in self.leases
+
+    def map(self, use: "Use", *, remappable: bool) -> int:
+        """Let a user have the address, and return it. The first one has the vendor map it.
+
+        Parameters
+        ----------
+        use
+            The user.
+        remappable
+            False if no further user can map it after the last one has left the address.
+        """
+        with self.lock:
+            if self.is_leaving:
+                self._unmap()
+            if not self.mapped:
+                self._map(remappable=remappable)
+                self.is_remappable = remappable
+            self.mapped_uses.add(use)
+            return self.mapped[0].pointer
+
+    def leave(self, use: "Use") -> CrossmemError | None:
+        """Remove a user; the last one closes what is open. The lock is held.
+
+        Returns
+        -------
+        CrossmemError or None
+            What the vendor says of work of the device that was waited for.
+        """
+        self.mapped_uses.discard(use)
+        with self.process.state:
+            self.uses.discard(use)
+            # From here on nobody joins.
+            if not self.uses and self.state is not State.CLOSED:
+                self.state = State.CLOSING
+        if self.state is State.CLOSING:
+            return self.close()
+        if len(self.leases) > 1 and not any(one.core == use.core for one in list(self.uses)):
+            self._end_lease(use.core)
+        # An import that cannot be mapped again keeps its address for users who may still map it.
+        if self.mapped and not self.mapped_uses and self.is_remappable:
+            return self._stop_mapping()
+        return None
+
+    def close(self) -> CrossmemError | None:
+        """Give everything back. The lock is held, and nobody uses it.
+
+        If this raises, a later call goes on. Until then the lease lasts: the memory is still open.
+        """
+        failure = self._stop_mapping() if self.mapped else None
+        self._close()
+        self.forget(self)
+        self.state = State.CLOSED
+        return failure
+
+    def _stop_mapping(self) -> CrossmemError | None:
+        # If the work cannot be waited for, the address stays as it is.
+        failure = wait_for_work(self.device)
+        self.is_leaving = True
+        self._unmap()
+        return failure
+
+    def _unmap(self) -> None:
+        if self.mapped:
+            self._unmap_at_vendor(self.mapped[0])
+            self.mapped.pop()
+        self.is_leaving = False
+
+    def tell(self, kind: EventKind) -> None:
+        """Send an event about this import, if anybody observes."""
+
+    def keep_connection(self) -> None:
+        """Keep the connection to the exporter until this import is closed."""
+
+    def end_holds(self, numbers: list[int]) -> None:
+        """End the holds of a message that was received; never waits."""
+        raise NotImplementedError
+
+    @property
+    def is_owner_alive(self) -> bool:
+        """Whether the exporting process still runs."""
+        raise NotImplementedError
+
+    @property
+    def source(self) -> Block | Imported:
+        """What the driver knows the memory as, for an address range.
+
+        Raises
+        ------
+        UnsupportedError
+            An address range cannot show this memory.
+        """
+        raise NotImplementedError
+
+    @property
+    def source_lock(self) -> "threading.RLock":
+        """The lock for driver calls that work on :attr:`source`."""
+        return self.lock
+
+    def _map(self, *, remappable: bool) -> None:
+        raise NotImplementedError
+
+    def _unmap_at_vendor(self, mapped: Mapped) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        raise NotImplementedError
+
+    def _end_lease(self, core: bytes) -> None:
+        raise NotImplementedError
+
+
+class Use(Record):
+    """One user of an import: an import object, a mapping, or both in one."""
+
+    __slots__ = ("children", "core", "parent", "process", "record")
+
+    def __init__(self, process: Process, core: bytes) -> None:
+        super().__init__()
+        self.process = process
+        self.core = core
+        """The core of the handle that was imported."""
+        self.record: ImportRecord | None = None
+        self.parent: Use | None = None
+        """The import object through which the memory was mapped."""
+        self.children: set[object] = set()
+        """Mappings and pieces of address ranges that were made through this import object."""
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Leave the import, and close it if nobody else uses it."""
+        record = self.record
+        if record is None:
+            self.is_done = True
+            return
+        taken: list[bool] = []
+        lock = record.lock
+        try:
+            call_into(taken, lock.acquire, blocking)
+            if not taken[0] or self.is_done:
+                return
+            was_open = record.state is not State.CLOSED
+            failure = record.leave(self)
+            if self.parent is not None:
+                self.parent.children.discard(self)
+            self.is_done = True
+        finally:
+            if taken and taken[0]:
+                lock.release()
+        if was_open and record.state is State.CLOSED:
+            record.tell(EventKind.RELEASED)
+        if failure is not None:
+            raise failure
+
+
+class RemoteImport(ImportRecord):
+    """Memory of another process."""
+
+    __slots__ = ("_region", "_was_opened", "connection", "handle", "imported")
+
+    def __init__(
+        self,
+        process: Process,
+        request: ImportRequest,
+        forget: Callable[[ImportRecord], None],
+        connection: OwnerConnection | None,
+    ) -> None:
+        super().__init__(process, request, forget)
+        self.connection = connection
+        self.handle = request.handle
+        self.imported: list[Imported] = []
+        """The vendor's import, as long as there is one."""
+        self._region: Region | None = None
+        self._was_opened = False
+
+    def open(self, request: ImportRequest, leased: Leased) -> None:
+        """Take over a lease, and open the memory if it is not open yet. The lock is held.
+
+        Raises
+        ------
+        InvalidHandleError
+            The sizes in the handle are not the exporter's, or not those of what is open already.
+        DriverError
+            The vendor's call failed. The caller then still owns the lease.
+        """
+        handle = request.handle
+        if (leased.nbytes, leased.capacity) != (handle.nbytes, handle.capacity):
+            msg = (
+                f"the handle says {handle.nbytes} bytes in {handle.capacity}, but its exporter "
+                f"{leased.nbytes} in {leased.capacity}"
+            )
+            raise InvalidHandleError(msg, operation="import")
+        known = self.handle
+        if (known.nbytes, known.capacity) != (leased.nbytes, leased.capacity):
+            msg = (
+                f"the exporter says {leased.nbytes} bytes in {leased.capacity}, but of this memory "
+                f"{known.nbytes} in {known.capacity} are open here"
+            )
+            raise InvalidHandleError(msg, operation="import")
+        device, opened = self.device, self.imported
+        if opened:
+            leased.close_descriptors()
+        try:
+            if not opened:
+                call_into(
+                    opened,
+                    partial(
+                        device.driver.import_,
+                        device.ordinal,
+                        leased.exported,
+                        home=request.home,
+                        mechanism=handle.mechanism,
+                        nbytes=leased.nbytes,
+                        capacity=leased.capacity,
+                        access=self.access,
+                    ),
+                )
+        finally:
+            # From the moment the vendor has it open, this record owns lease and descriptors.
+            if opened:
+                leased.descriptors = []
+                leased.is_recorded = True
+                self.leases[handle.core] = leased.lease
+                self.state = State.OPEN
+                self._was_opened = True
+
+    @override
+    def tell(self, kind: EventKind) -> None:
+        """Send an event about this import, if anybody observes."""
+        registry, handle = self.process.registry, self.handle
+        if registry.observed and self._was_opened:
+            registry.emit(
+                Event(
+                    kind,
+                    backend=handle.backend,
+                    device=handle.device,
+                    allocation=handle.allocation,
+                    nbytes=handle.length,
+                    owner_pid=handle.owner.pid,
+                )
+            )
+
+    @override
+    def keep_connection(self) -> None:
+        """Count among the users of the connection."""
+        if self.connection is not None:
+            self.connection.users.add(self)
+
+    @override
+    def end_holds(self, numbers: list[int]) -> None:
+        """Tell the exporter, at once if it reads."""
+        if self.connection is not None:
+            self.connection.release(numbers)
+
+    @property
+    @override
+    def is_owner_alive(self) -> bool:
+        """Whether the exporting process still runs; true if there is nobody to watch."""
+        return self.connection is None or self.connection.is_owner_alive
+
+    @property
+    @override
+    def source(self) -> Block | Imported:
+        """The vendor's import."""
+        return self.imported[0]
+
+    def describe(self) -> str:
+        """Return why the memory cannot be adopted."""
+        return f"was imported from process {self.handle.owner.pid}: pass its handle on"
+
+    @override
+    def _map(self, *, remappable: bool) -> None:
+        device = self.device
+        try:
+            mapped = call_into(
+                self.mapped, partial(device.driver.map, self.imported[0], remappable=remappable)
+            )
+        except (DriverError, StaleHandleError) as error:
+            if device.capabilities.survives_owner or not self._has_lost_its_owner():
+                raise
+            msg = "the process that exported the memory is dead, and its memory with it"
+            raise OwnerGoneError(
+                msg, operation="map", backend=device.backend, device=device.identity
+            ) from error
+        self._region = self.process.regions.add(
+            mapped.pointer, self.imported[0].capacity, device.driver, self
+        )
+
+    def _has_lost_its_owner(self) -> bool:
+        """Whether the exporter is dead, or dying: its memory goes before its death is seen."""
+        return self.connection is not None and self.connection.is_owner_dead(within_s=_DYING_S)
+
+    @override
+    def _unmap_at_vendor(self, mapped: Mapped) -> None:
+        self.device.driver.unmap(mapped)
+        if self._region is not None:
+            self.process.regions.remove(self._region)
+
+    @override
+    def _close(self) -> None:
+        if self.imported:
+            self.device.driver.close(self.imported[0])
+            self.imported.pop()
+        connection = self.connection
+        if connection is not None:
+            if self.leases:
+                connection.release(list(self.leases.values()))
+                self.leases.clear()
+            connection.users.discard(self)
+
+    @override
+    def _end_lease(self, core: bytes) -> None:
+        number = self.leases.get(core)
+        if number is not None and self.connection is not None:
+            self.connection.release([number])
+            del self.leases[core]

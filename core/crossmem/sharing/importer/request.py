@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is checked of an import before its exporter is asked."""
+
+from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
+from crossmem.guards import shorten
+from crossmem.models import Access, ShareableHandle
+from crossmem.sharing.base.devices import (
+    LocalDevice,
+    find_by_identity,
+    find_device,
+    refuse_foreign_device,
+    runtime_in_use,
+)
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.importer.mapping import Readonly
+from crossmem.sharing.importer.record import ImportRequest
+
+__all__ = ["check_readonly", "request_of"]
+
+
+def check_readonly(readonly: object) -> None:
+    """Refuse what is no answer to whether an import is read-only.
+
+    Raises
+    ------
+    ConfigurationError
+        The value is neither True nor False nor ``"advisory"``.
+    """
+    if readonly is False or readonly is True:
+        return
+    if not isinstance(readonly, str) or readonly != "advisory":
+        msg = f'readonly must be True, False or "advisory", not {shorten(readonly)}'
+        raise ConfigurationError(msg, operation="import")
+
+
+def request_of(
+    process: Process,
+    handle: ShareableHandle,
+    target: LocalDevice | str | None,
+    readonly: Readonly,
+    hold: int = 0,
+) -> ImportRequest:
+    """Return the request for an import, after checking all that needs no exporter."""
+    if handle.owner.boot_id != process.identity.boot_id:
+        msg = (
+            f"process {handle.owner.pid} exported this on another host, or before this host's "
+            f"last boot (boot id {handle.owner.boot_id.hex()}, here "
+            f"{process.identity.boot_id.hex()})"
+        )
+        raise WrongHostError(msg, hint="a handle is valid on the host where it was made")
+    check_readonly(readonly)
+    home = find_by_identity(process, handle.backend, handle.device, target)
+    chosen = home
+    if target is not None:
+        if isinstance(target, str):
+            runtime = runtime_in_use(process, target.partition(":")[0])
+            chosen = find_device(process, target, runtime)
+        else:
+            chosen = target
+        refuse_foreign_device(chosen)
+        if chosen.backend != handle.backend:
+            msg = f"{chosen.name} does not offer memory of backend {handle.backend!r}"
+            raise UnsupportedError(msg, operation="import", backend=chosen.backend)
+    # What holds for the memory is decided by how it was made, not by what the target prefers.
+    chosen = chosen.for_mechanism(handle.mechanism)
+    capabilities = chosen.capabilities
+    refused = None
+    if chosen.ordinal != home.ordinal and not capabilities.peer_access:
+        refused = f"memory of {home.name} (capability peer_access)"
+    elif readonly is True and handle.access == "rw" and not capabilities.readonly_imports:
+        refused = 'read-only imports (capability readonly_imports); ask for readonly="advisory"'
+    elif handle.raw is not None and not capabilities.raw_handles:
+        refused = "raw handles (capability raw_handles)"
+    if refused is not None:
+        msg = f"{chosen.name} does not offer {refused}"
+        raise UnsupportedError(msg, operation="import", backend=chosen.backend)
+    access: Access = "ro" if readonly is True else handle.access
+    return ImportRequest(handle, chosen, access, home.ordinal, hold)

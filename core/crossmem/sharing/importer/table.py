@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The imports of this process: one vendor open for each (allocation, device, access)."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import ClassVar, Final
+
+from typing_extensions import override
+
+from crossmem.control.client import Asked, Leased, OwnerConnection
+from crossmem.control.link import Deadline
+from crossmem.control.wire import Refusal
+from crossmem.driver import Exported
+from crossmem.driver.recording import call_into
+from crossmem.errors import BusyError, ClosedError, CrossmemError, OwnerUnresponsiveError
+from crossmem.models import EventKind, ProcessIdentity
+from crossmem.sharing.base.process import Part, Process
+from crossmem.sharing.exporter.raw import publish_raw
+from crossmem.sharing.exporter.record import Allocations
+from crossmem.sharing.importer.errors import error_of
+from crossmem.sharing.importer.own import OwnImport, own_memory_gone
+from crossmem.sharing.importer.record import (
+    ImportRecord,
+    ImportRequest,
+    RemoteImport,
+    State,
+    Use,
+)
+
+__all__ = ["ImportTable"]
+
+_TEND_TIMEOUT_S: Final = 1.0
+
+_Shortcut = tuple[bytes, object, object]
+
+
+class ImportTable(Part):
+    """Finds and opens imports. All methods may be called from any thread."""
+
+    closing: ClassVar = -1
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._records: dict[object, ImportRecord] = {}
+        self._shortcuts: dict[_Shortcut, ImportRecord] = {}
+        self._connections: dict[ProcessIdentity, OwnerConnection] = {}
+
+    def join(self, shortcut: _Shortcut, use: Use) -> ImportRecord | None:
+        """Make a use one of the import that was opened with the same arguments, if it is open.
+
+        This is the path of repeated imports: it makes no system call and no vendor call.
+        """
+        record = self._shortcuts.get(shortcut)
+        if record is not None:
+            with self._process.state:
+                if record.state is State.OPEN:
+                    use.record = record
+                    record.uses.add(use)
+                    return record
+        return None
+
+    def remember(self, shortcut: _Shortcut, record: ImportRecord) -> None:
+        """Let :meth:`join` find an import by these arguments as long as it is open."""
+        with self._process.state:
+            if record.state is State.OPEN:
+                record.shortcuts.append(shortcut)
+                self._shortcuts[shortcut] = record
+
+    def acquire(
+        self, requests: Sequence[ImportRequest], uses: Sequence[Use], timeout_s: float
+    ) -> None:
+        """Make each use one of an open import; all or none.
+
+        Each exporter is asked once, for everything of it that is not open yet. If this raises, the
+        caller ends the uses.
+
+        Raises
+        ------
+        CrossmemError
+            The first of the reasons why not.
+        """
+        deadline = Deadline(timeout_s)
+        if self._process.is_exiting:
+            msg = "this process is exiting and imports nothing more"
+            raise ClosedError(msg, operation="import")
+        known = len(self._connections)
+        for request, use in zip(requests, uses, strict=True):
+            if request.handle.raw is not None:
+                publish_raw(self._process, request.handle)
+            self._claim(request, use, deadline)
+        if known and len(self._connections) > known:
+            self.forget_dead_owners()
+        missing = {
+            (id(use.record), request.handle.core): (request, use.record)
+            for request, use in zip(requests, uses, strict=True)
+            if use.record is not None and not use.record.is_ready_for(request.handle)
+        }
+        if missing:
+            self._open(list(missing.values()), deadline)
+
+    def _claim(self, request: ImportRequest, use: Use, deadline: Deadline) -> None:
+        """Make a use one of the import of its key, which may not be open yet."""
+        process, key = self._process, request.key
+        while True:
+            with process.state:
+                record = self._records.get(key)
+                if record is None or record.state is State.CLOSED:
+                    record = self._new_record(request)
+                    self._records[key] = record
+                if record.state is not State.CLOSING:
+                    use.record = record
+                    record.uses.add(use)
+                    record.keep_connection()
+                    return
+            self._finish(record, request, deadline)
+
+    def _finish(self, record: ImportRecord, request: ImportRequest, deadline: Deadline) -> None:
+        """Close an import that nobody uses, or wait for the thread that does."""
+        taken: list[bool] = []
+        try:
+            call_into(taken, record.lock.acquire, True, deadline.remaining_s)  # noqa: FBT003
+            if not taken[0]:
+                raise _slow_thread()
+            if record.state is State.CLOSING:
+                record.close()
+        except CrossmemError as error:
+            msg = "the vendor does not let this process close its last import of this memory"
+            raise BusyError(
+                msg,
+                operation="import",
+                backend=request.handle.backend,
+                hint="each call of crossmem tries it again; crossmem.collect() does only that",
+            ) from error
+        finally:
+            if taken and taken[0]:
+                record.lock.release()
+
+    def _new_record(self, request: ImportRequest) -> ImportRecord:
+        process, handle = self._process, request.handle
+        if handle.owner != process.identity:
+            connection = self._connection_to(handle.owner) if handle.raw is None else None
+            return RemoteImport(process, request, self._forget, connection)
+        owned = process.part(Allocations).find(handle)
+        if owned is None or (owned.is_retired and not request.hold):
+            raise own_memory_gone(handle)
+        return OwnImport(process, request, self._forget, owned)
+
+    def _open(
+        self, missing: list[tuple[ImportRequest, ImportRecord]], deadline: Deadline
+    ) -> None:
+        """Lease and open what is missing."""
+        # One order for all threads, so that two batches cannot wait for each other.
+        locks = [one.lock for one in sorted({one for _, one in missing}, key=id)]
+        taken: list[bool] = []
+        try:
+            for lock in locks:
+                if not call_into(taken, lock.acquire, True, deadline.remaining_s):  # noqa: FBT003
+                    raise _slow_thread()
+            remote: dict[tuple[ProcessIdentity, str], list[tuple[ImportRequest, RemoteImport]]] = {}
+            for request, record in missing:
+                if record.is_ready_for(request.handle):
+                    continue
+                if isinstance(record, OwnImport):
+                    record.open(request.handle, request.hold)
+                elif isinstance(record, RemoteImport):
+                    handle = request.handle
+                    remote.setdefault((handle.owner, handle.backend), []).append((request, record))
+            for batch in remote.values():
+                self._open_remote(batch, deadline)
+        finally:
+            for lock, is_taken in zip(locks, taken, strict=False):
+                if is_taken:
+                    lock.release()
+        for _, record in missing:
+            record.tell(EventKind.IMPORTED)
+
+    def _open_remote(
+        self, batch: list[tuple[ImportRequest, RemoteImport]], deadline: Deadline
+    ) -> None:
+        request, record = batch[0]
+        connection = record.connection
+        if connection is None:
+            # Raw handles carry what a lease would have brought; nobody is asked.
+            for one, opened in batch:
+                handle = one.handle
+                exported = Exported((handle.raw or b"",))
+                opened.open(one, Leased(0, handle.nbytes, handle.capacity, exported))
+            return
+        answers: list[Leased | Refusal] = []
+        try:
+            answers = connection.request(
+                [Asked(one.handle, one.hold) for one, _ in batch],
+                reported=request.device.driver.peer_identity(),
+                deadline=deadline,
+            )
+            for (one, opened), answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Refusal):
+                    raise error_of(answer, one.handle)
+                opened.open(one, answer)
+        except BaseException:
+            connection.give_back(answers)
+            raise
+
+    def _forget(self, record: ImportRecord) -> None:
+        """Take an import out of the table."""
+        with self._process.state:
+            if self._records.get(record.key) is record:
+                del self._records[record.key]
+            for shortcut in record.shortcuts:
+                if self._shortcuts.get(shortcut) is record:
+                    del self._shortcuts[shortcut]
+
+    @contextmanager
+    def connected(self, owner: ProcessIdentity) -> Iterator[OwnerConnection]:
+        """Lend the kept connection to an exporter."""
+        user = object()
+        connection = None
+        try:
+            with self._process.state:
+                connection = self._connection_to(owner)
+                connection.users.add(user)
+            yield connection
+        finally:
+            if connection is not None:
+                connection.users.discard(user)
+
+    def _connection_to(self, owner: ProcessIdentity) -> OwnerConnection:
+        """Return the kept connection to an exporter. The lock of the state is held."""
+        connection = self._connections.get(owner)
+        if connection is None:
+            process = self._process
+            connection = OwnerConnection(owner, process.identity, process.settings.run_dir)
+            self._connections[owner] = connection
+        return connection
+
+    @override
+    def tend(self) -> None:
+        """Send releases that could not be sent before, and forget dead exporters."""
+        for connection in list(self._connections.values()):
+            connection.tend(_TEND_TIMEOUT_S)
+        self.forget_dead_owners()
+
+    def forget_dead_owners(self) -> None:
+        """Close connections to dead exporters of which nothing is imported any more."""
+        for owner, connection in list(self._connections.items()):
+            if connection.users or connection.is_owner_alive:
+                continue
+            with self._process.state:
+                is_unused = not connection.users
+                if is_unused:
+                    self._connections.pop(owner, None)
+            if is_unused:
+                connection.close()
+
+    @override
+    def close_at_exit(self) -> None:
+        """Close what is still open. Memory that is viewed or copied is left to the kernel."""
+        for record in list(self._records.values()):
+            # A thread that waits for an exporter has the lock; exit does not wait for it.
+            if record.usage.is_active or not record.lock.acquire(blocking=False):
+                continue
+            try:
+                if record.state is not State.CLOSED:
+                    record.state = State.CLOSING
+                    with suppress(CrossmemError):
+                        record.close()
+            finally:
+                record.lock.release()
+        for connection in self._connections.values():
+            connection.close_at_exit()
+
+    @override
+    def abandon(self) -> None:
+        """Close every descriptor, and nothing else: for a forked child."""
+        for connection in self._connections.values():
+            connection.abandon()
+
+
+def _slow_thread() -> OwnerUnresponsiveError:
+    msg = "another thread's import of the same memory did not end in time"
+    return OwnerUnresponsiveError(msg, hint="give a longer timeout")

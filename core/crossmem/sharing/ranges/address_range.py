@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Address ranges: consecutive addresses, reserved first and given memory later."""
+
+from typing import Any, ClassVar, Final
+
+from typing_extensions import override
+
+from crossmem.driver import address_ranges_of
+from crossmem.errors import BusyError, ConfigurationError, UnsupportedError
+from crossmem.guards import check_integer, check_size, shorten
+from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.ending import Endable
+from crossmem.sharing.base.memory import Memory
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.exporter.allocation import Allocation, record_of
+from crossmem.sharing.importer.mapping import Import, record_of_import
+from crossmem.sharing.ranges.record import PieceRecord, RangeRecord, Source
+
+__all__ = ["AddressRange", "Piece", "reserve"]
+
+_MAX_NBYTES: Final = 1 << 47
+"""What a process has for itself of 64-bit addresses."""
+
+
+class AddressRange(Endable):
+    """Consecutive addresses of this process, to which memory is mapped in pieces.
+
+    Made by :meth:`crossmem.Device.reserve`; a context manager that releases them. While nothing
+    is mapped at an address, no access there is allowed.
+
+    Attributes
+    ----------
+    device
+        The device for which, and of whose memory, pieces can be mapped.
+    nbytes
+        Size in bytes: what was asked for, rounded up to the granularity.
+    """
+
+    __slots__ = ("device", "nbytes")
+
+    _ended_by: ClassVar = "release"
+
+    device: LocalDevice
+    _record: RangeRecord | None
+
+    def __init__(self, record: RangeRecord) -> None:
+        self._process = record.process
+        self.device = record.device
+        self.nbytes = record.nbytes
+        # Last: from here on, this object gives the addresses back.
+        self._record = record
+
+    @override
+    def __repr__(self) -> str:
+        at = "released" if self._record is None else f"at {self._record.pointer:#x}"
+        return f"<AddressRange of {self.nbytes} bytes on {self.device.name}, {at}>"
+
+    def _live(self) -> RangeRecord:
+        record = self._record
+        if record is None or not self._process.is_usable:
+            raise self._ended()
+        return record
+
+    @property
+    def ptr(self) -> int:
+        """The first address."""
+        return self._live().pointer
+
+    def map(self, memory: Allocation | Import, *, at: int) -> "Piece":
+        """Map the whole capacity of some memory at an offset.
+
+        The memory stays mapped wherever else it is. As long as the piece is, an allocation
+        cannot be freed and an import cannot be closed.
+
+        Parameters
+        ----------
+        memory
+            An allocation of this device, or an import of memory of this device for this device;
+            not of a part. The first piece decides whether the range takes this process's own
+            memory or that of others, for as long as the range lasts.
+        at
+            Offset in bytes from the start of the range, a multiple of the granularity.
+
+        Returns
+        -------
+        Piece
+            Unmap it, or use it as a context manager. Then the offset is free again.
+
+        Raises
+        ------
+        InvalidSizeError
+            Where the capacity does not fit there, or the offset is no such multiple.
+        BusyError
+            Where another piece is in the way.
+        UnsupportedError
+            Where the range cannot take this memory; see above.
+        DriverError, OutOfMemoryError
+            Where the vendor's call failed.
+        ClosedError, ForkedProcessError
+            Where the range or the memory may not be used any more.
+        """
+        record, process = self._live(), self._process
+        source = _source_of(memory)
+        offset = check_integer("at", at)
+        # A piece that was dropped holds its place until it is given back.
+        process.drain()
+        piece = PieceRecord(record, source, offset, self)
+        try:
+            with process.state:
+                # Another thread may have ended one of them.
+                self._live()
+                _source_of(memory)
+                record.claim(piece)
+            piece.map()
+            return Piece(piece, memory.nbytes)
+        except BaseException:
+            process.work.ready[piece] = None
+            process.drain()
+            raise
+
+    def release(self) -> None:
+        """Give the addresses back. Releasing twice is harmless.
+
+        Raises
+        ------
+        BusyError
+            Where pieces are not unmapped yet. Nothing has changed then.
+        """
+        if self._record is not None and self._process.is_usable:
+            # Pieces that were dropped count until they are given back.
+            self._process.drain()
+        self._end()
+
+    @override
+    def _refuse_if_used(self, operation: str) -> None:
+        record = self._record
+        if record is not None and record.pieces:
+            msg = f"{self!r} has {len(record.pieces)} pieces"
+            raise BusyError(msg, operation=operation, hint="unmap them first")
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        msg = "an AddressRange stays in its process; send the handles of what is mapped in it"
+        raise UnsupportedError(msg)
+
+
+class Piece(Memory):
+    """Memory at its place in an address range; a context manager that unmaps it.
+
+    Made by :meth:`AddressRange.map`.
+
+    Attributes
+    ----------
+    offset
+        Where it starts in the range, in bytes.
+    nbytes
+        Size of the memory in bytes. Its whole capacity takes up the range.
+    readonly
+        Whether writing is refused, as for the import that was mapped.
+    """
+
+    __slots__ = ("_pointer", "offset")
+
+    _ended_by: ClassVar = "unmap"
+
+    _record: PieceRecord | None
+
+    def __init__(self, record: PieceRecord, nbytes: int) -> None:
+        addresses, source = record.addresses, record.source
+        super().__init__(
+            addresses.process, addresses.device, nbytes, source.usage, readonly=source.readonly
+        )
+        self._pointer = addresses.pointer + record.offset
+        self.offset = record.offset
+        # Last: from here on, this object gives the piece back.
+        self._record = record
+
+    @override
+    def __repr__(self) -> str:
+        state = "unmapped" if self._record is None else f"at {self._pointer:#x}"
+        return f"<Piece of {self.nbytes} bytes at offset {self.offset} of a range, {state}>"
+
+    @property
+    @override
+    def ptr(self) -> int:
+        """Address of the first byte in this process, for the device's own calls."""
+        if self._record is None or not self._process.is_usable:
+            raise self._ended()
+        return self._pointer
+
+    def unmap(self) -> None:
+        """Take the memory away from its place, after waiting for the device's work (C9).
+
+        The addresses stay reserved. Unmapping twice is harmless.
+
+        Raises
+        ------
+        BusyError
+            Where a view of the piece is alive, or another thread reads or writes it. Also where
+            the device's work cannot be waited for because it is being captured: this object is
+            then closed, and a later call of crossmem unmaps the piece.
+        """
+        self._end()
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        msg = "a Piece stays in its process; send the handle of what is mapped"
+        raise UnsupportedError(msg)
+
+
+def _source_of(memory: object) -> Source:
+    """Return what an address range can show of memory."""
+    if isinstance(memory, Allocation):
+        record = record_of(memory)
+        return Source(
+            record.source,
+            memory.device.identity,
+            memory.device,
+            record.lock,
+            record.pieces,
+            record.usage,
+            readonly=False,
+            keep=memory,
+        )
+    if not isinstance(memory, Import):
+        msg = f"memory must be a crossmem.Allocation or crossmem.Import, not {shorten(memory)}"
+        raise ConfigurationError(msg, operation="map")
+    use, imported = record_of_import(memory)
+    handle = memory.handle
+    if memory.nbytes != handle.nbytes:
+        msg = (
+            f"{memory!r} is a part of {handle.nbytes} bytes, from byte {handle.offset} on; "
+            "an address range takes whole memory only"
+        )
+        raise UnsupportedError(msg, operation="map", hint="import the whole handle")
+    return Source(
+        imported.source,
+        handle.device,
+        memory.device,
+        imported.source_lock,
+        use.children,
+        imported.usage,
+        readonly=memory.readonly,
+        keep=memory,
+    )
+
+
+def reserve(process: Process, device: LocalDevice, nbytes: object) -> AddressRange:
+    """Reserve addresses; see :meth:`crossmem.Device.reserve`."""
+    size = check_size("nbytes", nbytes, limit=_MAX_NBYTES)
+    driver = address_ranges_of(device.driver)
+    if driver is None or not device.capabilities.address_ranges:
+        msg = f"{device.name} does not offer address ranges (capability address_ranges)"
+        raise UnsupportedError(msg, operation="reserve", backend=device.backend)
+    granularity = device.capabilities.granularity_nbytes
+    record = RangeRecord(process, device, driver, -(-size // granularity) * granularity)
+    try:
+        record.reserve()
+        return AddressRange(record)
+    except BaseException:
+        process.work.ready[record] = None
+        process.drain()
+        raise

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of address ranges and their pieces, which outlive the objects of applications."""
+
+import threading
+import warnings
+from bisect import bisect
+from functools import partial
+from typing import NamedTuple
+
+from typing_extensions import override
+
+from crossmem.driver import AddressRanges, Block, Imported, Mapped, Reserved
+from crossmem.driver.recording import call_into
+from crossmem.errors import BusyError, CrossmemError, InvalidSizeError, UnsupportedError
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.devices import LocalDevice, wait_for_work
+from crossmem.sharing.base.process import Part, Process
+from crossmem.sharing.base.regions import Region
+from crossmem.sharing.base.usage import Usage
+
+__all__ = ["PieceRecord", "RangeRecord", "Ranges", "Source"]
+
+
+class Source(NamedTuple):
+    """Whole memory of a device, for one piece of an address range.
+
+    Parameters
+    ----------
+    memory
+        What the driver maps.
+    home
+        Identity of the device that holds it.
+    device
+        The device for which it was opened.
+    lock
+        Held while the driver works on that memory.
+    users
+        The piece counts among these of its lender, until it is unmapped.
+    usage
+        Who uses the memory.
+    readonly
+        Whether the piece refuses to write.
+    keep
+        The lender, which lives as long as the piece.
+    """
+
+    memory: Block | Imported
+    home: str
+    device: LocalDevice
+    lock: "threading.RLock"
+    users: set[object]
+    usage: Usage
+    readonly: bool
+    keep: object
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process allocated the memory, under whatever name it was lent."""
+        return isinstance(self.memory, Block)
+
+
+class PieceRecord(Record):
+    """The record of a piece, from before it is mapped until it is unmapped."""
+
+    __slots__ = ("addresses", "keep", "mapped", "offset", "source")
+
+    def __init__(self, addresses: "RangeRecord", source: Source, offset: int, keep: object) -> None:
+        super().__init__()
+        self.addresses = addresses
+        self.source = source
+        self.offset = offset
+        self.keep = keep
+        """The range object, which lives as long as its pieces."""
+        self.mapped: list[Mapped] = []
+
+    @property
+    def end(self) -> int:
+        """First offset after the piece."""
+        return self.offset + self.source.memory.capacity
+
+    def map(self) -> None:
+        """Map the memory at its place."""
+        addresses, source = self.addresses, self.source
+        with source.lock:
+            call_into(
+                self.mapped,
+                addresses.driver.map_at,
+                source.memory,
+                addresses.pointer + self.offset,
+            )
+            addresses.shows_own = source.is_own
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Unmap the piece after the device's running work (law C9); its place is free then."""
+        taken: list[bool] = []
+        lock = self.source.lock
+        try:
+            call_into(taken, lock.acquire, blocking)
+            if not taken[0] or self.is_done:
+                return
+            failure = self._unmap()
+        finally:
+            if taken and taken[0]:
+                lock.release()
+        if failure is not None:
+            raise failure
+
+    def _unmap(self) -> CrossmemError | None:
+        failure = None
+        addresses, source = self.addresses, self.source
+        if self.mapped:
+            failure = wait_for_work(addresses.device)
+            addresses.driver.unmap_at(self.mapped[0])
+            self.mapped.pop()
+        with addresses.process.state:
+            if self in addresses.pieces:
+                addresses.pieces.remove(self)
+            source.usage.pieces.discard(self)
+            source.users.discard(self)
+        self.is_done = True
+        return failure
+
+
+class RangeRecord(Record):
+    """The record of an address range, from before it is reserved until it is released."""
+
+    __slots__ = (
+        "_region",
+        "_reserved",
+        "device",
+        "driver",
+        "nbytes",
+        "pieces",
+        "process",
+        "shows_own",
+    )
+
+    def __init__(
+        self, process: Process, device: LocalDevice, driver: AddressRanges, nbytes: int
+    ) -> None:
+        super().__init__()
+        self.process = process
+        self.device = device
+        self.driver = driver
+        self.nbytes = nbytes
+        self.pieces: list[PieceRecord] = []
+        """By offset; guarded by the lock of the state."""
+        self.shows_own: bool | None = None
+        """Whether the first piece was this process's own memory, None before there was one."""
+        self._reserved: list[Reserved] = []
+        self._region: Region | None = None
+
+    @property
+    def pointer(self) -> int:
+        """The first address."""
+        return self._reserved[0].pointer
+
+    def reserve(self) -> None:
+        """Reserve the addresses."""
+        device = self.device
+        reserved = call_into(self._reserved, self.driver.reserve, device.ordinal, self.nbytes)
+        self._region = self.process.regions.add(
+            reserved.pointer, self.nbytes, device.driver, self
+        )
+        self.process.part(Ranges).live[self] = None
+
+    def describe(self) -> str:
+        """Return why the memory cannot be adopted."""
+        return "is in an address range of crossmem: export what is mapped there"
+
+    def claim(self, piece: PieceRecord) -> None:
+        """Check every rule, and let nobody else have the place. The state's lock is held."""
+        self._check_memory(piece.source)
+        self._check_place(piece)
+        self.pieces.insert(bisect(self.pieces, piece.offset, key=_offset_of), piece)
+        piece.source.usage.pieces.add(piece)
+        piece.source.users.add(piece)
+
+    def _check_place(self, piece: PieceRecord) -> None:
+        offset, end = piece.offset, piece.end
+        granularity = self.device.capabilities.granularity_nbytes
+        if offset % granularity:
+            msg = f"at is {offset}; it must be a multiple of the granularity, {granularity} bytes"
+            raise InvalidSizeError(msg, operation="map")
+        if offset < 0 or end > self.nbytes:
+            msg = f"bytes [{offset}, {end}) do not lie in a range of {self.nbytes} bytes"
+            raise InvalidSizeError(
+                msg, operation="map", hint="memory takes up its capacity, not only its nbytes"
+            )
+        index = bisect(self.pieces, offset, key=_offset_of)
+        for other in self.pieces[max(0, index - 1) : index + 1]:
+            if other.offset < end and offset < other.end:
+                msg = f"bytes [{other.offset}, {other.end}) of the range are mapped already"
+                raise BusyError(msg, operation="map", hint="unmap that piece first")
+
+    def _check_memory(self, source: Source) -> None:
+        device, refused = self.device, None
+        if source.device is not device or source.home != device.identity:
+            refused = "only memory that this device holds, opened for it and its mechanism"
+        elif source.memory.capacity % device.capabilities.granularity_nbytes:
+            refused = "only memory in whole blocks of the granularity"
+        elif any(shows_own is not source.is_own for shows_own in self._kinds()):
+            kind = "imported" if source.is_own else "this process's own"
+            refused = f"only {kind} memory, because its first piece was that"
+        if refused is not None:
+            msg = f"this range of {device.name} takes {refused}; not {source.keep!r}"
+            raise UnsupportedError(
+                msg, operation="map", backend=device.backend, hint="reserve another range for it"
+            )
+
+    def _kinds(self) -> list[bool]:
+        """Return what decides which kind of memory may come: the first piece, for ever."""
+        if self.shows_own is not None:
+            return [self.shows_own]
+        return [one.source.is_own for one in self.pieces]
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Give the addresses back; no piece is mapped there."""
+        if self._reserved:
+            self.driver.release(self._reserved[0])
+        if self._region is not None:
+            self.process.regions.remove(self._region)
+        self.process.part(Ranges).live.pop(self, None)
+        self.is_done = True
+
+
+class Ranges(Part):
+    """The address ranges of this process that are not released yet."""
+
+    closing = -2
+
+    def __init__(self, process: Process) -> None:
+        self.live: dict[RangeRecord, None] = {}
+
+    @override
+    def close_at_exit(self) -> None:
+        """Unmap every piece and give the addresses back.
+
+        What is viewed, copied or changed at this moment is left to the kernel.
+        """
+        for addresses in list(self.live):
+            steps = [
+                partial(piece.give_back, blocking=False)
+                for piece in list(addresses.pieces)
+                if not piece.source.usage.is_touched
+            ]
+            try:
+                for step in steps:
+                    step()
+                if not addresses.pieces:
+                    addresses.give_back(blocking=False)
+            except CrossmemError as error:
+                warnings.warn(f"at exit: {error}", ResourceWarning, stacklevel=1)
+
+
+def _offset_of(piece: PieceRecord) -> int:
+    return piece.offset
