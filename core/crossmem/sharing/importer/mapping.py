@@ -10,7 +10,6 @@ from crossmem.models import ShareableHandle
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.memory import Memory
-from crossmem.sharing.base.process import drain
 from crossmem.sharing.importer.record import ImportRecord, Use
 
 __all__ = ["Import", "Mapping", "Readonly", "asked_readonly", "record_of_import"]
@@ -106,9 +105,6 @@ class Import(Endable):
         BusyError
             Mappings made by :meth:`map`, or pieces of address ranges, are not unmapped yet.
         """
-        if self._record is not None and self._process.is_usable:
-            # Mappings that were dropped count until they are given back.
-            drain()
         self._end()
 
     @override

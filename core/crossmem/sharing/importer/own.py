@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from crossmem.driver import Block, Imported, Mapped, readonly_alias_of
 from crossmem.driver.recording import call_into
-from crossmem.errors import StaleHandleError, UnsupportedError
+from crossmem.errors import CrossmemError, StaleHandleError, UnsupportedError
 from crossmem.models import ShareableHandle
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.exporter.record import AllocationRecord
@@ -49,7 +49,7 @@ class OwnImport(ImportRecord):
         """
         server = self.process.server
         if server is None:
-            raise own_memory_gone(handle)
+            raise own_memory_gone(self.process, handle)
         refusal = server.leases.lease_to_myself(handle, hold, self.leases)
         if refusal is not None:
             raise error_of(refusal, handle)
@@ -111,7 +111,10 @@ class OwnImport(ImportRecord):
             del self.leases[core]
 
 
-def own_memory_gone(handle: ShareableHandle) -> StaleHandleError:
-    """Return the error for memory of this process that was freed."""
+def own_memory_gone(process: Process, handle: ShareableHandle) -> CrossmemError:
+    """Return the error for memory that this process does not have, or no longer."""
+    refusal = None if process.server is None else process.server.leases.refusal_of(handle)
+    if refusal is not None:
+        return error_of(refusal, handle)
     msg = f"allocation {handle.allocation} of this process was freed"
     return StaleHandleError(msg, operation="import")

@@ -142,7 +142,7 @@ class ImportTable(Part):
             return RemoteImport(process, request, self._forget, connection)
         owned = process.part(Allocations).find(handle)
         if owned is None or (owned.is_retired and not request.hold):
-            raise own_memory_gone(handle)
+            raise own_memory_gone(process, handle)
         return OwnImport(process, request, self._forget, owned)
 
     def _open(

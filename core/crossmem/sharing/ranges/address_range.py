@@ -104,7 +104,7 @@ class AddressRange(Endable):
         offset = check_integer("at", at)
         # A piece that was dropped holds its place until it is given back.
         process.drain()
-        piece = PieceRecord(record, source, offset, self)
+        piece = PieceRecord(record, source, offset, (self, memory))
         try:
             with process.state:
                 # Another thread may have ended one of them.
@@ -126,9 +126,6 @@ class AddressRange(Endable):
         BusyError
             Where pieces are not unmapped yet. Nothing has changed then.
         """
-        if self._record is not None and self._process.is_usable:
-            # Pieces that were dropped count until they are given back.
-            self._process.drain()
         self._end()
 
     @override
@@ -220,7 +217,6 @@ def _source_of(memory: object) -> Source:
             record.pieces,
             record.usage,
             readonly=False,
-            keep=memory,
         )
     if not isinstance(memory, Import):
         msg = f"memory must be a crossmem.Allocation or crossmem.Import, not {shorten(memory)}"
@@ -241,7 +237,6 @@ def _source_of(memory: object) -> Source:
         use.children,
         imported.usage,
         readonly=memory.readonly,
-        keep=memory,
     )
 
 

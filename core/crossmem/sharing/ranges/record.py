@@ -40,8 +40,6 @@ class Source(NamedTuple):
         Who uses the memory.
     readonly
         Whether the piece refuses to write.
-    keep
-        The lender, which lives as long as the piece.
     """
 
     memory: Block | Imported
@@ -51,7 +49,6 @@ class Source(NamedTuple):
     users: set[object]
     usage: Usage
     readonly: bool
-    keep: object
 
     @property
     def is_own(self) -> bool:
@@ -64,13 +61,15 @@ class PieceRecord(Record):
 
     __slots__ = ("addresses", "keep", "mapped", "offset", "source")
 
-    def __init__(self, addresses: "RangeRecord", source: Source, offset: int, keep: object) -> None:
+    def __init__(
+        self, addresses: "RangeRecord", source: Source, offset: int, keep: tuple[object, object]
+    ) -> None:
         super().__init__()
         self.addresses = addresses
         self.source = source
         self.offset = offset
-        self.keep = keep
-        """The range object, which lives as long as its pieces."""
+        self.keep: tuple[object, ...] = keep
+        """The objects of range and lender, which live as long as the piece."""
         self.mapped: list[Mapped] = []
 
     @property
@@ -103,6 +102,7 @@ class PieceRecord(Record):
         finally:
             if taken and taken[0]:
                 lock.release()
+        self.keep = ()
         if failure is not None:
             raise failure
 
@@ -171,7 +171,7 @@ class RangeRecord(Record):
 
     def claim(self, piece: PieceRecord) -> None:
         """Check every rule, and let nobody else have the place. The state's lock is held."""
-        self._check_memory(piece.source)
+        self._check_memory(piece.source, piece.keep[1])
         self._check_place(piece)
         self.pieces.insert(bisect(self.pieces, piece.offset, key=_offset_of), piece)
         piece.source.usage.pieces.add(piece)
@@ -194,7 +194,7 @@ class RangeRecord(Record):
                 msg = f"bytes [{other.offset}, {other.end}) of the range are mapped already"
                 raise BusyError(msg, operation="map", hint="unmap that piece first")
 
-    def _check_memory(self, source: Source) -> None:
+    def _check_memory(self, source: Source, lender: object) -> None:
         device, refused = self.device, None
         if source.device is not device or source.home != device.identity:
             refused = "only memory that this device holds, opened for it and its mechanism"
@@ -204,7 +204,7 @@ class RangeRecord(Record):
             kind = "imported" if source.is_own else "this process's own"
             refused = f"only {kind} memory, because its first piece was that"
         if refused is not None:
-            msg = f"this range of {device.name} takes {refused}; not {source.keep!r}"
+            msg = f"this range of {device.name} takes {refused}; not {lender!r}"
             raise UnsupportedError(
                 msg, operation="map", backend=device.backend, hint="reserve another range for it"
             )

@@ -157,20 +157,22 @@ class AcmeDriver(Driver):
 
     @override
     def close(self, imported: Imported) -> None:
-        self._close(imported.reference)
+        descriptor, imported.reference = imported.reference, None
+        self._close(descriptor)
 
     @override
-    def map(self, imported: Imported, *, remappable: bool) -> int:
+    def map(self, imported: Imported, *, remappable: bool) -> Mapped:
         write = 0 if imported.access == "ro" else mmap.PROT_WRITE
-        pointer = _map(imported.reference, imported.capacity, mmap.PROT_READ | write)
-        if not remappable:
-            self._close(imported.reference)
-            imported.reference = None
-        return pointer
+        return Mapped(
+            imported, _map(imported.reference, imported.capacity, mmap.PROT_READ | write)
+        )
 
     @override
-    def unmap(self, imported: Imported, pointer: int) -> None:
-        _unmap(pointer, imported.capacity)
+    def unmap(self, mapped: Mapped) -> None:
+        # Forgotten before it is given back: core may call this again after an interrupt.
+        pointer, mapped.pointer = mapped.pointer, 0
+        if pointer:
+            _unmap(pointer, mapped.source.capacity)
 
     @override
     def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
