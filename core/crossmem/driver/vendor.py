@@ -5,6 +5,7 @@ A mechanism keeps in a block's or import's reference which vendor objects are st
 back. So its giving-back methods can be called at any time, and again.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ from crossmem.errors import CrossmemError
 from crossmem.models import DeviceInfo
 
 __all__ = ["RangeMechanism", "VendorDriver"]
+
+_log = logging.getLogger(__name__)
 
 
 class RangeMechanism(Protocol):
@@ -94,7 +97,9 @@ class VendorDriver(Driver):
                 with self._about(imported.ordinal, "map"):
                     mechanism.keep_mapped(imported)
         except BaseException as error:
-            self._undo(error, self._unmap, imported)
+            # A mechanism that the vendor refused has tried to clean up itself.
+            if mapped.pointer or not isinstance(error, CrossmemError):
+                self._undo(error, self._unmap, imported)
             raise
         return mapped
 
@@ -125,8 +130,14 @@ class VendorDriver(Driver):
 
         def release(reserved: Reserved) -> None:
             if reserved.pointer:
-                with self._on(reserved.ordinal, "release"):
-                    mechanism.release(reserved)
+                try:
+                    with self._on(reserved.ordinal, "release"):
+                        mechanism.release(reserved)
+                except CrossmemError:
+                    if reserved.pointer:
+                        raise
+                    # Only the device was not put back, which this thread's next call does.
+                    _log.warning("this thread gets its device back with its next call", exc_info=True)
 
         def map_at(memory: Block | Imported, pointer: int) -> Mapped:
             mapped = Mapped(memory, pointer)

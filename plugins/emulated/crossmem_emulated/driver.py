@@ -18,7 +18,7 @@ from crossmem.driver import Block, CopyKind, Driver, Exported, Imported, Mapped,
 from crossmem.errors import CrossmemError, DriverError, InvalidHandleError, OutOfMemoryError
 from crossmem.models import Access, Capabilities, DeviceInfo
 from crossmem_emulated import memory
-from crossmem_emulated.memory import READ, READ_WRITE, SystemCallError, munmap
+from crossmem_emulated.memory import READ, READ_WRITE, SystemCallError
 from crossmem_emulated.options import Options
 
 __all__ = ["BACKEND", "MECHANISM", "EmulatedDriver"]
@@ -164,7 +164,7 @@ class EmulatedDriver(Driver):
         if pointer:
             # No statement that a signal handler can interrupt stands between these two.
             block.pointer = 0
-            if munmap(pointer, capacity):
+            if memory.munmap(pointer, capacity):
                 block.pointer = pointer
                 error = memory.libc_error("munmap")
                 raise _translate(error, "free", account.info, capacity) from None
@@ -302,7 +302,7 @@ class EmulatedDriver(Driver):
         if pointer:
             # No statement that a signal handler can interrupt stands between these two.
             mapped.pointer = 0
-            if munmap(pointer, capacity):
+            if memory.munmap(pointer, capacity):
                 mapped.pointer = pointer
                 error = memory.libc_error("munmap")
                 raise _translate(error, "unmap", self._devices[source.ordinal], capacity) from None
@@ -331,7 +331,7 @@ class EmulatedDriver(Driver):
         pointer, nbytes = reserved.pointer, reserved.nbytes
         if pointer:
             reserved.pointer = 0
-            if munmap(pointer, nbytes):
+            if memory.munmap(pointer, nbytes):
                 reserved.pointer = pointer
                 error = memory.libc_error("munmap")
                 info = self._devices[reserved.ordinal]

@@ -301,11 +301,12 @@ class Story:
 
     def map(self) -> None:
         assert self.imported
-        self.pointer = self._driver.map(self.imported, remappable=True)
+        self.mapped = self._driver.map(self.imported, remappable=True)
+        self.pointer = self.mapped.pointer
 
     def unmap(self) -> None:
         assert self.imported
-        self._driver.unmap(self.imported, self.pointer)
+        self._driver.unmap(self.mapped)
 
     def close(self) -> None:
         assert self.imported

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from crossmem.driver import CopyKind, Exported
+from crossmem.driver import CopyKind, Exported, Mapped
 from crossmem_ascend.driver import AscendDriver
 
 MIB = 1 << 20
@@ -166,11 +166,12 @@ def test_address_ranges(acl: Any, driver: AscendDriver, story_of: Callable[[str]
     story = story_of("shareable")
     story.until("map")
     acl.rt.calls.clear()
-    pointer = driver.reserve(0, 8 * MIB)
+    reserved = driver.reserve(0, 8 * MIB)
+    pointer = reserved.pointer
     for memory in (story.block, story.imported):
         driver.map_at(memory, pointer)
-        driver.unmap_at(memory, pointer)
-    driver.release(0, pointer, 8 * MIB)
+        driver.unmap_at(Mapped(memory, pointer))
+    driver.release(reserved)
 
     assert [call for call in acl.rt.calls if "mem" in call[0]] == [
         ("reserve_mem_address", 8 * MIB, 0, 0, 0),

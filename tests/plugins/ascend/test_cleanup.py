@@ -169,12 +169,13 @@ def test_a_mapping_that_could_not_be_undone_is_used_again(
 def test_addresses_are_released_once_whatever_happens_to_the_context(
     acl: Any, driver: AscendDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pointer = driver.reserve(0, 2 * MIB)
+    reserved = driver.reserve(0, 2 * MIB)
+    pointer = reserved.pointer
     acl.rt.fail("destroy_context", OTHER_FAILURE)
     # Another thread may have the addresses now: who is told that it failed would ask again.
-    driver.release(0, pointer, 2 * MIB)
+    driver.release(reserved)
 
-    assert "its context back" in caplog.text
+    assert "its device back" in caplog.text
     assert acl.rt.named().count("release_mem_address") == 1
 
     copy(driver)
@@ -185,11 +186,12 @@ def test_addresses_are_released_once_whatever_happens_to_the_context(
 def test_addresses_that_are_not_released_are_asked_for_again(
     acl: Any, driver: AscendDriver
 ) -> None:
-    pointer = driver.reserve(0, 2 * MIB)
+    reserved = driver.reserve(0, 2 * MIB)
+    pointer = reserved.pointer
     acl.rt.fail("release_mem_address", OTHER_FAILURE)
     with pytest.raises(crossmem.DriverError, match="release_mem_address"):
-        driver.release(0, pointer, 2 * MIB)
-    driver.release(0, pointer, 2 * MIB)
+        driver.release(reserved)
+    driver.release(reserved)
 
     assert ("addresses", pointer) not in acl.rt.held
 

@@ -142,7 +142,8 @@ def test_a_piece_that_fails_is_not_mapped(
 ) -> None:
     story = story_of("shareable")
     story.allocate()
-    pointer = driver.reserve(0, 4 * MIB)
+    reserved = driver.reserve(0, 4 * MIB)
+    pointer = reserved.pointer
     acl.rt.fail(failing, OTHER_FAILURE)
     with pytest.raises(crossmem.DriverError):
         driver.map_at(story.block, pointer)

@@ -60,7 +60,7 @@ def test_capacities_are_multiples_of_the_granularity(granularity: str, unit: int
         block = driver.allocate(1, nbytes, "memfd")
 
         assert (block.nbytes, block.capacity, block.ordinal) == (nbytes, capacity, 1)
-        assert os.fstat(block.reference).st_size == capacity
+        assert os.fstat(block.reference.descriptor).st_size == capacity
         write(driver, block.pointer + capacity - 1, b"!")
         driver.free(block)
 
@@ -103,7 +103,7 @@ def test_blocks_stand_alone(driver: EmulatedDriver) -> None:
     write(driver, first.pointer, b"first")
 
     assert read(driver, second.pointer, 5) == bytes(5)
-    assert os.fstat(first.reference).st_ino != os.fstat(second.reference).st_ino
+    assert os.fstat(first.reference.descriptor).st_ino != os.fstat(second.reference.descriptor).st_ino
     driver.free(second)
     assert read(driver, first.pointer, 5) == b"first"
     driver.free(first)
@@ -210,7 +210,7 @@ def test_accounts_lose_no_update(
 ) -> None:
     # Without the kernel's part, nearly all of the time goes into accounting.
     monkeypatch.setattr(memory, "create", lambda *_: (-1, 0))
-    monkeypatch.setattr(memory, "unmap", lambda *_: None)
+    monkeypatch.setattr(memory, "munmap", lambda *_: 0)
     monkeypatch.setattr("crossmem_emulated.driver.close", lambda _: None)
     driver = EmulatedDriver(Options(capacity_nbytes=100 * PAGE, granularity="page"))
 
@@ -224,14 +224,14 @@ def test_accounts_lose_no_update(
 
 
 def test_fresh_memory_has_no_pages_before_it_is_touched(block: Block) -> None:
-    assert os.fstat(block.reference).st_blocks == 0
+    assert os.fstat(block.reference.descriptor).st_blocks == 0
 
 
 def test_prefault_makes_all_pages_resident() -> None:
     driver = EmulatedDriver(Options(prefault=True))
     block = driver.allocate(0, 3 * UNIT, "memfd")
 
-    assert os.fstat(block.reference).st_blocks * 512 == 3 * UNIT
+    assert os.fstat(block.reference.descriptor).st_blocks * 512 == 3 * UNIT
     assert read(driver, block.pointer, 3 * UNIT) == bytes(3 * UNIT)
     driver.free(block)
 
@@ -275,8 +275,9 @@ def test_huge_pages_are_asked_for_where_option_kernel_and_size_say_so(
     imported = driver.import_(
         0, exported, home=0, mechanism="memfd", nbytes=nbytes, capacity=block.capacity, access="ro"
     )
-    pointer = driver.map(imported, remappable=False)
-    driver.unmap(imported, pointer)
+    mapped = driver.map(imported, remappable=False)
+    pointer = mapped.pointer
+    driver.unmap(mapped)
     driver.free(block)
 
     dontfork, hugepage = 10, 14

@@ -38,12 +38,14 @@ KEEPS_NOTHING = """
 driver = EmulatedDriver(Options(capacity_nbytes=8 << 20))
 blocks = [driver.allocate(0, 1, "memfd") for _ in range(3)]
 readonly = driver.export(blocks[0], "memfd", "ro", raw=False)
-exported = Exported((), (os.dup(blocks[1].reference),))
+exported = Exported((), (os.dup(blocks[1].reference.descriptor),))
 imported = driver.import_(
     0, exported, home=0, mechanism="memfd", nbytes=1, capacity=2 << 20, access="rw"
 )
-pointer = driver.map(imported, remappable=True)
-alias = driver.map_readonly(blocks[2])
+mapped = driver.map(imported, remappable=True)
+pointer = mapped.pointer
+mapped = driver.map_readonly(blocks[2])
+alias = mapped.pointer
 other = os.memfd_create("someone else's")
 here = (descriptors(), mappings())
 
@@ -74,7 +76,7 @@ memory.fill(blocks[1].pointer, 1, 7)
 UNPROTECTED_MAPPING = """
 driver = EmulatedDriver(Options())
 block = driver.allocate(0, 1, "memfd")
-pointer = memory._mmap(0, 2 << 20, 3, 1, block.reference, 0)
+pointer = memory._mmap(0, 2 << 20, 3, 1, block.reference.descriptor, 0)
 assert mappings() == 2
 assert in_child(driver, no_memory) == 0
 assert mappings() == 2

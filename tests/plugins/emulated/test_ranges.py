@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crossmem.driver import Block, Exported, Imported
+from crossmem.driver import Block, Exported, Imported, Mapped
 from crossmem.errors import DriverError, OutOfMemoryError
 from crossmem.models import Access
 from crossmem_emulated import memory
@@ -35,9 +35,10 @@ def permissions(pointer: int) -> str:
 
 @pytest.fixture
 def pointer(driver: EmulatedDriver) -> Iterator[int]:
-    pointer = driver.reserve(0, 4 * UNIT)
+    reserved = driver.reserve(0, 4 * UNIT)
+    pointer = reserved.pointer
     yield pointer
-    driver.release(0, pointer, 4 * UNIT)
+    driver.release(reserved)
     assert permissions(pointer) == ""
 
 
@@ -67,7 +68,7 @@ def test_a_block_is_mapped_beside_its_own_mapping(
 
     memory.copy(pointer + UNIT + 10, pointer + UNIT, 10)
     memory.copy(block.pointer + 20, block.pointer + 10, 10)
-    driver.unmap_at(block, pointer + UNIT)
+    driver.unmap_at(Mapped(block, pointer + UNIT))
 
     assert permissions(pointer + UNIT) == "---p"
 
@@ -87,7 +88,7 @@ def test_an_import_is_mapped_whatever_else_it_is(
     before = footprint()
     exported = driver.export(block, "memfd", "rw", raw=False)
     imported = import_block(driver, block, exported, access)
-    usual = 0 if remappable is None else driver.map(imported, remappable=remappable)
+    mapped = None if remappable is None else driver.map(imported, remappable=remappable)
     for _ in range(2):
         driver.map_at(imported, pointer)
         memory.fill(block.pointer, 1, 9)
@@ -95,12 +96,12 @@ def test_an_import_is_mapped_whatever_else_it_is(
 
         assert permissions(pointer) == ("rw-s" if access == "rw" else "r--s")
 
-        driver.unmap_at(imported, pointer)
-    if usual:
+        driver.unmap_at(Mapped(imported, pointer))
+    if mapped is not None:
         # The other mapping is not moved and not taken away.
-        assert permissions(usual) == ("rw-s" if access == "rw" else "r--s")
+        assert permissions(mapped.pointer) == ("rw-s" if access == "rw" else "r--s")
 
-        driver.unmap(imported, usual)
+        driver.unmap(mapped)
     driver.close(imported)
 
     assert footprint() == before
@@ -111,11 +112,12 @@ def test_a_piece_outlives_the_other_mapping_and_the_descriptor(
 ) -> None:
     exported = driver.export(block, "memfd", "rw", raw=False)
     imported = import_block(driver, block, exported, "rw")
-    usual = driver.map(imported, remappable=False)
+    mapped = driver.map(imported, remappable=False)
+    usual = mapped.pointer
     driver.map_at(imported, pointer)
-    driver.unmap(imported, usual)
+    driver.unmap(mapped)
     memory.fill(pointer, 1, 3)
-    driver.unmap_at(imported, pointer)
+    driver.unmap_at(Mapped(imported, pointer))
     driver.close(imported)
 
 
@@ -155,18 +157,26 @@ def test_what_the_kernel_refuses_is_told(
     def refuse(*_: object, **__: object) -> int:
         raise memory.SystemCallError("mmap", errno.EPERM)
 
-    for name in ("reserve", "unmap", "cover"):
+    def munmap(*_: object) -> int:
+        ctypes.set_errno(errno.EPERM)
+        return -1
+
+    reserved = driver.reserve(0, UNIT)
+    monkeypatch.setattr(memory, "munmap", munmap)
+    for name in ("reserve", "cover"):
         monkeypatch.setattr(memory, name, refuse)
     calls: dict[str, Callable[[], object]] = {
         "reserve": lambda: driver.reserve(0, UNIT),
-        "release": lambda: driver.release(0, 0, UNIT),
-        "unmap_at": lambda: driver.unmap_at(block, 0),
+        "release": lambda: driver.release(reserved),
+        "unmap_at": lambda: driver.unmap_at(Mapped(block, reserved.pointer)),
     }
     with pytest.raises(DriverError) as caught:
         calls[call]()
 
-    assert (caught.value.call, caught.value.name) == ("mmap", "EPERM")
+    failed = "munmap" if call == "release" else "mmap"
+    assert (caught.value.call, caught.value.name) == (failed, "EPERM")
     monkeypatch.undo()
+    driver.release(reserved)
 
 
 FULL = """
@@ -174,12 +184,13 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 driver = EmulatedDriver(Options(granularity="page"))
 block, other = driver.allocate(0, PAGE, "memfd"), driver.allocate(0, PAGE, "memfd")
 exported = driver.export(block, "memfd", "rw", raw=False)
-imported = driver.import_(0, Exported((), (os.dup(block.reference),)), home=0, mechanism="memfd",
+imported = driver.import_(0, Exported((), (os.dup(block.reference.descriptor),)), home=0, mechanism="memfd",
                           nbytes=PAGE, capacity=PAGE, access="rw")
 if sys.argv[1] == "kept":
     driver.map(imported, remappable=False)
-pointer = driver.reserve(0, 8 * PAGE)
-driver.map_at(other, pointer)
+reserved = driver.reserve(0, 8 * PAGE)
+pointer = reserved.pointer
+piece = driver.map_at(other, pointer)
 
 def lines():
     with open("/proc/self/maps") as file:
@@ -189,8 +200,8 @@ def lines():
 # Fill up the number of mappings that a process may have.
 while True:
     try:
-        last = memory.map_shared(block.reference, PAGE, memory.READ)
-        memory.map_shared(block.reference, PAGE, memory.READ_WRITE)
+        last = memory.map_shared(block.reference.descriptor, PAGE, memory.READ)
+        memory.map_shared(block.reference.descriptor, PAGE, memory.READ_WRITE)
     except OSError:
         break
 before = lines()
@@ -204,12 +215,12 @@ for _ in range(3):
 assert lines() == before, (lines(), before)
 # The kernel wants room even where it only replaces; a piece it refuses to take away stays.
 try:
-    driver.unmap_at(other, pointer)
+    driver.unmap_at(piece)
 except OutOfMemoryError:
     assert lines() == before
 memory.unmap(last, PAGE)
-driver.unmap_at(other, pointer)
-driver.release(0, pointer, 8 * PAGE)
+driver.unmap_at(piece)
+driver.release(reserved)
 """
 
 
@@ -227,10 +238,10 @@ import warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 driver = EmulatedDriver(Options())
 block = driver.allocate(0, 1, "memfd")
-pointer = driver.reserve(0, 8 << 20)
+reserved = driver.reserve(0, 8 << 20)
+pointer = reserved.pointer
 driver.map_at(block, pointer)
-driver.map_at(block, pointer + (4 << 20))
-driver.unmap_at(block, pointer + (4 << 20))
+driver.unmap_at(driver.map_at(block, pointer + (4 << 20)))
 
 def inside():
     with open("/proc/self/maps") as file:
@@ -257,11 +268,12 @@ TOUCH = """
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 driver = EmulatedDriver(Options())
 block = driver.allocate(0, 1, "memfd")
-pointer = driver.reserve(0, 4 << 20)
-driver.map_at(block, pointer)
+reserved = driver.reserve(0, 4 << 20)
+pointer = reserved.pointer
+piece = driver.map_at(block, pointer)
 memory.fill(pointer, 2 << 20, 1)
 if sys.argv[1] == "unmapped":
-    driver.unmap_at(block, pointer)
+    driver.unmap_at(piece)
 memory.fill(pointer + int(sys.argv[2]), 1, 1)
 """
 

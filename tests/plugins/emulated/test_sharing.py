@@ -38,10 +38,10 @@ def put(pointer: int, data: bytes) -> None:
 def test_an_export_is_the_descriptor_of_the_block(driver: EmulatedDriver, block: Block) -> None:
     exported = driver.export(block, "memfd", "rw", raw=False)
 
-    assert exported == Exported((), (block.reference,))
+    assert exported == Exported((), (block.reference.descriptor,))
     driver.release_export(block, exported)
     # The descriptor is still the block's own.
-    os.fstat(block.reference)
+    os.fstat(block.reference.descriptor)
 
 
 @pytest.mark.parametrize("remappable", [False, True])
@@ -56,13 +56,14 @@ def test_both_sides_see_what_either_writes(
     before = footprint()
     imported = import_block(driver, block, exported, "rw")
     assert (imported.capacity, imported.access, imported.ordinal) == (block.capacity, "rw", 0)
-    pointer = driver.map(imported, remappable=remappable)
+    mapped = driver.map(imported, remappable=remappable)
+    pointer = mapped.pointer
     put(block.pointer, b"from the exporter")
     assert text_at(pointer, 17) == b"from the exporter"
     put(pointer, b"from the importer")
     assert text_at(block.pointer, 17) == b"from the importer"
 
-    driver.unmap(imported, pointer)
+    driver.unmap(mapped)
     driver.close(imported)
 
     assert footprint() == before
@@ -75,13 +76,14 @@ def test_a_mapping_that_is_not_repeated_holds_no_descriptor(
     exported = driver.export(block, "memfd", "rw", raw=False)
     imported = import_block(driver, block, exported, "rw")
     descriptor = imported.reference
-    pointer = driver.map(imported, remappable=False)
+    mapped = driver.map(imported, remappable=False)
+    pointer = mapped.pointer
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     put(pointer, b"still there")
     assert text_at(block.pointer, 11) == b"still there"
-    driver.unmap(imported, pointer)
+    driver.unmap(mapped)
     driver.close(imported)
 
 
@@ -91,9 +93,10 @@ def test_an_import_can_be_mapped_again(
     exported = driver.export(block, "memfd", "rw", raw=False)
     imported = import_block(driver, block, exported, "rw")
     for round_ in range(3):
-        pointer = driver.map(imported, remappable=True)
+        mapped = driver.map(imported, remappable=True)
+        pointer = mapped.pointer
         put(pointer, bytes([round_]))
-        driver.unmap(imported, pointer)
+        driver.unmap(mapped)
         assert text_at(block.pointer, 1) == bytes([round_])
     driver.close(imported)
     driver.close(imported)
@@ -112,12 +115,13 @@ def test_memory_can_be_mapped_for_another_device(
         capacity=block.capacity,
         access="rw",
     )
-    pointer = driver.map(imported, remappable=False)
+    mapped = driver.map(imported, remappable=False)
+    pointer = mapped.pointer
     put(pointer, b"x")
 
     assert imported.ordinal == 1
     assert text_at(block.pointer, 1) == b"x"
-    driver.unmap(imported, pointer)
+    driver.unmap(mapped)
 
 
 def test_imports_keep_memory_that_the_exporter_freed(
@@ -127,10 +131,11 @@ def test_imports_keep_memory_that_the_exporter_freed(
     put(block.pointer, b"kept")
     imported = import_block(driver, block, driver.export(block, "memfd", "rw", raw=False), "rw")
     driver.free(block)
-    pointer = driver.map(imported, remappable=False)
+    mapped = driver.map(imported, remappable=False)
+    pointer = mapped.pointer
 
     assert text_at(pointer, 4) == b"kept"
-    driver.unmap(imported, pointer)
+    driver.unmap(mapped)
 
 
 # Read-only memory: every way to write is tried, in a process that may die of it.
@@ -142,17 +147,19 @@ def readonly_pointers(
     def of_import(access: Access) -> tuple[int, Callable[[], None]]:
         exported = driver.export(block, "memfd", access, raw=False)
         imported = import_block(driver, block, exported, "ro")
-        pointer = driver.map(imported, remappable=False)
+        mapped = driver.map(imported, remappable=False)
+        pointer = mapped.pointer
 
         def give_back() -> None:
-            driver.unmap(imported, pointer)
+            driver.unmap(mapped)
             driver.release_export(block, exported)
 
         return pointer, give_back
 
     def of_alias() -> tuple[int, Callable[[], None]]:
-        pointer = driver.map_readonly(block)
-        return pointer, lambda: driver.unmap_readonly(block, pointer)
+        mapped = driver.map_readonly(block)
+        pointer = mapped.pointer
+        return pointer, lambda: driver.unmap_readonly(mapped)
 
     return {
         "read-only export": lambda: of_import("ro"),
@@ -192,7 +199,8 @@ exported = Exported((), (descriptor,))
 imported = driver.import_(
     0, exported, home=0, mechanism="memfd", nbytes=capacity, capacity=capacity, access="ro"
 )
-pointer = driver.map(imported, remappable=True)
+mapped = driver.map(imported, remappable=True)
+pointer = mapped.pointer
 assert ctypes.string_at(pointer, 6) == b"secret"
 if how == "mprotect":
     libc = ctypes.CDLL(None, use_errno=True)
@@ -268,10 +276,10 @@ def test_other_users_cannot_reopen_a_readonly_export_for_writing(
         ).returncode
 
     # Without the export they can, which shows that the test would notice.
-    assert reopen(block.reference) == 0
+    assert reopen(block.reference.descriptor) == 0
     exported = driver.export(block, "memfd", "ro", raw=False)
     assert reopen(exported.descriptors[0]) != 0
-    assert reopen(block.reference) != 0
+    assert reopen(block.reference.descriptor) != 0
     driver.release_export(block, exported)
 
 
@@ -280,11 +288,12 @@ def test_a_writable_export_still_works_after_a_readonly_one(
 ) -> None:
     readonly = driver.export(block, "memfd", "ro", raw=False)
     imported = import_block(driver, block, driver.export(block, "memfd", "rw", raw=False), "rw")
-    pointer = driver.map(imported, remappable=False)
+    mapped = driver.map(imported, remappable=False)
+    pointer = mapped.pointer
     put(pointer, b"written")
 
     assert text_at(block.pointer, 7) == b"written"
-    driver.unmap(imported, pointer)
+    driver.unmap(mapped)
     driver.release_export(block, readonly)
 
 
@@ -416,4 +425,4 @@ def test_an_import_is_one_descriptor_and_no_bytes(driver: EmulatedDriver) -> Non
 
 
 def test_the_sealed_size_is_what_counts(block: Block) -> None:
-    assert memory.sealed_nbytes(block.reference) == block.capacity
+    assert memory.sealed_nbytes(block.reference.descriptor) == block.capacity

@@ -327,11 +327,12 @@ class Story:
 
     def map(self) -> None:
         assert self.imported
-        self.pointer = self.driver.map(self.imported, remappable=True)
+        self.mapped = self.driver.map(self.imported, remappable=True)
+        self.pointer = self.mapped.pointer
 
     def unmap(self) -> None:
         assert self.imported
-        self.driver.unmap(self.imported, self.pointer)
+        self.driver.unmap(self.mapped)
 
     def close(self) -> None:
         assert self.imported
@@ -419,28 +420,30 @@ class VirtualStory:
             raise
 
     def map(self) -> None:
-        self.pointer = self.driver.map(self.imported, remappable=self.remappable)
+        self.mapped = self.driver.map(self.imported, remappable=self.remappable)
+        self.pointer = self.mapped.pointer
 
     def reserve(self) -> None:
-        self.range = self.driver.reserve(self.ordinal, 8 * MIB)
+        self.reserved = self.driver.reserve(self.ordinal, 8 * MIB)
+        self.range = self.reserved.pointer
 
     def map_at(self) -> None:
-        self.driver.map_at(self.block, self.range)
+        self.placed = self.driver.map_at(self.block, self.range)
 
     def map_import_at(self) -> None:
-        self.driver.map_at(self.imported, self.range + 4 * MIB)
+        self.placed_import = self.driver.map_at(self.imported, self.range + 4 * MIB)
 
     def unmap_import_at(self) -> None:
-        self.driver.unmap_at(self.imported, self.range + 4 * MIB)
+        self.driver.unmap_at(self.placed_import)
 
     def unmap_at(self) -> None:
-        self.driver.unmap_at(self.block, self.range)
+        self.driver.unmap_at(self.placed)
 
     def release(self) -> None:
-        self.driver.release(self.ordinal, self.range, 8 * MIB)
+        self.driver.release(self.reserved)
 
     def unmap(self) -> None:
-        self.driver.unmap(self.imported, self.pointer)
+        self.driver.unmap(self.mapped)
 
     def close(self) -> None:
         self.driver.close(self.imported)

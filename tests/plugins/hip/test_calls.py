@@ -102,8 +102,9 @@ def import_for_another(driver: GpuDriver) -> None:
             capacity=2 * MIB,
             access="rw",
         )
-        pointer = driver.map(imported, remappable=False)
-        driver.unmap(imported, pointer)
+        mapped = driver.map(imported, remappable=False)
+        pointer = mapped.pointer
+        driver.unmap(mapped)
         driver.close(imported)
 
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from crossmem.driver import Block, Driver, Imported, TracingDriver
+from crossmem.driver import Block, Driver, Imported, Mapped, Reserved, TracingDriver
 
 UNIT = 4096
 BASE = 1 << 20
@@ -16,16 +16,16 @@ class Ranges:
 
     backend = "none"
 
-    def reserve(self, ordinal: int, nbytes: int) -> int:
-        return BASE
+    def reserve(self, ordinal: int, nbytes: int) -> Reserved:
+        return Reserved(ordinal, BASE, nbytes)
 
-    def release(self, ordinal: int, pointer: int, nbytes: int) -> None:
+    def release(self, reserved: Reserved) -> None:
         pass
 
-    def map_at(self, memory: Block | Imported, pointer: int) -> None:
-        pass
+    def map_at(self, memory: Block | Imported, pointer: int) -> Mapped:
+        return Mapped(memory, pointer)
 
-    def unmap_at(self, memory: Block | Imported, pointer: int) -> None:
+    def unmap_at(self, mapped: Mapped) -> None:
         pass
 
     def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
@@ -55,17 +55,17 @@ def import_one(tracer: Any) -> Imported:
 
 def test_what_is_lawful_is_counted_and_not_noted(tracer: Any) -> None:
     block = tracer.allocate(0, 1, "none")
-    pointer = tracer.reserve(0, 2 * UNIT)
+    pointer = tracer.reserve(0, 2 * UNIT).pointer
     tracer.map_at(block, pointer)
     tracer.map_at(block, pointer + UNIT)
 
     assert (tracer.live["ranges"], tracer.live["mappings"]) == (1, 2)
 
-    tracer.unmap_at(block, pointer)
+    tracer.unmap_at(Mapped(block, pointer))
     tracer.map_at(block, pointer)
-    tracer.unmap_at(block, pointer)
-    tracer.unmap_at(block, pointer + UNIT)
-    tracer.release(0, pointer, 2 * UNIT)
+    tracer.unmap_at(Mapped(block, pointer))
+    tracer.unmap_at(Mapped(block, pointer + UNIT))
+    tracer.release(Reserved(0, pointer, 2 * UNIT))
     tracer.free(block)
 
     assert not any(tracer.live.values())
@@ -83,19 +83,19 @@ def test_what_is_lawful_is_counted_and_not_noted(tracer: Any) -> None:
 )
 def test_releasing_what_was_not_reserved(tracer: Any, arguments: tuple[int, int, int]) -> None:
     tracer.reserve(0, 2 * UNIT)
-    tracer.release(*arguments)
+    tracer.release(Reserved(*arguments))
 
     assert len(tracer.violations) == 1
 
 
 def test_releasing_twice_or_under_a_piece(tracer: Any) -> None:
     block = tracer.allocate(0, 1, "none")
-    tracer.map_at(block, tracer.reserve(0, UNIT))
-    tracer.release(0, BASE, UNIT)
+    tracer.map_at(block, tracer.reserve(0, UNIT).pointer)
+    tracer.release(Reserved(0, BASE, UNIT))
 
     assert tracer.violations == ["release: pieces are still mapped"]
 
-    tracer.release(0, BASE, UNIT)
+    tracer.release(Reserved(0, BASE, UNIT))
 
     assert len(tracer.violations) == 2
 
@@ -111,7 +111,7 @@ def test_mapping_where_nothing_is_reserved(tracer: Any, pointer: int) -> None:
 
 def test_mapping_over_another_piece(tracer: Any) -> None:
     block = tracer.allocate(0, 1, "none")
-    tracer.map_at(block, tracer.reserve(0, 2 * UNIT))
+    tracer.map_at(block, tracer.reserve(0, 2 * UNIT).pointer)
     tracer.map_at(block, BASE + UNIT - 1)
 
     assert tracer.violations == ["map_at: another piece is mapped there"]
@@ -121,15 +121,15 @@ def test_mapping_over_another_piece(tracer: Any) -> None:
 def test_mixing_own_and_imported_memory(tracer: Any, own_first: bool) -> None:
     both = [tracer.allocate(0, 1, "none"), import_one(tracer)]
     first, second = both if own_first else both[::-1]
-    tracer.map_at(first, tracer.reserve(0, 2 * UNIT))
-    tracer.unmap_at(first, BASE)
+    tracer.map_at(first, tracer.reserve(0, 2 * UNIT).pointer)
+    tracer.unmap_at(Mapped(first, BASE))
     tracer.map_at(second, BASE)
 
     assert tracer.violations == ["map_at: own and imported memory in one range"]
 
 
 def test_memory_of_another_device_or_of_nobody(tracer: Any) -> None:
-    tracer.map_at(tracer.allocate(1, 1, "none"), tracer.reserve(0, 2 * UNIT))
+    tracer.map_at(tracer.allocate(1, 1, "none"), tracer.reserve(0, 2 * UNIT).pointer)
     tracer.map_at(Block(0, 0, 1, UNIT), BASE + UNIT)
 
     assert tracer.violations == [
@@ -140,22 +140,22 @@ def test_memory_of_another_device_or_of_nobody(tracer: Any) -> None:
 
 def test_unmapping_what_is_not_mapped(tracer: Any) -> None:
     block, other = tracer.allocate(0, 1, "none"), tracer.allocate(0, 1, "none")
-    tracer.map_at(block, tracer.reserve(0, UNIT))
-    tracer.unmap_at(other, BASE)
-    tracer.unmap_at(block, BASE + 1)
+    tracer.map_at(block, tracer.reserve(0, UNIT).pointer)
+    tracer.unmap_at(Mapped(other, BASE))
+    tracer.unmap_at(Mapped(block, BASE + 1))
 
     assert len(tracer.violations) == 2
 
 
 def test_giving_memory_back_that_is_still_mapped(tracer: Any) -> None:
     block, imported = tracer.allocate(0, 1, "none"), import_one(tracer)
-    tracer.map_at(block, tracer.reserve(0, UNIT))
+    tracer.map_at(block, tracer.reserve(0, UNIT).pointer)
     tracer.free(block)
 
     assert tracer.violations == ["free: an address range still shows it"]
 
-    tracer.inner.reserve = lambda *_: 2 * BASE
-    tracer.map_at(imported, tracer.reserve(0, UNIT))
+    tracer.inner.reserve = lambda ordinal, nbytes: Reserved(ordinal, 2 * BASE, nbytes)
+    tracer.map_at(imported, tracer.reserve(0, UNIT).pointer)
     tracer.close(imported)
 
     assert tracer.violations[1:] == ["close: an address range still shows it"]

@@ -92,18 +92,25 @@ class DeferredWork:
             if record.is_done or record in self.waiting:
                 self.ready.pop(record, None)
 
-    def drain(self) -> None:
-        """Go on with everything that is ready, without waiting for other threads."""
+    def drain(self, *, wait: bool = False) -> None:
+        """Go on with everything that is ready.
+
+        Parameters
+        ----------
+        wait
+            Whether to wait for a thread that frees memory whose last lease has ended. No other
+            thread is waited for.
+        """
         tried: set[Record] = set()
         # Giving back one resource may drop the object of another.
         while todo := [one for one in (*self.idle, *self.ready) if one not in tried]:
             tried.update(todo)
             for record in todo:
-                self._try(record)
+                self._try(record, blocking=wait and record in self.idle)
 
-    def _try(self, record: Record) -> None:
+    def _try(self, record: Record, *, blocking: bool) -> None:
         try:
-            record.give_back(blocking=False)
+            record.give_back(blocking=blocking)
         except CrossmemError:
             # The caller who ended the object was told. The record stays, for the next attempt.
             pass

@@ -161,7 +161,7 @@ class Process:
             return
         if self._server is not None:
             self._server.catch_up(CATCH_UP_S)
-        self.work.drain()
+        self.work.drain(wait=True)
 
     def tend(self) -> None:
         """Do what waits for the next call, other than giving back."""

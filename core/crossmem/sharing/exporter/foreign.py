@@ -183,8 +183,8 @@ def _replaced(known: ForeignAllocation, device: LocalDevice, foreign: Foreign) -
     then = known.foreign
     return BusyError(
         f"{then.nbytes} bytes at {then.base:#x} are adopted, and the vendor now has other memory "
-        f"there: {foreign.nbytes} bytes at {foreign.base:#x}",
+        f"there, {foreign.nbytes} bytes at {foreign.base:#x}: its owner freed it too early",
         operation="adopt",
         backend=device.backend,
-        hint="the owner freed the memory too early; free the adoptions of the old memory first",
+        hint="free the adoptions of the old memory first; owners promise to keep the memory",
     )

@@ -174,7 +174,10 @@ class ImportRecord:
         if self.state is State.CLOSING:
             return self.close()
         if len(self.leases) > 1 and not any(one.core == use.core for one in list(self.uses)):
+            # Another export's users keep the vendor open, but its owner may free this one's memory.
+            failure = wait_for_work(self.device)
             self._end_lease(use.core)
+            return failure
         # An import that cannot be mapped again keeps its address for users who may still map it.
         if self.mapped and not self.mapped_uses and self.is_remappable:
             return self._stop_mapping()

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 from typing_extensions import override
 
-from crossmem.driver import Block, CopyKind, Driver, Exported, Imported
+from crossmem.driver import Block, CopyKind, Driver, Exported, Imported, Mapped
 from crossmem.errors import DriverError, InvalidHandleError, OutOfMemoryError
 from crossmem.models import Access, Capabilities, DeviceInfo
 
@@ -123,9 +123,14 @@ class AcmeDriver(Driver):
 
     @override
     def free(self, block: Block) -> None:
-        _unmap(block.pointer, block.capacity)
-        self._close(block.reference)
-        self._charge(block.ordinal, -block.capacity)
+        # Each is forgotten before it is given back: core may call this again after an interrupt.
+        pointer, block.pointer = block.pointer, 0
+        if pointer:
+            _unmap(pointer, block.capacity)
+        descriptor, block.reference = block.reference, None
+        if descriptor is not None:
+            self._close(descriptor)
+            self._charge(block.ordinal, -block.capacity)
 
     @override
     def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
