@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from crossmem.errors import ConfigurationError
-from crossmem.guards import check_fields, is_flag, is_within, read_flag
+from crossmem.guards import check_fields, is_within
 
 __all__ = ["VARIABLES", "Settings"]
 
@@ -23,7 +23,6 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "timeout_s": "CROSSMEM_TIMEOUT",
         "exit_wait_s": "CROSSMEM_EXIT_WAIT",
         "max_holds": "CROSSMEM_MAX_HOLDS",
-        "reaper": "CROSSMEM_REAPER",
         "plugins": "CROSSMEM_PLUGINS",
         "disabled_plugins": "CROSSMEM_DISABLE_PLUGINS",
     }
@@ -57,7 +56,6 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = MappingProxyType(
         "timeout_s": float,
         "exit_wait_s": float,
         "max_holds": int,
-        "reaper": read_flag,
         "plugins": _split,
         "disabled_plugins": _split,
     }
@@ -85,7 +83,6 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
             lambda value: is_within(value, 1, _MAX_HOLDS),
             f"a whole number, from 1 to {_MAX_HOLDS}",
         ),
-        "reaper": (is_flag, "one of 1, true, yes, on, 0, false, no, off"),
         "plugins": (
             lambda value: _are_texts(value) and all(map(_is_module, value)),
             "names of importable modules, separated by commas",
@@ -134,9 +131,6 @@ class Settings:
 
     max_holds: int = 4096
     """How many allocations of this process the messages of one sender may hold."""
-
-    reaper: bool = False
-    """Whether a thread drains deferred frees by itself."""
 
     plugins: tuple[str, ...] = ()
     """Modules to load as plugins beside the entry points, in this order."""

@@ -12,6 +12,7 @@ import numpy as np
 
 import crossmem
 import crossmem.multiprocessing
+from crossmem.sharing.base.memory import leave_to_views
 
 _TO_HOST = 2
 _kept: dict[str, Any] = {}
@@ -75,7 +76,7 @@ def receive(key: str, blob: bytes, options: dict[str, Any]) -> None:
 def attach(key: str, blob: bytes) -> None:
     """Attach a handle, and keep an array in that memory."""
     mapping = crossmem.attach(blob)
-    mapping.leave_to_views()
+    leave_to_views(mapping)
     _kept[key] = mapping.as_array()
 
 

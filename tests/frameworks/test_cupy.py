@@ -13,6 +13,8 @@ import pytest
 
 import crossmem
 from crossmem.arrays import cupy_arrays
+from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.exporter.record import Allocations
 
 cupy = pytest.importorskip("cupy", reason="CuPy cannot be imported", exc_type=ImportError)
 np = pytest.importorskip("numpy")
@@ -90,9 +92,9 @@ def test_no_array_of_the_other_vendors(
 )
 def test_arrays_keep_the_memory(make: Callable[[Any], Any], device: crossmem.Device) -> None:
     crossmem.collect()
-    before = len(device._process.owned)
+    before = len(device._process.part(Allocations).live)
     memory = filled(device)
-    memory.leave_to_views()
+    leave_to_views(memory)
     array = make(memory)
     with pytest.raises(crossmem.BusyError, match=r"live views|given away"):
         memory.free()
@@ -100,16 +102,16 @@ def test_arrays_keep_the_memory(make: Callable[[Any], Any], device: crossmem.Dev
     crossmem.collect()
 
     assert bytes(actions.look(array)[-1:]) == b"\xff"
-    assert len(device._process.owned) == before + 1
+    assert len(device._process.part(Allocations).live) == before + 1
 
     del array
     crossmem.collect()
-    assert len(device._process.owned) == before
+    assert len(device._process.part(Allocations).live) == before
 
 
 def test_the_interface_can_be_dropped_but_not_freed(device: crossmem.Device) -> None:
     crossmem.collect()
-    before = len(device._process.owned)
+    before = len(device._process.part(Allocations).live)
     memory = filled(device)
     array = cupy.asarray(memory)
 
@@ -120,7 +122,7 @@ def test_the_interface_can_be_dropped_but_not_freed(device: crossmem.Device) -> 
         memory.free()
     del memory
     crossmem.collect()
-    assert len(device._process.owned) == before
+    assert len(device._process.part(Allocations).live) == before
 
 
 def test_dlpack_names_the_device(gpu: str, two_gpus: str) -> None:
@@ -178,16 +180,16 @@ def test_arrays_without_elements(gpu: str, shape: tuple[int, ...]) -> None:
 
 def test_an_array_frees_its_memory(device: crossmem.Device) -> None:
     crossmem.collect()
-    before = len(device._process.owned)
+    before = len(device._process.part(Allocations).live)
     array = crossmem.empty((100, 100), "float64", device=device)
     part = array[3:5, ::-1]
     del array
     crossmem.collect()
-    assert len(device._process.owned) == before + 1
+    assert len(device._process.part(Allocations).live) == before + 1
 
     del part
     crossmem.collect()
-    assert len(device._process.owned) == before
+    assert len(device._process.part(Allocations).live) == before
 
 
 def test_copies_are_made_in_the_runtime_that_is_in_use(gpu: str) -> None:

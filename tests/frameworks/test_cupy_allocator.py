@@ -9,6 +9,7 @@ import pytest
 
 import crossmem
 import crossmem.cupy
+from crossmem.sharing.exporter.record import Allocations
 
 cupy = pytest.importorskip("cupy", reason="CuPy cannot be imported", exc_type=ImportError)
 np = pytest.importorskip("numpy")
@@ -30,7 +31,7 @@ def alloc(gpu: str) -> Iterator[Callable[[int], Any]]:
 
 def allocated(gpu: str) -> int:
     crossmem.collect()
-    return len(crossmem.device(f"{gpu}:0")._process.owned)
+    return len(crossmem.device(f"{gpu}:0")._process.part(Allocations).live)
 
 
 def test_arrays_are_shared_without_adoption(
@@ -135,7 +136,7 @@ def test_a_pool_frees_what_it_keeps_and_tries_again(
 
     def full(self: crossmem.Device, nbytes: int) -> crossmem.Allocation:
         kept.append(nbytes)
-        if sum(one.block.capacity for one in device._process.owned.values()) + nbytes > limit:
+        if sum(one.memory.block.capacity for one in device._process.part(Allocations).live) + nbytes > limit:
             msg = "full"
             raise crossmem.OutOfMemoryError(msg)
         return real(self, nbytes)
@@ -143,7 +144,7 @@ def test_a_pool_frees_what_it_keeps_and_tries_again(
     pool = cupy.cuda.MemoryPool(alloc)
     cupy.cuda.set_allocator(pool.malloc)
     crossmem.collect()
-    limit = sum(one.block.capacity for one in device._process.owned.values()) + 16 * MIB
+    limit = sum(one.memory.block.capacity for one in device._process.part(Allocations).live) + 16 * MIB
     monkeypatch.setattr(crossmem.Device, "allocate", full)
     cupy.empty(12 * MIB, "uint8")
     # There is room for this only where the pool gives the other back.

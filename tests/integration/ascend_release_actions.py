@@ -13,6 +13,8 @@ from crossmem.conformance import actions
 from crossmem.driver import Block, Exported, Imported, TracingDriver
 from crossmem.models import Access, Capabilities, ShareableHandle
 from crossmem.sharing.base.process import current
+from crossmem.sharing.exporter.record import Allocations
+from crossmem.sharing.importer.table import ImportTable
 
 HOST_TO_DEVICE = 1
 _sound: dict[str, Any] = {}
@@ -48,12 +50,12 @@ def mend() -> None:
 
 def owned() -> int:
     """Return how many allocations are not free yet."""
-    return len(current().owned)
+    return len(current().part(Allocations).live)
 
 
 def users() -> list[int]:
     """Return how many users each open import has."""
-    return [one.users for one in current().imports._entries.values()]
+    return [len(one.uses) for one in current().part(ImportTable)._records.values()]
 
 
 def begin_copy(name: str) -> None:

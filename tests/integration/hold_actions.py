@@ -103,8 +103,8 @@ def send_and_forget(nbytes: int) -> Message:
 def attach_and_tell(name: str, blob: bytes) -> int:
     """Attach and return the number of the lease, which is nobody else's business."""
     actions.attach(name, blob)
-    number: int = actions.objects[name]._entry.leases[0]
-    return number
+    (number,) = actions.objects[name]._record.record.leases.values()
+    return int(number)
 
 
 def send_to_myself(nbytes: int) -> tuple[bytes, bytes, list[bool], int]:

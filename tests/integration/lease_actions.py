@@ -21,7 +21,8 @@ from crossmem.conformance import actions
 from crossmem.control import wire
 from crossmem.control.endpoint import abstract_address, socket_path
 from crossmem.models import ProcessIdentity
-from crossmem.sharing.importer.record import RemoteEntry
+from crossmem.sharing.importer.record import RemoteImport
+from crossmem.sharing.importer.table import ImportTable
 from crossmem.sharing.base.process import current
 
 _kept: list[object] = []
@@ -137,14 +138,14 @@ def attach_impatiently(blob: bytes, times: int, timeout: float) -> int:
 
 def attach_interrupted(blob: bytes) -> list[str]:
     """Attach, with an interrupt as soon as the memory is open; return what cleaning up said."""
-    old = RemoteEntry.open
+    old = RemoteImport.open
 
-    def interrupted(self: RemoteEntry, *arguments: Any, **options: Any) -> None:
+    def interrupted(self: RemoteImport, *arguments: Any, **options: Any) -> None:
         old(self, *arguments, **options)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RemoteEntry, "open", interrupted)
+        patch.setattr(RemoteImport, "open", interrupted)
         with pytest.raises(KeyboardInterrupt) as caught:
             crossmem.attach(blob)
     return getattr(caught.value, "__notes__", [])
@@ -265,8 +266,10 @@ def attach_in_background(blob: bytes, timeout: float) -> None:
             crossmem.attach(blob, timeout=timeout)
 
     threading.Thread(target=attach, daemon=True).start()
-    (connection,) = current().imports._connections.values()
-    while not connection._lock.locked():
+    (connection,) = current().part(ImportTable)._connections.values()
+    # Taken by the thread, so this one cannot have it.
+    while connection._lock.acquire(blocking=False):
+        connection._lock.release()
         time.sleep(0.001)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from typing_extensions import override
 
 import crossmem
-from crossmem.driver import Block, Driver, Imported, TracingDriver
+from crossmem.driver import Block, Driver, Imported, Mapped, TracingDriver
 from crossmem.sharing.base.process import current
 
 # (name, offset, layout) of the numbers in the wire form, which is fixed for version 1.
@@ -198,26 +198,26 @@ class Tracer(TracingDriver):
         self.mapped: dict[int, int] = {}
 
     @override
-    def map(self, imported: Imported, *, remappable: bool) -> int:
-        pointer = super().map(imported, remappable=remappable)
-        self.mapped[pointer] = imported.capacity
-        return pointer
+    def map(self, imported: Imported, *, remappable: bool) -> Mapped:
+        mapped = super().map(imported, remappable=remappable)
+        self.mapped[mapped.pointer] = imported.capacity
+        return mapped
 
     @override
-    def unmap(self, imported: Imported, pointer: int) -> None:
-        self.mapped.pop(pointer, None)
-        super().unmap(imported, pointer)
+    def unmap(self, mapped: Mapped) -> None:
+        self.mapped.pop(mapped.pointer, None)
+        super().unmap(mapped)
 
     @override
-    def _map_readonly(self, block: Block) -> int:
-        pointer = super()._map_readonly(block)
-        self.mapped[pointer] = block.capacity
-        return pointer
+    def _map_readonly(self, block: Block) -> Mapped:
+        mapped = super()._map_readonly(block)
+        self.mapped[mapped.pointer] = block.capacity
+        return mapped
 
     @override
-    def _unmap_readonly(self, block: Block, pointer: int) -> None:
-        self.mapped.pop(pointer, None)
-        super()._unmap_readonly(block, pointer)
+    def _unmap_readonly(self, mapped: Mapped) -> None:
+        self.mapped.pop(mapped.pointer, None)
+        super()._unmap_readonly(mapped)
 
 
 class Importer:

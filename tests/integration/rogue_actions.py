@@ -15,6 +15,7 @@ from crossmem.control.endpoint import abstract_address
 from crossmem.control.records import Allow, Export
 from crossmem.control.wire import MessageType
 from crossmem.models import ProcessIdentity
+from crossmem.sharing.exporter.allocation import record_of
 
 NBYTES = 4096
 SECRET = bytes(range(16))
@@ -65,13 +66,12 @@ def offer_in_two_sizes(nbytes: int) -> tuple[bytes, bytes]:
         allocation=handle.allocation, export=handle.export + 1, secret=SECRET, owner=handle.owner,
         nbytes=nbytes, capacity=nbytes, access="rw",
     )  # fmt: skip
-    owned = allocation._owned
-    assert owned is not None
-    server = owned.process.server
+    record = record_of(allocation)
+    server = record.process.server
     assert server is not None
-    assert owned.shared is not None
-    exported = owned.exported["rw", False]
-    server.book.publish(owned.shared, Export(larger, Allow(), exported))
+    assert record.unit is not None
+    exported = record.memory.export("rw", raw=False)
+    server.leases.publish(Export(record.unit, larger, Allow(), exported))
     return handle.to_bytes(), larger.to_bytes()
 
 

@@ -9,7 +9,7 @@ import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.models import ProcessIdentity
-from crossmem.sharing import holds
+from crossmem.sharing.importer import messages as holds
 
 if TYPE_CHECKING:
     from tests.integration import hold_actions, lease_actions

@@ -23,7 +23,6 @@ def test_defaults() -> None:
     assert settings.timeout_s == 30.0
     assert settings.exit_wait_s == 2.0
     assert settings.max_holds == 4096
-    assert settings.reaper is False
     assert settings.plugins == ()
     assert settings.disabled_plugins == ()
 
@@ -41,7 +40,6 @@ def test_every_variable_is_read() -> None:
             "CROSSMEM_TIMEOUT": "1.5",
             "CROSSMEM_EXIT_WAIT": "0",
             "CROSSMEM_MAX_HOLDS": "7",
-            "CROSSMEM_REAPER": "on",
             "CROSSMEM_PLUGINS": "acme.hooks, other ,",
             "CROSSMEM_DISABLE_PLUGINS": "hip,acme-tools:acme",
         }
@@ -53,7 +51,6 @@ def test_every_variable_is_read() -> None:
         "timeout_s": 1.5,
         "exit_wait_s": 0.0,
         "max_holds": 7,
-        "reaper": True,
         "plugins": ("acme.hooks", "other"),
         "disabled_plugins": ("hip", "acme-tools:acme"),
     }
@@ -85,16 +82,6 @@ def test_run_dir_is_no_matter_of_the_session_where_it_is_set() -> None:
     assert Settings.from_environ(environ).run_dir == Path("/srv/run")
 
 
-@pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
-def test_true_words(text: str) -> None:
-    assert Settings.from_environ({"CROSSMEM_REAPER": text}).reaper is True
-
-
-@pytest.mark.parametrize("text", ["0", "False", "no", "off"])
-def test_false_words(text: str) -> None:
-    assert Settings.from_environ({"CROSSMEM_REAPER": text}).reaper is False
-
-
 @pytest.mark.parametrize(
     ("variable", "value", "allowed"),
     [
@@ -108,7 +95,6 @@ def test_false_words(text: str) -> None:
         ("CROSSMEM_EXIT_WAIT", "-0.1", "from 0 to 86400"),
         ("CROSSMEM_MAX_HOLDS", "0", "from 1 to 1000000"),
         ("CROSSMEM_MAX_HOLDS", "many", "a whole number"),
-        ("CROSSMEM_REAPER", "maybe", "one of 1, true"),
         ("CROSSMEM_PLUGINS", "acme/hooks.py", "importable modules"),
         ("CROSSMEM_PLUGINS", "good,.bad", "importable modules"),
     ],
@@ -149,7 +135,6 @@ def test_settings_made_in_code_are_checked_too() -> None:
         ("timeout_s", float("nan")),
         ("exit_wait_s", True),
         ("max_holds", 1.5),
-        ("reaper", 1),
         ("plugins", "acme"),
         ("disabled_plugins", (1,)),
     ],
@@ -163,4 +148,4 @@ def test_settings_do_not_change() -> None:
     settings = Settings()
 
     with pytest.raises(FrozenInstanceError):
-        settings.reaper = True  # type: ignore[misc]
+        settings.max_holds = 1  # type: ignore[misc]

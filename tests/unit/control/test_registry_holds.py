@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds of messages in the lease server's book, without a socket or another process."""
+"""Holds of messages in the lease registry, without a socket or another process."""
 
 import threading
 from typing import Any
 
 import pytest
 
-from crossmem.control.book import LeaseBook
+from crossmem.control.registry import LeaseRegistry
 from crossmem.control.leases import Holder, Lease, LeaseTable, name_holders
-from crossmem.control.records import Allow, Export, Shared
+from crossmem.control.records import Allow, Export, Unit
 from crossmem.control.wire import Refusal, Status, Wanted, pack_hold, prove
 from crossmem.driver import Exported
 from crossmem.models import Event, EventKind, ProcessIdentity, ShareableHandle
@@ -18,7 +18,7 @@ from crossmem.settings import Settings
 CONTEXT = b"this connection, this request"
 MAX_HOLDS = 3
 
-Book = tuple[LeaseBook, ShareableHandle, list[str]]
+Made = tuple[LeaseRegistry, ShareableHandle, list[str], Unit]
 
 
 class Observer:
@@ -49,15 +49,15 @@ def handle_of(identity: ProcessIdentity, **fields: Any) -> ShareableHandle:
 
 
 @pytest.fixture
-def book() -> Book:
-    """A book with one export, its handle, and where it is noted that the memory is idle."""
+def registry() -> Made:
+    """A registry with one export, its handle, and where it is noted that the memory is idle, and its unit."""
     identity = ProcessIdentity.of_this_process()
-    made = LeaseBook(identity, Registry(Settings()), MAX_HOLDS)
+    made = LeaseRegistry(identity, Registry(Settings()), MAX_HOLDS)
     handle = handle_of(identity)
     idle: list[str] = []
-    shared = Shared(1, None, lambda: idle.append("idle"))
-    made.publish(shared, Export(handle, Allow(), Exported()))
-    return made, handle, idle
+    unit = Unit(1, None, lambda: idle.append("idle"))
+    made.publish(Export(unit, handle, Allow(), Exported()))
+    return made, handle, idle, unit
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ def wanted(handle: ShareableHandle, role: bytes, hold: int = 0) -> Wanted:
     return Wanted(handle.allocation, handle.export, proof, hold)
 
 
-def hold_mine(book: LeaseBook, *handles: ShareableHandle) -> list[Lease]:
-    answer = book.hold_mine(handles, 0.01)
-    assert not isinstance(answer, Refusal)
-    return answer
+def hold_mine(made: LeaseRegistry, *handles: ShareableHandle) -> list[int]:
+    numbers: list[int] = []
+    assert made.hold_mine(handles, 0.01, numbers) is None
+    return numbers
 
 
 def status_of(answer: object) -> Status:
@@ -82,124 +82,125 @@ def status_of(answer: object) -> Status:
     return answer.status
 
 
-def test_a_hold_keeps_freed_memory_and_its_number_gives_it(book: Book, peer: Holder) -> None:
-    made, handle, idle = book
+def test_a_hold_keeps_freed_memory_and_its_number_gives_it(registry: Made, peer: Holder) -> None:
+    made, handle, idle, unit = registry
     (hold,) = hold_mine(made, handle)
-    assert not made.retire(1, even_if_leased=True)
+    assert not made.retire(unit, even_if_leased=True)
 
     assert status_of(made.admit(peer, CONTEXT, 0, wanted(handle, b"import"))) is Status.STALE
-    admitted = made.admit(peer, CONTEXT, 0, wanted(handle, b"import", hold.number))
+    admitted = made.admit(peer, CONTEXT, 0, wanted(handle, b"import", hold))
 
     assert not isinstance(admitted, Refusal)
-    assert [(one.holder.pid, one.in_message) for one in made.leases_of(1)] == [
-        (hold.holder.pid, True),
+    assert [(one.holder.pid, one.in_message) for one in made.leases_of(unit)] == [
+        (handle.owner.pid, True),
         (peer.pid, False),
     ]
-    made.release_mine([hold.number, hold.number])
+    made.release_mine([hold, hold])
     assert idle == []
     made.release_mine([admitted[0].number])
     assert idle == ["idle"]
 
 
-def test_a_hold_is_received_once_and_ends_with_its_receiver(book: Book, peer: Holder) -> None:
-    made, handle, idle = book
+def test_a_hold_is_received_once_and_ends_with_its_receiver(registry: Made, peer: Holder) -> None:
+    made, handle, idle, unit = registry
     (hold,) = hold_mine(made, handle)
-    made.retire(1, even_if_leased=True)
+    made.retire(unit, even_if_leased=True)
 
     with made.lock:
-        assert made.receive(wanted(handle, b"import", hold.number), peer) is hold.holder
-        assert made.receive(wanted(handle, b"import", hold.number), peer) is None
-        assert made.receive(wanted(handle, b"import", hold.number + 1), peer) is None
-    assert (hold.holder.messages, peer.messages) == (0, 1)
+        sender = made.receive(wanted(handle, b"import", hold), peer)
+        assert made.receive(wanted(handle, b"import", hold), peer) is None
+        assert made.receive(wanted(handle, b"import", hold + 1), peer) is None
+    assert sender is not None
+    assert (len(sender.messages), len(peer.messages)) == (0, 1)
 
     with made.lock:
         made.lose(peer)
 
-    assert (made.leases_of(1), peer.messages, idle) == ((), 0, ["idle"])
+    made.tell()
+    assert (made.leases_of(unit), peer.messages, idle) == ((), {}, ["idle"])
 
 
-def test_the_proof_covers_the_number_and_what_is_wanted(book: Book, peer: Holder) -> None:
-    made, handle, _idle = book
+def test_the_proof_covers_the_number_and_what_is_wanted(registry: Made, peer: Holder) -> None:
+    made, handle, _idle, unit = registry
     (hold,) = hold_mine(made, handle)
-    right = wanted(handle, b"import", hold.number)
+    right = wanted(handle, b"import", hold)
 
-    for wrong in (right._replace(hold=0), wanted(handle, b"hold", hold.number)):
+    for wrong in (right._replace(hold=0), wanted(handle, b"hold", hold)):
         assert status_of(made.admit(peer, CONTEXT, 0, wrong)) is Status.UNKNOWN
     wrong = wanted(handle, b"import")
     assert status_of(made.admit_hold(peer, CONTEXT, wrong)) is Status.UNKNOWN
     assert not isinstance(made.admit_hold(peer, CONTEXT, wanted(handle, b"hold")), Refusal)
 
 
-def test_own_holds_are_all_or_none(book: Book) -> None:
-    made, handle, _idle = book
+def test_own_holds_are_all_or_none(registry: Made) -> None:
+    made, handle, _idle, unit = registry
     never = handle_of(handle.owner, allocation=2)
     changed = handle_of(handle.owner, nbytes=101)
     unknown = handle_of(handle.owner, export=1)
 
     for bad in (never, changed, unknown):
-        assert status_of(made.hold_mine([handle, bad], 0.01)) is Status.UNKNOWN
+        assert status_of(made.hold_mine([handle, bad], 0.01, [])) is Status.UNKNOWN
 
-    assert made.leases_of(1) == ()
+    assert made.leases_of(unit) == ()
 
 
-def test_messages_of_one_process_are_bounded_and_others_have_room(book: Book, peer: Holder) -> None:
-    made, handle, _idle = book
+def test_messages_of_one_process_are_bounded_and_others_have_room(registry: Made, peer: Holder) -> None:
+    made, handle, _idle, unit = registry
     first, *_ = hold_mine(made, handle, handle)
 
-    assert status_of(made.hold_mine([handle, handle], 0.01)) is Status.FULL
-    assert status_of(made.hold_mine([handle] * 4, 60)) is Status.TOO_MANY
+    assert status_of(made.hold_mine([handle, handle], 0.01, [])) is Status.FULL
+    assert status_of(made.hold_mine([handle] * 4, 60, [])) is Status.TOO_MANY
     assert made.refuse_more(peer, MAX_HOLDS) is None
 
-    made.release_mine([first.number])
+    made.release_mine([first])
 
     assert len(hold_mine(made, handle, handle)) == 2
 
 
 @pytest.mark.parametrize("how", ["ended", "received"])
-def test_who_waits_for_room_is_told(book: Book, peer: Holder, how: str) -> None:
-    made, handle, _idle = book
+def test_who_waits_for_room_is_told(registry: Made, peer: Holder, how: str) -> None:
+    made, handle, _idle, unit = registry
     first, *_ = hold_mine(made, *[handle] * MAX_HOLDS)
     answers: list[object] = []
-    waiting = threading.Thread(target=lambda: answers.append(made.hold_mine([handle], 20)))
+    waiting = threading.Thread(target=lambda: answers.append(made.hold_mine([handle], 20, [])))
     waiting.start()
     waiting.join(0.1)
     assert answers == []
 
     if how == "ended":
-        made.release_mine([first.number])
+        made.release_mine([first])
     else:
         with made.lock:
-            made.receive(wanted(handle, b"import", first.number), peer)
+            made.receive(wanted(handle, b"import", first), peer)
     waiting.join(10)
 
-    assert len(answers) == 1
-    assert not isinstance(answers[0], Refusal)
+    assert answers == [None]
 
 
-def test_freed_memory_is_held_by_who_has_it_and_nobody_else(book: Book, peer: Holder) -> None:
-    made, handle, _idle = book
+def test_freed_memory_is_held_by_who_has_it_and_nobody_else(registry: Made, peer: Holder) -> None:
+    made, handle, _idle, unit = registry
     admitted = made.admit(peer, CONTEXT, 0, wanted(handle, b"import"))
     assert not isinstance(admitted, Refusal)
-    made.retire(1, even_if_leased=True)
+    made.retire(unit, even_if_leased=True)
     other = Holder(peer.pid + 1, peer.uid)
 
-    assert status_of(made.hold_mine([handle], 0.01)) is Status.STALE
+    assert status_of(made.hold_mine([handle], 0.01, [])) is Status.STALE
     assert status_of(made.admit_hold(other, CONTEXT, wanted(handle, b"hold"))) is Status.STALE
     assert not isinstance(made.admit_hold(peer, CONTEXT, wanted(handle, b"hold")), Refusal)
 
 
-def test_an_exit_ends_own_imports_and_waits_for_messages(book: Book, peer: Holder) -> None:
-    made, handle, _idle = book
-    made.lease_to_myself(handle, 0)
+def test_an_exit_ends_own_imports_and_waits_for_messages(registry: Made, peer: Holder) -> None:
+    made, handle, _idle, unit = registry
+    made.lease_to_myself(handle, 0, {})
     (hold,) = hold_mine(made, handle)
 
     assert not made.wait_all_idle(0.01)
 
-    assert made.leases_of(1) == (hold,)
+    assert [one.number for one in made.leases_of(unit)] == [hold]
     assert status_of(made.admit(peer, CONTEXT, 0, wanted(handle, b"import"))) is Status.EXITING
-    admitted = made.admit(peer, CONTEXT, 0, wanted(handle, b"import", hold.number))
+    admitted = made.admit(peer, CONTEXT, 0, wanted(handle, b"import", hold))
     assert not isinstance(admitted, Refusal)
-    made.release_mine([hold.number, admitted[0].number])
+    made.release_mine([hold, admitted[0].number])
     assert made.wait_all_idle(0.01)
 
 
@@ -207,16 +208,16 @@ def test_observers_are_told_of_holds(peer: Holder) -> None:
     identity = ProcessIdentity.of_this_process()
     observer, registry = Observer(), Registry(Settings())
     registry.register(observer, name="observer")
-    made = LeaseBook(identity, registry, MAX_HOLDS)
+    made = LeaseRegistry(identity, registry, MAX_HOLDS)
     handle = handle_of(identity)
-    made.publish(Shared(1, None, lambda: None), Export(handle, Allow(), Exported()))
+    made.publish(Export(Unit(1, None, lambda: None), handle, Allow(), Exported()))
 
     (mine,) = hold_mine(made, handle)
     made.admit_hold(peer, CONTEXT, wanted(handle, b"hold"))
-    made.release_mine([mine.number])
+    made.release_mine([mine])
     with made.lock:
         made.lose(peer)
-    made.emit_events()
+    made.tell()
 
     assert [(one.kind, one.peer_pid) for one in observer.events] == [
         (EventKind.HELD, identity.pid),
@@ -228,25 +229,27 @@ def test_observers_are_told_of_holds(peer: Holder) -> None:
 
 def test_a_table_finds_holds_by_everything_that_makes_them(peer: Holder) -> None:
     table = LeaseTable()
-    lease = table.give(1, 0, peer)
-    hold = table.give(1, 0, peer, in_message=True)
+    unit = Unit(1, None, lambda: None)
+    handle = handle_of(ProcessIdentity.of_this_process())
+    export = Export(unit, handle, Allow(), Exported())
+    lease = table.give(export, peer)
+    hold = table.give(export, peer, in_message=True)
 
     assert table.find_hold(hold.number, 1, 0) == hold
-    for number, allocation, export in (
+    for number, allocation, export_number in (
         (0, 1, 0),
         (lease.number, 1, 0),
         (hold.number, 2, 0),
         (hold.number, 1, 1),
     ):
-        assert table.find_hold(number, allocation, export) is None
-    assert peer.messages == 1
-    assert table.is_held_by(peer, 1)
-    assert not table.is_held_by(peer, 2)
+        assert table.find_hold(number, allocation, export_number) is None
+    assert list(peer.messages) == [hold.number]
+    assert list(unit.leases) == [lease.number, hold.number]
 
 
 def test_who_holds_is_said_in_words() -> None:
     def lease(pid: int, *, in_message: bool = False) -> Lease:
-        return Lease(pid, 1, 0, Holder(pid, 0), 0.0, in_message)
+        return Lease(pid, Unit(1, None, lambda: None), 0, Holder(pid, 0), 0.0, in_message)
 
     assert name_holders([lease(12), lease(3), lease(3)]) == "process 3, 12"
     assert (

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the lease server's book knows to be on a vendor's whitelist."""
+"""Whom the lease registry knows to be on a vendor's whitelist."""
 
 import gc
 
-from crossmem.control.book import LeaseBook
+from crossmem.control.registry import LeaseRegistry
 from crossmem.control.leases import Holder
-from crossmem.control.records import Allow, Export, Shared
+from crossmem.control.records import Allow, Export, Unit
 from crossmem.control.wire import Refusal, Wanted, pack_hold, prove
 from crossmem.driver import Exported, Peer
 from crossmem.models import ProcessIdentity, ShareableHandle
@@ -17,8 +17,9 @@ CONTEXT = b"this connection, this request"
 
 def test_a_peer_is_granted_each_export_once_and_forgotten_with_it() -> None:
     identity = ProcessIdentity.of_this_process()
-    book, peer = LeaseBook(identity, Registry(Settings()), 1), Holder(1, identity.uid)
+    registry, peer = LeaseRegistry(identity, Registry(Settings()), 1), Holder(1, identity.uid)
     granted: list[int] = []
+    units: dict[int, Unit] = {}
 
     def grant(export: Export, _peer: Peer) -> None:
         granted.append(export.handle.allocation)
@@ -28,19 +29,20 @@ def test_a_peer_is_granted_each_export_once_and_forgotten_with_it() -> None:
             backend="emulated", mechanism="memfd", device="host:0", allocation=number, export=0,
             secret=b"sixteen bytes  .", owner=identity, nbytes=100, capacity=4096, access="rw",
         )  # fmt: skip
-        book.publish(Shared(number, grant, lambda: None), Export(handle, Allow(), Exported()))
+        units[number] = Unit(number, grant, lambda: None)
+        registry.publish(Export(units[number], handle, Allow(), Exported()))
         proof = prove(handle.secret, b"import", CONTEXT, pack_hold(0), handle.core)
         for _ in range(2):
-            answer = book.admit(peer, CONTEXT, 0, Wanted(number, 0, proof))
+            answer = registry.admit(peer, CONTEXT, 0, Wanted(number, 0, proof))
             assert not isinstance(answer, Refusal)
             del answer
     assert granted == [1, 2, 3]
     assert len(peer.whitelisted) == 3
 
-    with book.lock:
-        book.lose(peer)
+    with registry.lock:
+        registry.lose(peer)
         for number in (1, 2):
-            assert book.retire(number, even_if_leased=False)
+            assert registry.retire(units.pop(number), even_if_leased=False)
     gc.collect()
 
     assert len(peer.whitelisted) == 1

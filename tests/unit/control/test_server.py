@@ -16,7 +16,7 @@ from typing_extensions import override
 from crossmem.control import wire
 from crossmem.control.connection import ServerConnection
 from crossmem.control.endpoint import new_socket
-from crossmem.control.records import Allow, Export, Shared
+from crossmem.control.records import Allow, Export, Unit
 from crossmem.control.server import LeaseServer
 from crossmem.driver import Exported
 from crossmem.models import ProcessIdentity, ShareableHandle
@@ -54,6 +54,7 @@ class Full:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
     run_dir = tmp_path / "run"
+    # Its thread does not run: the tests do what it would do.
     server: Any = LeaseServer(ProcessIdentity.of_this_process(), run_dir, Registry(), 10)
     yield server
 
@@ -73,13 +74,27 @@ def publish(server: Any, allocation: int) -> ShareableHandle:
         secret=SECRET, owner=ProcessIdentity.of_this_process(), nbytes=100, capacity=4096,
         access="rw",
     )  # fmt: skip
-    export = Export(handle, Allow(), Exported())
-    server.book.publish(Shared(allocation, None, lambda: None), export)
+    unit = Unit(allocation, None, lambda: None)
+    export = Export(unit, handle, Allow(), Exported())
+    server.leases.publish(export)
     return handle
 
 
+def hold(server: Any, handle: ShareableHandle, count: int) -> list[int]:
+    """Let a message of this process hold an export so many times; return the numbers."""
+    numbers: list[int] = []
+    assert server.leases.hold_mine([handle] * count, 0, numbers) is None
+    return numbers
+
+
+def leases_of(server: Any, allocation: int) -> list[Any]:
+    """Return the leases on an allocation."""
+    found = [leases for unit, _, leases in server.leases.report() if unit.allocation == allocation]
+    return list(found[0])
+
+
 def accept(server: Any, importer: socket.socket) -> ServerConnection:
-    """Connect an importer and return the server's end, greeted. The lock is held."""
+    """Connect an importer and return the server's end, greeted."""
     importer.connect(str(server._path))
     server._accept(server._listeners[0])
     importer.recv(1000)
@@ -106,15 +121,15 @@ def ask(
     return wire.unpack_replies(importer.recv(wire.MAX_MESSAGE_NBYTES)[wire.HEADER.size :])
 
 
-def send_releases(importer: socket.socket, holds: list[Any]) -> None:
+def send_releases(importer: socket.socket, holds: list[int]) -> None:
     """End holds, each in a message of its own."""
     for hold in holds:
-        importer.send(wire.pack_ids(wire.MessageType.RELEASE, 0, [hold.number]))
+        importer.send(wire.pack_ids(wire.MessageType.RELEASE, 0, [hold]))
 
 
 def test_an_importer_that_cannot_be_watched_leaves_nothing(server: Any) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs, server.lock:
+    with ours, theirs:
         server._epoll = Full(server._epoll)
         connection = ServerConnection(ours, server._buffer)
         before = sorted(Path("/proc/self/fd").iterdir())
@@ -126,7 +141,7 @@ def test_an_importer_that_cannot_be_watched_leaves_nothing(server: Any) -> None:
 
 
 def test_a_connection_that_cannot_be_watched_is_closed(server: Any) -> None:
-    with new_socket() as importer, server.lock:
+    with new_socket() as importer:
         server._epoll = Full(server._epoll)
         importer.connect(str(server._path))
         server._accept(server._listeners[0])
@@ -139,7 +154,7 @@ def test_processes_that_ask_in_vain_leave_half_of_the_descriptors(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (100, 100))
-    with ExitStack() as stack, server.lock:
+    with ExitStack() as stack:
         for number in range(60):
             connection = accept(server, stack.enter_context(new_socket()))
             # As if each were of another process.
@@ -154,7 +169,7 @@ def test_processes_that_ask_in_vain_leave_half_of_the_descriptors(
 def test_a_process_that_has_become_another_user_is_asked_for_anew(
     server: Any, handle: ShareableHandle
 ) -> None:
-    with ExitStack() as stack, server.lock:
+    with ExitStack() as stack:
         replies = []
         for uid in (handle.owner.uid, handle.owner.uid + 1):
             importer = stack.enter_context(new_socket())
@@ -170,7 +185,7 @@ def test_a_process_that_has_become_another_user_is_asked_for_anew(
 def test_a_reply_whose_descriptors_cannot_be_sent_is_told_of_once(
     server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with new_socket() as importer, server.lock:
+    with new_socket() as importer:
         connection: Any = accept(server, importer)
         connection.socket = Refs(connection.socket)
         connection.queue(1, b"a reply", (0,))
@@ -192,9 +207,9 @@ def test_a_reply_whose_descriptors_cannot_be_sent_is_told_of_once(
 def test_releases_are_read_though_their_sender_closed_with_a_reply_unread(
     server: Any, handle: ShareableHandle, is_told_by: str
 ) -> None:
-    with new_socket() as importer, server.lock:
+    with new_socket() as importer:
         connection = accept(server, importer)
-        holds = server.book.hold_mine([handle] * 3, 0)
+        holds = hold(server, handle, 3)
         connection.queue(1, b"a reply", ())
         if is_told_by == "reading":
             server._flush(connection)
@@ -204,36 +219,36 @@ def test_releases_are_read_though_their_sender_closed_with_a_reply_unread(
             server._flush(connection)
         server._serve(connection, at_most=10)
 
-        assert server.book.leases_of(1) == ()
+        assert leases_of(server, 1) == []
         assert not server._connections
 
 
 def test_who_cannot_be_sent_a_reply_sees_the_end_and_is_read_until_its_own(
     server: Any, handle: ShareableHandle
 ) -> None:
-    with new_socket() as importer, server.lock:
+    with new_socket() as importer:
         connection = accept(server, importer)
         connection.queue(1, b"a reply", (2**20,))
         server._flush(connection)
         assert importer.recv(1000) == b""
-        send_releases(importer, server.book.hold_mine([handle] * 3, 0))
+        send_releases(importer, hold(server, handle, 3))
         importer.close()
         server._serve(connection, at_most=10)
 
-        assert server.book.leases_of(1) == ()
+        assert leases_of(server, 1) == []
         assert not server._connections
 
 
 def test_releases_are_read_before_a_connection_is_let_go_of(
     server: Any, handle: ShareableHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with new_socket() as importer, server.lock:
+    with new_socket() as importer:
         accept(server, importer)
-        send_releases(importer, server.book.hold_mine([handle] * 3, 0))
+        send_releases(importer, hold(server, handle, 3))
         monkeypatch.setattr(resource, "getrlimit", lambda _which: (0, 0))
         server._make_room()
 
-        assert server.book.leases_of(1) == ()
+        assert leases_of(server, 1) == []
         assert not server._connections
 
 
@@ -241,7 +256,7 @@ def test_releases_are_read_before_a_connection_is_let_go_of(
 
 
 def test_after_the_first_refusal_nothing_is_looked_at(server: Any, handle: ShareableHandle) -> None:
-    with new_socket() as importer, server.lock:
+    with new_socket() as importer:
         connection = accept(server, importer)
         are_right = [True, False, True, *[False] * 10_000]
         granted, first, *others = ask(server, importer, connection, handle, are_right)
@@ -251,7 +266,7 @@ def test_after_the_first_refusal_nothing_is_looked_at(server: Any, handle: Share
             wire.Status.UNKNOWN, "the secret or a field of the handle is wrong"
         )
         assert others == [wire.Refusal(wire.Status.UNKNOWN, "")] * 10_001
-        assert [one.number for one in server.book.leases_of(1)] == [granted.lease]
+        assert [one.number for one in leases_of(server, 1)] == [granted.lease]
 
 
 class Numbers(list[int]):
@@ -268,17 +283,17 @@ class Numbers(list[int]):
 def test_a_release_is_looked_at_once_however_many_replies_wait(
     server: Any, handle: ShareableHandle
 ) -> None:
-    with ExitStack() as stack, server.lock:
+    with ExitStack() as stack:
         for _ in range(20):
             connection = accept(server, stack.enter_context(new_socket()))
             connection.is_answered = False
             server._unsent.add(connection)
-        (hold,) = server.book.hold_mine([handle], 0)
-        numbers = Numbers([hold.number])
+        (number,) = hold(server, handle, 1)
+        numbers = Numbers([number])
         server._release(numbers)
         server._unsent.clear()
 
-        assert server.book.leases_of(1) == ()
+        assert leases_of(server, 1) == []
         # Once to compare them with what waits, and once to end them.
         assert numbers.turns <= 2
 
@@ -292,11 +307,11 @@ def test_catching_up_asks_once_for_each_importer_however_much_it_has(
         read.append(connection.number)
         return receive(connection, at_most)
 
-    with new_socket() as importer, server.lock:
+    with new_socket() as importer:
         connection = accept(server, importer)
         for number in range(1, 6):
             ask(server, importer, connection, publish(server, number), [True])
         monkeypatch.setattr(ServerConnection, "receive", read_and_count)
-        server.catch_up()
+        server._answer_bells()
 
         assert read == [connection.number]

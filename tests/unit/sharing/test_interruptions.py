@@ -10,8 +10,10 @@ import pytest
 
 import crossmem
 from crossmem.plugin import Registry
-from crossmem.sharing import attach, process
-from crossmem.sharing.base.array_index import Whereabouts
+from crossmem.sharing.base import process
+from crossmem.sharing.base.array_index import ArrayIndex
+from crossmem.sharing.importer import attach
+from crossmem.sharing.importer.record import State
 
 
 def ends_meanwhile(lock: Any, step: Callable[[], object]) -> bool:
@@ -50,7 +52,7 @@ def test_a_first_call_may_be_interrupted_by_another(monkeypatch: pytest.MonkeyPa
 
 def test_what_comes_is_noted_while_another_thread_looks() -> None:
     # Whoever looks may have come upon a finaliser that waits for the lock of who adds.
-    index = Whereabouts()
+    index = ArrayIndex()
     allocation: Any = type("Block", (), {"nbytes": 8, "closed": False})()
     keeper: Any = type("Keeper", (), {})()
 
@@ -72,25 +74,24 @@ def test_an_interrupt_takes_no_use_from_another_mapping(monkeypatch: pytest.Monk
     with crossmem.device("emulated:0").allocate(4) as allocation:
         handle = allocation.export()
         with crossmem.attach(handle) as kept:
-            entry = kept._entry
-            assert entry is not None
+            assert kept._record is not None
+            record = kept._record.record
+            assert record is not None
             monkeypatch.setattr(attach, "Mapping", interrupted)
             with pytest.warns(ResourceWarning, match="without unmap"):
                 attach_and_drop(handle)
             crossmem.collect()
 
-            assert (entry.users, entry.mappings, entry.is_open) == (1, 1, True)
+            assert (len(record.uses), len(record.mapped_uses)) == (1, 1)
+            assert record.state is State.OPEN
 
 
-def test_nothing_is_read_from_importers_in_the_middle_of_answering_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_waits_for_the_server_in_the_middle_of_changing_leases() -> None:
     with crossmem.device("emulated:0").allocate(1) as allocation:
         allocation.export()
         server = process.current().server
         assert server is not None
-        with server.lock:
-            monkeypatch.setattr(server, "_catch_up", pytest.fail)
+        # As a finaliser does that comes in between.
+        with server.leases.lock:
             assert crossmem.collect() == 0
             assert len(crossmem.exports()) >= 1
-        monkeypatch.undo()

@@ -19,6 +19,7 @@ from crossmem import OutOfMemoryError, Shared, StaleHandleError, UnsupportedErro
 from crossmem.arrays import numpy_arrays
 from crossmem.arrays.runs import find_run, pack
 from crossmem.driver import CopyKind
+from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import drain
 from crossmem.trees.homes import Homes
 
@@ -202,7 +203,7 @@ def test_who_may_receive_is_said_again_for_what_came_from_this_process(readonly:
     with crossmem.share(array[1000:2000]) as everyone:
         part = everyone.message.handles[0].slice(1000, 1000)
     mapping = crossmem.attach(part, readonly=readonly)
-    mapping.leave_to_views()
+    leave_to_views(mapping)
     alias = mapping.as_array(100, offset=10)
 
     with crossmem.share(alias, allow=only) as few, crossmem.share(alias) as all_again:

@@ -109,7 +109,7 @@ def test_closing_waits_for_no_thread_that_waits_for_what_this_one_has() -> None:
 
     def close() -> None:
         # As a finaliser does, which the garbage collector runs in any thread.
-        with process.server.lock:  # type: ignore[union-attr]
+        with process.server.leases.lock:  # type: ignore[union-attr]
             shared.close()
         closed.set()
 

@@ -202,7 +202,7 @@ def refuse_foreign_device(device: LocalDevice) -> None:
     refuse_foreign(device._process, device)  # noqa: SLF001 - private to this module
 
 
-def check_device(device: object, operation: str) -> None:
+def check_device(device: object, operation: str = "import") -> None:
     """Refuse what names no device.
 
     Raises

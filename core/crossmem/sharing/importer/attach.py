@@ -113,7 +113,7 @@ def attach_many(
     the handles.
     """
     process = drain()
-    check_device(device, "import")
+    check_device(device)
     requests = [request_of(process, _decode(one), device, readonly) for one in handles]
     return _attach_all(process, requests, readonly, timeout)[0]
 
@@ -139,7 +139,7 @@ def attach_held(
         As for :func:`import_handle`.
     """
     process = drain()
-    check_device(device, "import")
+    check_device(device)
     pairs = [(_decode(one), check_hold(number)) for one, number in message]
     # Parts of one export need one hold between them.
     shown: dict[bytes, int] = {}
@@ -194,7 +194,7 @@ def _acquire(
     timeout: float | None,
 ) -> ImportRecord:
     """Make a use one of an open import, and return that."""
-    check_device(device, "import")
+    check_device(device)
     check_readonly(readonly)
     table = process.part(ImportTable)
     shortcut = (handle.core, device, readonly)

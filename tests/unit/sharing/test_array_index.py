@@ -8,8 +8,8 @@ from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossmem.sharing import whereabouts
-from crossmem.sharing.base.array_index import Whereabouts
+from crossmem.sharing.base import array_index
+from crossmem.sharing.base.array_index import ArrayIndex
 
 repeatable = examples(100)
 
@@ -44,7 +44,7 @@ actions = st.lists(
 @repeatable
 @given(actions)
 def test_the_index_finds_what_a_list_has(steps: Any) -> None:
-    index = Whereabouts()
+    index = ArrayIndex()
     known: list[tuple[Block, Keeper]] = []
     for action, number, nbytes in steps:
         if action == "add":
@@ -66,7 +66,7 @@ def test_the_index_finds_what_a_list_has(steps: Any) -> None:
 
 
 def test_the_last_of_several_is_found_first() -> None:
-    index, blocks, keepers = Whereabouts(), [Block(0, 9), Block(4, 2), Block(4, 2)], []
+    index, blocks, keepers = ArrayIndex(), [Block(0, 9), Block(4, 2), Block(4, 2)], []
     for one in blocks:
         keepers.append(Keeper())
         index.add(one, one.start, keepers[-1])  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def test_the_last_of_several_is_found_first() -> None:
     assert index.find(4, 1) is blocks[0]  # type: ignore[comparison-overlap]
 
 
-def scene(index: Whereabouts, at: int) -> tuple[list[tuple[Block, Keeper]], int]:
+def scene(index: ArrayIndex, at: int) -> tuple[list[tuple[Block, Keeper]], int]:
     """Add, find and forget, with the same in between, at one line of the index; count the lines."""
     known: list[tuple[Block, Keeper]] = []
     lines = 0
@@ -106,7 +106,7 @@ def scene(index: Whereabouts, at: int) -> tuple[list[tuple[Block, Keeper]], int]
         return trace
 
     def begin(frame: Any, _event: str, _argument: object) -> Any:
-        return trace if frame.f_code.co_filename == whereabouts.__file__ else None
+        return trace if frame.f_code.co_filename == array_index.__file__ else None
 
     before = sys.gettrace()
     sys.settrace(begin)
@@ -124,9 +124,9 @@ def scene(index: Whereabouts, at: int) -> tuple[list[tuple[Block, Keeper]], int]
 
 
 def test_what_comes_in_between_two_lines_loses_nothing() -> None:
-    _known, lines = scene(Whereabouts(), 0)
+    _known, lines = scene(ArrayIndex(), 0)
     for at in range(1, lines + 1):
-        index = Whereabouts()
+        index = ArrayIndex()
         known, _lines = scene(index, at)
 
         assert all(index.find(one.start, one.nbytes) is not None for one, _keeper in known), at
