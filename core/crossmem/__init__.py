@@ -10,7 +10,7 @@ One process exports, others attach::
         mapping.view()
 
 Leases keep the memory until every importer is done, whoever frees, exits or dies first. The laws
-that every backend keeps are in the documentation as C1 to C26.
+that every backend keeps are in the documentation as C1 to C30.
 """
 
 import typing

@@ -80,7 +80,7 @@ def test_what_is_open_does_not_grow_when_the_exporter_says_so(start_peer: "Start
     before = importer.call(actions.descriptors)
 
     for attempt in (actions.attach, actions.import_):
-        with pytest.raises(crossmem.InvalidHandleError, match="open of it here"):
+        with pytest.raises(crossmem.InvalidHandleError, match="are open here"):
             importer.call(attempt, "never", larger)
 
     assert importer.call(actions.descriptors) == before

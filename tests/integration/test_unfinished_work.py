@@ -83,7 +83,6 @@ def test_memory_waits_for_work_that_is_captured(
 
     assert told == "a graph is being captured"
     assert set(at_first.split()) == {"synchronize"}
-    # An import that is still open keeps the address for who maps it next.
-    assert set(meanwhile.split()) == (set() if case == "mapped" else {"synchronize"})
+    assert set(meanwhile.split()) == {"synchronize"}
     # Work that has failed is over.
     assert at_last.split() == ["synchronize", release]

@@ -21,7 +21,7 @@ from mutation import MUTANTS, always, changed, instead, mutant, property_is
 from typing_extensions import override
 
 from crossmem.conformance.speed import SLOWNESS
-from crossmem.control import book, client, link, server
+from crossmem.control import client, link, registry, server
 from crossmem.control.leases import LeaseTable
 from crossmem.control.records import Allow
 from crossmem.control.wire import Status
@@ -36,17 +36,11 @@ from crossmem.errors import (
     WrongHostError,
 )
 from crossmem.models import handle as handles
-from crossmem.sharing import (
-    allocation,
-    attach,
-    device,
-    entry,
-    mapping,
-    memory,
-    owned,
-    process,
-    table,
-)
+from crossmem.sharing import device
+from crossmem.sharing.base import copying, deferred, ending, memory, process
+from crossmem.sharing.exporter import allocation, record
+from crossmem.sharing.importer import attach, errors, mapping, request, table
+from crossmem.sharing.importer import record as imports
 from crossmem_emulated import memory as kernel
 from crossmem_emulated.driver import EmulatedDriver
 
@@ -80,29 +74,27 @@ def c02_the_capacity_is_not_rounded() -> None:
 def c03_every_export_is_a_new_one() -> None:
     @instead(allocation.Allocation, "export")
     def _(old: Any, self: Any, **options: Any) -> Any:
-        self._owned.handles.clear()
+        if self._record is not None:
+            self._record.handles.clear()
         return old(self, **options)
 
 
 @mutant
 def c03_the_vendor_exports_for_every_handle() -> None:
-    @instead(allocation, "_export")
-    def _(old: Any, owned: Any, *args: Any) -> Any:
-        owned.exported.clear()
-        return old(owned, *args)
+    always(record.BlockRecord, "find_export", None)
 
 
 @mutant
 def c04_parts_start_at_the_beginning() -> None:
     @instead(mapping.Mapping, "__init__")
-    def _(old: Any, self: Any, which: Any, where: Any, handle: Any, base: int, *args: Any,
+    def _(old: Any, self: Any, use: Any, which: Any, handle: Any, base: int,
           **options: Any) -> None:  # fmt: skip
-        old(self, which, where, handle, base - handle.offset, *args, **options)
+        old(self, use, which, handle, base - handle.offset, **options)
 
 
 @mutant
 def c04_access_may_go_over_the_end() -> None:
-    @instead(memory, "check_part")
+    @instead(copying, "check_part")
     def _(old: Any, offset: int, nbytes: int, *, limit: int) -> Any:
         # Only a little, so that it is the check that fails and not the process.
         return old(offset, nbytes, limit=limit + 64)
@@ -112,17 +104,18 @@ def c04_access_may_go_over_the_end() -> None:
 def c05_allocations_are_named_by_their_address() -> None:
     setattr(allocation, "os", SimpleNamespace(urandom=bytes))  # noqa: B010 - mypy knows modules
 
-    @instead(owned.Owned, "__init__")
-    def _(old: Any, self: Any, which: Any, where: Any, _number: int, block: Any) -> None:
-        old(self, which, where, block.pointer, block)
+    @instead(record.AllocationRecord, "obtain")
+    def _(old: Any, self: Any, nbytes: int) -> None:
+        old(self, nbytes)
+        self.number = self.memory.block.pointer
 
 
 @mutant
 def c06_freed_memory_can_be_imported() -> None:
-    @instead(book.LeaseBook, "_refusal_of")
+    @instead(registry.LeaseRegistry, "_refusal_of")
     def _(old: Any, self: Any, number: int, export: int, **options: Any) -> Any:
-        shared = self._shared.get(number)
-        return None if shared and export in shared.exports else old(self, number, export, **options)
+        known = self._export_of(number, export)
+        return None if known is not None else old(self, number, export, **options)
 
 
 @mutant
@@ -132,69 +125,64 @@ def c06_messages_are_as_stale_as_handles() -> None:
 
 @mutant
 def c06_stale_handles_are_called_invalid() -> None:
-    table._ERRORS[Status.STALE] = InvalidHandleError
+    errors._ERRORS[Status.STALE] = InvalidHandleError
 
 
 @mutant
 def c07_every_import_opens() -> None:
     always(table.ImportTable, "join", None)
-
-    @instead(table.Wish, "__init__")
-    def _(old: Any, self: Any, *args: Any, **options: Any) -> None:
-        old(self, *args, **options)
-        self.key = (*self.key, object())
+    setattr(imports.ImportRequest, "key", property(lambda _self: object()))  # noqa: B010
 
 
 @mutant
 def c07_the_first_close_ends_the_lease() -> None:
-    @instead(table.ImportTable, "release")
-    def _(old: Any, self: Any, one: Any) -> None:
-        if isinstance(one, entry.RemoteEntry) and one.users > 1 and one.connection:
-            leases, one.leases = one.leases, []
-            one.connection.release(leases)
-        old(self, one)
+    @instead(imports.ImportRecord, "leave")
+    def _(old: Any, self: Any, use: Any) -> Any:
+        connection = getattr(self, "connection", None)
+        if connection is not None and len(self.uses) > 1:
+            connection.release(list(self.leases.values()))
+        return old(self, use)
 
 
 @mutant
 def c08_own_memory_is_imported_like_others() -> None:
-    @instead(table.ImportTable, "_new_entry")
-    def _(_old: Any, self: Any, wish: Any) -> Any:
-        connection = self._connection_to(wish.handle.owner)
-        connection.entries += 1
-        return entry.RemoteEntry(wish.key, wish.device, wish.access, connection, self.openings)
+    @instead(table.ImportTable, "_new_record")
+    def _(_old: Any, self: Any, asked: Any) -> Any:
+        connection = self._connection_to(asked.handle.owner)
+        return imports.RemoteImport(self._process, asked, self._forget, connection)
 
 
 @mutant
 def c09_free_takes_memory_from_leases() -> None:
-    @instead(owned.Owned, "retire")
-    def _(old: Any, self: Any) -> None:
-        old(self)
-        self.free_now()
+    @instead(record.AllocationRecord, "give_back")
+    def _(old: Any, self: Any, *, blocking: bool) -> None:
+        old(self, blocking=blocking)
+        self.free_now(blocking=blocking)
 
 
 @mutant
 def c09_busy_memory_is_no_error() -> None:
-    always(allocation, "_await_leases", None)
+    always(allocation.Allocation, "_await_leases", None)
 
 
 @mutant
 def c09_deferred_memory_is_never_freed() -> None:
-    always(owned.Owned, "on_idle", None)
+    always(record.AllocationRecord, "_on_idle", None)
 
 
 @mutant
 def c09_unmapping_does_not_synchronise() -> None:
-    @instead(entry.Entry, "_unmap_now")
-    def _(_old: Any, self: Any) -> None:
-        pointer, self.pointer = self.pointer, 0
-        self._unmap(pointer)
+    always(imports, "wait_for_work", None)
 
 
 @mutant
 def c09_messages_hold_nothing() -> None:
-    @instead(LeaseTable, "is_leased")
-    def _(_old: Any, self: Any, number: int) -> bool:
-        return not all(one.in_message for one in self.of(number))
+    @instead(registry.LeaseRegistry, "retire")
+    def _(old: Any, self: Any, unit: Any, **options: Any) -> Any:
+        for one in list(unit.leases.values()):
+            if one.in_message:
+                self.end([one.number])
+        return old(self, unit, **options)
 
 
 @mutant
@@ -202,8 +190,8 @@ def c10_one_release_ends_everybodys_leases() -> None:
     @instead(LeaseTable, "end")
     def _(old: Any, self: Any, number: int) -> Any:
         ended = old(self, number)
-        for other in self.of(ended.allocation) if ended else ():
-            old(self, other.number)
+        for other in list(ended.unit.leases) if ended else ():
+            old(self, other)
         return ended
 
 
@@ -242,11 +230,11 @@ def c13_everybody_is_admitted() -> None:
 
 @mutant
 def c13_nobody_hears_of_denials() -> None:
-    @instead(book.LeaseBook, "admit")
+    @instead(registry.LeaseRegistry, "admit")
     def _(old: Any, self: Any, *args: Any) -> Any:
         answer = old(self, *args)
-        for shared in self._shared.values():
-            for export in shared.exports.values():
+        for exports in self._exports.values():
+            for export in exports.values():
                 export.denied = 0
         return answer
 
@@ -271,14 +259,14 @@ def c14_damage_is_not_noticed() -> None:
 
 @mutant
 def c14_any_secret_is_right() -> None:
-    always(book, "verify", value=True)
+    always(registry, "verify", value=True)
     always(client, "verify", value=True)
 
 
 @mutant
 def c14_drivers_see_what_nobody_exported() -> None:
     @instead(table.ImportTable, "acquire")
-    def _(old: Any, self: Any, wishes: Any, timeout_s: float) -> Any:
+    def _(old: Any, self: Any, wishes: Any, uses: Any, timeout_s: float) -> Any:
         for wish in wishes:
             size, where = wish.handle.nbytes, wish.device
             with suppress(CrossmemError):
@@ -291,12 +279,12 @@ def c14_drivers_see_what_nobody_exported() -> None:
                     capacity=size,
                     access="rw",
                 )
-        return old(self, wishes, timeout_s)
+        return old(self, wishes, uses, timeout_s)
 
 
 @mutant
 def c15_another_device_is_taken_for_an_absent_one() -> None:
-    @instead(attach, "find_by_identity")
+    @instead(request, "find_by_identity")
     def _(old: Any, *args: Any) -> Any:
         try:
             return old(*args)
@@ -306,7 +294,7 @@ def c15_another_device_is_taken_for_an_absent_one() -> None:
 
 @mutant
 def c15_another_host_is_called_a_dead_owner() -> None:
-    @instead(attach, "_wish")
+    @instead(attach, "request_of")
     def _(old: Any, *args: Any) -> Any:
         try:
             return old(*args)
@@ -316,16 +304,14 @@ def c15_another_host_is_called_a_dead_owner() -> None:
 
 @mutant
 def c16_sizes_are_not_checked() -> None:
-    @instead(device, "check_size")
+    @instead(allocation, "check_size")
     def _(_old: Any, _name: str, value: Any, *, limit: int) -> Any:
         return value
 
 
 @mutant
 def c16_nobody_hears_what_waits_on_leases() -> None:
-    @instead(device.Device, "_out_of_memory")
-    def _(_old: Any, _self: Any, error: Any, _nbytes: int) -> Any:
-        return error
+    instead(allocation, "_out_of_memory")(lambda _old, *args: args[2])
 
 
 @mutant
@@ -339,18 +325,18 @@ def c16_a_failed_import_keeps_its_lease() -> None:
 
 @mutant
 def c16_a_failed_mapping_keeps_its_import() -> None:
-    @instead(entry.Entry, "map")
-    def _(old: Any, self: Any, *, remappable: bool) -> Any:
+    @instead(imports.ImportRecord, "map")
+    def _(old: Any, self: Any, use: Any, *, remappable: bool) -> Any:
         try:
-            return old(self, remappable=remappable)
+            return old(self, use, remappable=remappable)
         except CrossmemError:
-            self.users += 1
+            self.uses.add(imports.Use(self.process, use.core))
             raise
 
 
 @mutant
 def c17_unmapping_goes_on_under_views() -> None:
-    property_is(memory.Memory, "has_views", value=False)
+    always(memory.Memory, "_has_views", value=False)
 
 
 @mutant
@@ -374,28 +360,29 @@ def c18_a_forked_child_keeps_its_parents_memory() -> None:
 
 @mutant
 def c18_inherited_objects_work() -> None:
-    for module in (allocation, device, mapping):
-        always(module, "refuse_foreign", None)
+    property_is(process.Process, "is_usable", value=True)
+    for module in (ending, device):
+        always(module, "refuse_foreign_device" if module is device else "refuse_foreign", None)
 
 
 @mutant
 def c19_every_thread_opens() -> None:
-    @instead(table.Wish, "__init__")
-    def _(old: Any, self: Any, *args: Any, **options: Any) -> None:
-        old(self, *args, **options)
-        self.key = (*self.key, threading.get_ident())
+    key: Any = imports.ImportRequest.key
+    always(table.ImportTable, "join", None)
+    setattr(imports.ImportRequest, "key", property(  # noqa: B010
+        lambda self: (key.fget(self), threading.get_ident())))  # fmt: skip
 
 
 @mutant
 def c20_an_exit_waits_for_nobody() -> None:
-    @instead(book.LeaseBook, "wait_all_idle")
+    @instead(registry.LeaseRegistry, "wait_all_idle")
     def _(old: Any, self: Any, _timeout_s: float) -> Any:
         return old(self, 0.0)
 
 
 @mutant
 def c20_an_exit_forgets_its_messages() -> None:
-    @instead(book.LeaseBook, "wait_all_idle")
+    @instead(registry.LeaseRegistry, "wait_all_idle")
     def _(old: Any, self: Any, timeout_s: float) -> Any:
         self.release_mine(list(self._myself.leases))
         return old(self, timeout_s)
@@ -411,7 +398,7 @@ def c20_an_exit_leaves_its_path() -> None:
 
 @mutant
 def c20_an_exiting_process_still_grants() -> None:
-    @instead(book.LeaseBook, "_refusal_of")
+    @instead(registry.LeaseRegistry, "_refusal_of")
     def _(old: Any, self: Any, *args: Any, **options: Any) -> Any:
         with changed(self, "_is_exiting", value=False):
             return old(self, *args, **options)
@@ -434,10 +421,10 @@ def c21_every_export_waits() -> None:
 
 @mutant
 def c22_memory_is_freed_while_it_is_exported() -> None:
-    @instead(owned.Owned, "free_now")
-    def _(old: Any, self: Any) -> None:
-        self.exported.clear()
-        old(self)
+    @instead(record.AllocationRecord, "_release")
+    def _(old: Any, self: Any) -> Any:
+        self.memory.exported.clear()
+        return old(self)
 
 
 @mutant
@@ -464,8 +451,8 @@ def c23_read_only_exports_can_be_written() -> None:
 @mutant
 def c23_advisory_is_forgotten() -> None:
     @instead(mapping.Mapping, "__init__")
-    def _(old: Any, self: Any, which: Any, where: Any, *args: Any, readonly: bool) -> None:
-        old(self, which, where, *args, readonly=where.access == "ro")
+    def _(old: Any, self: Any, use: Any, which: Any, *args: Any, readonly: bool) -> None:
+        old(self, use, which, *args, readonly=which.access == "ro")
 
 
 @mutant
@@ -487,6 +474,24 @@ def c26_a_timeout_is_taken_lightly() -> None:
     @instead(link.Deadline, "__init__")
     def _(old: Any, self: Any, timeout_s: float) -> None:
         old(self, timeout_s + 5.0 * SLOWNESS)
+
+
+@mutant
+def c27_freed_memory_waits_for_the_next_call() -> None:
+    always(deferred.DeferredWork, "start_reaper", None)
+
+
+@mutant
+def c30_an_interrupted_free_is_forgotten() -> None:
+    @instead(ending.Endable, "_end")
+    def _(old: Any, self: Any) -> None:
+        try:
+            old(self)
+        except CrossmemError:
+            raise
+        except BaseException:
+            self._process.work.ready.clear()
+            raise
 
 
 if name := os.environ.get("CROSSMEM_MUTANT"):

@@ -3,81 +3,89 @@
 
 import os
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
-from mutation import FOREIGN, MUTANTS, always, changed, foreign_mutant, instead
+from mutation import FOREIGN, MUTANTS, always, changed, foreign_mutant, instead, property_is
 
 from crossmem.driver import Foreign
 from crossmem.errors import CrossmemError
-from crossmem.sharing import adoption, allocation, foreign, opening
+from crossmem.sharing.base import process
+from crossmem.sharing.base.regions import RegionIndex
+from crossmem.sharing.exporter import adoption, allocation, foreign, record, share_report
+from crossmem.sharing.importer import record as imports
 
 __all__ = ["FOREIGN", "MUTANTS"]
 
 
 @foreign_mutant
 def c01_adopted_parts_begin_at_the_block() -> None:
-    setattr(adoption.Adopted, "offset", 0)  # noqa: B010 - it is a property
+    setattr(adoption.AdoptionRecord, "offset", 0)  # noqa: B010 - it is a property
 
 
 @foreign_mutant
 def c02_what_is_adopted_is_the_block() -> None:
-    setattr(adoption.Adopted, "nbytes", property(lambda self: self.block.nbytes))  # noqa: B010
+    @instead(adoption.AdoptionRecord, "adopt")
+    def _(old: Any, self: Any, found: Any) -> None:
+        old(self, found)
+        self.nbytes = self.memory.block.nbytes
 
 
 @foreign_mutant
 def c03_every_adoption_exports() -> None:
-    @instead(adoption.Adopted, "__init__")
-    def _(old: Any, self: Any, *args: Any, **options: Any) -> None:
-        old(self, *args, **options)
-        self.exported = {}
+    always(record.BlockRecord, "find_export", None)
 
 
 @foreign_mutant
 def c03_every_adoption_has_a_block() -> None:
-    always(foreign.Ground, "overlaps", False)
+    @instead(foreign.ForeignAllocations, "enter")
+    def _(old: Any, self: Any, *args: Any) -> None:
+        with changed(self, "_known", RegionIndex()):
+            old(self, *args)
 
 
 @foreign_mutant
 def c05_adoptions_of_a_block_are_one_allocation() -> None:
     @instead(allocation, "_export")
-    def _(old: Any, owned: Any, *args: Any) -> Any:
-        with changed(owned, "number", 1), changed(os, "urandom", bytes):
-            return old(owned, *args)
+    def _(old: Any, owned: Any, *args: Any, **options: Any) -> Any:
+        with changed(owned, "export_numbers", iter([0])), changed(os, "urandom", bytes):
+            return old(owned, *args, **options)
 
 
 @foreign_mutant
 def c06_giving_up_withdraws_nothing() -> None:
-    @instead(adoption.Adopted, "retire")
-    def _(_old: Any, self: Any) -> None:
-        self.process.owned.pop(self.number, None)
+    @instead(adoption.AdoptionRecord, "give_back")
+    def _(_old: Any, self: Any, *, blocking: bool) -> None:
+        self.is_done = True
+        self.process.part(record.Allocations).live.pop(self, None)
 
 
 @foreign_mutant
 def c07_every_adoption_is_opened() -> None:
-    @instead(opening.OpeningTable, "enter")
-    def _(old: Any, self: Any, user: Any, handle: Any, leased: Any, *args: Any,
-          **options: Any) -> Any:  # fmt: skip
-        other = replace(leased, capacity=leased.capacity + len(self._openings))
-        return old(self, user, handle, other, *args, **options)
+    key: Any = imports.ImportRequest.key
+    setattr(imports.ImportRequest, "key", property(  # noqa: B010
+        lambda self: (key.fget(self), self.handle.export)))  # fmt: skip
 
 
 @foreign_mutant
 def c07_the_first_to_leave_closes_the_opening() -> None:
-    @instead(opening.OpeningTable, "leave")
-    def _(old: Any, self: Any, user: Any, one: Any) -> None:
-        one.users.clear()
-        old(self, user, one)
+    @instead(imports.ImportRecord, "leave")
+    def _(old: Any, self: Any, use: Any) -> Any:
+        if len(self.leases) > 1:
+            self.uses.clear()
+            self.mapped_uses.clear()
+        return old(self, use)
 
 
 @foreign_mutant
 def c08_own_adopted_memory_is_at_its_block() -> None:
-    setattr(adoption.Adoption, "ptr", property(lambda self: self._live().block.pointer))  # noqa: B010
+    setattr(  # noqa: B010
+        adoption.Adoption, "ptr", property(lambda self: self._record.memory.block.pointer)
+    )
 
 
 @foreign_mutant
 def c09_owners_are_not_kept() -> None:
-    @instead(adoption.Adopted, "__init__")
+    @instead(adoption.AdoptionRecord, "__init__")
     def _(old: Any, self: Any, *args: Any, owner: Any, **options: Any) -> None:
         old(self, *args, owner=object(), **options)
 
@@ -85,62 +93,56 @@ def c09_owners_are_not_kept() -> None:
 @foreign_mutant
 def c09_owners_are_kept_for_ever() -> None:
     kept: list[object] = []
-    instead(adoption, "_let_go")(lambda _old, owner: kept.append(owner))
+
+    @instead(adoption.AdoptionRecord, "__init__")
+    def _(old: Any, self: Any, *args: Any, owner: Any, **options: Any) -> None:
+        kept.append(owner)
+        old(self, *args, owner=owner, **options)
 
 
 @foreign_mutant
 def c09_owners_go_when_the_adoption_does() -> None:
-    @instead(adoption.Adopted, "retire")
-    def _(old: Any, self: Any) -> None:
+    @instead(adoption.AdoptionRecord, "give_back")
+    def _(old: Any, self: Any, *, blocking: bool) -> None:
         self._owner = None
-        old(self)
+        old(self, blocking=blocking)
 
 
 @foreign_mutant
 def c09_giving_up_frees_the_memory() -> None:
-    @instead(foreign.GroundTable, "leave")
-    def _(old: Any, self: Any, ground: Any, number: int) -> None:
-        old(self, ground, number)
-        ground.driver.free(ground.block)
+    @instead(foreign.ForeignAllocations, "leave")
+    def _(old: Any, self: Any, user: Any) -> None:
+        memory, blocks = user.memory, list(user.memory.blocks)
+        old(self, user)
+        for block in blocks:
+            memory.device.driver.free(block)
 
 
 @foreign_mutant
 def c09_a_lease_ends_while_the_device_works() -> None:
-    @instead(opening.Opening, "unmap")
-    def _(old: Any, self: Any, imported: Any) -> None:
-        self.device.driver.calls["synchronize"] += 1
-        old(self, imported)
-
-    from crossmem.sharing import entry
-
-    @instead(entry.Entry, "_unmap_now")
-    def _(_old: Any, self: Any) -> None:
-        pointer, self.pointer = self.pointer, 0
-        self._unmap(pointer)
+    @instead(imports, "wait_for_work")
+    def _(_old: Any, device: Any) -> None:
+        device.driver.calls["synchronize"] += 1
 
 
 @foreign_mutant
 def c10_giving_up_one_ends_all() -> None:
-    @instead(foreign.GroundTable, "leave")
-    def _(old: Any, self: Any, ground: Any, number: int) -> None:
-        ground.users.clear()
-        old(self, ground, number)
+    @instead(foreign.ForeignAllocations, "leave")
+    def _(old: Any, self: Any, user: Any) -> None:
+        user.memory.users.clear()
+        old(self, user)
 
 
 @foreign_mutant
 def c16_a_failed_adoption_is_kept() -> None:
-    @instead(foreign.GroundTable, "leave")
-    def _(old: Any, self: Any, ground: Any, number: int) -> None:
+    @instead(foreign.ForeignAllocations, "leave")
+    def _(old: Any, self: Any, user: Any) -> None:
         with suppress(CrossmemError):
-            old(self, ground, number)
+            old(self, user)
 
 
 @foreign_mutant
 def c16_parts_may_lie_outside() -> None:
-    @instead(foreign.GroundTable, "enter")
-    def _(old: Any, self: Any, *args: Any) -> Any:
-        return old(self, *args)
-
     @instead(adoption, "look_at")
     def _(old: Any, *args: Any) -> Any:
         found = old(*args)
@@ -158,31 +160,29 @@ def c17_dropped_adoptions_stay() -> None:
 
 @foreign_mutant
 def c18_inherited_adoptions_work() -> None:
-    always(allocation, "refuse_foreign", None)
+    property_is(process.Process, "is_usable", value=True)
 
 
 @foreign_mutant
 def c19_threads_adopt_at_once() -> None:
-    @instead(foreign.GroundTable, "enter")
-    def _(old: Any, self: Any, *args: Any) -> Any:
-        known, self._grounds = self._grounds, []
-        ground = old(self, *args)
-        self._grounds = [*known, ground]
-        return ground
+    @instead(foreign.ForeignAllocations, "enter")
+    def _(old: Any, self: Any, *args: Any) -> None:
+        with changed(self, "_known", RegionIndex()):
+            old(self, *args)
 
 
 @foreign_mutant
 def c20_an_exit_frees_what_was_adopted() -> None:
-    @instead(adoption.Adopted, "free_at_exit")
+    @instead(adoption.AdoptionRecord, "free_at_exit")
     def _(_old: Any, self: Any) -> None:
-        self.device.driver.free(self.block)
+        self.device.driver.free(self.memory.block)
 
 
 @foreign_mutant
 def c21_exports_of_adopted_memory_are_not_ordered() -> None:
-    @instead(allocation, "_export")
-    def _(old: Any, owned: Any, *args: Any) -> Any:
-        return old(owned, *args[:-1], False)
+    @instead(allocation, "export_again")
+    def _(old: Any, owned: Any, *args: Any, **options: Any) -> Any:
+        return old(owned, *args, **{**options, "synchronize": False})
 
 
 @foreign_mutant
@@ -192,7 +192,7 @@ def c22_neighbours_are_exposed() -> None:
 
 @foreign_mutant
 def c22_memory_of_crossmem_is_adopted() -> None:
-    always(foreign, "_own_use_of", None)
+    always(RegionIndex, "find", None)
 
 
 @foreign_mutant
@@ -207,6 +207,4 @@ def c22_obstacles_are_ignored() -> None:
 
 @foreign_mutant
 def c25_nothing_is_said_to_apply() -> None:
-    from crossmem.sharing import ways
-
-    instead(ways, "look_at")(lambda _old, *_args: Foreign(obstacle="is what it is"))
+    instead(share_report, "look_at")(lambda _old, *_args: Foreign(obstacle="is what it is"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance kit: tests of the laws C1 to C26 that every backend must pass.
+"""The conformance kit: tests of the laws that every backend must pass.
 
 Run them with::
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Freeing never takes memory away from whoever holds it: law C9."""
+"""Freeing takes memory from nobody, and gives it back promptly: laws C9 and C27."""
 
 import time
 from typing import Literal
@@ -238,3 +238,23 @@ def test_c09_an_unknown_way_to_free_is_refused(allocate: Allocate) -> None:
         allocation.free(busy="never")  # type: ignore[arg-type]
 
     assert not allocation.closed
+
+
+@pytest.mark.crossmem_core
+def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(
+    device: crossmem.Device, peer: Peer
+) -> None:
+    blob = peer.call(actions.offer, "sleeps", NBYTES, b"prompt")
+    mapping = crossmem.attach(blob, device=device)
+    before = peer.call(actions.calls).get("free", 0)
+    peer.call(actions.free, "sleeps")
+    freed = [peer.call(actions.calls).get("free", 0) - before]
+    mapping.unmap()
+
+    def waits() -> list[str]:
+        # What the peer's driver was asked is no call of crossmem there.
+        freed.append(peer.call(actions.calls).get("free", 0) - before)
+        return [] if freed[-1] else ["not freed"]
+
+    assert settle(waits) == []
+    assert (freed[0], freed[-1]) == (0, 1)

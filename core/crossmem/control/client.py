@@ -179,17 +179,19 @@ class OwnerConnection:
         answers: list[Leased | Refusal] = []
         taken: list[bool] = []
         try:
-            self._take_lock(taken, deadline)
-            for start in range(0, len(asked), _MAX_WANTED):
-                part = asked[start : start + _MAX_WANTED]
-                answers += self._round_trip(kind, part, reported, deadline)
+            try:
+                self._take_lock(taken, deadline)
+                for start in range(0, len(asked), _MAX_WANTED):
+                    part = asked[start : start + _MAX_WANTED]
+                    answers += self._round_trip(kind, part, reported, deadline)
+            finally:
+                if taken and taken[0]:
+                    self._lock.release()
+            return answers
         except BaseException:
+            # After the release, too: an interrupt there must not lose the answers.
             self.give_back(answers)
             raise
-        finally:
-            if taken and taken[0]:
-                self._lock.release()
-        return answers
 
     def _take_lock(self, taken: list[bool], deadline: Deadline) -> None:
         if not call_into(taken, self._lock.acquire, True, deadline.remaining_s):  # noqa: FBT003

@@ -114,11 +114,13 @@ class LeaseRegistry:
         numbers
             Gets the number of each hold. The caller ends them if this raises.
         """
-        count = len(handles)
-        if count <= self._max_holds:
-            self._wait(lambda: self._is_room_for(self._myself, count), timeout_s)
-        with self.lock:
-            refusal = self.refuse_more(self._myself, count)
+        refusal: Refusal | None = None
+
+        def is_settled() -> bool:
+            nonlocal refusal
+            refusal = self.refuse_more(self._myself, len(handles))
+            if refusal is not None and refusal.status is Status.FULL:
+                return False
             for handle in handles:
                 refusal = refusal or self._refusal_of_hold(handle, self._myself)
                 refusal = refusal or self._refusal_of_core(handle)
@@ -126,6 +128,9 @@ class LeaseRegistry:
                 for one in handles:
                     export = self._exports[one.allocation][one.export]
                     numbers.append(self._hold(export, self._myself).number)
+            return True
+
+        self._wait(is_settled, timeout_s)
         self.tell()
         return refusal
 
@@ -157,7 +162,10 @@ class LeaseRegistry:
         return self._wait(lambda: not len(self._leases), timeout_s)
 
     def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until something holds that the end of a lease can bring about."""
+        """Wait until something holds that the end of a lease can bring about.
+
+        The lock is held while that is asked. It is asked until it holds, and never again.
+        """
         end = time.monotonic() + timeout_s
         while True:
             bell = threading.Lock()

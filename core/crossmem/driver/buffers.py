@@ -73,7 +73,9 @@ class HostBuffer:
 
     def release(self) -> None:
         """Let the object have its buffer back. Doing so twice is harmless."""
-        _release_buffer(ctypes.byref(self._buffer))
+        buffer = getattr(self, "_buffer", None)
+        if buffer is not None:
+            _release_buffer(ctypes.byref(buffer))
 
     __del__ = release
 

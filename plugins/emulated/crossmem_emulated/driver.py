@@ -253,10 +253,9 @@ class EmulatedDriver(Driver):
                 close(reference)
             except OSError as error:
                 raise self._close_failed(imported.ordinal, error, "unmap") from None
-        elif reference is not None:
+        elif reference is not None and reference.mapped.pointer:
             # A mapping that core does not know, because an interrupt came right after it was made.
             self.unmap(reference.mapped)
-            imported.reference = None
 
     @override
     def map(self, imported: Imported, *, remappable: bool) -> Mapped:

@@ -64,8 +64,13 @@ class Call(Record):
     @override
     def give_back(self, *, blocking: bool) -> None:
         """Make the call once."""
+        call, self._call = self._call, _nothing
         self.is_done = True
-        self._call()
+        call()
+
+
+def _nothing() -> None:
+    """Take the place of a call that was made, so that the record keeps nothing alive."""
 
 
 class DeferredWork:
@@ -89,8 +94,10 @@ class DeferredWork:
         try:
             record.give_back(blocking=True)
         finally:
-            if record.is_done or record in self.waiting:
+            if record.is_done:
                 self.ready.pop(record, None)
+        if record in self.waiting:
+            self.ready.pop(record, None)
 
     def drain(self, *, wait: bool = False) -> None:
         """Go on with everything that is ready.
@@ -111,6 +118,8 @@ class DeferredWork:
     def _try(self, record: Record, *, blocking: bool) -> None:
         try:
             record.give_back(blocking=blocking)
+            if record in self.waiting:
+                self.ready.pop(record, None)
         except CrossmemError:
             # The caller who ended the object was told. The record stays, for the next attempt.
             pass
@@ -120,7 +129,6 @@ class DeferredWork:
         finally:
             if record.is_done:
                 self.idle.pop(record, None)
-            if record.is_done or record in self.waiting:
                 self.ready.pop(record, None)
 
     def start_reaper(self) -> None:
@@ -156,6 +164,8 @@ class DeferredWork:
 
     @property
     def _is_pending(self) -> bool:
+        # Another thread may have freed the memory before its first thread noted that it waits.
+        self.waiting.difference_update([one for one in list(self.waiting) if one.is_done])
         return bool(self.ready or self.idle or self.waiting) and not self._is_stopping
 
     def _reap(self) -> None:

@@ -36,7 +36,7 @@ Neighbours = Literal["expose"]
 class AdoptionRecord(AllocationRecord):
     """The record of an adoption. It keeps the owner of the memory as long as leases last."""
 
-    __slots__ = ("_nbytes", "_offset", "_owner")
+    __slots__ = ("_offset", "_owner")
 
     is_adopted: ClassVar = True
     _began: ClassVar = EventKind.ADOPTED
@@ -54,7 +54,7 @@ class AdoptionRecord(AllocationRecord):
         super().__init__(process, device, BlockRecord(device, Rank.ALLOCATION))
         self._owner: object = owner
         self._offset = offset
-        self._nbytes = nbytes
+        self.nbytes = nbytes
 
     def adopt(self, foreign: Foreign) -> None:
         """Adopt the vendor's allocation, unless another adoption has."""
@@ -76,12 +76,6 @@ class AdoptionRecord(AllocationRecord):
     def offset(self) -> int:
         """Where the adopted memory begins in the vendor's allocation."""
         return self._offset
-
-    @property
-    @override
-    def nbytes(self) -> int:
-        """How much of it is adopted."""
-        return self._nbytes
 
     @override
     def free_now(self, *, blocking: bool) -> None:

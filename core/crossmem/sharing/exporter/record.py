@@ -77,6 +77,7 @@ class AllocationRecord(Record):
         "handles",
         "is_retired",
         "memory",
+        "nbytes",
         "number",
         "pieces",
         "process",
@@ -94,6 +95,8 @@ class AllocationRecord(Record):
         self.process = process
         self.device = device
         self.memory = memory
+        self.nbytes = 0
+        """Size that was asked for, in bytes."""
         self.number = next(process.numbers)
         """Number of the vendor's allocation, in handles."""
         self.export_numbers = itertools.count()
@@ -123,17 +126,13 @@ class AllocationRecord(Record):
         """Where the memory begins in the driver's block."""
         return 0
 
-    @property
-    def nbytes(self) -> int:
-        """Size that was asked for, in bytes."""
-        return self.memory.block.nbytes
-
     def obtain(self, nbytes: int) -> None:
         """Allocate the memory."""
         device = self.device
         block = call_into(
             self.memory.blocks, device.driver.allocate, device.ordinal, nbytes, device.mechanism
         )
+        self.nbytes = block.nbytes
         self._region = self.process.regions.add(
             block.pointer, block.capacity, device.driver, self
         )
@@ -152,20 +151,18 @@ class AllocationRecord(Record):
 
     def tell(self, kind: EventKind) -> None:
         """Send an event about this allocation, if anybody observes."""
-        if self.process.registry.observed:
-            self._tell(kind, self.nbytes)
-
-    def _tell(self, kind: EventKind, nbytes: int) -> None:
-        self.process.registry.emit(
-            Event(
-                kind,
-                backend=self.device.backend,
-                device=self.device.identity,
-                allocation=self.number,
-                nbytes=nbytes,
-                owner_pid=self.process.identity.pid,
+        registry = self.process.registry
+        if registry.observed:
+            registry.emit(
+                Event(
+                    kind,
+                    backend=self.device.backend,
+                    device=self.device.identity,
+                    allocation=self.number,
+                    nbytes=self.nbytes,
+                    owner_pid=self.process.identity.pid,
+                )
             )
-        )
 
     def unit_for_leases(self) -> Unit:
         """Return the unit of the lease registry, made at the first call."""
@@ -189,10 +186,11 @@ class AllocationRecord(Record):
         The device's running work is waited for first: no vendor promises that freeing does.
         """
         process, unit = self.process, self.unit
+        if self.is_done:
+            return
         self.is_retired = True
         if unit is not None and process.server is not None:
             waiting = process.work.waiting
-            waiting.add(self)
             leases = process.server.leases
             is_idle = leases.retire(unit, even_if_leased=True)
             if not is_idle and blocking:
@@ -200,6 +198,7 @@ class AllocationRecord(Record):
                 process.server.catch_up(CATCH_UP_S)
                 is_idle = leases.retire(unit, even_if_leased=True)
             if not is_idle:
+                waiting.add(self)
                 process.work.start_reaper()
                 return
             waiting.discard(self)
@@ -214,13 +213,12 @@ class AllocationRecord(Record):
             call_into(taken, lock.acquire, blocking)
             if not taken[0] or self.is_done:
                 return
-            nbytes = self.nbytes if self.memory.blocks else 0
             failure = self._release()
         finally:
             if taken and taken[0]:
                 lock.release()
-        if nbytes and self.process.registry.observed:
-            self._tell(self._ended, nbytes)
+        if self.nbytes:
+            self.tell(self._ended)
         if failure is not None:
             raise failure
 
@@ -235,6 +233,7 @@ class AllocationRecord(Record):
             failure = wait_for_work(self.device)
             self.memory.release_exports(blocks[0])
             self.device.driver.free(blocks[0])
+            blocks.clear()
         self._leave()
         return failure
 

@@ -97,6 +97,8 @@ class OwnImport(ImportRecord):
         if self._alias is not None:
             with self._owned.lock:
                 self._alias.unmap_readonly(mapped)
+                self.mapped.clear()
+        self.mapped.clear()
 
     @override
     def _close(self) -> None:
@@ -113,7 +115,11 @@ class OwnImport(ImportRecord):
 
 def own_memory_gone(process: Process, handle: ShareableHandle) -> CrossmemError:
     """Return the error for memory that this process does not have, or no longer."""
-    refusal = None if process.server is None else process.server.leases.refusal_of(handle)
+    server = process.server
+    # The registry does not know of raw handles that nobody has imported.
+    refusal = None
+    if server is not None and handle.raw is None:
+        refusal = server.leases.refusal_of(handle)
     if refusal is not None:
         return error_of(refusal, handle)
     msg = f"allocation {handle.allocation} of this process was freed"

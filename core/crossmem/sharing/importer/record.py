@@ -204,7 +204,6 @@ class ImportRecord:
     def _unmap(self) -> None:
         if self.mapped:
             self._unmap_at_vendor(self.mapped[0])
-            self.mapped.pop()
         self.is_leaving = False
 
     def tell(self, kind: EventKind) -> None:
@@ -242,6 +241,7 @@ class ImportRecord:
         raise NotImplementedError
 
     def _unmap_at_vendor(self, mapped: Mapped) -> None:
+        """Give the address back, and forget it right after that."""
         raise NotImplementedError
 
     def _close(self) -> None:
@@ -338,7 +338,7 @@ class RemoteImport(ImportRecord):
                 f"{known.nbytes} in {known.capacity} are open here"
             )
             raise InvalidHandleError(msg, operation="import")
-        device, opened = self.device, self.imported
+        device, opened, core = self.device, self.imported, handle.core
         if opened:
             leased.close_descriptors()
         try:
@@ -357,11 +357,12 @@ class RemoteImport(ImportRecord):
                     ),
                 )
         finally:
-            # From the moment the vendor has it open, this record owns lease and descriptors.
+            # From the moment the vendor has it open, this record owns lease and descriptors. No
+            # call stands between these statements.
             if opened:
                 leased.descriptors = []
                 leased.is_recorded = True
-                self.leases[handle.core] = leased.lease
+                self.leases[core] = leased.lease
                 self.state = State.OPEN
                 self._was_opened = True
 
@@ -434,6 +435,10 @@ class RemoteImport(ImportRecord):
     @override
     def _unmap_at_vendor(self, mapped: Mapped) -> None:
         self.device.driver.unmap(mapped)
+        self.mapped.clear()
+        self._forget_region()
+
+    def _forget_region(self) -> None:
         if self._region is not None:
             self.process.regions.remove(self._region)
 
@@ -441,7 +446,8 @@ class RemoteImport(ImportRecord):
     def _close(self) -> None:
         if self.imported:
             self.device.driver.close(self.imported[0])
-            self.imported.pop()
+            self.imported.clear()
+        self._forget_region()
         connection = self.connection
         if connection is not None:
             if self.leases:

@@ -220,6 +220,7 @@ class RangeRecord(Record):
         """Give the addresses back; no piece is mapped there."""
         if self._reserved:
             self.driver.release(self._reserved[0])
+            self._reserved.clear()
         if self._region is not None:
             self.process.regions.remove(self._region)
         self.process.part(Ranges).live.pop(self, None)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions of a signal handler, one after another at each place where CPython runs handlers.
+
+CPython runs signal handlers at the entry of a Python function, at a backward jump, and after a call
+of C code. No tracing is needed to find these places: the handler here is C code that trips its own
+signal again, so the interpreter runs it at every one of them.
+"""
+
+import _thread
+import signal
+from collections.abc import Callable
+from functools import partial
+from types import FrameType, TracebackType
+from typing import Any, Final, Self
+
+__all__ = ["Interrupted", "Interrupts"]
+
+_SIGNAL: Final = signal.SIGUSR2
+
+
+class Interrupted(BaseException):
+    """What the handler raises."""
+
+
+class _Again:
+    """Compared with the number of a signal, trips that signal again; without any Python code."""
+
+    __lt__ = _thread.interrupt_main
+
+
+class Interrupts:
+    """Raises :class:`Interrupted` once in its block, at the ``number``-th place that counts.
+
+    Parameters
+    ----------
+    number
+        Counts from 1. If the block has fewer places, nothing is raised.
+    counts
+        Whether a file is under test. A place counts if any frame of it is, and none is False. None
+        is for files that say nothing, such as those of the standard library.
+
+    Attributes
+    ----------
+    count
+        How many places were passed.
+    place
+        Where it raised, for people.
+    """
+
+    def __init__(self, number: int, counts: Callable[[str], bool | None]) -> None:
+        self.count = 0
+        self.place = ""
+        self._number = number
+        self._counts = counts
+        self._is_over = True
+        self._again = _Again()
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        # min() calls the key for both arguments of a handler, number and frame, and compares the
+        # results. All of that is C code, except for the key itself, during which no signal waits.
+        handler: Any = partial(min, key=self._step)
+        self._before = signal.signal(_SIGNAL, handler)
+        self._is_over = False
+        _thread.interrupt_main(_SIGNAL)
+        return self
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_over = True
+        signal.signal(_SIGNAL, self._before)
+
+    def _step(self, argument: Any) -> Any:
+        if isinstance(argument, int):
+            return argument
+        if self._is_over:
+            return 0
+        if self._is_counted(argument):
+            self.count += 1
+            if self.count == self._number:
+                self._is_over = True
+                self.place = _describe(argument)
+                raise Interrupted
+        return self._again
+
+    def _is_counted(self, frame: FrameType | None) -> bool:
+        is_counted = False
+        while frame is not None:
+            counts = self._counts(frame.f_code.co_filename)
+            if counts is False:
+                return False
+            is_counted = is_counted or counts is True
+            frame = frame.f_back
+        return is_counted
+
+
+def _describe(frame: FrameType | None) -> str:
+    places = []
+    while frame is not None and len(places) < 5:  # noqa: PLR2004
+        name = frame.f_code.co_filename.rpartition("/")[2]
+        places.append(f"{name}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return " < ".join(places)

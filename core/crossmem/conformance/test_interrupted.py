@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions of signal handlers lose nothing, wherever Python runs a handler: law C30."""
+
+import gc
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.interrupts import Interrupted, Interrupts
+from crossmem.conformance.peers import Peer
+from crossmem.driver import TracingDriver
+
+NBYTES: Final = 5000
+STRIDE: Final = 5
+"""Every place is interrupted in crossmem's own tests; each run of the kit takes every fifth."""
+
+_CORE: Final = Path(crossmem.__file__).parent
+_KIT: Final = str(_CORE / "conformance")
+_TRACER: Final = str(_CORE / "driver" / "tracing.py")
+
+
+def counts(path: str) -> bool | None:
+    """Return whether a file is under test: all of core, and no call that reaches a driver."""
+    if path == _TRACER:
+        return False
+    return True if path.startswith(f"{_CORE}/") and not path.startswith(_KIT) else None
+
+
+@pytest.mark.crossmem_core
+@pytest.mark.parametrize("operation", ["allocate", "attach", "unmap", "free"])
+def test_c30_an_interrupted_call_loses_nothing(
+    operation: str, device: crossmem.Device, tracer: TracingDriver, peer: Peer
+) -> None:
+    blob = peer.call(actions.offer, "interrupted", NBYTES, b"interrupted")
+    crossmem.attach(blob).unmap()
+    gc.collect()
+    crossmem.collect()
+    before = tracer.live
+    number, made = 1, 0
+    while True:
+        kept: list[Any] = []
+        if operation == "unmap":
+            kept.append(crossmem.attach(blob))
+        elif operation == "free":
+            kept.append(device.allocate(NBYTES))
+        steps: dict[str, Callable[[], object]] = {
+            "allocate": lambda: kept.append(device.allocate(NBYTES)),
+            "attach": lambda: kept.append(crossmem.attach(blob)),
+            "unmap": lambda: kept[0].unmap(),
+            "free": lambda: kept[0].free(),
+        }
+        with warnings.catch_warnings():
+            # What an interrupted call had made is dropped, and given back by its finaliser.
+            warnings.simplefilter("ignore", ResourceWarning)
+            interrupts = Interrupts(number, counts)
+            try:
+                with interrupts:
+                    steps[operation]()
+            except Interrupted as error:
+                error.__traceback__ = None
+                made += 1
+            while kept:
+                one = kept.pop()
+                one.unmap() if isinstance(one, crossmem.Mapping) else one.free()
+                del one
+            gc.collect()
+            crossmem.collect()
+
+        assert tracer.live == before, interrupts.place
+        if not interrupts.place:
+            break
+        number += STRIDE
+
+    assert made > 0
+    # Later calls work.
+    crossmem.attach(blob).unmap()
+    peer.call(actions.free, "interrupted")
