@@ -21,7 +21,7 @@ from mutation import MUTANTS, always, changed, instead, mutant, property_is
 from typing_extensions import override
 
 from crossmem.conformance.speed import SLOWNESS
-from crossmem.control import client, link, registry, server
+from crossmem.control import answers, client, link, registry, server
 from crossmem.control.leases import LeaseTable
 from crossmem.control.records import Allow
 from crossmem.control.wire import Status
@@ -39,7 +39,7 @@ from crossmem.models import handle as handles
 from crossmem.sharing import device
 from crossmem.sharing.base import copying, deferred, ending, memory, process
 from crossmem.sharing.exporter import allocation, record
-from crossmem.sharing.importer import attach, errors, mapping, request, table
+from crossmem.sharing.importer import attach, errors, mapping, remote, request, table
 from crossmem.sharing.importer import record as imports
 from crossmem_emulated import memory as kernel
 from crossmem_emulated.driver import EmulatedDriver
@@ -114,7 +114,7 @@ def c05_allocations_are_named_by_their_address() -> None:
 def c06_freed_memory_can_be_imported() -> None:
     @instead(registry.LeaseRegistry, "_refusal_of")
     def _(old: Any, self: Any, number: int, export: int, **options: Any) -> Any:
-        known = self._export_of(number, export)
+        known = self._exports.find(number, export)
         return None if known is not None else old(self, number, export, **options)
 
 
@@ -149,7 +149,7 @@ def c08_own_memory_is_imported_like_others() -> None:
     @instead(table.ImportTable, "_new_record")
     def _(_old: Any, self: Any, asked: Any) -> Any:
         connection = self._connection_to(asked.handle.owner)
-        return imports.RemoteImport(self._process, asked, self._forget, connection)
+        return remote.RemoteImport(self._process, asked, self._forget, connection)
 
 
 @mutant
@@ -233,8 +233,8 @@ def c13_nobody_hears_of_denials() -> None:
     @instead(registry.LeaseRegistry, "admit")
     def _(old: Any, self: Any, *args: Any) -> Any:
         answer = old(self, *args)
-        for exports in self._exports.values():
-            for export in exports.values():
+        for unit in self._exports.units():
+            for export in unit.exports.values():
                 export.denied = 0
         return answer
 
@@ -260,7 +260,7 @@ def c14_damage_is_not_noticed() -> None:
 @mutant
 def c14_any_secret_is_right() -> None:
     always(registry, "verify", value=True)
-    always(client, "verify", value=True)
+    always(answers, "verify", value=True)
 
 
 @mutant
@@ -317,9 +317,9 @@ def c16_nobody_hears_what_waits_on_leases() -> None:
 @mutant
 def c16_a_failed_import_keeps_its_lease() -> None:
     @instead(client.OwnerConnection, "give_back")
-    def _(_old: Any, _self: Any, answers: Any) -> None:
-        for one in answers:
-            if isinstance(one, client.Leased):
+    def _(_old: Any, _self: Any, given: Any) -> None:
+        for one in given:
+            if isinstance(one, answers.Leased):
                 one.close_descriptors()
 
 

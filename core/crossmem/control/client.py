@@ -3,91 +3,45 @@
 
 import os
 import socket
-import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from typing_extensions import override
 
+from crossmem.control.answers import Asked, Leased, read_reply
 from crossmem.control.limits import no_descriptors
 from crossmem.control.link import Deadline, Link, close_each, dial, owner_gone
 from crossmem.control.processes import is_dead
-from crossmem.control.threads import start_thread
+from crossmem.control.unsent import Unsent
 from crossmem.control.wire import (
     HEADER,
     LAST,
     MAX_REPLY_NBYTES,
-    Grant,
     MessageType,
     ProtocolError,
     Refusal,
     Request,
     Wanted,
     pack_hold,
-    pack_ids,
     pack_request,
     pages,
     proof_context,
     prove,
-    unpack_replies,
-    verify,
 )
-from crossmem.driver import Exported
 from crossmem.driver.recording import call_into
-from crossmem.errors import (
-    AccessDeniedError,
-    CrossmemError,
-    DriverError,
-    OwnerGoneError,
-    WrongHostError,
-)
+from crossmem.errors import AccessDeniedError, CrossmemError, OwnerGoneError, WrongHostError
 from crossmem.locks import Rank, ordered_lock
 from crossmem.models import ProcessIdentity, ShareableHandle
 
-__all__ = ["Asked", "Leased", "OwnerConnection"]
+__all__ = ["OwnerConnection"]
 
 _MAX_WANTED: Final = 32_768
-_MAX_RELEASED: Final = 4096
 _RECONNECT_S: Final = 0.005
-_SEND_LATER_S: Final = 600.0
 _ROLES: Final = {MessageType.IMPORT: b"import", MessageType.HOLD: b"hold"}
 """What a proof says that its maker wants, so that it is good for nothing else."""
-
-
-class Asked(NamedTuple):
-    """One export that is asked for.
-
-    ``hold`` is the number that came with the handle in a message, 0 without one.
-    """
-
-    handle: ShareableHandle
-    hold: int = 0
-
-
-@dataclass(slots=True)
-class Leased:
-    """A lease as the importer got it.
-
-    ``descriptors`` are those that the receiver of this has to close. A driver that has taken the
-    export owns them: then the list is replaced by an empty one.
-    """
-
-    lease: int
-    nbytes: int
-    capacity: int
-    exported: Exported
-    descriptors: list[int] = field(default_factory=list)
-    is_recorded: bool = False
-    """Whether an import has the lease and ends it."""
-
-    def close_descriptors(self) -> None:
-        """Close what no driver took. If this is interrupted, it can be called again."""
-        close_each(self.descriptors)
 
 
 class OwnerConnection:
@@ -113,12 +67,7 @@ class OwnerConnection:
         self._link: Link | None = None
         self._pidfd: int | None = None
         self._request = 0
-        self._outbox: deque[bytes] = deque()
-        self._released: deque[int] = deque()
-        """Leases whose end the owner has not been told of."""
-        self._helper: threading.Thread | None = None
-        self._sending = ordered_lock(Rank.CONNECTION)
-        """Held by the one thread that takes messages out of the outbox; never waited for."""
+        self._unsent = Unsent(lambda: self._link)
         self._late_replies = False
 
     @override
@@ -205,10 +154,8 @@ class OwnerConnection:
         self.release([one.lease for one in leased])
 
     def release(self, leases: Sequence[int]) -> None:
-        """End leases. Never waits: where the owner does not read, a helping thread does."""
-        self._released.extend(leases)
-        self.flush()
-        self._get_help()
+        """End leases; never waits."""
+        self._unsent.release(leases)
 
     def discard(self, holds: Sequence[int], deadline: Deadline) -> None:
         """End holds, also where this process has not talked to the owner yet.
@@ -232,71 +179,6 @@ class OwnerConnection:
         # The owner may have closed the connection since it was used last.
         self.tend(deadline.remaining_s)
 
-    def _get_help(self) -> None:
-        """Start a thread that waits for the owner to read, where that is needed."""
-        link = self._link
-        if not self._released or link is None or link.is_broken or self._helper is not None:
-            return
-        helper = threading.Thread(target=self._send_later, name="crossmem-release", daemon=True)
-        self._helper = helper
-        try:
-            start_thread(helper)
-        except DriverError:
-            # No thread can be started: the next call sends it.
-            self._helper = None
-        except BaseException:
-            if helper.ident is None:
-                self._helper = None
-            raise
-
-    @property
-    def _has_unsent(self) -> bool:
-        return bool(self._outbox or self._released)
-
-    def _send_later(self) -> None:
-        """Wait for the owner to read, send what waits, and end."""
-        try:
-            while self._has_unsent and (link := self._link) is not None:
-                link.wait_for_room(Deadline(_SEND_LATER_S))
-                self.flush()
-        except (EOFError, CrossmemError):
-            # It closed the connection, is dead or stays stopped: the next call sees to it.
-            self._helper = None
-            return
-        self._helper = None
-        # What was released between the last look and now found a helper that was about to end.
-        self._get_help()
-
-    def flush(self) -> None:
-        """Send what waits to be sent, in order, as far as that is possible without waiting."""
-        while self._has_unsent:
-            taken: list[bool] = []
-            try:
-                # The thread that has it looks again afterwards, for what others queued meanwhile.
-                if not call_into(taken, self._sending.acquire, False):  # noqa: FBT003
-                    return
-                if self._link is None or not self._send_next(self._link):
-                    return
-            finally:
-                if taken and taken[0]:
-                    self._sending.release()
-
-    def _send_next(self, link: Link) -> bool:
-        # A message leaves its queue after it was sent: ending a lease twice is harmless.
-        if self._outbox:
-            sent = link.send_now(self._outbox[0])
-            if sent:
-                self._outbox.popleft()
-            return sent
-        # Other threads, and finalisers, add to it meanwhile; nobody else removes.
-        count = min(len(self._released), _MAX_RELEASED)
-        part = [self._released[index] for index in range(count)]
-        sent = link.send_now(pack_ids(MessageType.RELEASE, 0, part))
-        if sent:
-            for _ in part:
-                self._released.popleft()
-        return sent
-
     def tend(self, timeout_s: float) -> None:
         """Send what waits, connecting again if need be, and take in replies that came too late.
 
@@ -305,8 +187,8 @@ class OwnerConnection:
         timeout_s
             How long all of it may take.
         """
-        self.flush()
-        if not (self._has_unsent or self._late_replies):
+        self._unsent.flush()
+        if not (self._unsent or self._late_replies):
             return
         deadline = Deadline(timeout_s)
         taken: list[bool] = []
@@ -316,10 +198,10 @@ class OwnerConnection:
             if self._late_replies:
                 self._drop_late_replies(deadline)
             link = self._link
-            if self._has_unsent and self.is_owner_alive and (link is None or link.is_broken):
+            if self._unsent and self.is_owner_alive and (link is None or link.is_broken):
                 self._disconnect()
                 self._connect(deadline)
-                self.flush()
+                self._unsent.flush()
         except (EOFError, CrossmemError):
             # It cannot be reached now. What waits is sent later, or ends with this process.
             return
@@ -351,7 +233,7 @@ class OwnerConnection:
         """Send what waits and close, unless a thread waits for the owner: exit ends that wait."""
         if self._lock.acquire(blocking=False):
             try:
-                self.flush()
+                self._unsent.flush()
                 self.close()
             finally:
                 self._lock.release()
@@ -443,20 +325,19 @@ class OwnerConnection:
         descriptors: list[int] = []
         try:
             # A cancellation that comes after a later request has no effect any more.
-            self.flush()
-            while self._outbox:
+            self._unsent.flush()
+            while self._unsent.has_cancelled:
                 link.wait_for_room(deadline)
-                self.flush()
+                self._unsent.flush()
             for message in pages(kind, number, body):
                 link.send(message, deadline)
             reply = self._receive(link, number, descriptors, deadline)
-            return _read([one.handle for one in asked], context, reply, descriptors)
+            return read_reply([one.handle for one in asked], context, reply, descriptors)
         except BaseException:
             close_each(descriptors)
             # Whatever was granted, or will be when a slow owner reads this, is taken back.
-            self._outbox.append(pack_ids(MessageType.CANCEL, number, ()))
             self._late_replies = True
-            self.flush()
+            self._unsent.cancel(number)
             raise
 
     def _receive(
@@ -492,28 +373,3 @@ class OwnerConnection:
         if are_lost:
             raise no_descriptors("recvmsg")
         return bytes(body)
-
-
-def _read(
-    handles: Sequence[ShareableHandle], context: bytes, reply: bytes, descriptors: list[int]
-) -> list[Leased | Refusal]:
-    """Check a reply and hand out its descriptors."""
-    replies = unpack_replies(reply)
-    expected = sum(one.descriptor_count for one in replies if isinstance(one, Grant))
-    if len(replies) != len(handles) or expected != len(descriptors):
-        msg = f"{len(replies)} answers, {len(descriptors)} descriptors to {len(handles)} asked"
-        raise ProtocolError(msg)
-    answers: list[Leased | Refusal] = []
-    at = 0
-    for handle, one in zip(handles, replies, strict=True):
-        if isinstance(one, Refusal):
-            answers.append(one)
-            continue
-        if not verify(one.proof, handle.secret, b"grant", context, one.record):
-            msg = "it does not know the secret of the handle"
-            raise ProtocolError(msg)
-        mine = tuple(descriptors[at : at + one.descriptor_count])
-        at += one.descriptor_count
-        exported = Exported(one.payloads, mine)
-        answers.append(Leased(one.lease, one.nbytes, one.capacity, exported, list(mine)))
-    return answers

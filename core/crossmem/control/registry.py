@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from crossmem.control.exports import ExportTable
 from crossmem.control.leases import Holder, Lease, LeaseTable
 from crossmem.control.processes import own_uid
 from crossmem.control.records import Export, Unit
@@ -46,11 +47,7 @@ class LeaseRegistry:
         """Retired memory whose last lease has ended, and whose owner was not told."""
         self._bells: set[threading.Lock] = set()
         """Each is released when a lease has ended, for a thread that waits for that."""
-        self._exports: dict[int, dict[int, Export]] = {}
-        """By the numbers of allocation and export."""
-        self._made: dict[int, int] = {}
-        """How many exports each allocation has had, as long as it has one."""
-        self._newest_allocation = 0
+        self._exports = ExportTable()
         self._leases = LeaseTable()
         self._myself = Holder(identity.pid, identity.uid)
         self._is_exiting = False
@@ -59,13 +56,8 @@ class LeaseRegistry:
 
     def publish(self, export: Export) -> None:
         """Make an export importable."""
-        handle, unit = export.handle, export.unit
-        number = handle.allocation
         with self.lock:
-            self._made[number] = max(self._made.get(number, 0), handle.export + 1)
-            self._newest_allocation = max(self._newest_allocation, number)
-            exports = self._exports.setdefault(number, {})
-            unit.exports[handle.export] = exports[handle.export] = export
+            self._exports.add(export)
 
     def lease_to_myself(
         self, handle: ShareableHandle, hold: int, leases: dict[bytes, int]
@@ -88,7 +80,7 @@ class LeaseRegistry:
             refusal = refusal or self._refusal_of_core(handle)
             if refusal is None:
                 core = handle.core
-                given = self._leases.give(self._exports[number][export], self._myself)
+                given = self._leases.give(self._exports.get(number, export), self._myself)
                 # No call stands between giving the lease and recording it.
                 leases[core] = given.number
             return refusal
@@ -126,7 +118,7 @@ class LeaseRegistry:
                 refusal = refusal or self._refusal_of_core(handle)
             if refusal is None:
                 for one in handles:
-                    export = self._exports[one.allocation][one.export]
+                    export = self._exports.get(one.allocation, one.export)
                     numbers.append(self._hold(export, self._myself).number)
             return True
 
@@ -135,7 +127,7 @@ class LeaseRegistry:
         return refusal
 
     def _refusal_of_core(self, handle: ShareableHandle) -> Refusal | None:
-        known = self._exports[handle.allocation][handle.export].handle
+        known = self._exports.get(handle.allocation, handle.export).handle
         if known.core != handle.core:
             return Refusal(Status.UNKNOWN, "the handle's fields were changed")
         return None
@@ -213,17 +205,15 @@ class LeaseRegistry:
             if even_if_leased or not is_leased:
                 unit.is_retired = True
             if not is_leased:
-                self._forget(unit)
+                self._exports.forget(unit)
         return not is_leased
 
     def report(self) -> list[tuple[Unit, tuple[Export, ...], tuple[Lease, ...]]]:
         """Return everything that is exported: the memory, its exports and its leases."""
         with self.lock:
-            exports = (one for some in self._exports.values() for one in some.values())
-            units = {id(one.unit): one.unit for one in exports}
             return [
                 (unit, tuple(unit.exports.values()), tuple(unit.leases.values()))
-                for unit in units.values()
+                for unit in self._exports.units()
             ]
 
     def tell(self) -> None:
@@ -286,7 +276,7 @@ class LeaseRegistry:
         refusal = self._refusal_of(wanted.allocation, wanted.export, is_held=held is not None)
         if refusal is not None:
             return refusal
-        export = self._exports[wanted.allocation][wanted.export]
+        export = self._exports.get(wanted.allocation, wanted.export)
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 
     def _lease(self, export: Export, holder: Holder) -> tuple[Lease, Export]:
@@ -317,7 +307,7 @@ class LeaseRegistry:
             refusal = self._refusal_of_hold(wanted, holder)
             if refusal is not None:
                 return refusal
-            export = self._exports[wanted.allocation][wanted.export]
+            export = self._exports.get(wanted.allocation, wanted.export)
             refusal = self._refusal_of_peer(holder, export, wanted, b"hold", context)
             return refusal or (self._hold(export, holder), export)
 
@@ -409,7 +399,7 @@ class LeaseRegistry:
         """
         refusal = self._refusal_of(wanted.allocation, wanted.export)
         if refusal is not None:
-            export = self._export_of(wanted.allocation, wanted.export)
+            export = self._exports.find(wanted.allocation, wanted.export)
             leases = export.unit.leases.values() if export is not None else ()
             if any(lease.holder is holder for lease in leases):
                 refusal = self._refusal_of(wanted.allocation, wanted.export, is_held=True)
@@ -428,14 +418,7 @@ class LeaseRegistry:
         """
         if self._is_exiting and not is_held:
             return Refusal(Status.EXITING, "the exporting process is exiting")
-        found = self._export_of(allocation, export)
-        if found is not None and (is_held or not found.unit.is_retired):
-            return None
-        if found is None and not 0 < allocation <= self._newest_allocation:
-            return Refusal(Status.UNKNOWN, "there is no such allocation")
-        if found is None and export >= self._made.get(allocation, export + 1):
-            return Refusal(Status.UNKNOWN, "the allocation was not exported in this way")
-        return Refusal(Status.STALE, "the allocation was freed")
+        return self._exports.refusal(allocation, export, is_held=is_held)
 
     def _after_end(self, lease: Lease, kind: EventKind) -> None:
         self._ring()
@@ -447,20 +430,8 @@ class LeaseRegistry:
 
     def _note_if_idle(self, unit: Unit) -> None:
         if unit.is_retired and not unit.leases and not unit.grants:
-            self._forget(unit)
+            self._exports.forget(unit)
             self._idle.append(unit)
-
-    def _forget(self, unit: Unit) -> None:
-        exports = self._exports.get(unit.allocation, {})
-        for number in unit.exports:
-            exports.pop(number, None)
-        if not exports:
-            self._exports.pop(unit.allocation, None)
-            self._made.pop(unit.allocation, None)
-
-    def _export_of(self, allocation: int, export: int) -> Export | None:
-        exports = self._exports.get(allocation)
-        return None if exports is None else exports.get(export)
 
     def _note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
         if not self._registry.observed:

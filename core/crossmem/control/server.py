@@ -10,39 +10,35 @@ know what importers have sent asks this thread to read it (:meth:`LeaseServer.ca
 import logging
 import os
 import resource
-import select
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 
+from crossmem.control.answering import answer
 from crossmem.control.connection import ServerConnection
 from crossmem.control.endpoint import listen
 from crossmem.control.leases import Holder
 from crossmem.control.limits import name_descriptor_limit
+from crossmem.control.loop import EventLoop
 from crossmem.control.processes import is_dead, open_peer
 from crossmem.control.registry import LeaseRegistry
 from crossmem.control.threads import start_thread
 from crossmem.control.wire import (
     MAX_MESSAGE_NBYTES,
-    Grant,
     MessageType,
     ProtocolError,
     Refusal,
     Request,
     Status,
-    pack_grant,
     pack_refusals,
-    proof_context,
     unpack_ids,
     unpack_request,
 )
-from crossmem.driver import Exported
 from crossmem.models import ProcessIdentity
 from crossmem.plugin import Registry
 
@@ -54,7 +50,6 @@ _RETRY_S: Final = 0.02
 _STOP_JOIN_S: Final = 2.0
 _MAX_COLLECTED_NBYTES: Final = 8 * 2**20
 _MAX_CAUGHT_UP: Final = 1000
-_NOTHING: Final = Exported()
 
 
 class LeaseServer:
@@ -85,7 +80,6 @@ class LeaseServer:
         self.leases = LeaseRegistry(identity, registry, max_holds)
         self._holders: set[Holder] = set()
         self._connections: dict[int, ServerConnection] = {}
-        self._handlers: dict[int, Callable[[], None]] = {}
         self._unsent: set[ServerConnection] = set()
         self._bells: deque[threading.Lock] = deque()
         """Each is released once everything that had come by then was read."""
@@ -95,24 +89,17 @@ class LeaseServer:
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES + 1))
         self._listeners: list[socket.socket] = []
         self._path: Path | None = None
-        self._sockets: list[socket.socket] = []
-        self._epoll = select.epoll()
         self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
-        try:
-            with name_descriptor_limit("socket"):
-                self._sockets += socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self._wake, self._woken = self._sockets
-                for one in self._sockets:
-                    # A byte that was not read yet wakes as well as a second one.
-                    one.setblocking(False)  # noqa: FBT003
+        with name_descriptor_limit("socket"):
+            self._loop = EventLoop()
+            try:
                 self._listeners, self._path = listen(run_dir, identity)
                 for listener in self._listeners:
-                    self._watch(listener.fileno(), partial(self._accept, listener))
-                self._watch(self._woken.fileno(), self._take_wake)
-        except BaseException:
-            self.abandon()
-            self._unlink()
-            raise
+                    self._loop.watch(listener.fileno(), partial(self._accept, listener))
+            except BaseException:
+                self.abandon()
+                self._unlink()
+                raise
 
     def start(self) -> None:
         """Start the thread, unless it runs."""
@@ -134,7 +121,7 @@ class LeaseServer:
             bell = threading.Lock()
             bell.acquire()
             self._bells.append(bell)
-            self._send_wake()
+            self._loop.wake()
             bell.acquire(timeout=timeout_s)
         self.leases.tell()
 
@@ -149,7 +136,7 @@ class LeaseServer:
     def stop(self) -> None:
         """End the thread, close every descriptor and remove the socket's path."""
         self._stopping = True
-        self._send_wake()
+        self._loop.wake()
         if self._thread.is_alive() and threading.get_ident() != self._thread.ident:
             self._thread.join(_STOP_JOIN_S)
         # Importers that still find the path then learn that nobody listens any more.
@@ -167,19 +154,19 @@ class LeaseServer:
         for holder in list(self._holders):
             if holder.pidfd is not None:
                 os.close(holder.pidfd)
-        for one in (*self._listeners, *self._sockets):
-            one.close()
-        self._epoll.close()
+        for listener in self._listeners:
+            listener.close()
+        self._loop.close()
 
     # The thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._stopping:
             waiting = self._accept_paused or bool(self._unsent)
-            ready = self._epoll.poll(_RETRY_S if waiting else None)
+            ready = self._loop.wait(_RETRY_S if waiting else None)
             if self._stopping:
                 break
-            for descriptor, _events in ready:
+            for descriptor in ready:
                 self._handle(descriptor)
             if waiting:
                 self._retry()
@@ -200,7 +187,7 @@ class LeaseServer:
                 bell.release()
 
     def _handle(self, descriptor: int) -> None:
-        handler = self._handlers.get(descriptor)
+        handler = self._loop.handler_of(descriptor)
         if handler is None:
             return
         try:
@@ -212,30 +199,13 @@ class LeaseServer:
             if connection is not None:
                 self._drop(connection)
 
-    def _send_wake(self) -> None:
-        with suppress(BlockingIOError):
-            self._wake.send(b"x")
-
-    def _take_wake(self) -> None:
-        with suppress(BlockingIOError):
-            self._woken.recv(1)
-
-    def _watch(self, descriptor: int, handler: Callable[[], None]) -> None:
-        # In this order: the kernel may have no room for one more.
-        self._epoll.register(descriptor, select.EPOLLIN)
-        self._handlers[descriptor] = handler
-
-    def _unwatch(self, descriptor: int) -> None:
-        if self._handlers.pop(descriptor, None) is not None:
-            self._epoll.unregister(descriptor)
-
     def _retry(self) -> None:
         for connection in list(self._unsent):
             self._flush(connection)
         if self._accept_paused:
             self._accept_paused = False
             for listener in self._listeners:
-                self._epoll.modify(listener.fileno(), select.EPOLLIN)
+                self._loop.change(listener.fileno(), read=True)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -249,13 +219,13 @@ class LeaseServer:
             self._has_warned = True
             self._accept_paused = True
             for one in self._listeners:
-                self._epoll.modify(one.fileno(), 0)
+                self._loop.change(one.fileno())
             return
         self._has_warned = False
         self._make_room()
         try:
             connection = ServerConnection(accepted, self._buffer)
-            self._watch(connection.number, lambda: self._serve(connection, at_most=1))
+            self._loop.watch(connection.number, lambda: self._serve(connection, at_most=1))
         except OSError:
             accepted.close()
             return
@@ -329,33 +299,8 @@ class LeaseServer:
             if full is not None:
                 self._refuse(connection, number, request, full)
                 return
-        connection.granted_request, connection.granted = number, []
-        connection.is_answered = False
-        records: list[bytes] = []
-        descriptors: list[int] = []
-        context = proof_context(connection.nonce, request.nonce, number)
-        for index, wanted in enumerate(request.wanted):
-            if kind is MessageType.HOLD:
-                admitted = self.leases.admit_hold(holder, context, wanted)
-            else:
-                admitted = self.leases.admit(holder, context, request.reported, wanted)
-            if isinstance(admitted, Refusal):
-                # All or none: the requester gives back what it got and reports this one.
-                records.append(pack_refusals(admitted, len(request.wanted) - index))
-                break
-            lease, export = admitted
-            connection.granted.append(lease.number)
-            sender = self.leases.receive(wanted, holder)
-            if sender is not None:
-                self._forget_if_unused(sender)
-            handle = export.handle
-            # The sender of a message has the memory, or does not want it.
-            exported = _NOTHING if lease.in_message else export.exported
-            count = len(exported.descriptors)
-            grant = Grant(lease.number, handle.nbytes, handle.capacity, count, exported.payloads)
-            records.append(pack_grant(grant, handle.secret, context))
-            descriptors += exported.descriptors
-        connection.queue(number, b"".join(records), tuple(descriptors))
+        for sender in answer(self.leases, connection, holder, kind, number, request):
+            self._forget_if_unused(sender)
         self._flush(connection)
 
     def _refuse(
@@ -377,7 +322,7 @@ class LeaseServer:
             holder = Holder(connection.pid, connection.uid, pidfd)
             if pidfd is not None:
                 try:
-                    self._watch(pidfd, partial(self._check, holder))
+                    self._loop.watch(pidfd, partial(self._check, holder))
                 except OSError:
                     os.close(pidfd)
                     raise
@@ -397,18 +342,17 @@ class LeaseServer:
             sent = True
         if not sent:
             # Nothing more is read from a peer until it has read what it asked for.
-            events = select.EPOLLOUT if connection.is_full else 0
-            if not events and (was_full or connection not in self._unsent):
+            if not connection.is_full and (was_full or connection not in self._unsent):
                 _log.warning(
                     "the reply to process %s waits until others have read theirs: too many "
                     "descriptors of this user are under way (ulimit -n)",
                     connection.pid,
                 )
             self._unsent.add(connection)
-            self._epoll.modify(connection.number, events)
+            self._loop.change(connection.number, write=connection.is_full)
         elif connection in self._unsent:
             self._unsent.remove(connection)
-            self._epoll.modify(connection.number, select.EPOLLIN)
+            self._loop.change(connection.number, read=True)
 
     def _catch_up(self, holders: set[Holder]) -> None:
         """Read what these processes have already sent, and see which of them are dead."""
@@ -434,7 +378,7 @@ class LeaseServer:
         """Close a connection. Its leases stay where the process can be watched (law C11)."""
         self._connections.pop(connection.number, None)
         self._unsent.discard(connection)
-        self._unwatch(connection.number)
+        self._loop.unwatch(connection.number)
         connection.socket.close()
         if not connection.is_answered:
             # Its peer does not know of these leases, so nobody else will end them.
@@ -477,6 +421,6 @@ class LeaseServer:
             return
         self._holders.remove(holder)
         if holder.pidfd is not None:
-            self._unwatch(holder.pidfd)
+            self._loop.unwatch(holder.pidfd)
             os.close(holder.pidfd)
             holder.pidfd = None

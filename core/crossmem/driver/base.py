@@ -280,7 +280,7 @@ class Driver(ABC):
 
         Called once for each (allocation, device, access), without any lock of core held that
         another import needs. On success the driver owns ``exported.descriptors``; where it
-        raises, core closes them.
+        raises, core closes those that are still in ``exported.descriptors``.
 
         Parameters
         ----------

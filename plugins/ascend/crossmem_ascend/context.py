@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 
-from crossmem.driver.cleanup import in_any_case
+from crossmem.driver.cleanup import noting
+from crossmem.driver.recording import call_into
 from crossmem.errors import CrossmemError, DriverError
 from crossmem_ascend.errors import BACKEND, CONTEXT_NULL, PARAM_INVALID
 from crossmem_ascend.runtime import Vendor
@@ -62,12 +62,20 @@ class Contexts:
     @contextmanager
     def on(self, ordinal: int) -> Iterator[None]:
         """Make a device current for this thread, and put back what was current before."""
-        debt = self._enter(ordinal)
-        if debt is None:
+        entered: list[_Debt | None] = []
+        debts = self._debts
+        try:
+            call_into(entered, self._enter, ordinal)
             yield
-        else:
-            with in_any_case(partial(self._leave, debt)):
-                yield
+        except BaseException as error:
+            if entered and entered[0] is not None:
+                debts.append(entered[0])
+            with noting(error):
+                self._pay_all()
+            raise
+        if entered[0] is not None:
+            debts.append(entered[0])
+        self._pay_all()
 
     @property
     def _debts(self) -> list[_Debt]:
@@ -77,13 +85,12 @@ class Contexts:
             debts = self._thread.debts = []
         return debts
 
-    def _leave(self, debt: _Debt) -> None:
-        """Put a thread's context back; where that is refused, the next call does.
+    def _pay_all(self) -> None:
+        """Put a thread's context back; if that is refused, the next call does.
 
         Else the next call would take what is current for the application's choice.
         """
         debts = self._debts
-        debts.append(debt)
         while debts:
             self._pay(debts[0])
             del debts[0]
@@ -121,8 +128,14 @@ class Contexts:
         opened = self._open(ordinal)
         previous = self._current()
         if previous is None:
-            own = vendor.value("rt.create_context", rt.create_context(ordinal))
-            return _Debt(own, None)
+            made: list[tuple[int, int]] = []
+            try:
+                call_into(made, rt.create_context, ordinal)
+                return _Debt(vendor.value("rt.create_context", made[0]), None)
+            except BaseException:
+                if made and not made[0][1]:
+                    rt.destroy_context(made[0][0])
+                raise
         if vendor.value("rt.get_device", rt.get_device()) == ordinal:
             return None
         vendor.check("rt.set_context", rt.set_context(opened))

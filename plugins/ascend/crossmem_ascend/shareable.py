@@ -223,7 +223,8 @@ class Shareable(Mechanism):
             call_into(made, self._rt.map_mem, owned.addresses, capacity, 0, owned.handle, 0)
             self._vendor.check("rt.map_mem", made[0])
         except BaseException as error:
-            owned.is_mapped = bool(made) and not made[0]
+            if made and not made[0]:
+                owned.is_mapped = True
             with noting(error):
                 self._unmap_mem(owned)
                 self._release_addresses(owned)

@@ -339,7 +339,8 @@ class Virtual(Mechanism):
                             made, self._rt.memMap, owned.addresses, capacity, 0, owned.handle, 0
                         )
                 finally:
-                    owned.is_mapped = bool(made)
+                    if made:
+                        owned.is_mapped = True
             self._set_access(owned.addresses, capacity, ordinal)
         except BaseException as error:
             with noting(error):

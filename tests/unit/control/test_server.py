@@ -130,7 +130,7 @@ def send_releases(importer: socket.socket, holds: list[int]) -> None:
 def test_an_importer_that_cannot_be_watched_leaves_nothing(server: Any) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        server._epoll = Full(server._epoll)
+        server._loop.epoll = Full(server._loop.epoll)
         connection = ServerConnection(ours, server._buffer)
         before = sorted(Path("/proc/self/fd").iterdir())
         with pytest.raises(OSError, match="No space left"):
@@ -142,7 +142,7 @@ def test_an_importer_that_cannot_be_watched_leaves_nothing(server: Any) -> None:
 
 def test_a_connection_that_cannot_be_watched_is_closed(server: Any) -> None:
     with new_socket() as importer:
-        server._epoll = Full(server._epoll)
+        server._loop.epoll = Full(server._loop.epoll)
         importer.connect(str(server._path))
         server._accept(server._listeners[0])
 

@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from crossmem.control.client import Leased
+from crossmem.control.answers import Leased
 from crossmem.control.link import Deadline
 from crossmem.control.wire import Refusal, Status
 from crossmem.errors import (

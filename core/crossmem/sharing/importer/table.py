@@ -7,7 +7,8 @@ from typing import ClassVar, Final
 
 from typing_extensions import override
 
-from crossmem.control.client import Asked, Leased, OwnerConnection
+from crossmem.control.answers import Asked, Leased
+from crossmem.control.client import OwnerConnection
 from crossmem.control.link import Deadline
 from crossmem.control.wire import Refusal
 from crossmem.driver import Exported
@@ -19,13 +20,8 @@ from crossmem.sharing.exporter.raw import publish_raw
 from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.importer.errors import error_of
 from crossmem.sharing.importer.own import OwnImport, own_memory_gone
-from crossmem.sharing.importer.record import (
-    ImportRecord,
-    ImportRequest,
-    RemoteImport,
-    State,
-    Use,
-)
+from crossmem.sharing.importer.record import ImportRecord, ImportRequest, State, Use
+from crossmem.sharing.importer.remote import RemoteImport
 
 __all__ = ["ImportTable"]
 

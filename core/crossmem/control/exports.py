@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exports of a process by number, and why one cannot be given. Its user holds a lock."""
+
+from crossmem.control.records import Export, Unit
+from crossmem.control.wire import Refusal, Status
+
+__all__ = ["ExportTable"]
+
+
+class ExportTable:
+    """Finds exports, and tells stale numbers from numbers that never were."""
+
+    def __init__(self) -> None:
+        self._exports: dict[int, dict[int, Export]] = {}
+        """By the numbers of allocation and export."""
+        self._made: dict[int, int] = {}
+        """How many exports each allocation has had, as long as it has one."""
+        self._newest_allocation = 0
+
+    def add(self, export: Export) -> None:
+        """Enter an export."""
+        handle = export.handle
+        number = handle.allocation
+        self._made[number] = max(self._made.get(number, 0), handle.export + 1)
+        self._newest_allocation = max(self._newest_allocation, number)
+        exports = self._exports.setdefault(number, {})
+        export.unit.exports[handle.export] = exports[handle.export] = export
+
+    def get(self, allocation: int, export: int) -> Export:
+        """Return an export that is there."""
+        return self._exports[allocation][export]
+
+    def find(self, allocation: int, export: int) -> Export | None:
+        """Return an export, None if there is none of these numbers now."""
+        exports = self._exports.get(allocation)
+        return None if exports is None else exports.get(export)
+
+    def units(self) -> list[Unit]:
+        """Return all exported memory, in the order of the exports."""
+        exports = (one for some in self._exports.values() for one in some.values())
+        return list({id(one.unit): one.unit for one in exports}.values())
+
+    def refusal(self, allocation: int, export: int, *, is_held: bool) -> Refusal | None:
+        """Return why nobody gets an export, None if it can be given.
+
+        Parameters
+        ----------
+        allocation, export
+            What is asked for.
+        is_held
+            Whether it is given although it was freed.
+        """
+        found = self.find(allocation, export)
+        if found is not None and (is_held or not found.unit.is_retired):
+            return None
+        if found is None and not 0 < allocation <= self._newest_allocation:
+            return Refusal(Status.UNKNOWN, "there is no such allocation")
+        if found is None and export >= self._made.get(allocation, export + 1):
+            return Refusal(Status.UNKNOWN, "the allocation was not exported in this way")
+        return Refusal(Status.STALE, "the allocation was freed")
+
+    def forget(self, unit: Unit) -> None:
+        """Forget the exports of memory. Doing so twice is harmless."""
+        exports = self._exports.get(unit.allocation, {})
+        for number in unit.exports:
+            exports.pop(number, None)
+        if not exports:
+            self._exports.pop(unit.allocation, None)
+            self._made.pop(unit.allocation, None)

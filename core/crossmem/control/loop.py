@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The descriptors that the lease server's thread waits for, and how other threads wake it."""
+
+import select
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+__all__ = ["EventLoop"]
+
+
+class EventLoop:
+    """Calls a handler for each descriptor that is ready.
+
+    Raises
+    ------
+    OSError
+        This process has no descriptor left. Nothing is left open then.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._sockets: list[socket.socket] = []
+        self.epoll = select.epoll()
+        try:
+            self._sockets += socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            for one in self._sockets:
+                # A byte that was not read yet wakes as well as a second one.
+                one.setblocking(False)  # noqa: FBT003
+            self.watch(self._sockets[1].fileno(), self._take_wake)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close every descriptor of the loop's own."""
+        for one in self._sockets:
+            one.close()
+        self.epoll.close()
+
+    def wake(self) -> None:
+        """Let :meth:`wait` return. Any thread may call this."""
+        with suppress(BlockingIOError):
+            self._sockets[0].send(b"x")
+
+    def _take_wake(self) -> None:
+        with suppress(BlockingIOError):
+            self._sockets[1].recv(1)
+
+    def wait(self, timeout_s: float | None) -> list[int]:
+        """Return the descriptors that are ready."""
+        return [descriptor for descriptor, _events in self.epoll.poll(timeout_s)]
+
+    def handler_of(self, descriptor: int) -> Callable[[], None] | None:
+        """Return what handles a descriptor, None if it is not watched any more."""
+        return self._handlers.get(descriptor)
+
+    def watch(self, descriptor: int, handler: Callable[[], None]) -> None:
+        """Have a handler called when a descriptor can be read."""
+        # In this order: the kernel may have no room for one more.
+        self.epoll.register(descriptor, select.EPOLLIN)
+        self._handlers[descriptor] = handler
+
+    def change(self, descriptor: int, *, read: bool = False, write: bool = False) -> None:
+        """Choose for what a descriptor is watched; its end is always noticed."""
+        events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
+        self.epoll.modify(descriptor, events)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Watch a descriptor no longer. Doing so twice is harmless."""
+        if self._handlers.pop(descriptor, None) is not None:
+            self.epoll.unregister(descriptor)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports of another process's memory: a lease of the exporter's, and one vendor open."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from typing_extensions import override
+
+from crossmem.control.answers import Leased
+from crossmem.control.client import OwnerConnection
+from crossmem.driver import Block, Imported, Mapped
+from crossmem.driver.recording import call_into
+from crossmem.errors import DriverError, InvalidHandleError, OwnerGoneError, StaleHandleError
+from crossmem.models import Event, EventKind
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.base.regions import Region
+from crossmem.sharing.importer.record import ImportRecord, ImportRequest, State
+
+__all__ = ["RemoteImport"]
+
+_DYING_S: Final = 0.1
+
+
+class RemoteImport(ImportRecord):
+    """Memory of another process."""
+
+    __slots__ = ("_region", "_was_opened", "connection", "handle", "imported")
+
+    def __init__(
+        self,
+        process: Process,
+        request: ImportRequest,
+        forget: Callable[[ImportRecord], None],
+        connection: OwnerConnection | None,
+    ) -> None:
+        super().__init__(process, request, forget)
+        self.connection = connection
+        self.handle = request.handle
+        self.imported: list[Imported] = []
+        """The vendor's import, as long as there is one."""
+        self._region: Region | None = None
+        self._was_opened = False
+
+    def open(self, request: ImportRequest, leased: Leased) -> None:
+        """Take over a lease, and open the memory if it is not open yet. The lock is held.
+
+        Raises
+        ------
+        InvalidHandleError
+            The sizes in the handle are not the exporter's, or not those of what is open already.
+        DriverError
+            The vendor's call failed. The caller then still owns the lease.
+        """
+        handle = request.handle
+        if (leased.nbytes, leased.capacity) != (handle.nbytes, handle.capacity):
+            msg = (
+                f"the handle says {handle.nbytes} bytes in {handle.capacity}, but its exporter "
+                f"{leased.nbytes} in {leased.capacity}"
+            )
+            raise InvalidHandleError(msg, operation="import")
+        known = self.handle
+        if (known.nbytes, known.capacity) != (leased.nbytes, leased.capacity):
+            msg = (
+                f"the exporter says {leased.nbytes} bytes in {leased.capacity}, but of this memory "
+                f"{known.nbytes} in {known.capacity} are open here"
+            )
+            raise InvalidHandleError(msg, operation="import")
+        device, opened, core = self.device, self.imported, handle.core
+        if opened:
+            leased.close_descriptors()
+        try:
+            if not opened:
+                call_into(
+                    opened,
+                    partial(
+                        device.driver.import_,
+                        device.ordinal,
+                        leased.exported,
+                        home=request.home,
+                        mechanism=handle.mechanism,
+                        nbytes=leased.nbytes,
+                        capacity=leased.capacity,
+                        access=self.access,
+                    ),
+                )
+        finally:
+            # From the moment the vendor has it open, this record owns lease and descriptors. No
+            # call stands between these statements.
+            if opened:
+                leased.exported.descriptors = ()
+                leased.is_recorded = True
+                self.leases[core] = leased.lease
+                self.state = State.OPEN
+                self._was_opened = True
+
+    @override
+    def tell(self, kind: EventKind) -> None:
+        """Send an event about this import, if anybody observes."""
+        registry, handle = self.process.registry, self.handle
+        if registry.observed and self._was_opened:
+            registry.emit(
+                Event(
+                    kind,
+                    backend=handle.backend,
+                    device=handle.device,
+                    allocation=handle.allocation,
+                    nbytes=handle.length,
+                    owner_pid=handle.owner.pid,
+                )
+            )
+
+    @override
+    def keep_connection(self) -> None:
+        """Count among the users of the connection."""
+        if self.connection is not None:
+            self.connection.users.add(self)
+
+    @override
+    def end_holds(self, numbers: list[int]) -> None:
+        """Tell the exporter, at once if it reads."""
+        if self.connection is not None:
+            self.connection.release(numbers)
+
+    @property
+    @override
+    def is_owner_alive(self) -> bool:
+        """Whether the exporting process still runs; true if there is nobody to watch."""
+        return self.connection is None or self.connection.is_owner_alive
+
+    @property
+    @override
+    def source(self) -> Block | Imported:
+        """The vendor's import."""
+        return self.imported[0]
+
+    def describe(self) -> str:
+        """Return why the memory cannot be adopted."""
+        return f"was imported from process {self.handle.owner.pid}: pass its handle on"
+
+    @override
+    def _map(self, *, remappable: bool) -> None:
+        device = self.device
+        try:
+            mapped = call_into(
+                self.mapped, partial(device.driver.map, self.imported[0], remappable=remappable)
+            )
+        except (DriverError, StaleHandleError) as error:
+            if device.capabilities.survives_owner or not self._has_lost_its_owner():
+                raise
+            msg = "the process that exported the memory is dead, and its memory with it"
+            raise OwnerGoneError(
+                msg, operation="map", backend=device.backend, device=device.identity
+            ) from error
+        self._region = self.process.regions.add(
+            mapped.pointer, self.imported[0].capacity, device.driver, self
+        )
+
+    def _has_lost_its_owner(self) -> bool:
+        """Whether the exporter is dead, or dying: its memory goes before its death is seen."""
+        return self.connection is not None and self.connection.is_owner_dead(within_s=_DYING_S)
+
+    @override
+    def _unmap_at_vendor(self, mapped: Mapped) -> None:
+        self.device.driver.unmap(mapped)
+        self.mapped.clear()
+        self._forget_region()
+
+    def _forget_region(self) -> None:
+        if self._region is not None:
+            self.process.regions.remove(self._region)
+
+    @override
+    def _close(self) -> None:
+        if self.imported:
+            self.device.driver.close(self.imported[0])
+            self.imported.clear()
+        self._forget_region()
+        connection = self.connection
+        if connection is not None:
+            if self.leases:
+                connection.release(list(self.leases.values()))
+                self.leases.clear()
+            connection.users.discard(self)
+
+    @override
+    def _end_lease(self, core: bytes) -> None:
+        number = self.leases.get(core)
+        if number is not None and self.connection is not None:
+            self.connection.release([number])
+            del self.leases[core]
