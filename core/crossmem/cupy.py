@@ -17,9 +17,9 @@ from crossmem.arrays.libraries import require
 from crossmem.errors import ConfigurationError, InvalidSizeError, OutOfMemoryError
 from crossmem.sharing.base.devices import runtime_in_use
 from crossmem.sharing.base.memory import keeper_of, leave_to_views
+from crossmem.sharing.base.process import drain
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
-from crossmem.sharing.base.process import drain
 
 __all__ = ["allocator"]
 

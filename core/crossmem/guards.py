@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Argument checks that come before any driver call, and how their errors show a value."""
 
+import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from crossmem.errors import ConfigurationError, InvalidSizeError
 
 __all__ = [
     "NAME_PATTERN",
+    "check_choice",
     "check_fields",
+    "check_flag",
     "check_integer",
     "check_part",
     "check_size",
@@ -90,16 +93,34 @@ def field_error(value: object, name: str, allowed: str) -> ConfigurationError:
     return ConfigurationError(f"{type(value).__name__}.{name} is {found}; it must be {allowed}")
 
 
+def check_choice(name: str, value: object, allowed: Sequence[str], operation: str) -> None:
+    """Raise ``ConfigurationError`` where a value is none of a few words."""
+    if not isinstance(value, str) or value not in allowed:
+        words = " or ".join(f'"{word}"' for word in allowed)
+        msg = f"{name} must be {words}, not {shorten(value)}"
+        raise ConfigurationError(msg, operation=operation)
+
+
+def check_flag(name: str, value: object, operation: str) -> None:
+    """Raise ``ConfigurationError`` where a value is neither True nor False."""
+    if not is_flag(value):
+        msg = f"{name} must be True or False, not {shorten(value)}"
+        raise ConfigurationError(msg, operation=operation)
+
+
 def check_integer(name: str, value: object) -> int:
     """Return ``value`` where it is an integer (``bool`` is none), else raise."""
     if type(value) is int:
         return value
-    # Integers of other libraries, such as NumPy's, say through __index__ that they are exact.
-    index = getattr(value, "__index__", None)
-    if index is None or isinstance(value, bool):
-        msg = f"{name} must be a number of bytes, not {value!r}"
-        raise InvalidSizeError(msg)
-    return int(index())
+    # Integers of other libraries, such as NumPy's, say through __index__ that they are exact. So
+    # does an array of NumPy's, as long as it has one element: only operator.index() asks that.
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    msg = f"{name} must be a number of bytes, not {shorten(value)}"
+    raise InvalidSizeError(msg)
 
 
 def check_size(name: str, value: object, *, limit: int) -> int:

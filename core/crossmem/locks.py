@@ -39,7 +39,7 @@ class Rank(IntEnum):
     PROCESS = 2
     """Starting the lease server, and the list of devices."""
     IMPORT = 3
-    """One import: held while the vendor opens, maps or closes it, and while its exporter answers."""
+    """One import: held while its exporter answers and while the vendor opens, maps or closes it."""
     ALLOCATION = 4
     """One allocation: held while the driver works on it."""
     FOREIGN = 5

@@ -25,14 +25,14 @@ from crossmem.arrays.adapters import ADAPTERS, describe
 from crossmem.arrays.libraries import require, used
 from crossmem.errors import CrossmemError
 from crossmem.models import ShareableHandle
+from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.process import current
 from crossmem.sharing.exporter.adoption import Adoption
 from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.attach import Readonly, attach_held
+from crossmem.sharing.importer.mapping import Mapping, asked_readonly
 from crossmem.sharing.importer.messages import discard as discard_holds
 from crossmem.sharing.importer.messages import hold
-from crossmem.sharing.importer.mapping import Mapping, asked_readonly
-from crossmem.sharing.base.memory import leave_to_views
-from crossmem.sharing.base.process import current
 from crossmem.trees import Shared
 from crossmem.trees.message import Message
 from crossmem.trees.receive import build

@@ -136,7 +136,11 @@ def test_a_pool_frees_what_it_keeps_and_tries_again(
 
     def full(self: crossmem.Device, nbytes: int) -> crossmem.Allocation:
         kept.append(nbytes)
-        if sum(one.memory.block.capacity for one in device._process.part(Allocations).live) + nbytes > limit:
+        if (
+            sum(one.memory.block.capacity for one in device._process.part(Allocations).live)
+            + nbytes
+            > limit
+        ):
             msg = "full"
             raise crossmem.OutOfMemoryError(msg)
         return real(self, nbytes)
@@ -144,7 +148,9 @@ def test_a_pool_frees_what_it_keeps_and_tries_again(
     pool = cupy.cuda.MemoryPool(alloc)
     cupy.cuda.set_allocator(pool.malloc)
     crossmem.collect()
-    limit = sum(one.memory.block.capacity for one in device._process.part(Allocations).live) + 16 * MIB
+    limit = (
+        sum(one.memory.block.capacity for one in device._process.part(Allocations).live) + 16 * MIB
+    )
     monkeypatch.setattr(crossmem.Device, "allocate", full)
     cupy.empty(12 * MIB, "uint8")
     # There is room for this only where the pool gives the other back.

@@ -21,9 +21,9 @@ from crossmem.conformance import actions
 from crossmem.control import wire
 from crossmem.control.endpoint import abstract_address, socket_path
 from crossmem.models import ProcessIdentity
+from crossmem.sharing.base.process import current
 from crossmem.sharing.importer.remote import RemoteImport
 from crossmem.sharing.importer.table import ImportTable
-from crossmem.sharing.base.process import current
 
 _kept: list[object] = []
 

@@ -44,9 +44,7 @@ from crossmem.sharing.base.process import current  # noqa: E402
 
 ROOT: Final = Path(__file__).parents[2]
 CORE: Final = f"{ROOT}/core/crossmem/"
-UNCOUNTED: Final = tuple(
-    f"{CORE}{name}/" for name in ("bench", "cli", "conformance")
-)
+UNCOUNTED: Final = tuple(f"{CORE}{name}/" for name in ("bench", "cli", "conformance"))
 EMULATIONS: Final = f"{ROOT}/plugins/emulated/"
 DRIVERS: Final = (
     f"{ROOT}/plugins/hip/",
@@ -78,7 +76,9 @@ class World:
         self.memory = self.device.allocate(NBYTES)
         self.handle = self.memory.export()
         self.theirs = [
-            crossmem.ShareableHandle.from_bytes(self.peer.call(actions.offer, f"m{n}", NBYTES, b"x"))
+            crossmem.ShareableHandle.from_bytes(
+                self.peer.call(actions.offer, f"m{n}", NBYTES, b"x")
+            )
             for n in range(3)
         ]
         # Connections stay open, and so do those of the peer.
@@ -127,7 +127,7 @@ class World:
         held: list[str] = []
 
         def look() -> None:
-            for reference in list(_locks):
+            for reference in _locks:
                 lock = reference()
                 if lock is None:
                     continue
@@ -253,9 +253,7 @@ OPERATIONS: dict[str, Callable[[World], Step]] = {
     "free and wait": operation(
         lambda _w, k: k["memory"].free(busy="wait"), _both(memory, exported)
     ),
-    "free leased": operation(
-        lambda _w, k: k["memory"].free(), _both(memory, exported, leased)
-    ),
+    "free leased": operation(lambda _w, k: k["memory"].free(), _both(memory, exported, leased)),
     "collect dropped": operation(lambda _w, _k: crossmem.collect(), dropped),
     "collect freed": operation(lambda _w, _k: crossmem.collect(), freed_while_leased),
     "exports": operation(lambda _w, _k: crossmem.exports(), _both(memory, exported)),
@@ -297,7 +295,9 @@ def check_canaries(maps: list[mmap.mmap], descriptors: list[int]) -> list[str]:
     return wrong
 
 
-def interrupt(world: World, make: Callable[[World], Step], number: int) -> tuple[bool, str, list[str]]:
+def interrupt(
+    world: World, make: Callable[[World], Step], number: int
+) -> tuple[bool, str, list[str]]:
     """Run an operation with one interrupt; return whether it ended before, and what is wrong."""
     step = make(world)
     step.prepare()

@@ -19,9 +19,9 @@ from typing import Any
 
 import crossmem
 from crossmem.driver import Driver, TracingDriver, witness_of
+from crossmem.sharing.base.process import current
 from crossmem.sharing.importer import messages as holds
 from crossmem.sharing.importer.attach import attach_held as attach_message
-from crossmem.sharing.base.process import current
 
 __all__ = [
     "allocate",

@@ -96,8 +96,8 @@ class Interrupts:
 
 
 def _describe(frame: FrameType | None) -> str:
-    places = []
-    while frame is not None and len(places) < 5:  # noqa: PLR2004
+    places: list[str] = []
+    while frame is not None and len(places) < 5:
         name = frame.f_code.co_filename.rpartition("/")[2]
         places.append(f"{name}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back

@@ -3,7 +3,6 @@
 
 import gc
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,19 +47,18 @@ def test_c30_an_interrupted_call_loses_nothing(
             kept.append(crossmem.attach(blob))
         elif operation == "free":
             kept.append(device.allocate(NBYTES))
-        steps: dict[str, Callable[[], object]] = {
-            "allocate": lambda: kept.append(device.allocate(NBYTES)),
-            "attach": lambda: kept.append(crossmem.attach(blob)),
-            "unmap": lambda: kept[0].unmap(),
-            "free": lambda: kept[0].free(),
-        }
         with warnings.catch_warnings():
             # What an interrupted call had made is dropped, and given back by its finaliser.
             warnings.simplefilter("ignore", ResourceWarning)
             interrupts = Interrupts(number, counts)
             try:
                 with interrupts:
-                    steps[operation]()
+                    if operation == "allocate":
+                        kept.append(device.allocate(NBYTES))
+                    elif operation == "attach":
+                        kept.append(crossmem.attach(blob))
+                    else:
+                        getattr(kept[0], operation)()
             except Interrupted as error:
                 error.__traceback__ = None
                 made += 1

@@ -194,9 +194,9 @@ class Link:
             # The kernel has opened them in this process, whatever interrupted the reading.
             for message in messages:
                 close_each(_descriptors_in(message[1]))
-            if isinstance(error, OSError):
-                raise EOFError from error
-            raise
+            if not isinstance(error, OSError):
+                raise
+            raise EOFError from error
 
     def _wait(self, poller: select.poll, deadline: Deadline) -> None:
         while True:

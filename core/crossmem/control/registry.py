@@ -294,7 +294,7 @@ class LeaseRegistry:
                 return self._deny(export, holder, str(error))
         except CrossmemError as error:
             return Refusal(Status.FAILED, str(error))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - logged, and the peer is told
             _log.exception("the driver failed to grant process %d access", holder.pid)
             return Refusal(Status.FAILED, f"the exporter's driver failed: {error!r}")
         return None

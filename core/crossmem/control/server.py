@@ -2,9 +2,9 @@
 """The lease server of an exporting process: one daemon thread that answers importers.
 
 The thread reads, decides and answers. It never frees memory, synchronises a device or waits for a
-peer. What it learns is noted, and other threads act on it. It alone touches connections, so a signal
-handler, which runs in the main thread, can cut nothing in half. An application thread that has to
-know what importers have sent asks this thread to read it (:meth:`LeaseServer.catch_up`).
+peer. What it learns is noted, and other threads act on it. It alone touches connections, so a
+signal handler, which runs in the main thread, can cut nothing in half. An application thread that
+has to know what importers have sent asks this thread to read it (:meth:`LeaseServer.catch_up`).
 """
 
 import logging
@@ -13,11 +13,10 @@ import resource
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
-
 
 from crossmem.control.answering import answer
 from crossmem.control.connection import ServerConnection

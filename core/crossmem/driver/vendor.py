@@ -137,7 +137,9 @@ class VendorDriver(Driver):
                     if reserved.pointer:
                         raise
                     # Only the device was not put back, which this thread's next call does.
-                    _log.warning("this thread gets its device back with its next call", exc_info=True)
+                    _log.warning(
+                        "this thread gets its device back with its next call", exc_info=True
+                    )
 
         def map_at(memory: Block | Imported, pointer: int) -> Mapped:
             mapped = Mapped(memory, pointer)

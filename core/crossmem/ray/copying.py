@@ -16,12 +16,12 @@ from crossmem.arrays.runs import Run, find_run, pack
 from crossmem.errors import UnsupportedError
 from crossmem.models import ShareableHandle
 from crossmem.ray.session import import_ray, is_answering_thread, waiting
-from crossmem.sharing.exporter.allocation import Allocation
-from crossmem.sharing.importer.attach import attach_many
 from crossmem.sharing.base.devices import runtime_in_use
 from crossmem.sharing.base.memory import leave_to_views
-from crossmem.sharing.device import device
 from crossmem.sharing.base.process import drain
+from crossmem.sharing.device import device
+from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.importer.attach import attach_many
 from crossmem.trees.message import Message, Row
 from crossmem.trees.receive import build
 

@@ -14,10 +14,10 @@ from crossmem.models import Event, EventKind
 from crossmem.ray.copying import copy_from
 from crossmem.ray.holding import keep_token, token_for, token_of
 from crossmem.ray.session import check, import_ray, is_message, node
-from crossmem.sharing.importer.attach import Readonly, attach_many
-from crossmem.sharing.importer.mapping import Mapping
 from crossmem.sharing.base.memory import leave_to_views, usage_of
 from crossmem.sharing.base.process import drain
+from crossmem.sharing.importer.attach import Readonly, attach_many
+from crossmem.sharing.importer.mapping import Mapping
 from crossmem.trees.message import Message
 from crossmem.trees.receive import build
 from crossmem.trees.share import message_of, share

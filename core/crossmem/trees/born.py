@@ -7,10 +7,10 @@ from typing import Any, Final
 from crossmem.arrays import Kind, Layout, dtype_of
 from crossmem.arrays.adapters import ADAPTERS
 from crossmem.arrays.libraries import used
-from crossmem.sharing.device import Device
-from crossmem.sharing.device import device as device_of
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.views import kind_of_arrays, maker
+from crossmem.sharing.device import Device
+from crossmem.sharing.device import device as device_of
 
 __all__ = ["HOST_DEVICE", "empty"]
 

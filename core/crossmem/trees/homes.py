@@ -16,16 +16,16 @@ from crossmem.control.records import Allow
 from crossmem.driver import CopyKind
 from crossmem.errors import CrossmemError, UnsupportedError
 from crossmem.models import Access, ShareableHandle
-from crossmem.sharing.exporter.adoption import Adoption, Neighbours, neighbours_of
-from crossmem.sharing.exporter.allocation import Allocation, export_again
-from crossmem.sharing.exporter.record import Allocations
-from crossmem.sharing.device import Device
-from crossmem.sharing.importer.mapping import Mapping
 from crossmem.sharing.base.devices import find_device, runtime_in_use
 from crossmem.sharing.base.memory import Memory, is_left_to_views, leave_to_views
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.views import maker
+from crossmem.sharing.device import Device
+from crossmem.sharing.exporter.adoption import Adoption, Neighbours, neighbours_of
+from crossmem.sharing.exporter.allocation import Allocation, export_again
+from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.exporter.share_report import ShareWay, how_can_share
+from crossmem.sharing.importer.mapping import Mapping
 
 __all__ = ["Copy", "Homes", "Leaf", "Place"]
 

@@ -10,12 +10,12 @@ from crossmem.arrays.libraries import require
 from crossmem.errors import ConfigurationError
 from crossmem.plugin import DeviceSpec
 from crossmem.sharing.base.devices import check_device
-from crossmem.sharing.importer.attach import Readonly, attach_many
-from crossmem.sharing.device import Device
-from crossmem.sharing.importer.mapping import Mapping
 from crossmem.sharing.base.memory import Memory, leave_to_views
 from crossmem.sharing.base.process import drain
 from crossmem.sharing.base.views import maker
+from crossmem.sharing.device import Device
+from crossmem.sharing.importer.attach import Readonly, attach_many
+from crossmem.sharing.importer.mapping import Mapping
 from crossmem.trees.message import Message, Row
 from crossmem.trees.nodes import pair_arrays, read, write
 from crossmem.trees.shared import Shared

@@ -14,12 +14,12 @@ from crossmem.errors import (
     UnsupportedError,
 )
 from crossmem.models import Access, ShareableHandle
-from crossmem.sharing.exporter.adoption import Neighbours
-from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.base.process import Process, current, drain
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
+from crossmem.sharing.exporter.adoption import Neighbours
+from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.mapping import Mapping, asked_readonly
-from crossmem.sharing.base.process import Process, current, drain
 from crossmem.trees.born import HOST_DEVICE
 from crossmem.trees.homes import Copy, Homes, Leaf
 from crossmem.trees.message import Message, Row

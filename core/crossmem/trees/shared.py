@@ -10,11 +10,11 @@ from typing_extensions import override
 
 from crossmem.errors import ClosedError, ConfigurationError, UnsupportedError
 from crossmem.guards import check_timeout
-from crossmem.sharing.importer.attach import attach_held
-from crossmem.sharing.importer.mapping import Mapping
 from crossmem.sharing.base.deferred import Call
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Process, drain, is_current, refuse_foreign
+from crossmem.sharing.importer.attach import attach_held
+from crossmem.sharing.importer.mapping import Mapping
 from crossmem.trees.homes import Homes
 from crossmem.trees.message import Message
 from crossmem.trees.versions import OwnCell, RemoteCell, wait_until_newer

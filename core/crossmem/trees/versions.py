@@ -15,12 +15,12 @@ from weakref import WeakKeyDictionary
 from crossmem.control.records import Allow
 from crossmem.errors import ClosedError, OwnerGoneError, OwnerUnresponsiveError, StaleHandleError
 from crossmem.models import Access
-from crossmem.sharing.exporter.allocation import Allocation
-from crossmem.sharing.importer.attach import attach
-from crossmem.sharing.device import Device
 from crossmem.sharing.base.deferred import Call
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Process
+from crossmem.sharing.device import Device
+from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.importer.attach import attach
 from crossmem.trees.message import CELL_NBYTES, Cell
 
 __all__ = ["OwnCell", "RemoteCell", "new_cell", "wait_until_newer"]

@@ -18,7 +18,7 @@ from crossmem.errors import (
     InvalidHandleError,
     UnsupportedError,
 )
-from crossmem.models import Access, Capabilities, DeviceInfo
+from crossmem.models import Access, Capabilities
 from crossmem_ascend.context import Contexts
 from crossmem_ascend.devices import find_devices
 from crossmem_ascend.errors import BACKEND

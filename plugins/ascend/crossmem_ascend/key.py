@@ -102,9 +102,7 @@ class Key(Mechanism):
             get_key = self._rt.ipc_mem_get_export_key
             try:
                 # The length counts the byte that ends the text.
-                call_into(
-                    made, get_key, block.pointer, block.capacity, _KEY_LENGTH + 1, int(raw)
-                )
+                call_into(made, get_key, block.pointer, block.capacity, _KEY_LENGTH + 1, int(raw))
                 self._vendor.check("rt.ipc_mem_get_export_key", made[0][1])
             finally:
                 if made and not made[0][1]:

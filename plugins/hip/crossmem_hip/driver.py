@@ -12,7 +12,7 @@ from crossmem.driver import Block, CopyKind, Exported, Foreign, Imported
 from crossmem.driver.recording import call_into
 from crossmem.driver.vendor import VendorDriver
 from crossmem.errors import InvalidHandleError
-from crossmem.models import Access, Capabilities, DeviceInfo
+from crossmem.models import Access, Capabilities
 from crossmem_hip.capture import refuse_capture
 from crossmem_hip.context import Current
 from crossmem_hip.devices import find_devices
@@ -175,7 +175,9 @@ class GpuDriver(VendorDriver):
         made: list[Imported] = []
         try:
             with self._on(ordinal, "import"):
-                call_into(made, partial(way.import_, ordinal, exported, capacity, access, home=home))
+                call_into(
+                    made, partial(way.import_, ordinal, exported, capacity, access, home=home)
+                )
             # Only now, because core closes them if this raises.
             while exported.descriptors:
                 descriptor, *others = exported.descriptors
@@ -212,11 +214,13 @@ class GpuDriver(VendorDriver):
 
     def _inspect(self, ordinal: int, pointer: int, mechanism: str) -> Foreign:
         with self._on(ordinal, "inspect"):
-            return self._mechanisms[mechanism].inspect(ordinal, pointer)
+            found: Foreign = self._mechanisms[mechanism].inspect(ordinal, pointer)
+        return found
 
     def _adopt(self, ordinal: int, foreign: Foreign, mechanism: str) -> Block:
         with self._on(ordinal, "adopt"):
-            return self._mechanisms[mechanism].adopt(ordinal, foreign)
+            block: Block = self._mechanisms[mechanism].adopt(ordinal, foreign)
+        return block
 
     def _disown(self, block: Block) -> None:
         with self._on(block.ordinal, "disown"):

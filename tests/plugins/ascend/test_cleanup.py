@@ -170,7 +170,6 @@ def test_addresses_are_released_once_whatever_happens_to_the_context(
     acl: Any, driver: AscendDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
     reserved = driver.reserve(0, 2 * MIB)
-    pointer = reserved.pointer
     acl.rt.fail("destroy_context", OTHER_FAILURE)
     # Another thread may have the addresses now: who is told that it failed would ask again.
     driver.release(reserved)

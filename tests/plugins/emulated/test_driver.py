@@ -103,7 +103,9 @@ def test_blocks_stand_alone(driver: EmulatedDriver) -> None:
     write(driver, first.pointer, b"first")
 
     assert read(driver, second.pointer, 5) == bytes(5)
-    assert os.fstat(first.reference.descriptor).st_ino != os.fstat(second.reference.descriptor).st_ino
+    assert (
+        os.fstat(first.reference.descriptor).st_ino != os.fstat(second.reference.descriptor).st_ino
+    )
     driver.free(second)
     assert read(driver, first.pointer, 5) == b"first"
     driver.free(first)
@@ -276,7 +278,6 @@ def test_huge_pages_are_asked_for_where_option_kernel_and_size_say_so(
         0, exported, home=0, mechanism="memfd", nbytes=nbytes, capacity=block.capacity, access="ro"
     )
     mapped = driver.map(imported, remappable=False)
-    pointer = mapped.pointer
     driver.unmap(mapped)
     driver.free(block)
 

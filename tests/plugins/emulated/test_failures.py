@@ -191,7 +191,6 @@ def test_a_failed_map_leaves_the_import_as_it_was(
 
     assert footprint() == before
     mapped = driver.map(imported, remappable=False)
-    pointer = mapped.pointer
     driver.unmap(mapped)
     driver.close(imported)
 
@@ -254,7 +253,6 @@ def test_a_failed_unmap_changes_nothing(
 ) -> None:
     block = driver.allocate(0, 1, "memfd")
     mapped = driver.map_readonly(block)
-    alias = mapped.pointer
     with monkeypatch.context() as patch:
         fail_call(patch, "munmap", errno.EINVAL)
         with pytest.raises(DriverError, match="munmap failed with EINVAL"):

@@ -113,7 +113,6 @@ def test_a_piece_outlives_the_other_mapping_and_the_descriptor(
     exported = driver.export(block, "memfd", "rw", raw=False)
     imported = import_block(driver, block, exported, "rw")
     mapped = driver.map(imported, remappable=False)
-    usual = mapped.pointer
     driver.map_at(imported, pointer)
     driver.unmap(mapped)
     memory.fill(pointer, 1, 3)
@@ -184,8 +183,9 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 driver = EmulatedDriver(Options(granularity="page"))
 block, other = driver.allocate(0, PAGE, "memfd"), driver.allocate(0, PAGE, "memfd")
 exported = driver.export(block, "memfd", "rw", raw=False)
-imported = driver.import_(0, Exported((), (os.dup(block.reference.descriptor),)), home=0, mechanism="memfd",
-                          nbytes=PAGE, capacity=PAGE, access="rw")
+received = Exported((), (os.dup(block.reference.descriptor),))
+imported = driver.import_(0, received, home=0, mechanism="memfd", nbytes=PAGE, capacity=PAGE,
+                          access="rw")
 if sys.argv[1] == "kept":
     driver.map(imported, remappable=False)
 reserved = driver.reserve(0, 8 * PAGE)

@@ -103,7 +103,6 @@ def import_for_another(driver: GpuDriver) -> None:
             access="rw",
         )
         mapped = driver.map(imported, remappable=False)
-        pointer = mapped.pointer
         driver.unmap(mapped)
         driver.close(imported)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from crossmem.control.registry import LeaseRegistry
 from crossmem.control.leases import Holder, Lease, LeaseTable, name_holders
 from crossmem.control.records import Allow, Export, Unit
+from crossmem.control.registry import LeaseRegistry
 from crossmem.control.wire import Refusal, Status, Wanted, pack_hold, prove
 from crossmem.driver import Exported
 from crossmem.models import Event, EventKind, ProcessIdentity, ShareableHandle
@@ -50,7 +50,7 @@ def handle_of(identity: ProcessIdentity, **fields: Any) -> ShareableHandle:
 
 @pytest.fixture
 def registry() -> Made:
-    """A registry with one export, its handle, and where it is noted that the memory is idle, and its unit."""
+    """A registry with one export: its handle, where it is noted that it is idle, and its unit."""
     identity = ProcessIdentity.of_this_process()
     made = LeaseRegistry(identity, Registry(Settings()), MAX_HOLDS)
     handle = handle_of(identity)
@@ -121,7 +121,7 @@ def test_a_hold_is_received_once_and_ends_with_its_receiver(registry: Made, peer
 
 
 def test_the_proof_covers_the_number_and_what_is_wanted(registry: Made, peer: Holder) -> None:
-    made, handle, _idle, unit = registry
+    made, handle, _idle, _unit = registry
     (hold,) = hold_mine(made, handle)
     right = wanted(handle, b"import", hold)
 
@@ -144,8 +144,10 @@ def test_own_holds_are_all_or_none(registry: Made) -> None:
     assert made.leases_of(unit) == ()
 
 
-def test_messages_of_one_process_are_bounded_and_others_have_room(registry: Made, peer: Holder) -> None:
-    made, handle, _idle, unit = registry
+def test_messages_of_one_process_are_bounded_and_others_have_room(
+    registry: Made, peer: Holder
+) -> None:
+    made, handle, _idle, _unit = registry
     first, *_ = hold_mine(made, handle, handle)
 
     assert status_of(made.hold_mine([handle, handle], 0.01, [])) is Status.FULL
@@ -159,7 +161,7 @@ def test_messages_of_one_process_are_bounded_and_others_have_room(registry: Made
 
 @pytest.mark.parametrize("how", ["ended", "received"])
 def test_who_waits_for_room_is_told(registry: Made, peer: Holder, how: str) -> None:
-    made, handle, _idle, unit = registry
+    made, handle, _idle, _unit = registry
     first, *_ = hold_mine(made, *[handle] * MAX_HOLDS)
     answers: list[object] = []
     waiting = threading.Thread(target=lambda: answers.append(made.hold_mine([handle], 20, [])))

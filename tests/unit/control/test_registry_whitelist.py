@@ -3,9 +3,9 @@
 
 import gc
 
-from crossmem.control.registry import LeaseRegistry
 from crossmem.control.leases import Holder
 from crossmem.control.records import Allow, Export, Unit
+from crossmem.control.registry import LeaseRegistry
 from crossmem.control.wire import Refusal, Wanted, pack_hold, prove
 from crossmem.driver import Exported, Peer
 from crossmem.models import ProcessIdentity, ShareableHandle

@@ -19,7 +19,13 @@ from crossmem.errors import (
 from crossmem.guards import shorten
 from crossmem.models import Capabilities, DeviceInfo
 from crossmem.plugin.offers import PLUGIN_FAULTS
-from crossmem.sharing.base.process import Part, Process, drain, refuse_foreign, refuse_forked_backend
+from crossmem.sharing.base.process import (
+    Part,
+    Process,
+    drain,
+    refuse_foreign,
+    refuse_forked_backend,
+)
 
 __all__ = [
     "LocalDevice",
@@ -156,8 +162,8 @@ class LocalDevice:
 class _DeviceTable(Part):
     """The devices that were found, by backend and runtime."""
 
-
     def __init__(self, process: Process) -> None:
+        super().__init__(process)
         self.found: dict[tuple[str, str | None], tuple[LocalDevice, ...]] = {}
 
 
@@ -199,7 +205,7 @@ def refuse_foreign_device(device: LocalDevice) -> None:
     ForkedProcessError, ClosedError
         With what to do instead.
     """
-    refuse_foreign(device._process, device)  # noqa: SLF001 - private to this module
+    refuse_foreign(device._process, device)
 
 
 def check_device(device: object, operation: str = "import") -> None:
@@ -249,13 +255,13 @@ def runtime_in_use(process: Process, backend: str) -> str | None:
 
     Where there are none or several, None: the backend's own choice.
     """
-    used = {runtime for known, runtime in list(process.part(_DeviceTable).found) if known == backend}
+    used = {
+        runtime for known, runtime in list(process.part(_DeviceTable).found) if known == backend
+    }
     return used.pop() if len(used) == 1 else None
 
 
-def find_by_identity(
-    process: Process, backend: str, identity: str, target: object
-) -> LocalDevice:
+def find_by_identity(process: Process, backend: str, identity: str, target: object) -> LocalDevice:
     """Return the device that a handle names (law C24).
 
     It is looked for in the runtime of the target device. Where that is not given, in the one

@@ -81,7 +81,7 @@ class Endable:
             raise self._ended()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._end()
 
     def __del__(self) -> None:

@@ -55,13 +55,13 @@ class Part:
 
     def __init__(self, process: "Process") -> None:
         """Make it; of two that threads make at once, one is dropped."""
+        self._process = process
 
     def tend(self) -> None:
         """Do what waits for the next call, other than giving back."""
 
     def close_at_exit(self) -> None:
         """Give everything back; for a normal exit."""
-
 
     def abandon(self) -> None:
         """Close every descriptor, and nothing else: for a forked child."""

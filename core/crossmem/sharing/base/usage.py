@@ -43,7 +43,4 @@ class Usage:
     def is_touched(self) -> bool:
         """Whether the memory is being copied or viewed now."""
         viewed = [reference() for reference in list(self._viewed.values())]
-        return bool(self.copies) or any(
-            one is not None and one._has_views()  # noqa: SLF001 - both are private to this package
-            for one in viewed
-        )
+        return bool(self.copies) or any(one is not None and one._has_views() for one in viewed)

@@ -23,9 +23,11 @@ class Viewable(Protocol):
     readonly: bool
 
     @property
-    def ptr(self) -> int: ...
+    def ptr(self) -> int:
+        """Address of the first byte."""
 
-    def view(self) -> memoryview: ...
+    def view(self) -> memoryview:
+        """Return the bytes themselves."""
 
     def _keep(self) -> Keeper: ...
 

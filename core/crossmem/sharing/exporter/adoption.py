@@ -178,5 +178,3 @@ def neighbours_of(exposed_nbytes: int, nbytes: int) -> str | None:
         f"importers could reach {exposed_nbytes - nbytes} bytes more that the vendor shares with "
         "them and that may be somebody else's"
     )
-
-

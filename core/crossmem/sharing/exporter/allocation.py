@@ -16,7 +16,7 @@ from crossmem.errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
-from crossmem.guards import check_size, check_timeout, shorten
+from crossmem.guards import check_choice, check_flag, check_size, check_timeout, shorten
 from crossmem.locks import Rank
 from crossmem.models import Access, EventKind, ShareableHandle
 from crossmem.sharing.base.devices import LocalDevice
@@ -52,9 +52,7 @@ class Allocation(Memory):
     _record: AllocationRecord | None
 
     def __init__(self, record: AllocationRecord) -> None:
-        super().__init__(
-            record.process, record.device, record.nbytes, record.usage, readonly=False
-        )
+        super().__init__(record.process, record.device, record.nbytes, record.usage, readonly=False)
         # Last: from here on, this object gives the memory back.
         self._record = record
 
@@ -123,11 +121,8 @@ class Allocation(Memory):
         record = self._record
         if record is not None:
             # The hot path: has this process exported it like this before?
-            try:
-                handle = record.handles.get((allow, access, lease))
-            except TypeError:
-                msg = f'access must be "rw" or "ro", not {shorten(access)}'
-                raise ConfigurationError(msg, operation="export") from None
+            is_valid = type(access) is str and (lease is True or lease is False)
+            handle = record.handles.get((allow, access, lease)) if is_valid else None
             if handle is not None and is_current(self._process):
                 return handle
         drain()
@@ -164,9 +159,7 @@ class Allocation(Memory):
         record = self._record
         if record is None or self._process.is_closed:
             return
-        if not isinstance(busy, str) or busy not in {"defer", "raise", "wait"}:
-            msg = f'busy must be "defer", "raise" or "wait", not {shorten(busy)}'
-            raise ConfigurationError(msg, operation="free")
+        check_choice("busy", busy, ("defer", "raise", "wait"), "free")
         wait_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
         if busy != "defer" and self._process.is_usable and not self._process.is_inside:
             self._await_leases(record, wait_s if busy == "wait" else 0.0)
@@ -185,7 +178,8 @@ class Allocation(Memory):
                 if leases.retire(unit, even_if_leased=False):
                     return
             if not leases.wait_idle(unit, max(0.0, deadline - time.monotonic())):
-                msg = f"allocation {record.number} is leased by {name_holders(leases.leases_of(unit))}"
+                holders = name_holders(leases.leases_of(unit))
+                msg = f"allocation {record.number} is leased by {holders}"
                 raise BusyError(
                     msg, operation="free", hint='close it there, or free with busy="defer"'
                 )
@@ -208,7 +202,7 @@ def record_of(allocation: Allocation) -> AllocationRecord:
         The memory may not be used any more.
     """
     allocation.ptr  # noqa: B018 - raises if it may not be used
-    record = allocation._record  # noqa: SLF001 - private to the package
+    record = allocation._record
     assert record is not None  # noqa: S101
     return record
 
@@ -316,9 +310,8 @@ def _export(
 def _check_export(device: LocalDevice, access: Access, *, lease: bool) -> None:
     """Raise where the device does not offer what was asked for."""
     capabilities = device.capabilities
-    if not isinstance(access, str) or access not in {"rw", "ro"}:
-        msg = f'access must be "rw" or "ro", not {shorten(access)}'
-        raise ConfigurationError(msg, operation="export")
+    check_choice("access", access, ("rw", "ro"), "export")
+    check_flag("lease", lease, "export")
     refused = None
     if access == "ro" and not capabilities.readonly_exports:
         refused = "read-only exports (capability readonly_exports)"

@@ -99,9 +99,7 @@ class ForeignAllocation(BlockRecord):
     def adopt(self) -> None:
         """Have the driver make a block that stands for the memory."""
         device = self.device
-        call_into(
-            self.blocks, self._group.adopt, device.ordinal, self.foreign, device.mechanism
-        )
+        call_into(self.blocks, self._group.adopt, device.ordinal, self.foreign, device.mechanism)
 
     def disown(self) -> None:
         """Give the block up. If this raises, call it again."""
@@ -124,9 +122,8 @@ class ForeignAllocation(BlockRecord):
 class ForeignAllocations(Part):
     """The vendor's allocations in which this process has adopted memory."""
 
-
     def __init__(self, process: Process) -> None:
-        self._process = process
+        super().__init__(process)
         self._lock = ordered_lock(Rank.FOREIGN)
         self._known: RegionIndex[ForeignAllocation] = RegionIndex()
 

@@ -23,7 +23,7 @@ def publish_raw(process: Process, handle: ShareableHandle) -> None:
     if handle.owner != process.identity:
         return
     record = process.part(Allocations).find(handle)
-    if record is None or record.is_retired:
+    if record is None:
         return
     unit = record.unit
     if unit is not None and handle.export in unit.exports:
@@ -34,7 +34,8 @@ def publish_raw(process: Process, handle: ShareableHandle) -> None:
         for known in list(record.handles.values()):
             if known.core == handle.core and known.raw is not None:
                 exported = record.memory.find_export(known.access, raw=True)
-                if record.is_retired or exported is None:
+                # It may have been freed while this thread waited for the lock.
+                if exported is None or record.is_retired:
                     msg = f"allocation {record.number} of this process was freed"
                     raise StaleHandleError(msg, operation="import")
                 allow = Allow(pids=(process.identity.pid,))

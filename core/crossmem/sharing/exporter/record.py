@@ -133,9 +133,7 @@ class AllocationRecord(Record):
             self.memory.blocks, device.driver.allocate, device.ordinal, nbytes, device.mechanism
         )
         self.nbytes = block.nbytes
-        self._region = self.process.regions.add(
-            block.pointer, block.capacity, device.driver, self
-        )
+        self._region = self.process.regions.add(block.pointer, block.capacity, device.driver, self)
         self.enter()
 
     def enter(self) -> None:
@@ -273,8 +271,8 @@ class AllocationRecord(Record):
 class Allocations(Part):
     """The memory of this process that was not given back yet, and its exports."""
 
-
     def __init__(self, process: Process) -> None:
+        super().__init__(process)
         self.live: dict[AllocationRecord, None] = {}
         self.exported: dict[tuple[int, int], AllocationRecord] = {}
         """By the numbers of allocation and export."""
@@ -283,6 +281,7 @@ class Allocations(Part):
         """Return the memory of this process that a handle names, None if it was given back."""
         return self.exported.get((handle.allocation, handle.export))
 
+    @override
     def close_at_exit(self) -> None:
         """Give everything back."""
         for record in list(self.live):

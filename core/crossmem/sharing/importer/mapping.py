@@ -128,9 +128,9 @@ def record_of_import(imported: Import) -> tuple[Use, ImportRecord]:
     ClosedError, ForkedProcessError
         The import may not be used any more.
     """
-    use = imported._record  # noqa: SLF001 - private to the package
+    use = imported._record
     if use is None or use.record is None or not use.process.is_usable:
-        raise imported._ended()  # noqa: SLF001
+        raise imported._ended()
     return use, use.record
 
 
@@ -165,9 +165,7 @@ class Mapping(Memory):
         *,
         readonly: bool,
     ) -> None:
-        super().__init__(
-            use.process, record.device, handle.length, record.usage, readonly=readonly
-        )
+        super().__init__(use.process, record.device, handle.length, record.usage, readonly=readonly)
         self._pointer = base + handle.offset
         self.handle = handle
         # Last: from here on, this object gives the mapping back.
@@ -215,7 +213,7 @@ def asked_readonly(mapping: Mapping) -> Readonly:
     """Return what was asked of the import of a mapping, beyond what its handle says."""
     if not mapping.readonly or mapping.handle.access == "ro":
         return False
-    use = mapping._record  # noqa: SLF001 - private to the package
+    use = mapping._record
     if use is None or use.record is None:
-        raise mapping._ended()  # noqa: SLF001
+        raise mapping._ended()
     return True if use.record.access == "ro" else "advisory"

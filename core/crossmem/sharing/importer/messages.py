@@ -12,10 +12,10 @@ it. This is what :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` send 
 
 A hold is a lease of the exporter's that the sending process has. It ends when the message is first
 received, when it is discarded, and when its sender is dead. While it lasts, the handle is not
-stale: :func:`~crossmem.sharing.importer.attach.attach_held` gets memory that was freed meanwhile, also from
-an exporter that waits at its exit. Where the hold has ended, the message's handle is like any
-other. One message may be received by any number of processes; each gets the memory where it is
-still there.
+stale: :func:`~crossmem.sharing.importer.attach.attach_held` gets memory that was freed meanwhile,
+also from an exporter that waits at its exit. Where the hold has ended, the message's handle is
+like any other. One message may be received by any number of processes; each gets the memory where
+it is still there.
 
 Any process may send on what it has imported, as long as the exporter lives. A number is the right
 to end its hold, so treat it as the handle itself. A message needs one number for each export in it:

@@ -4,31 +4,26 @@
 import threading
 from collections.abc import Callable
 from enum import Enum
-from functools import partial
 from typing import NamedTuple
 
 from typing_extensions import override
 
-from crossmem.control.answers import Leased
-from crossmem.control.client import OwnerConnection
 from crossmem.driver import Block, Imported, Mapped
 from crossmem.driver.recording import call_into
 from crossmem.errors import (
     CrossmemError,
-    DriverError,
-    InvalidHandleError,
-    OwnerGoneError,
-    StaleHandleError,
 )
 from crossmem.locks import Rank, ordered_lock
-from crossmem.models import Access, Event, EventKind, ShareableHandle
+from crossmem.models import Access, EventKind, ProcessIdentity, ShareableHandle
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import LocalDevice, wait_for_work
 from crossmem.sharing.base.process import Process
-from crossmem.sharing.base.regions import Region
 from crossmem.sharing.base.usage import Usage
 
 __all__ = ["ImportRecord", "ImportRequest", "State", "Use"]
+
+ImportKey = tuple[ProcessIdentity, int, LocalDevice, Access, int, object]
+"""Exporter, allocation, device here, access, the memory's device, and the handle's raw part."""
 
 
 class State(Enum):
@@ -66,17 +61,11 @@ class ImportRequest(NamedTuple):
     hold: int = 0
 
     @property
-    def key(self) -> object:
+    def key(self) -> ImportKey:
         """What two imports have in common that share one vendor open."""
         handle = self.handle
-        return (
-            handle.owner,
-            handle.allocation,
-            self.device,
-            self.access,
-            self.home,
-            handle.raw,
-        )
+        number, raw = handle.allocation, handle.raw
+        return handle.owner, number, self.device, self.access, self.home, raw
 
 
 class ImportRecord:
@@ -129,7 +118,7 @@ class ImportRecord:
         """Whether the address was taken from its users, and not yet given back."""
         self.leases: dict[bytes, int] = {}
         """Numbers of the leases, by the core of the handle that each was given for."""
-        self.shortcuts: list[object] = []
+        self.shortcuts: list[tuple[bytes, object, object]] = []
         """Arguments by which the table finds this record without looking closer."""
         self.usage = Usage()
 

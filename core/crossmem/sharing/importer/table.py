@@ -20,7 +20,7 @@ from crossmem.sharing.exporter.raw import publish_raw
 from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.importer.errors import error_of
 from crossmem.sharing.importer.own import OwnImport, own_memory_gone
-from crossmem.sharing.importer.record import ImportRecord, ImportRequest, State, Use
+from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State, Use
 from crossmem.sharing.importer.remote import RemoteImport
 
 __all__ = ["ImportTable"]
@@ -36,8 +36,8 @@ class ImportTable(Part):
     closing: ClassVar = -1
 
     def __init__(self, process: Process) -> None:
-        self._process = process
-        self._records: dict[object, ImportRecord] = {}
+        super().__init__(process)
+        self._records: dict[ImportKey, ImportRecord] = {}
         self._shortcuts: dict[_Shortcut, ImportRecord] = {}
         self._connections: dict[ProcessIdentity, OwnerConnection] = {}
 
@@ -141,9 +141,7 @@ class ImportTable(Part):
             raise own_memory_gone(process, handle)
         return OwnImport(process, request, self._forget, owned)
 
-    def _open(
-        self, missing: list[tuple[ImportRequest, ImportRecord]], deadline: Deadline
-    ) -> None:
+    def _open(self, missing: list[tuple[ImportRequest, ImportRecord]], deadline: Deadline) -> None:
         """Lease and open what is missing."""
         # One order for all threads, so that two batches cannot wait for each other.
         locks = [one.lock for one in sorted({one for _, one in missing}, key=id)]

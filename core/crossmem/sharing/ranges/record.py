@@ -160,9 +160,7 @@ class RangeRecord(Record):
         """Reserve the addresses."""
         device = self.device
         reserved = call_into(self._reserved, self.driver.reserve, device.ordinal, self.nbytes)
-        self._region = self.process.regions.add(
-            reserved.pointer, self.nbytes, device.driver, self
-        )
+        self._region = self.process.regions.add(reserved.pointer, self.nbytes, device.driver, self)
         self.process.part(Ranges).live[self] = None
 
     def describe(self) -> str:
@@ -233,6 +231,7 @@ class Ranges(Part):
     closing = -2
 
     def __init__(self, process: Process) -> None:
+        super().__init__(process)
         self.live: dict[RangeRecord, None] = {}
 
     @override

@@ -177,7 +177,7 @@ class HipProcess:
             with self._turn(called):
                 value = self._work(called, values)
             self.thread.last_status = 0
-            return 0, value  # noqa: TRY300 - what follows is of failures
+            return 0, value
         except Refused as refused:
             status = int(refused.status)
             if refused.rule is not None:

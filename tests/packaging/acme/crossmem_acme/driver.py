@@ -168,9 +168,7 @@ class AcmeDriver(Driver):
     @override
     def map(self, imported: Imported, *, remappable: bool) -> Mapped:
         write = 0 if imported.access == "ro" else mmap.PROT_WRITE
-        return Mapped(
-            imported, _map(imported.reference, imported.capacity, mmap.PROT_READ | write)
-        )
+        return Mapped(imported, _map(imported.reference, imported.capacity, mmap.PROT_READ | write))
 
     @override
     def unmap(self, mapped: Mapped) -> None:
