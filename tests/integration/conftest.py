@@ -9,7 +9,8 @@ from typing import Protocol
 
 import pytest
 
-from crossmem.conformance.peers import Peer, preload
+from crossmem.conformance.peers import Peer
+from crossmem.conformance.servers import preload
 
 # Peers get this process's sys.path, and find lease_actions there.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, resources
 
 NBYTES = 3 << 20
 CAPACITY = 4 << 20
@@ -242,7 +242,7 @@ def held() -> dict[str, Any]:
     return {
         "imports": len(process.imports),
         "handles": len(process.physical),
-        "descriptors": sum("memfd" in one for one in actions.descriptors()),
+        "descriptors": sum("memfd" in one for one in resources.descriptors()),
         "pieces": len(process.space.pieces),
         "regions": len(process.space.regions),
         "used": [process.store.used_nbytes(index) for index in process.setup.visible],

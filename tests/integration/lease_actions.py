@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, resources
 from crossmem.control import wire
 from crossmem.control.endpoint import abstract_address, socket_path
 from crossmem.models import ProcessIdentity
@@ -194,7 +194,7 @@ def lift_limit() -> None:
 
 def use_up_descriptors() -> None:
     """Leave no descriptor at all, until the limit is lifted."""
-    actions.limit_descriptors(0)
+    resources.limit_descriptors(0)
     with contextlib.suppress(OSError):
         while True:
             os.open(os.devnull, os.O_RDONLY)  # until the process ends
@@ -206,7 +206,7 @@ def attach_within_limit(blob: bytes, spare: int) -> crossmem.CrossmemError | Non
     Return what was raised at first.
     """
     refused = None
-    actions.limit_descriptors(spare)
+    resources.limit_descriptors(spare)
     try:
         actions.attach("limited", blob)
     except crossmem.CrossmemError as error:
@@ -225,15 +225,15 @@ def export_within_limit(spare: int) -> tuple[bytes, crossmem.CrossmemError | Non
     refused = None
     actions.allocate("limited", 4096)
     actions.write("limited", b"data")
-    actions.limit_descriptors(spare)
+    resources.limit_descriptors(spare)
     try:
         actions.export("limited")
     except crossmem.CrossmemError as error:
         refused = error
     lift_limit()
     blob = actions.export("limited")
-    assert actions.threads().count("crossmem-leases") == 1
-    assert actions.descriptors().count("anon_inode:[eventpoll]") == 1
+    assert resources.threads().count("crossmem-leases") == 1
+    assert resources.descriptors().count("anon_inode:[eventpoll]") == 1
     return blob, refused
 
 

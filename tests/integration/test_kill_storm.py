@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from crossmem.conformance.peers import Peer, PeerDiedError, preload
+from crossmem.conformance.peers import Peer, PeerDiedError
+from crossmem.conformance.servers import preload
 from crossmem.conformance.speed import SLOWNESS
 
 if TYPE_CHECKING:

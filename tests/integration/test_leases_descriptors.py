@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import crossmem
-from crossmem.conformance import actions, forks
+from crossmem.conformance import actions, forks, resources
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
 from crossmem.conformance.speed import SLOWNESS
@@ -58,7 +58,7 @@ def test_a_first_export_with_fewer_and_fewer_descriptors(start_peer: "StartPeer"
 def test_allocating_until_none_is_left(start_peer: "StartPeer") -> None:
     exporter = start_peer()
     exporter.call(actions.offer, "memory", NBYTES)
-    exporter.call(actions.limit_descriptors, 50)
+    exporter.call(resources.limit_descriptors, 50)
 
     with pytest.raises(crossmem.DriverError) as caught:
         exporter.call(lease_actions.allocate_until_it_fails)
@@ -98,7 +98,7 @@ def test_an_exporter_with_hardly_any_descriptors(start_peer: "StartPeer", spare:
     exporter, importer = start_peer(), start_peer()
     blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
     exporter.call(lease_actions.lift_limit)
-    exporter.call(actions.limit_descriptors, spare)
+    exporter.call(resources.limit_descriptors, spare)
     refused = attempt(importer, blob)
     if refused is not None:
         assert isinstance(refused, crossmem.OwnerUnresponsiveError | crossmem.DriverError)
@@ -134,8 +134,8 @@ def test_an_importer_that_has_no_room_for_what_it_is_given(start_peer: "StartPee
     blobs = [exporter.call(actions.offer, f"memory{n}", NBYTES, b"data") for n in range(count)]
     names = [f"mapped{n}" for n in range(count)]
     importer.call(actions.attach, "met", blobs[0])
-    before = importer.call(actions.descriptors)
-    importer.call(actions.limit_descriptors, 10)
+    before = importer.call(resources.descriptors)
+    importer.call(resources.limit_descriptors, 10)
 
     with pytest.raises(crossmem.DriverError) as caught:
         importer.call(actions.attach_many, names, blobs)
@@ -145,7 +145,7 @@ def test_an_importer_that_has_no_room_for_what_it_is_given(start_peer: "StartPee
     for name, blob in zip(names, blobs, strict=True):
         importer.call(actions.attach, name, blob)
     assert importer.call(actions.read, names[-1], 4) == b"data"
-    assert settle(lambda: [] if importer.call(actions.descriptors) == before else ["more"]) == []
+    assert settle(lambda: [] if importer.call(resources.descriptors) == before else ["more"]) == []
     importer.call(lease_actions.lift_limit)
     importer.call(actions.unmap, "met", *names)
     importer.call(actions.attach_many, names, blobs)
@@ -159,10 +159,10 @@ def test_an_interrupted_import_closes_each_descriptor_once(start_peer: "StartPee
     blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
     importer.call(actions.attach, "mapped", blob)
     importer.call(actions.unmap, "mapped")
-    before = importer.call(actions.descriptors)
+    before = importer.call(resources.descriptors)
 
     # A second close fails, where the number is not another file's by then.
     assert importer.call(lease_actions.attach_interrupted, blob) == []
 
-    assert importer.call(actions.descriptors) == before
+    assert importer.call(resources.descriptors) == before
     exporter.call(actions.free, "memory", busy="wait", timeout=2 * SLOWNESS)

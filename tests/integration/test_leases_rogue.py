@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, resources
 from crossmem.conformance.pool import settle
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_every_behaviour_is_expected() -> None:
 def test_an_importer_bears_it(start_peer: "StartPeer", kind: str) -> None:
     rogue, importer = start_peer(tracing=False), start_peer()
     importer.call(actions.allocate, "own", 1)
-    before = importer.call(actions.descriptors)
+    before = importer.call(resources.descriptors)
     mapped = importer.call(actions.calls).get("map", 0)
     blob = rogue.call(rogue_actions.pretend, kind)
 
@@ -65,25 +65,25 @@ def test_an_importer_bears_it(start_peer: "StartPeer", kind: str) -> None:
 
     def more() -> list[str]:
         importer.call(actions.collect)
-        found: list[str] = importer.call(actions.descriptors)
+        found: list[str] = importer.call(resources.descriptors)
         return found if len(found) > len(before) else []
 
     # Whatever it sent is closed; its connection goes when it is dead.
     assert settle(more) == []
-    assert importer.call(actions.threads) == ["MainThread"]
+    assert importer.call(resources.threads) == ["MainThread"]
 
 
 def test_what_is_open_does_not_grow_when_the_exporter_says_so(start_peer: "StartPeer") -> None:
     rogue, importer = start_peer(), start_peer()
     right, larger = rogue.call(rogue_actions.offer_in_two_sizes, 1 << 30)
     importer.call(actions.attach, "mapped", right)
-    before = importer.call(actions.descriptors)
+    before = importer.call(resources.descriptors)
 
     for attempt in (actions.attach, actions.import_):
         with pytest.raises(crossmem.InvalidHandleError, match="are open here"):
             importer.call(attempt, "never", larger)
 
-    assert importer.call(actions.descriptors) == before
+    assert importer.call(resources.descriptors) == before
     importer.call(actions.unmap, "mapped")
     with pytest.raises(crossmem.InvalidHandleError):
         importer.call(actions.attach, "never", larger)

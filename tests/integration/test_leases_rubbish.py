@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, resources
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
 from crossmem.conformance.speed import SLOWNESS
@@ -45,7 +45,7 @@ class Scene(NamedTuple):
 
     def check_nothing_is_left(self) -> None:
         def more() -> list[str]:
-            found: list[str] = self.exporter.call(actions.descriptors)
+            found: list[str] = self.exporter.call(resources.descriptors)
             for known in self.before:
                 if known in found:
                     found.remove(known)
@@ -60,7 +60,7 @@ def scene(start_peer: "StartPeer") -> Scene:
     blob = exporter.call(actions.offer, "memory", 4096, b"data")
     importer.call(actions.attach, "mapped", blob)
     importer.call(actions.unmap, "mapped")
-    return Scene(exporter, importer, blob, exporter.call(actions.descriptors))
+    return Scene(exporter, importer, blob, exporter.call(resources.descriptors))
 
 
 def header(kind: int, *, flags: int = wire.LAST, request: int = 1) -> bytes:
@@ -192,7 +192,7 @@ def test_random_rubbish(scene: Scene) -> None:
     scene.check_the_exporter_works()
     assert "Traceback" not in scene.exporter.output()
     # What was granted by chance is this process's until it ends; nothing but that is left.
-    watched = scene.exporter.call(actions.descriptors).count("anon_inode:[pidfd]")
+    watched = scene.exporter.call(resources.descriptors).count("anon_inode:[pidfd]")
     assert watched <= scene.before.count("anon_inode:[pidfd]") + 1
 
 
@@ -257,7 +257,7 @@ def test_a_thousand_clients(scene: Scene) -> None:
 
 @pytest.mark.usefixtures("many_descriptors")
 def test_a_thousand_silent_clients_do_not_use_up_the_descriptors(scene: Scene) -> None:
-    scene.exporter.call(actions.limit_descriptors, 100)
+    scene.exporter.call(resources.limit_descriptors, 100)
     with contextlib.ExitStack() as stack:
         for _ in range(1000):
             stack.enter_context(lease_actions.connect(scene.blob))

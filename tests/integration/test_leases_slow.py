@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import crossmem
-from crossmem.conformance import actions, forks
+from crossmem.conformance import actions, forks, resources
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
 from crossmem.conformance.speed import SLOWNESS
@@ -194,7 +194,7 @@ def test_requests_that_nobody_waits_for_any_more_hold_nothing(
     exporter, importer = start_peer(), start_peer()
     met, unmet = (exporter.call(actions.offer, name, NBYTES, b"data") for name in "ab")
     importer.call(actions.attach, "mapped", met)
-    before = importer.call(actions.descriptors)
+    before = importer.call(resources.descriptors)
     exporter.stop()
     found = importer.call(lease_actions.attach_impatiently, unmet, impatience, 0.001)
     assert found == impatience
@@ -210,7 +210,7 @@ def test_requests_that_nobody_waits_for_any_more_hold_nothing(
         exporter.call(actions.free, name, busy="wait", timeout=2 * SLOWNESS)
     importer.call(actions.collect)
     # Descriptors that came with late answers are closed.
-    after = importer.call(actions.descriptors)
+    after = importer.call(resources.descriptors)
     assert len(after) <= len(before), after
 
 

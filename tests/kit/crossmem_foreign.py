@@ -58,7 +58,7 @@ class ForeignDriver(EmulatedDriver):
 
     @override
     def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
-        return Exported((b"%d:%d" % (os.getpid(), block.reference),))
+        return Exported((b"%d:%d" % (os.getpid(), block.reference.descriptor),))
 
     @override
     def release_export(self, block: Block, exported: Exported) -> None:
@@ -75,10 +75,12 @@ class ForeignDriver(EmulatedDriver):
         except OSError as error:
             raise StaleHandleError(f"there is no memory {payload!r}") from error
         actual = os.fstat(opened).st_size
+        received = Exported((), (opened,))
         try:
-            imported = super().import_(ordinal, Exported((), (opened,)), capacity=actual, **options)
+            imported = super().import_(ordinal, received, capacity=actual, **options)
         except BaseException:
-            os.close(opened)
+            for left in received.descriptors:
+                os.close(left)
             raise
         imported.capacity = capacity
         return imported
@@ -106,8 +108,8 @@ class ForeignDriver(EmulatedDriver):
 
     def adopt(self, ordinal: int, foreign: Foreign, mechanism: str) -> Block:
         """Make a block for what was found."""
-        descriptor = self._allocated[foreign.base].reference
-        return Block(ordinal, foreign.base, foreign.nbytes, foreign.nbytes, descriptor)
+        file = self._allocated[foreign.base].reference
+        return Block(ordinal, foreign.base, foreign.nbytes, foreign.nbytes, file)
 
     def disown(self, block: Block) -> None:
         """Forget the block."""

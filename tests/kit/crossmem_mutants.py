@@ -21,7 +21,7 @@ from mutation import MUTANTS, always, changed, instead, mutant, property_is
 from typing_extensions import override
 
 from crossmem.conformance.speed import SLOWNESS
-from crossmem.control import answers, client, link, registry, server
+from crossmem.control import answers, client, exports, holders, link, registry, server
 from crossmem.control.leases import LeaseTable
 from crossmem.control.records import Allow
 from crossmem.control.wire import Status
@@ -112,9 +112,9 @@ def c05_allocations_are_named_by_their_address() -> None:
 
 @mutant
 def c06_freed_memory_can_be_imported() -> None:
-    @instead(registry.LeaseRegistry, "_refusal_of")
+    @instead(exports.ExportTable, "refusal")
     def _(old: Any, self: Any, number: int, export: int, **options: Any) -> Any:
-        known = self._exports.find(number, export)
+        known = self.find(number, export)
         return None if known is not None else old(self, number, export, **options)
 
 
@@ -197,7 +197,7 @@ def c10_one_release_ends_everybodys_leases() -> None:
 
 @mutant
 def c11_the_death_of_an_importer_ends_nothing() -> None:
-    always(server.LeaseServer, "_lose_if_dead", False)
+    always(holders.HolderTable, "lose_if_dead", False)
 
 
 @mutant
@@ -210,7 +210,7 @@ def c11_messages_outlive_their_senders() -> None:
 
 @mutant
 def c11_a_lease_lasts_as_long_as_its_connection() -> None:
-    always(server, "open_peer", None)
+    always(holders, "open_peer", None)
 
 
 @mutant
@@ -398,9 +398,9 @@ def c20_an_exit_leaves_its_path() -> None:
 
 @mutant
 def c20_an_exiting_process_still_grants() -> None:
-    @instead(registry.LeaseRegistry, "_refusal_of")
+    @instead(exports.ExportTable, "refusal")
     def _(old: Any, self: Any, *args: Any, **options: Any) -> Any:
-        with changed(self, "_is_exiting", value=False):
+        with changed(self, "is_exiting", value=False):
             return old(self, *args, **options)
 
 

@@ -17,8 +17,9 @@ import pytest
 from measuring import UNMEASURED
 
 import crossmem.conformance
-from crossmem.conformance.peers import Peer, preload
+from crossmem.conformance.peers import Peer
 from crossmem.conformance.report import LAWS
+from crossmem.conformance.servers import preload
 
 KIT: Final = Path(crossmem.conformance.__file__).parent
 PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "contract.md"

@@ -17,7 +17,8 @@ from subprocess import CompletedProcess
 from types import ModuleType
 from typing import Any
 
-from crossmem.conformance.peers import Peer, PeerDiedError, preload
+from crossmem.conformance.peers import Peer, PeerDiedError
+from crossmem.conformance.servers import preload
 from crossmem.conformance.speed import SLOWNESS
 
 DEADLINE_S = 60 * SLOWNESS

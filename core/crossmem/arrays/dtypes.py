@@ -17,12 +17,10 @@ import math
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from typing_extensions import override
-
+from crossmem.arrays.dtype import DType, Field
 from crossmem.errors import ConfigurationError, UnsupportedError
 from crossmem.guards import shorten
 
@@ -34,8 +32,6 @@ __all__ = [
     "MAX_ITEMSIZE",
     "MAX_NESTING",
     "MAX_TEXT",
-    "DType",
-    "Field",
     "dtype_of",
     "from_text",
     "to_numpy",
@@ -57,48 +53,6 @@ MAX_TEXT: Final = 16384
 _MAX_FIELD_DIMENSIONS: Final = 32
 
 _NATIVE: Final = "<" if sys.byteorder == "little" else ">"
-
-
-@dataclass(frozen=True, slots=True)
-class DType:
-    """The type of an array's elements. Two with the same name are equal.
-
-    Made by :func:`dtype_of` and :func:`from_text`.
-    """
-
-    name: str
-    """Common name, type string or JSON; see above."""
-
-    itemsize: int = field(compare=False)
-    """Bytes of one element."""
-
-    dlpack: tuple[int, int, int] | None = field(compare=False)
-    """DLPack's type code, bits and lanes; None where DLPack has no such type."""
-
-    typestr: str | None = field(compare=False)
-    """NumPy's type string, which for a struct tells its size alone; None where NumPy has none."""
-
-    fields: "tuple[Field, ...]" = field(default=(), compare=False)
-    """Fields of a struct, in order."""
-
-    @override
-    def __repr__(self) -> str:
-        return f"DType({self.name!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field of a packed struct."""
-
-    name: str
-
-    offset: int
-    """Where it starts in the struct, in bytes."""
-
-    dtype: DType
-
-    shape: tuple[int, ...]
-    """Shape of a sub-array; empty for a single element."""
 
 
 def _common() -> Iterable[DType]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from crossmem.arrays.dtypes import DType
+from crossmem.arrays.dtype import DType
 from crossmem.errors import ConfigurationError, InvalidSizeError, UnsupportedError
 
 __all__ = ["MAX_DIMENSIONS", "Layout"]

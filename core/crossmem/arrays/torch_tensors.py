@@ -4,7 +4,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from crossmem.arrays.dtypes import DType, dtype_of, to_torch
+from crossmem.arrays.dtype import DType
+from crossmem.arrays.dtypes import dtype_of, to_torch
 from crossmem.arrays.found import Found
 from crossmem.arrays.layout import Layout
 from crossmem.arrays.libraries import require

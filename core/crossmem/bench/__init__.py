@@ -10,6 +10,7 @@ message that hands the token over, which is the same for all peers.
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from crossmem.bench import suite_crossmem, suite_frameworks
 from crossmem.bench.pair import BenchError
 from crossmem.bench.peer import PEERS
 from crossmem.bench.plan import PLANS
@@ -71,4 +72,4 @@ def run(
     with Suite(
         PLANS[mode], mode=mode, peers=chosen, device=device, say=say or (lambda _: None)
     ) as suite:
-        return suite.run()
+        return suite.run([suite_crossmem.run, suite_frameworks.run])

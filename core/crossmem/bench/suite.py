@@ -10,7 +10,6 @@ from statistics import median
 from time import monotonic
 from typing import Any, Self
 
-from crossmem.bench import suite_crossmem, suite_frameworks
 from crossmem.bench.machine import available_nbytes, choose_cpus, describe_machine, version_of
 from crossmem.bench.pair import BenchError, Pair, child_environment
 from crossmem.bench.peer import peer_class
@@ -151,8 +150,14 @@ class Suite:
             self._drop(peer)
             return None
 
-    def run(self) -> Report:
-        """Measure everything and return the report."""
+    def run(self, parts: "Sequence[Callable[[Suite], None]]") -> Report:
+        """Measure everything and return the report.
+
+        Parameters
+        ----------
+        parts
+            Measure what crossmem alone has, where it is one of the peers.
+        """
         start = monotonic()
         load = self.report.machine["load"]
         if load > _BUSY_LOAD:
@@ -163,8 +168,8 @@ class Suite:
         self._churn_and_held()
         self._busy()
         if self.has("crossmem"):
-            suite_crossmem.run(self)
-            suite_frameworks.run(self)
+            for measure in parts:
+                measure(self)
         self.report.targets = compute_targets(self.report)
         self.report.seconds = round(monotonic() - start, 1)
         return self.report

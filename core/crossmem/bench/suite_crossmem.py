@@ -4,17 +4,15 @@
 import subprocess
 from importlib.util import find_spec
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crossmem.bench.calls import CallError, time_calls
 from crossmem.bench.imports import IMPORTS, bytecode_cached_in, time_import
 from crossmem.bench.machine import available_nbytes
 from crossmem.bench.plan import KIB
+from crossmem.bench.suite import Suite
 from crossmem.bench.syscalls import TraceError, count_system_calls
 from crossmem.bench.targets import size_name
-
-if TYPE_CHECKING:
-    from crossmem.bench.suite import Suite
 
 __all__ = ["run"]
 
@@ -22,7 +20,7 @@ _PEER = "crossmem"
 _US = 1e6
 
 
-def run(suite: "Suite") -> None:
+def run(suite: Suite) -> None:
     """Measure all rows that only crossmem has, and add them to the suite's report."""
     _batch(suite)
     _repeats(suite)
@@ -40,7 +38,7 @@ def _collect(rounds: dict[str, list[float]], times: dict[str, Any] | None) -> No
         rounds.setdefault(name, []).append(each * _US)
 
 
-def _batch(suite: "Suite") -> None:
+def _batch(suite: Suite) -> None:
     plan, rounds = suite.plan, dict[str, list[float]]()
     suite.say(f"{plan.batch} imports, in one attach_many and one by one")
     for i in range(plan.batch_rounds):
@@ -50,7 +48,7 @@ def _batch(suite: "Suite") -> None:
         suite.report.add("batch", _PEER, name, values, "us")
 
 
-def _repeats(suite: "Suite") -> None:
+def _repeats(suite: Suite) -> None:
     plan, rounds = suite.plan, dict[str, list[float]]()
     suite.say("repeated imports and exports, and parts")
     for _ in range(plan.repeat_rounds):
@@ -59,7 +57,7 @@ def _repeats(suite: "Suite") -> None:
         suite.report.add("repeats", _PEER, name, values, "us")
 
 
-def _system_calls(suite: "Suite") -> None:
+def _system_calls(suite: Suite) -> None:
     kept = suite.job(_PEER, "kept", nbytes=4 * KIB)
     if kept is None:
         return
@@ -81,7 +79,7 @@ def _system_calls(suite: "Suite") -> None:
         suite.note(f"{2 * suite.plan.traced} repeated imports made system calls: {names}")
 
 
-def _bandwidth(suite: "Suite") -> None:
+def _bandwidth(suite: Suite) -> None:
     if not find_spec("numpy"):
         suite.note("bandwidth was not measured: numpy is not installed")
         return
@@ -114,7 +112,7 @@ def _bandwidth(suite: "Suite") -> None:
             add("bandwidth", "crossmem / plain mmap", direction, ratios, "ratio", nbytes=nbytes)
 
 
-def _scale(suite: "Suite") -> None:
+def _scale(suite: Suite) -> None:
     plan, add = suite.plan, suite.report.add
     suite.say(f"{plan.parts_of * plan.parts} live imports, {plan.separate} separate allocations")
     suite.restart(_PEER)  # what is counted below must be all that there is
@@ -150,7 +148,7 @@ def _scale(suite: "Suite") -> None:
         )
 
 
-def _imports(suite: "Suite") -> None:
+def _imports(suite: Suite) -> None:
     suite.say("importing in fresh interpreters")
     rounds: dict[str, list[float]] = {}
     environment = bytecode_cached_in(suite.folder, suite.environment)
@@ -167,7 +165,7 @@ def _imports(suite: "Suite") -> None:
         suite.report.add("import", name, "time", values, "ms")
 
 
-def _calls(suite: "Suite") -> None:
+def _calls(suite: Suite) -> None:
     suite.say("calls from C into an emulated library")
     rounds: dict[str, list[float]] = {}
     for _ in range(suite.plan.imports):

@@ -6,14 +6,12 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from crossmem.bench.machine import available_nbytes
 from crossmem.bench.plan import MIB
+from crossmem.bench.suite import Suite
 from crossmem.bench.targets import size_name
-
-if TYPE_CHECKING:
-    from crossmem.bench.suite import Suite
 
 __all__ = ["run"]
 
@@ -22,14 +20,14 @@ _ALIGNMENT_NBYTES: Final = 64
 _SMALL_NBYTES: Final = 4096
 
 
-def run(suite: "Suite") -> None:
+def run(suite: Suite) -> None:
     """Measure, and add the rows to the suite's report."""
     _trees(suite)
     _queues(suite)
     _readers(suite)
 
 
-def _case(suite: "Suite", name: str, **arguments: Any) -> dict[str, list[float]]:
+def _case(suite: Suite, name: str, **arguments: Any) -> dict[str, list[float]]:
     """Measure one case in a fresh interpreter; nothing where it fails, which is noted."""
     command = [sys.executable, "-P", "-m", "crossmem.bench.frameworks", name, json.dumps(arguments)]
     try:
@@ -50,7 +48,7 @@ def _case(suite: "Suite", name: str, **arguments: Any) -> dict[str, list[float]]
     return found
 
 
-def _trees(suite: "Suite") -> None:
+def _trees(suite: Suite) -> None:
     plan = suite.plan
     if not find_spec("torch"):
         suite.note("trees of tensors were not measured: torch is not installed")
@@ -77,7 +75,7 @@ def _trees(suite: "Suite") -> None:
             suite.report.add("trees", kind, metric, rounds, "ms", nbytes=size)
 
 
-def _queues(suite: "Suite") -> None:
+def _queues(suite: Suite) -> None:
     nbytes = suite.plan.array_nbytes
     for kind in ("crossmem", "numpy", "ray"):
         if not find_spec("numpy") or (kind == "ray" and not find_spec("ray")):
@@ -90,7 +88,7 @@ def _queues(suite: "Suite") -> None:
             suite.report.add("queues", kind, metric, rounds, "ms", nbytes=nbytes)
 
 
-def _readers(suite: "Suite") -> None:
+def _readers(suite: Suite) -> None:
     if not find_spec("numpy"):
         return
     count, nbytes = suite.plan.readers, max(suite.plan.array_nbytes, 4 * MIB)

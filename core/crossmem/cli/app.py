@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands and their options, for typer. What they do is in the modules beside this one."""
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from crossmem import CrossmemError, __version__
+from crossmem import __version__
+from crossmem.cli.commands import examples, reflow, reporting
 from crossmem.cli.problems import BenchmarkError, ExitCode, UsageProblem, write_text
-from crossmem.cli.render import print_json, progress_bar, show_error, show_step
-from crossmem.errors import ConfigurationError
+from crossmem.cli.render import print_json, progress_bar, show_step
 
 __all__ = ["app"]
 
@@ -33,24 +32,11 @@ Json = Annotated[
 ]
 
 
-def _examples(lines: Sequence[tuple[str, str]]) -> str:
-    """Return an epilog with commands to copy and what each does."""
-    width = max(len(command) for command, _ in lines)
-    shown = [f"[cyan]{command.ljust(width)}[/cyan]  {meaning}" for command, meaning in lines]
-    return "\n".join(["[bold]Examples[/bold]", *shown])
-
-
-def _reflow(function: Callable[..., object]) -> str:
-    """Return a docstring as paragraphs of one line each, for a terminal of any width."""
-    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-
-
-def _command(*examples: tuple[str, str]) -> Callable[[_Function], _Function]:
+def _command(*shown: tuple[str, str]) -> Callable[[_Function], _Function]:
     """Add a command whose help is its docstring and these examples."""
 
     def add(function: _Function) -> _Function:
-        return app.command(help=_reflow(function), epilog=_examples(examples))(function)
+        return app.command(help=reflow(function), epilog=examples(shown))(function)
 
     return add
 
@@ -78,8 +64,8 @@ def _root(
 
 
 app.callback(
-    help=_reflow(_root),
-    epilog=_examples(
+    help=reflow(_root),
+    epilog=examples(
         (
             ("crossmem demo", "see three processes share 256 MiB"),
             ("crossmem devices", "see what this machine offers, and what is missing"),
@@ -87,40 +73,6 @@ app.callback(
         )
     ),
 )(_root)
-
-
-@contextmanager
-def _reporting(command: str, *, as_json: bool) -> Iterator[None]:
-    """Turn what a command raises into a message, a JSON document if asked for, and an exit code."""
-    try:
-        yield
-    except UsageProblem as error:
-        code, name, message, hint = ExitCode.USAGE, "UsageError", error.message, error.hint
-    except ConfigurationError as error:
-        code, name, message, hint = ExitCode.USAGE, type(error).__name__, error.message, error.hint
-    except CrossmemError as error:
-        code, name, hint = ExitCode.CROSSMEM_ERROR, type(error).__name__, error.hint
-        # Drivers add the call that failed; the hint is shown on a line of its own.
-        message = str(error).replace(f"\nHint: {error.hint}", "")
-    except KeyboardInterrupt:
-        code, name, message, hint = ExitCode.INTERRUPTED, "Interrupted", "interrupted", None
-    else:
-        return
-    if as_json:
-        from crossmem.cli.reports import ErrorReport
-
-        print_json(
-            ErrorReport(
-                command=command,
-                version=__version__,
-                error=name,
-                message=message,
-                hint=hint,
-                exit_code=code,
-            )
-        )
-    show_error(message, hint)
-    raise typer.Exit(code)
 
 
 @_command(
@@ -169,7 +121,7 @@ def demo(
 
     Exits with 0 only if every digest is equal, with 1 if one is not.
     """
-    with _reporting("demo", as_json=as_json):
+    with reporting("demo", as_json=as_json):
         from crossmem.cli.demo import Demo
         from crossmem.cli.sources import FileSource, GeneratedSource, parse_nbytes
         from crossmem.cli.views import show_demo
@@ -198,7 +150,7 @@ def devices(*, as_json: Json = False) -> None:
     Also lists plugins that failed to load. A backend that nobody may choose by accident, such as
     an emulation, is used only where it is named.
     """
-    with _reporting("devices", as_json=as_json):
+    with reporting("devices", as_json=as_json):
         from crossmem.cli.inventory import take_inventory
         from crossmem.cli.views import show_devices
 
@@ -256,7 +208,7 @@ def conformance(
 
     Exits as pytest does: 0 passed, 1 failed, 5 nothing selected.
     """
-    with _reporting("conformance", as_json=as_json):
+    with reporting("conformance", as_json=as_json):
         from crossmem.cli.kit import run_kit
         from crossmem.cli.matrix import run_matrix
         from crossmem.cli.views import show_conformance, show_conformance_matrix
@@ -320,7 +272,7 @@ def bench(
 
     Exits with 1 if a target of crossmem is missed.
     """
-    with _reporting("bench", as_json=as_json):
+    with reporting("bench", as_json=as_json):
         from crossmem import bench as suite
 
         for name in peer or ():
@@ -411,7 +363,7 @@ def emulate(
     Exits as the program does, with 128 and the number of the signal that ended it. What the
     program did that the vendor forbids is said on standard error.
     """
-    with _reporting("emulate", as_json=False):
+    with reporting("emulate", as_json=False):
         from crossmem.cli import emulate as emulation
         from crossmem.plugin import EmulationRequest
 

@@ -9,15 +9,14 @@ import ctypes
 import gc
 import itertools
 import os
-import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import crossmem
+from crossmem.conformance import resources
 from crossmem.driver import Driver, TracingDriver, witness_of
 from crossmem.sharing.base.process import current
 from crossmem.sharing.importer import messages as holds
@@ -35,7 +34,6 @@ __all__ = [
     "calls",
     "close",
     "collect",
-    "descriptors",
     "device",
     "drop",
     "export",
@@ -44,7 +42,7 @@ __all__ = [
     "hold",
     "import_",
     "in_threads",
-    "limit_descriptors",
+    "keep_tracer",
     "live",
     "map_",
     "objects",
@@ -56,9 +54,7 @@ __all__ = [
     "read",
     "reserve",
     "reset",
-    "shared_nbytes",
     "state",
-    "threads",
     "tracer",
     "unmap",
     "use_device",
@@ -326,6 +322,11 @@ def calls() -> dict[str, int]:
     return dict(tracer().calls)
 
 
+def keep_tracer(name: str) -> None:
+    """Keep the tracing driver as an object: what it says of itself needs no call of crossmem."""
+    objects[name] = tracer()
+
+
 def live() -> dict[str, int]:
     """Return how many blocks, exports, imports and mappings the driver has open."""
     return tracer().live
@@ -340,54 +341,6 @@ def vendor_violations() -> list[str] | None:
     """Return what a strict emulation of the vendor noted, in all processes; None without one."""
     witness = witness_of(tracer().inner)
     return None if witness is None else witness.violations()
-
-
-def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
-    """Return what each open descriptor leads to, without the numbers that change, sorted."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            target = str(entry.readlink())
-        except OSError:
-            continue  # the one that listed the directory
-        if int(entry.name) not in ignored:
-            found.append(target.split(":[", 1)[0] if target.startswith(_KINDS) else target)
-    return sorted(found)
-
-
-_KINDS = ("socket:[", "pipe:[")
-
-
-def threads() -> list[str]:
-    """Return the names of the threads that run, sorted."""
-    return sorted(one.name for one in threading.enumerate())
-
-
-def shared_nbytes() -> int:
-    """Return the size of all unnamed shared memory files that this process has open or mapped."""
-    sizes: dict[tuple[int, int], int] = {}
-    for folder in ("fd", "map_files"):
-        for entry in Path("/proc/self", folder).iterdir():
-            try:
-                if str(entry.readlink()).startswith("/memfd:"):
-                    status = entry.stat()
-                    sizes[status.st_dev, status.st_ino] = status.st_size
-            except OSError:
-                continue
-    return sum(sizes.values())
-
-
-def limit_descriptors(spare: int) -> int:
-    """Allow only so many descriptors more than are open now; return the old limit.
-
-    A negative number lifts the limit again.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
-    unused = (number for number in itertools.count() if number not in taken)
-    wanted = hard if spare < 0 else next(itertools.islice(unused, spare, None))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, wanted), hard))
-    return soft
 
 
 def use_environment(name: str, value: str | None) -> None:
@@ -425,6 +378,6 @@ def state(ignored: frozenset[int] = frozenset()) -> dict[str, Any]:
     return {
         "live": live(),
         "violations": violations(),
-        "descriptors": descriptors(ignored),
-        "threads": threads(),
+        "descriptors": resources.descriptors(ignored),
+        "threads": resources.threads(),
     }

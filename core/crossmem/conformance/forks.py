@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from crossmem.conformance import actions
+from crossmem.conformance import resources
 
 __all__ = ["in_child", "remember_descriptors", "sleeping_child", "unexpected_descriptors"]
 
@@ -112,7 +112,7 @@ def _read_all(descriptor: int) -> bytes:
 
 def remember_descriptors() -> None:
     """Note what is open now: before the process uses crossmem."""
-    _descriptors[:] = actions.descriptors()
+    _descriptors[:] = resources.descriptors()
 
 
 def unexpected_descriptors() -> list[str]:
@@ -121,7 +121,7 @@ def unexpected_descriptors() -> list[str]:
     Pipes are left out: through one of them, a child answers. So are device files: a vendor's
     library opened them, and it alone may close them.
     """
-    found = actions.descriptors()
+    found = resources.descriptors()
     for known in _descriptors:
         if known in found:
             found.remove(known)

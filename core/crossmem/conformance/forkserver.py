@@ -36,6 +36,7 @@ _PROGRAM: Final = (
     "from crossmem.conformance.forkserver import serve_forks; serve_forks({descriptor})"
 )
 _MAX_REQUEST_NBYTES: Final = 1 << 18
+_READ_AT_IMPORT: Final = "CROSSMEM_TEST_"
 _NUMBER: Final = struct.Struct("<q")
 
 
@@ -48,7 +49,7 @@ def server_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith(("CROSSMEM_", "PYTEST_"))
+        if not name.startswith(("CROSSMEM_", "PYTEST_")) or name.startswith(_READ_AT_IMPORT)
     }
 
 
@@ -105,17 +106,20 @@ class ForkedProcess:
         subprocess.TimeoutExpired
             If it has not ended after `timeout` seconds.
         ForkServerError
-            If the server was killed: only it could learn the exit code.
+            If the server was killed: only it could learn the exit code. Also after :meth:`close`.
         """
         if self.returncode is None:
+            if self.status < 0:
+                raise ForkServerError("nobody waited for the child's end")
             self.returncode = self._read(timeout)
-            os.close(self.status)
+            self.close()
         return self.returncode
 
     def close(self) -> None:
         """Give up the wait for its end."""
-        if self.returncode is None:
-            os.close(self.status)
+        if self.status >= 0:
+            status, self.status = self.status, -1
+            os.close(status)
 
     @override
     def __repr__(self) -> str:

@@ -12,8 +12,9 @@ from typing import Protocol
 import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.forkserver import plugin_modules
-from crossmem.conformance.peers import Peer, kill_all, preload
+from crossmem.conformance.peers import Peer, kill_all
 from crossmem.conformance.pool import PeerPool
+from crossmem.conformance.servers import preload
 from crossmem.sharing.base.process import current
 
 __all__ = ["Allocate", "FreshPeer", "Imports", "Kit", "capacity_of"]

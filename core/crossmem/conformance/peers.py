@@ -7,7 +7,6 @@ other in its main thread, and sends back what they return or raise. Every wait h
 whatever is left of a peer is killed.
 """
 
-import atexit
 import contextlib
 import itertools
 import os
@@ -17,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -27,12 +25,8 @@ from typing import Any, Final, Self
 from typing_extensions import override
 
 from crossmem.conformance.channel import GRACE_S, START_TIMEOUT_S, receive, send
-from crossmem.conformance.forkserver import (
-    ForkedProcess,
-    ForkServer,
-    ForkServerError,
-    server_variables,
-)
+from crossmem.conformance.forkserver import ForkedProcess, ForkServerError
+from crossmem.conformance.servers import fork_peer, server_descriptors
 from crossmem.conformance.speed import SLOWNESS
 
 __all__ = [
@@ -43,7 +37,6 @@ __all__ = [
     "Pending",
     "kill_all",
     "kit_descriptors",
-    "preload",
 ]
 
 DEFAULT_TIMEOUT_S: Final = 40.0 * SLOWNESS
@@ -56,9 +49,6 @@ _PROGRAM: Final = (
 )
 
 _alive: "weakref.WeakSet[Peer]" = weakref.WeakSet()
-_servers: dict[frozenset[tuple[str, str]], ForkServer] = {}
-_starting = threading.Lock()
-_preloaded: dict[str, None] = {"crossmem.conformance.actions": None}
 
 
 class PeerDiedError(Exception):
@@ -148,17 +138,21 @@ class Peer:
             changed.pop(name, None)
             if value is not None:
                 changed[name] = value
-        start = self._spawn if fresh else self._fork
+        self._pidfd = -1
+        self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
             with theirs:
-                self._process = start(changed, theirs)
+                if fresh:
+                    self._process = self._spawn(changed, theirs)
+                else:
+                    self._process = fork_peer(changed, theirs, self._stderr.fileno())
         except BaseException:
             self._socket.close()
             self._stderr.close()
             raise
-        self._pidfd = os.pidfd_open(self.pid)
         _alive.add(self)
         try:
+            self._pidfd = os.pidfd_open(self.pid)
             send(self._socket, (device, runtime, mechanism, tracing))
             self.answer(0, START_TIMEOUT_S)
         except BaseException:
@@ -178,16 +172,6 @@ class Peer:
             stderr=self._stderr,
             process_group=0,
         )
-
-    def _fork(self, environment: dict[str, str], stream: socket.socket) -> ForkedProcess:
-        variables = server_variables(environment)
-        key = frozenset(variables.items())
-        with _starting:
-            if key in _servers and not _servers[key].is_running:
-                _servers.pop(key).close()
-            server = _servers.get(key) or ForkServer(variables)
-            _servers[key] = server
-        return server.fork(_preloaded, environment, stream, self._stderr.fileno())
 
     @property
     def pid(self) -> int:
@@ -314,7 +298,7 @@ class Peer:
 
     def stop(self) -> None:
         """Stop it with SIGSTOP, and wait until it stands still."""
-        os.kill(self.pid, signal.SIGSTOP)
+        signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
         deadline = time.monotonic() + GRACE_S
         # Only its parent, which may be a fork server, could wait for this.
         while self._state() != b"T":
@@ -324,7 +308,7 @@ class Peer:
 
     def cont(self) -> None:
         """Let it go on after :meth:`stop`."""
-        os.kill(self.pid, signal.SIGCONT)
+        signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
 
     def request_exit(self) -> None:
         """Ask it to end as a program does that comes to its end; do not wait."""
@@ -355,7 +339,7 @@ class Peer:
 
     def destroy(self) -> None:
         """Kill what is left of it and of its children, and close everything. Never raises."""
-        if self._pidfd < 0:
+        if self._stderr.closed:
             return
         with contextlib.suppress(Exception):
             if "COVERAGE_PROCESS_START" in os.environ and self._is_running():
@@ -369,8 +353,9 @@ class Peer:
             self._process.close()
         self._socket.close()
         self._stderr.close()
-        os.close(self._pidfd)
-        self._pidfd = -1
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
         _alive.discard(self)
 
     def _is_running(self) -> bool:
@@ -400,32 +385,12 @@ def _save_coverage() -> None:
         measuring.save()
 
 
-def preload(*modules: str) -> None:
-    """Let peers find these modules imported: those that most of them need and that change nothing.
-
-    Not for peers that are started with ``fresh=True``.
-    """
-    _preloaded.update(dict.fromkeys(modules))
-
-
 def kill_all() -> None:
     """Destroy every peer of this process, so that nothing waits for one any more."""
     for peer in list(_alive):
         peer.destroy()
 
 
-@atexit.register
-def _close_servers() -> None:
-    """End what peers were forked from."""
-    while _servers:
-        _servers.popitem()[1].close()
-
-
-# A forked child keeps no descriptor of its parent's servers: they end with the parent.
-os.register_at_fork(after_in_child=_close_servers)
-
-
 def kit_descriptors() -> frozenset[int]:
     """Return the descriptors of this process that serve to talk to peers."""
-    servers = frozenset(server.descriptor for server in _servers.values())
-    return servers.union(*(peer.descriptors for peer in _alive))
+    return server_descriptors().union(*(peer.descriptors for peer in _alive))

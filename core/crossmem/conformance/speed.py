@@ -31,5 +31,9 @@ def _measure() -> float:
 
 if VARIABLE not in os.environ:
     os.environ[VARIABLE] = f"{_measure():.2f}"
-SLOWNESS: Final = float(os.environ[VARIABLE])
+try:
+    SLOWNESS: Final = float(os.environ[VARIABLE])
+except ValueError:
+    msg = f"{VARIABLE} is {os.environ[VARIABLE]!r}; it must be a number, 1 on a usual machine"
+    raise ValueError(msg) from None
 """How many times longer than on the reference machine a program takes here; at least 1."""

@@ -16,7 +16,7 @@ import pytest
 from typing_extensions import override
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, resources
 from crossmem.conformance.harness import Allocate, FreshPeer, Kit
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import SOON_S, settle
@@ -39,21 +39,21 @@ def report_at_exit() -> None:
     # What a vendor's library opens for its devices stays open until the process ends.
     device = actions.device()
     device.allocate(1).free()
-    before = actions.descriptors()
+    before = resources.descriptors()
     util.Finalize(None, _report, args=(device, before), exitpriority=-100)
 
 
 def _report(device: crossmem.Device, before: list[str]) -> None:
     tracer = device.driver
     assert isinstance(tracer, TracingDriver)
-    after = actions.descriptors()
+    after = resources.descriptors()
     for known in before:
         if known in after:
             after.remove(known)
     words = {
         "live": tracer.live,
         "violations": tracer.violations,
-        "threads": actions.threads(),
+        "threads": resources.threads(),
         "descriptors": after,
     }
     print(_LAST_WORDS + json.dumps(words), flush=True)  # noqa: T201 - the test reads it

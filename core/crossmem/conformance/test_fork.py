@@ -13,7 +13,7 @@ import pytest
 from typing_extensions import override
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, resources
 from crossmem.conformance.forks import (
     in_child,
     remember_descriptors,
@@ -114,8 +114,8 @@ def test_c18_the_child_keeps_no_descriptor_thread_or_memory(
     peer.call(_set_up, allocate(_NBYTES).export().to_bytes())
 
     assert peer.call(in_child, unexpected_descriptors) == []
-    assert peer.call(in_child, actions.threads) == ["MainThread"]
-    assert peer.call(in_child, actions.shared_nbytes) == 0
+    assert peer.call(in_child, resources.threads) == ["MainThread"]
+    assert peer.call(in_child, resources.shared_nbytes) == 0
 
 
 @pytest.mark.crossmem_core

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import crossmem
-from crossmem.conformance import actions, probes
+from crossmem.conformance import actions, probes, resources
 from crossmem.conformance.harness import Allocate, FreshPeer
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
@@ -232,9 +232,9 @@ def test_c16_ranges_of_copies_on_the_device(allocate: Allocate, tracer: TracingD
 def test_c16_no_descriptor_is_kept_for_a_mapping(allocate: Allocate, peer: Peer) -> None:
     handles = [allocate(64).export() for _ in range(20)]
     peer.call(actions.attach, "first", handles[0])
-    before = len(peer.call(actions.descriptors))
+    before = len(peer.call(resources.descriptors))
     peer.call(actions.attach_many, [f"m{number}" for number in range(20)], handles)
     for number in range(200):
         peer.call(actions.attach, f"part{number}", handles[number % 20].slice(number % 20, 1))
 
-    assert len(peer.call(actions.descriptors)) <= before
+    assert len(peer.call(resources.descriptors)) <= before

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import crossmem
-from crossmem.conformance import actions, probes
+from crossmem.conformance import actions, probes, resources
 from crossmem.conformance.forks import in_child
 from crossmem.conformance.harness import Allocate, FreshPeer, Imports, capacity_of
 from crossmem.conformance.peers import Peer, PeerDiedError
@@ -230,7 +230,7 @@ def test_c18_a_child_keeps_no_memory_of_its_parents_ranges(fresh_peer: FreshPeer
     peer = fresh_peer(tracing=False)
     peer.call(set_up)
 
-    assert peer.call(in_child, actions.shared_nbytes) == 0
+    assert peer.call(in_child, resources.shared_nbytes) == 0
 
 
 # C19: threads -----------------------------------------------------------------------------

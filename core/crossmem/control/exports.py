@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exports of a process by number, and why one cannot be given. Its user holds a lock."""
 
+from crossmem.control.leases import Holder
 from crossmem.control.records import Export, Unit
-from crossmem.control.wire import Refusal, Status
+from crossmem.control.wire import Refusal, Status, Wanted
+from crossmem.models import ShareableHandle
 
 __all__ = ["ExportTable"]
 
@@ -16,6 +18,8 @@ class ExportTable:
         self._made: dict[int, int] = {}
         """How many exports each allocation has had, as long as it has one."""
         self._newest_allocation = 0
+        self.is_exiting = False
+        """Whether nothing is given any more but what messages hold that are under way."""
 
     def add(self, export: Export) -> None:
         """Enter an export."""
@@ -40,7 +44,7 @@ class ExportTable:
         exports = (one for some in self._exports.values() for one in some.values())
         return list({id(one.unit): one.unit for one in exports}.values())
 
-    def refusal(self, allocation: int, export: int, *, is_held: bool) -> Refusal | None:
+    def refusal(self, allocation: int, export: int, *, is_held: bool = False) -> Refusal | None:
         """Return why nobody gets an export, None if it can be given.
 
         Parameters
@@ -48,8 +52,11 @@ class ExportTable:
         allocation, export
             What is asked for.
         is_held
-            Whether it is given although it was freed.
+            Whether it is held for the process that asks: then it is given although it was freed,
+            and also while this process exits.
         """
+        if self.is_exiting and not is_held:
+            return Refusal(Status.EXITING, "the exporting process is exiting")
         found = self.find(allocation, export)
         if found is not None and (is_held or not found.unit.is_retired):
             return None
@@ -58,6 +65,19 @@ class ExportTable:
         if found is None and export >= self._made.get(allocation, export + 1):
             return Refusal(Status.UNKNOWN, "the allocation was not exported in this way")
         return Refusal(Status.STALE, "the allocation was freed")
+
+    def refusal_of_hold(self, wanted: Wanted | ShareableHandle, holder: Holder) -> Refusal | None:
+        """Return why no message of a process may hold an export, None if it may.
+
+        A process that holds freed memory may send it on.
+        """
+        refusal = self.refusal(wanted.allocation, wanted.export)
+        if refusal is not None:
+            export = self.find(wanted.allocation, wanted.export)
+            leases = export.unit.leases.values() if export is not None else ()
+            if any(lease.holder is holder for lease in leases):
+                refusal = self.refusal(wanted.allocation, wanted.export, is_held=True)
+        return refusal
 
     def forget(self, unit: Unit) -> None:
         """Forget the exports of memory. Doing so twice is harmless."""

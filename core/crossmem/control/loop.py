@@ -19,7 +19,7 @@ class EventLoop:
     """
 
     def __init__(self) -> None:
-        self._handlers: dict[int, Callable[[], None]] = {}
+        self._handlers: dict[int, Callable[[], object]] = {}
         self._sockets: list[socket.socket] = []
         self.epoll = select.epoll()
         try:
@@ -51,11 +51,11 @@ class EventLoop:
         """Return the descriptors that are ready."""
         return [descriptor for descriptor, _events in self.epoll.poll(timeout_s)]
 
-    def handler_of(self, descriptor: int) -> Callable[[], None] | None:
+    def handler_of(self, descriptor: int) -> Callable[[], object] | None:
         """Return what handles a descriptor, None if it is not watched any more."""
         return self._handlers.get(descriptor)
 
-    def watch(self, descriptor: int, handler: Callable[[], None]) -> None:
+    def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
         """Have a handler called when a descriptor can be read."""
         # In this order: the kernel may have no room for one more.
         self.epoll.register(descriptor, select.EPOLLIN)

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from crossmem.control.events import EventQueue
 from crossmem.control.exports import ExportTable
 from crossmem.control.leases import Holder, Lease, LeaseTable
 from crossmem.control.processes import own_uid
@@ -15,7 +16,7 @@ from crossmem.control.wire import Refusal, Status, Wanted, pack_hold, verify
 from crossmem.driver import Peer
 from crossmem.errors import AccessDeniedError, CrossmemError
 from crossmem.locks import Rank, ordered_lock
-from crossmem.models import Event, EventKind, ProcessIdentity, ShareableHandle
+from crossmem.models import EventKind, ProcessIdentity, ShareableHandle
 from crossmem.plugin import Registry
 
 __all__ = ["LeaseRegistry"]
@@ -40,9 +41,8 @@ class LeaseRegistry:
         self.lock = ordered_lock(Rank.LEASES)
         """Held for moments: no driver, plugin or finaliser runs under it."""
         self._own_uid = own_uid()
-        self._registry = registry
         self._max_holds = max_holds
-        self._events: deque[Event] = deque()
+        self._events = EventQueue(registry)
         self._idle: deque[Unit] = deque()
         """Retired memory whose last lease has ended, and whose owner was not told."""
         self._bells: set[threading.Lock] = set()
@@ -50,7 +50,6 @@ class LeaseRegistry:
         self._exports = ExportTable()
         self._leases = LeaseTable()
         self._myself = Holder(identity.pid, identity.uid)
-        self._is_exiting = False
 
     # What the exporter's own threads call -------------------------------------------------
 
@@ -76,7 +75,7 @@ class LeaseRegistry:
         number, export = handle.allocation, handle.export
         with self.lock:
             is_held = self._leases.find_hold(hold, number, export) is not None
-            refusal = self._refusal_of(number, export, is_held=is_held)
+            refusal = self._exports.refusal(number, export, is_held=is_held)
             refusal = refusal or self._refusal_of_core(handle)
             if refusal is None:
                 core = handle.core
@@ -88,7 +87,7 @@ class LeaseRegistry:
     def refusal_of(self, handle: ShareableHandle) -> Refusal | None:
         """Return why nobody gets an export of this process, None if it can be given."""
         with self.lock:
-            return self._refusal_of(handle.allocation, handle.export)
+            return self._exports.refusal(handle.allocation, handle.export)
 
     def hold_mine(
         self, handles: Sequence[ShareableHandle], timeout_s: float, numbers: list[int]
@@ -114,7 +113,7 @@ class LeaseRegistry:
             if refusal is not None and refusal.status is Status.FULL:
                 return False
             for handle in handles:
-                refusal = refusal or self._refusal_of_hold(handle, self._myself)
+                refusal = refusal or self._exports.refusal_of_hold(handle, self._myself)
                 refusal = refusal or self._refusal_of_core(handle)
             if refusal is None:
                 for one in handles:
@@ -149,7 +148,7 @@ class LeaseRegistry:
 
         From now on nothing is granted but what messages hold that are under way.
         """
-        self._is_exiting = True
+        self._exports.is_exiting = True
         self.end([one.number for one in list(self._myself.leases.values()) if not one.in_message])
         return self._wait(lambda: not len(self._leases), timeout_s)
 
@@ -224,12 +223,7 @@ class LeaseRegistry:
             except IndexError:
                 break
             unit.on_idle()
-        while self._events:
-            try:
-                event = self._events.popleft()
-            except IndexError:
-                return
-            self._registry.emit(event)
+        self._events.tell()
 
     # What the lease server's thread calls -------------------------------------------------
 
@@ -273,14 +267,14 @@ class LeaseRegistry:
     def _find(self, holder: Holder, context: bytes, wanted: Wanted) -> Export | Refusal:
         """Return the export that a peer asks for, if it may have it. The lock is held."""
         held = self._leases.find_hold(wanted.hold, wanted.allocation, wanted.export)
-        refusal = self._refusal_of(wanted.allocation, wanted.export, is_held=held is not None)
+        refusal = self._exports.refusal(wanted.allocation, wanted.export, is_held=held is not None)
         if refusal is not None:
             return refusal
         export = self._exports.get(wanted.allocation, wanted.export)
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 
     def _lease(self, export: Export, holder: Holder) -> tuple[Lease, Export]:
-        self._note(EventKind.LEASED, export, holder.pid)
+        self._events.note(EventKind.LEASED, export, holder.pid)
         return self._leases.give(export, holder), export
 
     def _grant(self, export: Export, holder: Holder, reported: int) -> Refusal | None:
@@ -304,7 +298,7 @@ class LeaseRegistry:
     ) -> tuple[Lease, Export] | Refusal:
         """Let a message of a peer hold an export. The parameters are those of :meth:`admit`."""
         with self.lock:
-            refusal = self._refusal_of_hold(wanted, holder)
+            refusal = self._exports.refusal_of_hold(wanted, holder)
             if refusal is not None:
                 return refusal
             export = self._exports.get(wanted.allocation, wanted.export)
@@ -366,7 +360,7 @@ class LeaseRegistry:
     # Under the lock ------------------------------------------------------------------------
 
     def _hold(self, export: Export, holder: Holder) -> Lease:
-        self._note(EventKind.HELD, export, holder.pid)
+        self._events.note(EventKind.HELD, export, holder.pid)
         return self._leases.give(export, holder, in_message=True)
 
     def _is_room_for(self, holder: Holder, count: int) -> bool:
@@ -389,63 +383,18 @@ class LeaseRegistry:
 
     def _deny(self, export: Export, holder: Holder, reason: str) -> Refusal:
         export.denied += 1
-        self._note(EventKind.DENIED, export, holder.pid, reason)
+        self._events.note(EventKind.DENIED, export, holder.pid, reason)
         return Refusal(Status.DENIED, reason)
-
-    def _refusal_of_hold(self, wanted: Wanted | ShareableHandle, holder: Holder) -> Refusal | None:
-        """Return why no message of a process may hold this export, None if it may.
-
-        A process that holds freed memory may send it on.
-        """
-        refusal = self._refusal_of(wanted.allocation, wanted.export)
-        if refusal is not None:
-            export = self._exports.find(wanted.allocation, wanted.export)
-            leases = export.unit.leases.values() if export is not None else ()
-            if any(lease.holder is holder for lease in leases):
-                refusal = self._refusal_of(wanted.allocation, wanted.export, is_held=True)
-        return refusal
-
-    def _refusal_of(self, allocation: int, export: int, *, is_held: bool = False) -> Refusal | None:
-        """Return why nobody gets this export, None if it can be given.
-
-        Parameters
-        ----------
-        allocation, export
-            What is asked for.
-        is_held
-            Whether it is held for the process that asks: then it is given although it was freed,
-            and also while this process exits.
-        """
-        if self._is_exiting and not is_held:
-            return Refusal(Status.EXITING, "the exporting process is exiting")
-        return self._exports.refusal(allocation, export, is_held=is_held)
 
     def _after_end(self, lease: Lease, kind: EventKind) -> None:
         self._ring()
         unit = lease.unit
         export = unit.exports.get(lease.export)
         if export is not None and (lease.in_message or lease.holder is not self._myself):
-            self._note(kind, export, lease.holder.pid)
+            self._events.note(kind, export, lease.holder.pid)
         self._note_if_idle(unit)
 
     def _note_if_idle(self, unit: Unit) -> None:
         if unit.is_retired and not unit.leases and not unit.grants:
             self._exports.forget(unit)
             self._idle.append(unit)
-
-    def _note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
-        if not self._registry.observed:
-            return
-        handle = export.handle
-        self._events.append(
-            Event(
-                kind,
-                backend=handle.backend,
-                device=handle.device,
-                allocation=handle.allocation,
-                nbytes=handle.length,
-                owner_pid=handle.owner.pid,
-                peer_pid=peer_pid,
-                detail=detail,
-            )
-        )

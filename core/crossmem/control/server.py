@@ -8,7 +8,6 @@ has to know what importers have sent asks this thread to read it (:meth:`LeaseSe
 """
 
 import logging
-import os
 import resource
 import socket
 import threading
@@ -21,10 +20,10 @@ from typing import Final
 from crossmem.control.answering import answer
 from crossmem.control.connection import ServerConnection
 from crossmem.control.endpoint import listen
+from crossmem.control.holders import HolderTable
 from crossmem.control.leases import Holder
 from crossmem.control.limits import name_descriptor_limit
 from crossmem.control.loop import EventLoop
-from crossmem.control.processes import is_dead, open_peer
 from crossmem.control.registry import LeaseRegistry
 from crossmem.control.threads import start_thread
 from crossmem.control.wire import (
@@ -77,7 +76,6 @@ class LeaseServer:
         self, identity: ProcessIdentity, run_dir: Path, registry: Registry, max_holds: int
     ) -> None:
         self.leases = LeaseRegistry(identity, registry, max_holds)
-        self._holders: set[Holder] = set()
         self._connections: dict[int, ServerConnection] = {}
         self._unsent: set[ServerConnection] = set()
         self._bells: deque[threading.Lock] = deque()
@@ -91,6 +89,7 @@ class LeaseServer:
         self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
         with name_descriptor_limit("socket"):
             self._loop = EventLoop()
+            self._holders = HolderTable(self._loop, self._lose)
             try:
                 self._listeners, self._path = listen(run_dir, identity)
                 for listener in self._listeners:
@@ -150,9 +149,7 @@ class LeaseServer:
         """Close every descriptor, and nothing else: for a forked child."""
         for connection in list(self._connections.values()):
             connection.socket.close()
-        for holder in list(self._holders):
-            if holder.pidfd is not None:
-                os.close(holder.pidfd)
+        self._holders.close()
         for listener in self._listeners:
             listener.close()
         self._loop.close()
@@ -179,7 +176,7 @@ class LeaseServer:
         """Read all that has come, for the threads that wait for that."""
         bells = list(self._bells)
         try:
-            self._catch_up({holder for holder in self._holders if holder.leases})
+            self._catch_up(self._holders.with_leases())
         finally:
             for bell in bells:
                 self._bells.remove(bell)
@@ -285,7 +282,7 @@ class LeaseServer:
         self, connection: ServerConnection, kind: MessageType, number: int, request: Request
     ) -> None:
         try:
-            holder = self._holder_of(connection, request.start_time)
+            holder = self._holders.find(connection, request.start_time)
         except ProcessLookupError:
             self._drop(connection)
             return
@@ -299,7 +296,7 @@ class LeaseServer:
                 self._refuse(connection, number, request, full)
                 return
         for sender in answer(self.leases, connection, holder, kind, number, request):
-            self._forget_if_unused(sender)
+            self._holders.forget_if_unused(sender)
         self._flush(connection)
 
     def _refuse(
@@ -308,27 +305,6 @@ class LeaseServer:
         """Give one answer to everything that was asked for."""
         connection.queue(number, pack_refusals(refusal, len(request.wanted)), ())
         self._flush(connection)
-
-    def _holder_of(self, connection: ServerConnection, start_time: int) -> Holder:
-        if connection.holder is not None:
-            return connection.holder
-        # A process that has become another user is another holder, which is admitted or not.
-        who = connection.pid, connection.uid
-        known = (one for one in self._holders if one.pid and (one.pid, one.uid) == who)
-        holder = next(known, None)
-        if holder is None or self._lose_if_dead(holder):
-            pidfd = open_peer(connection.socket, connection.pid, start_time)
-            holder = Holder(connection.pid, connection.uid, pidfd)
-            if pidfd is not None:
-                try:
-                    self._loop.watch(pidfd, partial(self._check, holder))
-                except OSError:
-                    os.close(pidfd)
-                    raise
-            self._holders.add(holder)
-        connection.holder = holder
-        holder.connections += 1
-        return holder
 
     def _flush(self, connection: ServerConnection) -> None:
         was_full = connection.is_full
@@ -361,7 +337,7 @@ class LeaseServer:
             if connection.holder in holders:
                 self._serve(connection, at_most=_MAX_CAUGHT_UP)
         for holder in holders:
-            self._lose_if_dead(holder)
+            self._holders.lose_if_dead(holder)
 
     def _release(self, numbers: Sequence[int]) -> None:
         ended = set(numbers)
@@ -371,7 +347,7 @@ class LeaseServer:
                 msg = "a release of what has not been received yet"
                 raise ProtocolError(msg)
         for holder in self.leases.end(numbers):
-            self._forget_if_unused(holder)
+            self._holders.forget_if_unused(holder)
 
     def _drop(self, connection: ServerConnection) -> None:
         """Close a connection. Its leases stay where the process can be watched (law C11)."""
@@ -389,18 +365,7 @@ class LeaseServer:
         if holder.pidfd is None and not holder.connections:
             self._lose(holder)
         else:
-            self._forget_if_unused(holder)
-
-    def _check(self, holder: Holder) -> None:
-        self._lose_if_dead(holder)
-
-    def _lose_if_dead(self, holder: Holder) -> bool:
-        # Asked again even where epoll says so: within one batch of events, a descriptor's number
-        # may have passed to another process's pidfd.
-        dead = holder.pidfd is not None and is_dead(holder.pidfd)
-        if dead:
-            self._lose(holder)
-        return dead
+            self._holders.forget_if_unused(holder)
 
     def _lose(self, holder: Holder) -> None:
         """End everything that a dead process held, and what it had sent to end."""
@@ -412,14 +377,4 @@ class LeaseServer:
         for connection in list(self._connections.values()):
             if connection.holder is holder:
                 self._drop(connection)
-        self._forget_if_unused(holder)
-
-    def _forget_if_unused(self, holder: Holder) -> None:
-        """Stop watching a process that has neither leases nor a connection."""
-        if holder.leases or holder.connections or holder not in self._holders:
-            return
-        self._holders.remove(holder)
-        if holder.pidfd is not None:
-            self._loop.unwatch(holder.pidfd)
-            os.close(holder.pidfd)
-            holder.pidfd = None
+        self._holders.forget_if_unused(holder)

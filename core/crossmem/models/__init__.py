@@ -4,7 +4,8 @@
 from crossmem.models.capabilities import Capabilities
 from crossmem.models.device import DeviceInfo
 from crossmem.models.events import Event, EventKind
-from crossmem.models.handle import MAX_HANDLE_NBYTES, Access, ShareableHandle
+from crossmem.models.handle import MAX_HANDLE_NBYTES, ShareableHandle
+from crossmem.models.handle_core import Access
 from crossmem.models.identity import ProcessIdentity, process_start_time
 
 __all__ = [

@@ -5,66 +5,37 @@ import hashlib
 import struct
 from binascii import crc32
 from functools import lru_cache
-from itertools import accumulate
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 from typing_extensions import override
 
 from crossmem.errors import InvalidHandleError, InvalidSizeError
-from crossmem.guards import check_part, is_identity, is_name, shorten
+from crossmem.guards import check_part
+from crossmem.models.handle_core import (
+    FLAG_RAW,
+    FLAG_READONLY,
+    MIN_CORE_NBYTES,
+    Access,
+    HandleCore,
+    decode_core,
+    make_core,
+    refuse,
+)
 from crossmem.models.identity import ProcessIdentity
 
-__all__ = ["MAX_HANDLE_NBYTES", "Access", "ShareableHandle"]
-
-Access = Literal["rw", "ro"]
-"""How importers may use an export: read and write, or read only."""
+__all__ = ["MAX_HANDLE_NBYTES", "ShareableHandle"]
 
 MAX_HANDLE_NBYTES: Final = 1024
 """Upper bound of ``len(handle.to_bytes())``."""
 
-MAX_RAW_NBYTES: Final = 512
-"""Upper bound of the vendor bytes in a raw handle."""
-
 _MAGIC: Final = b"XMEM"
 _VERSION: Final = 1
-_FLAG_READONLY: Final = 1
-_FLAG_RAW: Final = 2
-
 # magic, version, flags, total length, crc32 of everything else
 _HEADER: Final = struct.Struct("<4sHHII")
 # offset and length of the part; they stand apart because the rest is the same for all parts
 _PART: Final = struct.Struct("<QQ")
-# allocation, export, secret, nbytes, capacity, lengths of backend, mechanism, device and raw bytes
-_FIXED: Final = struct.Struct("<QI16sQQBBBH")
-_BODY_START: Final = _HEADER.size + _PART.size
-_FIXED_START: Final = _BODY_START + ProcessIdentity.LAYOUT.size
-_NAMES_START: Final = _FIXED_START + _FIXED.size
-
-
-class _Names(NamedTuple):
-    """The texts in bytes from outside, after the checks of :func:`_decode_names`."""
-
-    backend: str
-    mechanism: str
-    device: str
-    raw: bytes
-
-
-class _Core(NamedTuple):
-    """All that is the same for every part of an export; parts share one."""
-
-    backend: str
-    mechanism: str
-    device: str
-    allocation: int
-    export: int
-    secret: bytes
-    owner: ProcessIdentity
-    nbytes: int
-    capacity: int
-    access: Access
-    raw: bytes | None
-    wire: bytes
+_CORE_START: Final = _HEADER.size + _PART.size
+_MIN_NBYTES: Final = _CORE_START + MIN_CORE_NBYTES
 
 
 class ShareableHandle:
@@ -85,7 +56,7 @@ class ShareableHandle:
 
     offset: int
     length: int
-    _core: _Core
+    _core: HandleCore
     _bytes: bytes | None
 
     def __init__(
@@ -103,32 +74,17 @@ class ShareableHandle:
         access: Access,
         raw: bytes | None = None,
     ) -> None:
-        names = (backend.encode("ascii"), mechanism.encode("ascii"), device.encode("ascii"))
-        flags = (_FLAG_READONLY if access == "ro" else 0) | (_FLAG_RAW if raw is not None else 0)
-        wire = b"".join(
-            (
-                flags.to_bytes(2, "little"),
-                owner.to_bytes(),
-                _FIXED.pack(
-                    allocation, export, secret, nbytes, capacity, *map(len, names), len(raw or b"")
-                ),
-                *names,
-                raw or b"",
-            )
-        )
-        core = _Core(
-            backend,
-            mechanism,
-            device,
-            allocation,
-            export,
-            secret,
-            owner,
-            nbytes,
-            capacity,
-            access,
-            raw,
-            wire,
+        texts = backend, mechanism, device
+        core = make_core(
+            texts,
+            allocation=allocation,
+            export=export,
+            secret=secret,
+            owner=owner,
+            nbytes=nbytes,
+            capacity=capacity,
+            access=access,
+            raw=raw,
         )
         _fill(self, core, 0, nbytes, None)
 
@@ -323,20 +279,12 @@ class ShareableHandle:
         return ShareableHandle.from_bytes, (self.to_bytes(),)
 
 
-def _refuse(reason: str) -> InvalidHandleError:
-    return InvalidHandleError(
-        f"these bytes are not a crossmem handle: {reason}",
-        hint="pass the bytes of handle.to_bytes() unchanged",
-        operation="from_bytes",
-    )
-
-
 def _blank() -> ShareableHandle:
     return object.__new__(ShareableHandle)
 
 
 def _fill(
-    handle: ShareableHandle, core: _Core, offset: int, length: int, blob: bytes | None
+    handle: ShareableHandle, core: HandleCore, offset: int, length: int, blob: bytes | None
 ) -> ShareableHandle:
     fill = object.__setattr__
     fill(handle, "_core", core)
@@ -349,71 +297,20 @@ def _fill(
 # The same handle is often received again and again; a handle is immutable, so it can be shared.
 @lru_cache(maxsize=4096)
 def _decode(blob: bytes) -> ShareableHandle:
-    if not _NAMES_START <= len(blob) <= MAX_HANDLE_NBYTES:
-        raise _refuse(f"{len(blob)} bytes, expected {_NAMES_START} to {MAX_HANDLE_NBYTES}")
+    if not _MIN_NBYTES <= len(blob) <= MAX_HANDLE_NBYTES:
+        raise refuse(f"{len(blob)} bytes, expected {_MIN_NBYTES} to {MAX_HANDLE_NBYTES}")
     magic, version, flags, total, checksum = _HEADER.unpack_from(blob)
     if magic != _MAGIC:
-        raise _refuse(f"they start with {magic!r}, not {_MAGIC!r}")
+        raise refuse(f"they start with {magic!r}, not {_MAGIC!r}")
     if version != _VERSION:
-        raise _refuse(f"format version {version}; this crossmem reads version {_VERSION}")
-    if total != len(blob) or flags & ~(_FLAG_READONLY | _FLAG_RAW):
-        raise _refuse(f"{len(blob)} bytes and flags {flags:#x} do not fit their header")
+        raise refuse(f"format version {version}; this crossmem reads version {_VERSION}")
+    if total != len(blob) or flags & ~(FLAG_READONLY | FLAG_RAW):
+        raise refuse(f"{len(blob)} bytes and flags {flags:#x} do not fit their header")
     head = _HEADER.pack(magic, version, flags, total, 0)
     if crc32(blob[_HEADER.size :], crc32(head)) != checksum:
-        raise _refuse("the checksum does not match; the bytes were damaged on the way")
-    core = _decode_core(blob, flags)
+        raise refuse("the checksum does not match; the bytes were damaged on the way")
+    core = decode_core(blob[_CORE_START:], flags)
     offset, length = _PART.unpack_from(blob, _HEADER.size)
     if not 0 < length <= core.nbytes - offset:
-        raise _refuse(f"part [{offset}, {offset + length}) of {core.nbytes} bytes")
+        raise refuse(f"part [{offset}, {offset + length}) of {core.nbytes} bytes")
     return _fill(_blank(), core, offset, length, blob)
-
-
-def _decode_core(blob: bytes, flags: int) -> _Core:
-    owner = ProcessIdentity(*ProcessIdentity.LAYOUT.unpack_from(blob, _BODY_START))
-    allocation, export, secret, nbytes, capacity, *sizes = _FIXED.unpack_from(blob, _FIXED_START)
-    names = _decode_names(blob[_NAMES_START:], *sizes)
-    is_raw = bool(flags & _FLAG_RAW)
-    if names.raw and not is_raw:
-        raise _refuse("vendor bytes in a leased handle")
-    if not allocation or not 0 < nbytes <= capacity:
-        raise _refuse(f"allocation {allocation} of {nbytes} bytes in a capacity of {capacity}")
-    return _Core(
-        names.backend,
-        names.mechanism,
-        names.device,
-        allocation,
-        export,
-        secret,
-        owner,
-        nbytes,
-        capacity,
-        "ro" if flags & _FLAG_READONLY else "rw",
-        names.raw if is_raw else None,
-        flags.to_bytes(2, "little") + blob[_BODY_START:],
-    )
-
-
-# All handles of one device have the same names.
-@lru_cache(maxsize=256)
-def _decode_names(blob: bytes, *sizes: int) -> _Names:
-    if sum(sizes) != len(blob):
-        raise _refuse("the lengths of its names do not add up")
-    ends = list(accumulate(sizes))
-    parts = [blob[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    backend, mechanism, device, raw = parts
-    try:
-        names = _Names(
-            backend.decode("ascii"), mechanism.decode("ascii"), device.decode("ascii"), raw
-        )
-    except UnicodeDecodeError as error:
-        raise _refuse("a name in it is not ASCII") from error
-    for field, text, is_right in (
-        ("backend", names.backend, is_name),
-        ("mechanism", names.mechanism, is_name),
-        ("device", names.device, is_identity),
-    ):
-        if not is_right(text):
-            raise _refuse(f"{shorten(text)} is no name of a {field}")
-    if len(names.raw) > MAX_RAW_NBYTES:
-        raise _refuse(f"{len(names.raw)} vendor bytes; at most {MAX_RAW_NBYTES} are allowed")
-    return names

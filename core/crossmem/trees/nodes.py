@@ -26,7 +26,7 @@ Which classes are looked up for that, and how, is said in ``classes``.
 import math
 from base64 import b64decode, b64encode
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from typing import Any, Final, NamedTuple
 
@@ -36,7 +36,7 @@ from crossmem.errors import ConfigurationError, CrossmemError, InvalidHandleErro
 from crossmem.guards import shorten
 from crossmem.trees.classes import make_dataclass, make_named_tuple, name_of, refuse_more, values_of
 
-__all__ = ["MAX_DEPTH", "pair_arrays", "read", "to_base64", "write"]
+__all__ = ["FORMS", "MAX_DEPTH", "read", "to_base64", "write"]
 
 MAX_DEPTH: Final = 32
 """How deep containers may be nested in one another."""
@@ -252,7 +252,7 @@ def _read(node: Any, known: _Known, depth: int) -> Any:
             return known.arrays[content]
         if tag == "i":
             return _read_again(content, known)
-        form = _FORMS.get(tag)
+        form = FORMS.get(tag)
         if form is None:
             return _READERS[tag](content)
         inner, beside = form.split(content)
@@ -348,7 +348,7 @@ class _Form(NamedTuple):
         return content, beside
 
 
-_FORMS: Final = {
+FORMS: Final = {
     "t": _Form(lambda values, _: tuple(values)),
     "d": _Form(lambda pairs, _: dict(pairs), has_keys=True),
     "o": _Form(_make_ordered, has_keys=True, has_attributes=True),
@@ -391,87 +391,3 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "z": _read_complex,
     "s": _read_scalar,
 }
-
-
-def pair_arrays(theirs: Any, mine: Any, where: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the numbers of arrays at the same places of two trees, which must be alike.
-
-    Plain values and attributes may differ, and so may the order of keys.
-
-    Parameters
-    ----------
-    theirs, mine
-        What was shared, and what is to be overwritten.
-    where
-        What errors call the latter; what is yielded last says how each array is reached from there.
-
-    Raises
-    ------
-    ConfigurationError
-        Where another container is at a place, or other things are in it.
-    """
-    tag, inner, name = _open(theirs)
-    other_tag, others, other_name = _open(mine)
-    what = None
-    if (tag, name) != (other_tag, other_name):
-        what = f"is {_in_words(other_tag, other_name)} where {_in_words(tag, name)} was shared"
-    for place in inner.keys() - others.keys():
-        what = what or f"has no {place!s:.200}, which was shared"
-    for place in others.keys() - inner.keys():
-        what = what or f"has {place!s:.200}, which was not shared"
-    if what is not None:
-        msg = f"into is another tree: {where} {what}"
-        raise ConfigurationError(msg, operation="receive")
-    if tag == "a":
-        yield inner[tag], others[tag], where
-        return
-    for place, one in inner.items():
-        yield from pair_arrays(one, others[place], f"{where}[{place}]")
-
-
-_IN_WORDS: Final = {
-    "a": "an array",
-    "d": "a dict",
-    "list": "a list",
-    "o": "an OrderedDict",
-    "t": "a tuple",
-    None: "a plain value",
-}
-
-
-def _in_words(tag: str | None, name: str | None) -> str:
-    return _IN_WORDS.get(tag) or f"a {shorten(name)}"
-
-
-def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
-    """Return the tag of an array or container, what is in it by place, and its class's name."""
-    if type(node) is list:
-        return "list", dict(enumerate(node)), None
-    if type(node) is not dict:
-        return None, {}, None
-    ((tag, content),) = node.items()
-    if tag == "i":
-        return _open(content[1])
-    if tag == "a":
-        return tag, node, None
-    form = _FORMS.get(tag)
-    if form is None:
-        return None, {}, None
-    inner, beside = form.split(content)
-    # Keys may be containers themselves here.
-    parts = (
-        ((repr(_without_numbers(key)), one) for key, one in inner)
-        if form.has_keys
-        else enumerate(inner)
-    )
-    return tag, dict(parts), beside if form.is_named else None
-
-
-def _without_numbers(node: Any) -> Any:
-    """Return a node that does not say which of its containers occur elsewhere too."""
-    if type(node) is list:
-        return [_without_numbers(one) for one in node]
-    if type(node) is dict:
-        ((tag, content),) = node.items()
-        return _without_numbers(content[1]) if tag == "i" else {tag: _without_numbers(content)}
-    return node

@@ -17,7 +17,8 @@ from crossmem.sharing.device import Device
 from crossmem.sharing.importer.attach import Readonly, attach_many
 from crossmem.sharing.importer.mapping import Mapping
 from crossmem.trees.message import Message, Row
-from crossmem.trees.nodes import pair_arrays, read, write
+from crossmem.trees.nodes import read, write
+from crossmem.trees.pairing import pair_arrays
 from crossmem.trees.shared import Shared
 
 __all__ = ["build", "receive"]

@@ -14,7 +14,7 @@ import pytest
 from emulated_sharing import attach, contents, export, free, report_tgid, sharing, unmap
 
 import crossmem
-from crossmem.conformance.peers import preload
+from crossmem.conformance.servers import preload
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.driver import Block, Exported
 from crossmem_ascend.driver import AscendDriver

@@ -14,7 +14,7 @@ import pytest
 from measuring import UNMEASURED
 from programs import DEADLINE_S, run_script
 
-from crossmem.conformance.peers import preload
+from crossmem.conformance.servers import preload
 from crossmem.driver import Block, Exported, Imported
 from crossmem.models import Access
 from crossmem_emulated.driver import EmulatedDriver

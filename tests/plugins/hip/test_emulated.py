@@ -13,7 +13,7 @@ from emulated_sharing import attach, contents, export, free, mapped_by, sharing,
 from programs import run_script
 
 import crossmem
-from crossmem.conformance.peers import preload
+from crossmem.conformance.servers import preload
 from crossmem.driver import CopyKind
 from crossmem.driver.buffers import address_of
 from crossmem_emulated.hip import PROFILES, Runtime

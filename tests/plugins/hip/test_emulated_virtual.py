@@ -12,7 +12,7 @@ from emulated_sharing import attach, contents, export, free, mapped_by, sharing,
 from programs import run_script
 
 import crossmem
-from crossmem.conformance.peers import preload
+from crossmem.conformance.servers import preload
 from crossmem_emulated.hip import Runtime
 from crossmem_emulated.options import Options
 from crossmem_hip.driver import GpuDriver

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from crossmem.conformance import actions, peers
+from crossmem.conformance import actions, servers
 from crossmem.conformance.forkserver import ForkServerError
-from crossmem.conformance.peers import Peer, PeerDiedError, preload
+from crossmem.conformance.peers import Peer, PeerDiedError
+from crossmem.conformance.servers import preload
 
 VARIABLE = "A_VARIABLE_OF_THIS_TEST"
 
@@ -26,13 +27,13 @@ def peer() -> Iterator[Peer]:
 @pytest.fixture
 def own_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have servers of this test alone, because it kills them."""
-    before = dict(peers._servers)
-    peers._servers.clear()
+    before = dict(servers._servers)
+    servers._servers.clear()
     yield
-    for server in peers._servers.values():
+    for server in servers._servers.values():
         server.close()
-    peers._servers.clear()
-    peers._servers.update(before)
+    servers._servers.clear()
+    servers._servers.update(before)
 
 
 def descriptors() -> list[str]:
@@ -118,14 +119,14 @@ def test_other_variables_are_there_from_the_start(own_server: None, peer: Peer) 
 
 def test_modules_are_imported_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some_module_of_a_test.py").touch()
-    monkeypatch.setattr(peers, "_preloaded", dict(peers._preloaded))
+    monkeypatch.setattr(servers, "_preloaded", dict(servers._preloaded))
     # Only a server that has not started yet can find it.
-    monkeypatch.setattr(peers, "_servers", {})
+    monkeypatch.setattr(servers, "_servers", {})
     monkeypatch.syspath_prepend(str(tmp_path))
     preload("some_module_of_a_test")
     with Peer("emulated:0", tracing=False) as one:
         assert one.call(is_imported, "some_module_of_a_test")
-    for server in peers._servers.values():
+    for server in servers._servers.values():
         server.close()
 
 
@@ -140,7 +141,7 @@ def test_nothing_is_left_of_a_peer(peer: Peer) -> None:
 def test_a_server_that_was_killed_leaves_peers_that_can_be_ended(own_server: None) -> None:
     before = descriptors()
     with Peer("emulated:0", tracing=False) as one:
-        (server,) = peers._servers.values()
+        (server,) = servers._servers.values()
         server._process.kill()
         server._process.wait()
 
@@ -155,7 +156,7 @@ def test_a_server_that_was_killed_leaves_peers_that_can_be_ended(own_server: Non
 
 
 def test_a_forked_child_of_the_test_keeps_no_server(peer: Peer) -> None:
-    found = [server.descriptor for server in peers._servers.values()]
+    found = [server.descriptor for server in servers._servers.values()]
     pid = os.fork()
     if not pid:
         kept: Any = [one for one in found if Path(f"/proc/self/fd/{one}").exists()]

@@ -134,10 +134,10 @@ def test_an_importer_that_cannot_be_watched_leaves_nothing(server: Any) -> None:
         connection = ServerConnection(ours, server._buffer)
         before = sorted(Path("/proc/self/fd").iterdir())
         with pytest.raises(OSError, match="No space left"):
-            server._holder_of(connection, ProcessIdentity.of_this_process().start_time)
+            server._holders.find(connection, ProcessIdentity.of_this_process().start_time)
 
         assert sorted(Path("/proc/self/fd").iterdir()) == before
-        assert not server._holders
+        assert not server._holders._holders
 
 
 def test_a_connection_that_cannot_be_watched_is_closed(server: Any) -> None:
@@ -159,9 +159,9 @@ def test_processes_that_ask_in_vain_leave_half_of_the_descriptors(
             connection = accept(server, stack.enter_context(new_socket()))
             # As if each were of another process.
             connection.pid = 2**23 + number
-            server._holder_of(connection, 0)
+            server._holders.find(connection, 0)
 
-        pidfds = [one for one in server._holders if one.pidfd is not None]
+        pidfds = [one for one in server._holders._holders if one.pidfd is not None]
         assert len(server._connections) + len(pidfds) <= 50
         assert connection.number in server._connections
 

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The type of an array's elements."""
+
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+__all__ = ["DType", "Field"]
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """The type of an array's elements. Two with the same name are equal.
+
+    Made by :func:`crossmem.arrays.dtypes.dtype_of` and ``from_text``.
+    """
+
+    name: str
+    """Common name, type string or JSON; see :mod:`crossmem.arrays.dtypes`."""
+
+    itemsize: int = field(compare=False)
+    """Bytes of one element."""
+
+    dlpack: tuple[int, int, int] | None = field(compare=False)
+    """DLPack's type code, bits and lanes; None where DLPack has no such type."""
+
+    typestr: str | None = field(compare=False)
+    """NumPy's type string, which for a struct tells its size alone; None where NumPy has none."""
+
+    fields: "tuple[Field, ...]" = field(default=(), compare=False)
+    """Fields of a struct, in order."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"DType({self.name!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a packed struct."""
+
+    name: str
+
+    offset: int
+    """Where it starts in the struct, in bytes."""
+
+    dtype: DType
+
+    shape: tuple[int, ...]
+    """Shape of a sub-array; empty for a single element."""

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands have in common: the form of their help, and how their errors end them."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import typer
+
+from crossmem import CrossmemError, __version__
+from crossmem.cli.problems import ExitCode, UsageProblem
+from crossmem.cli.render import print_json, show_error
+from crossmem.errors import ConfigurationError
+
+__all__ = ["examples", "reflow", "reporting"]
+
+
+def examples(lines: Sequence[tuple[str, str]]) -> str:
+    """Return an epilog with commands to copy and what each does."""
+    width = max(len(command) for command, _ in lines)
+    shown = [f"[cyan]{command.ljust(width)}[/cyan]  {meaning}" for command, meaning in lines]
+    return "\n".join(["[bold]Examples[/bold]", *shown])
+
+
+def reflow(function: Callable[..., object]) -> str:
+    """Return a docstring as paragraphs of one line each, for a terminal of any width."""
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+@contextmanager
+def reporting(command: str, *, as_json: bool) -> Iterator[None]:
+    """Turn what a command raises into a message, a JSON document if asked for, and an exit code."""
+    try:
+        yield
+    except UsageProblem as error:
+        code, name, message, hint = ExitCode.USAGE, "UsageError", error.message, error.hint
+    except ConfigurationError as error:
+        code, name, message, hint = ExitCode.USAGE, type(error).__name__, error.message, error.hint
+    except CrossmemError as error:
+        code, name, hint = ExitCode.CROSSMEM_ERROR, type(error).__name__, error.hint
+        # Drivers add the call that failed; the hint is shown on a line of its own.
+        message = str(error).replace(f"\nHint: {error.hint}", "")
+    except KeyboardInterrupt:
+        code, name, message, hint = ExitCode.INTERRUPTED, "Interrupted", "interrupted", None
+    else:
+        return
+    if as_json:
+        from crossmem.cli.reports import ErrorReport
+
+        print_json(
+            ErrorReport(
+                command=command,
+                version=__version__,
+                error=name,
+                message=message,
+                hint=hint,
+                exit_code=code,
+            )
+        )
+    show_error(message, hint)
+    raise typer.Exit(code)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fork servers of this process, one for each environment that peers start with."""
+
+import atexit
+import os
+import socket
+import threading
+from typing import Final
+
+from crossmem.conformance.forkserver import ForkedProcess, ForkServer, server_variables
+
+__all__ = ["fork_peer", "preload", "server_descriptors"]
+
+_servers: Final[dict[frozenset[tuple[str, str]], ForkServer]] = {}
+_starting: Final = threading.Lock()
+_preloaded: Final[dict[str, None]] = {"crossmem.conformance.actions": None}
+
+
+def fork_peer(environment: dict[str, str], stream: socket.socket, output: int) -> ForkedProcess:
+    """Start a process that serves `stream` and writes to `output`, in an environment."""
+    variables = server_variables(environment)
+    key = frozenset(variables.items())
+    with _starting:
+        if key in _servers and not _servers[key].is_running:
+            _servers.pop(key).close()
+        server = _servers.get(key) or ForkServer(variables)
+        _servers[key] = server
+    return server.fork(_preloaded, environment, stream, output)
+
+
+def preload(*modules: str) -> None:
+    """Let peers find these modules imported: those that most of them need and that change nothing.
+
+    Not for peers that are started with ``fresh=True``.
+    """
+    _preloaded.update(dict.fromkeys(modules))
+
+
+def server_descriptors() -> frozenset[int]:
+    """Return the descriptors of this process that lead to fork servers."""
+    return frozenset(server.descriptor for server in _servers.values())
+
+
+@atexit.register
+def _close_servers() -> None:
+    """End what peers were forked from."""
+    while _servers:
+        _servers.popitem()[1].close()
+
+
+# A forked child keeps no descriptor of its parent's servers: they end with the parent.
+os.register_at_fork(after_in_child=_close_servers)

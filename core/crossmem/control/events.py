@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events that observers are told of later, outside of every lock."""
+
+from collections import deque
+
+from crossmem.control.records import Export
+from crossmem.models import Event, EventKind
+from crossmem.plugin import Registry
+
+__all__ = ["EventQueue"]
+
+
+class EventQueue:
+    """What happened to exports and was not told yet.
+
+    Parameters
+    ----------
+    registry
+        The plugins, which receive the events.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._events: deque[Event] = deque()
+
+    def note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
+        """Add an event, if anybody observes."""
+        if not self._registry.observed:
+            return
+        handle = export.handle
+        self._events.append(
+            Event(
+                kind,
+                backend=handle.backend,
+                device=handle.device,
+                allocation=handle.allocation,
+                nbytes=handle.length,
+                owner_pid=handle.owner.pid,
+                peer_pid=peer_pid,
+                detail=detail,
+            )
+        )
+
+    def tell(self) -> None:
+        """Give observers the events, oldest first. No lock is held."""
+        while self._events:
+            try:
+                event = self._events.popleft()
+            except IndexError:
+                return
+            self._registry.emit(event)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a handle that is the same for every part of an export, and how it is read."""
+
+import struct
+from functools import lru_cache
+from itertools import accumulate
+from typing import Final, Literal, NamedTuple
+
+from crossmem.errors import InvalidHandleError
+from crossmem.guards import is_identity, is_name, shorten
+from crossmem.models.identity import ProcessIdentity
+
+__all__ = [
+    "FLAG_RAW",
+    "FLAG_READONLY",
+    "MAX_RAW_NBYTES",
+    "MIN_CORE_NBYTES",
+    "Access",
+    "HandleCore",
+    "decode_core",
+    "make_core",
+    "refuse",
+]
+
+Access = Literal["rw", "ro"]
+"""How importers may use an export: read and write, or read only."""
+
+MAX_RAW_NBYTES: Final = 512
+"""Upper bound of the vendor bytes in a raw handle."""
+
+FLAG_READONLY: Final = 1
+FLAG_RAW: Final = 2
+
+# allocation, export, secret, nbytes, capacity, lengths of backend, mechanism, device and raw bytes
+_FIXED: Final = struct.Struct("<QI16sQQBBBH")
+_FIXED_START: Final = ProcessIdentity.LAYOUT.size
+
+MIN_CORE_NBYTES: Final = _FIXED_START + _FIXED.size
+"""What a core takes without its names."""
+
+
+class _Names(NamedTuple):
+    """The texts in bytes from outside, after the checks of :func:`_decode_names`."""
+
+    backend: str
+    mechanism: str
+    device: str
+    raw: bytes
+
+
+class HandleCore(NamedTuple):
+    """All that is the same for every part of an export; parts share one."""
+
+    backend: str
+    mechanism: str
+    device: str
+    allocation: int
+    export: int
+    secret: bytes
+    owner: ProcessIdentity
+    nbytes: int
+    capacity: int
+    access: Access
+    raw: bytes | None
+    wire: bytes
+
+
+def make_core(
+    texts: tuple[str, str, str],
+    *,
+    allocation: int,
+    export: int,
+    secret: bytes,
+    owner: ProcessIdentity,
+    nbytes: int,
+    capacity: int,
+    access: Access,
+    raw: bytes | None,
+) -> HandleCore:
+    """Return the core of a new handle; ``texts`` are backend, mechanism and device."""
+    names = [text.encode("ascii") for text in texts]
+    names.append(raw or b"")
+    flags = (FLAG_READONLY if access == "ro" else 0) | (FLAG_RAW if raw is not None else 0)
+    fixed = _FIXED.pack(allocation, export, secret, nbytes, capacity, *map(len, names))
+    wire = b"".join((flags.to_bytes(2, "little"), owner.to_bytes(), fixed, *names))
+    return HandleCore(
+        *texts, allocation, export, secret, owner, nbytes, capacity, access, raw, wire
+    )
+
+
+def refuse(reason: str) -> InvalidHandleError:
+    """Return the error for bytes that are no handle."""
+    return InvalidHandleError(
+        f"these bytes are not a crossmem handle: {reason}",
+        hint="pass the bytes of handle.to_bytes() unchanged",
+        operation="from_bytes",
+    )
+
+
+def decode_core(blob: bytes, flags: int) -> HandleCore:
+    """Return the core that a handle's bytes and flags stand for, all of it checked."""
+    owner = ProcessIdentity(*ProcessIdentity.LAYOUT.unpack_from(blob, 0))
+    allocation, export, secret, nbytes, capacity, *sizes = _FIXED.unpack_from(blob, _FIXED_START)
+    names = _decode_names(blob[MIN_CORE_NBYTES:], *sizes)
+    is_raw = bool(flags & FLAG_RAW)
+    if names.raw and not is_raw:
+        raise refuse("vendor bytes in a leased handle")
+    if not allocation or not 0 < nbytes <= capacity:
+        raise refuse(f"allocation {allocation} of {nbytes} bytes in a capacity of {capacity}")
+    return HandleCore(
+        names.backend,
+        names.mechanism,
+        names.device,
+        allocation,
+        export,
+        secret,
+        owner,
+        nbytes,
+        capacity,
+        "ro" if flags & FLAG_READONLY else "rw",
+        names.raw if is_raw else None,
+        flags.to_bytes(2, "little") + blob,
+    )
+
+
+# All handles of one device have the same names.
+@lru_cache(maxsize=256)
+def _decode_names(blob: bytes, *sizes: int) -> _Names:
+    if sum(sizes) != len(blob):
+        raise refuse("the lengths of its names do not add up")
+    ends = list(accumulate(sizes))
+    parts = [blob[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    backend, mechanism, device, raw = parts
+    try:
+        names = _Names(
+            backend.decode("ascii"), mechanism.decode("ascii"), device.decode("ascii"), raw
+        )
+    except UnicodeDecodeError as error:
+        raise refuse("a name in it is not ASCII") from error
+    for field, text, is_right in (
+        ("backend", names.backend, is_name),
+        ("mechanism", names.mechanism, is_name),
+        ("device", names.device, is_identity),
+    ):
+        if not is_right(text):
+            raise refuse(f"{shorten(text)} is no name of a {field}")
+    if len(names.raw) > MAX_RAW_NBYTES:
+        raise refuse(f"{len(names.raw)} vendor bytes; at most {MAX_RAW_NBYTES} are allowed")
+    return names

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which arrays are at the same places of two trees in JSON."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from crossmem.errors import ConfigurationError
+from crossmem.guards import shorten
+from crossmem.trees.nodes import FORMS
+
+__all__ = ["pair_arrays"]
+
+
+def pair_arrays(theirs: Any, mine: Any, where: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the numbers of arrays at the same places of two trees, which must be alike.
+
+    Plain values and attributes may differ, and so may the order of keys.
+
+    Parameters
+    ----------
+    theirs, mine
+        What was shared, and what is to be overwritten.
+    where
+        What errors call the latter; what is yielded last says how each array is reached from there.
+
+    Raises
+    ------
+    ConfigurationError
+        Where another container is at a place, or other things are in it.
+    """
+    tag, inner, name = _open(theirs)
+    other_tag, others, other_name = _open(mine)
+    what = None
+    if (tag, name) != (other_tag, other_name):
+        what = f"is {_in_words(other_tag, other_name)} where {_in_words(tag, name)} was shared"
+    for place in inner.keys() - others.keys():
+        what = what or f"has no {place!s:.200}, which was shared"
+    for place in others.keys() - inner.keys():
+        what = what or f"has {place!s:.200}, which was not shared"
+    if what is not None:
+        msg = f"into is another tree: {where} {what}"
+        raise ConfigurationError(msg, operation="receive")
+    if tag == "a":
+        yield inner[tag], others[tag], where
+        return
+    for place, one in inner.items():
+        yield from pair_arrays(one, others[place], f"{where}[{place}]")
+
+
+_IN_WORDS: Final = {
+    "a": "an array",
+    "d": "a dict",
+    "list": "a list",
+    "o": "an OrderedDict",
+    "t": "a tuple",
+    None: "a plain value",
+}
+
+
+def _in_words(tag: str | None, name: str | None) -> str:
+    return _IN_WORDS.get(tag) or f"a {shorten(name)}"
+
+
+def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
+    """Return the tag of an array or container, what is in it by place, and its class's name."""
+    if type(node) is list:
+        return "list", dict(enumerate(node)), None
+    if type(node) is not dict:
+        return None, {}, None
+    ((tag, content),) = node.items()
+    if tag == "i":
+        return _open(content[1])
+    if tag == "a":
+        return tag, node, None
+    form = FORMS.get(tag)
+    if form is None:
+        return None, {}, None
+    inner, beside = form.split(content)
+    # Keys may be containers themselves here.
+    parts = (
+        ((repr(_without_numbers(key)), one) for key, one in inner)
+        if form.has_keys
+        else enumerate(inner)
+    )
+    return tag, dict(parts), beside if form.is_named else None
+
+
+def _without_numbers(node: Any) -> Any:
+    """Return a node that does not say which of its containers occur elsewhere too."""
+    if type(node) is list:
+        return [_without_numbers(one) for one in node]
+    if type(node) is dict:
+        ((tag, content),) = node.items()
+        return _without_numbers(content[1]) if tag == "i" else {tag: _without_numbers(content)}
+    return node
