@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import sys
+import tempfile
 import threading
 import warnings
 import weakref
@@ -22,6 +23,9 @@ from typing import Any, Final
 import numpy as np
 
 import crossmem.locks
+
+ROOT: Final = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
 
 _locks: list[Any] = []
 _ordered_lock = crossmem.locks.ordered_lock
@@ -36,13 +40,14 @@ def _noted(rank: Any) -> Any:
 # Before any other module takes the name.
 crossmem.locks.ordered_lock = _noted
 
+import tree_actions  # noqa: E402
+
 import crossmem  # noqa: E402
 from crossmem.conformance import actions  # noqa: E402
 from crossmem.conformance.interrupts import Interrupted, Interrupts  # noqa: E402
 from crossmem.conformance.peers import Peer  # noqa: E402
 from crossmem.sharing.base.process import current  # noqa: E402
 
-ROOT: Final = Path(__file__).parents[2]
 CORE: Final = f"{ROOT}/core/crossmem/"
 UNCOUNTED: Final = tuple(f"{CORE}{name}/" for name in ("bench", "cli", "conformance"))
 EMULATIONS: Final = f"{ROOT}/plugins/emulated/"
@@ -81,6 +86,15 @@ class World:
             )
             for n in range(3)
         ]
+        self.foreign: Any = None
+        if self.device.capabilities.foreign_memory:
+            unit = self.device.capabilities.granularity_nbytes
+            self.foreign = self.device.driver.allocate(0, unit, mechanism)
+        self.tree = b""
+        if self.device.capabilities.host_visible:
+            self.tree = self.peer.call(tree_actions.share, "tree", 1)
+            # The connection for messages stays open, too.
+            crossmem.receive(self.tree)
         # Connections stay open, and so do those of the peer.
         crossmem.attach_many(self.theirs)[0].unmap()
         gc.collect()
@@ -142,6 +156,19 @@ class World:
         return held
 
 
+ENDED: Final = (
+    "view",
+    "piece",
+    "range",
+    "mapping",
+    "mappings",
+    "import",
+    "adopted",
+    "memory",
+    "shared",
+)
+
+
 class Step:
     """One operation: what it needs, the operation itself, and how what it left is ended."""
 
@@ -157,7 +184,8 @@ class Step:
 
     def end(self) -> None:
         """End what is open still, through the public API, and let the objects go."""
-        for name in ("view", "piece", "range", "mapping", "mappings", "import", "memory", "shared"):
+        # Views first: what they show is not given back before them.
+        for name in ENDED:
             found = self.kept.pop(name, None)
             for one in found if isinstance(found, list) else [found]:
                 if one is None:
@@ -211,6 +239,12 @@ viewed = _put("view", lambda _w, k: k["mapping"].view())
 leased = _put("mapping", lambda _w, k: crossmem.attach(k["handle"]))
 
 
+def adopted(world: World, kept: dict[str, Any]) -> None:
+    """Adopt memory that crossmem's core does not know."""
+    block = world.foreign
+    kept["adopted"] = world.device.adopt(block.pointer, block.capacity, owner=world)
+
+
 def dropped(world: World, kept: dict[str, Any]) -> None:
     """Drop a mapping, an import and memory that was never freed."""
     _both(memory, imported, attached)(world, kept)
@@ -262,6 +296,15 @@ HOST: dict[str, Callable[[World], Step]] = {
     "view": operation(viewed, attached),
     "share": operation(
         _put("shared", lambda w, _k: crossmem.share(np.ones(8), copy="allow", device=w.device))
+    ),
+    "receive": operation(_put("received", lambda w, _k: crossmem.receive(w.tree))),
+}
+FOREIGN: dict[str, Callable[[World], Step]] = {
+    "adopt": operation(adopted),
+    "export adopted": operation(lambda _w, k: k["adopted"].export(), adopted),
+    "free adopted": operation(
+        lambda _w, k: k["adopted"].free(),
+        _both(adopted, lambda _w, k: k["adopted"].export()),
     ),
 }
 RANGES: dict[str, Callable[[World], Step]] = {
@@ -337,11 +380,16 @@ def interrupt(
 def main(backend: str, mechanism: str, stride: int, names: list[str]) -> int:
     """Interrupt operations; return how many interrupts left something behind."""
     warnings.simplefilter("ignore")
+    # A machine of its own: what other programs do on the emulated devices would be counted.
+    state = tempfile.TemporaryDirectory(prefix="crossmem-", dir="/dev/shm")
+    os.environ["CROSSMEM_EMULATED_STATE"] = state.name
     world = World(backend, mechanism)
     found = dict(OPERATIONS)
     capabilities = world.device.capabilities
     if capabilities.host_visible:
         found |= HOST
+    if capabilities.foreign_memory:
+        found |= FOREIGN
     if capabilities.address_ranges:
         found |= RANGES
     total = failures = 0
