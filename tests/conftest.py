@@ -6,6 +6,9 @@ import os
 import signal
 from typing import Any
 
+# Before crossmem is imported, here and in every process of the tests.
+os.environ["CROSSMEM_TEST_LOCK_ORDER"] = "1"
+
 import compilers
 import measuring
 import pytest

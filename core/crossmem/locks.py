@@ -20,7 +20,7 @@ __all__ = [
     "DebugLock",
     "LockOrderError",
     "Rank",
-    "held_ranks",
+    "forbidden_ranks",
     "is_held_here",
     "ordered_lock",
 ]
@@ -52,6 +52,10 @@ class Rank(IntEnum):
     """The lease registry."""
     INDEX = 9
     """The index of addresses."""
+
+
+_DRIVERS_RUN_UNDER: Final = frozenset({Rank.IMPORT, Rank.ALLOCATION, Rank.FOREIGN})
+"""Each of these guards one vendor's resource, and is held while the driver works on it."""
 
 
 class LockOrderError(AssertionError):
@@ -113,6 +117,10 @@ def is_held_here(condition: threading.Condition) -> bool:
     return True
 
 
-def held_ranks() -> tuple[Rank, ...]:
-    """Return the ranks of the locks that this thread holds. Empty unless locks are checked."""
-    return tuple(one.rank for one in getattr(_held, "locks", ()))
+def forbidden_ranks() -> tuple[str, ...]:
+    """Return which locks this thread holds under which no driver, plugin or finaliser may run.
+
+    Empty unless locks are checked.
+    """
+    held: list[DebugLock] = getattr(_held, "locks", [])
+    return tuple(one.rank.name for one in held if one.rank not in _DRIVERS_RUN_UNDER)

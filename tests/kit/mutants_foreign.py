@@ -2,6 +2,7 @@
 """Broken adoptions; registered by importing this."""
 
 import os
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -39,7 +40,7 @@ def c03_every_adoption_exports() -> None:
 def c03_every_adoption_has_a_block() -> None:
     @instead(foreign.ForeignAllocations, "enter")
     def _(old: Any, self: Any, *args: Any) -> None:
-        with changed(self, "_known", RegionIndex()):
+        with changed(self, "_known", RegionIndex(threading.RLock())):
             old(self, *args)
 
 
@@ -167,7 +168,7 @@ def c18_inherited_adoptions_work() -> None:
 def c19_threads_adopt_at_once() -> None:
     @instead(foreign.ForeignAllocations, "enter")
     def _(old: Any, self: Any, *args: Any) -> None:
-        with changed(self, "_known", RegionIndex()):
+        with changed(self, "_known", RegionIndex(threading.RLock())):
             old(self, *args)
 
 

@@ -2,7 +2,6 @@
 """What a process exports and who holds it: every decision of the lease server, and no socket."""
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +11,7 @@ from crossmem.control.exports import ExportTable
 from crossmem.control.leases import Holder, Lease, LeaseTable
 from crossmem.control.processes import own_uid
 from crossmem.control.records import Export, Unit
+from crossmem.control.threads import Bell
 from crossmem.control.wire import Refusal, Status, Wanted, pack_hold, verify
 from crossmem.driver import Peer
 from crossmem.errors import AccessDeniedError, CrossmemError
@@ -45,8 +45,8 @@ class LeaseRegistry:
         self._events = EventQueue(registry)
         self._idle: deque[Unit] = deque()
         """Retired memory whose last lease has ended, and whose owner was not told."""
-        self._bells: set[threading.Lock] = set()
-        """Each is released when a lease has ended, for a thread that waits for that."""
+        self._bells: set[Bell] = set()
+        """Each rings when a lease has ended, for a thread that waits for that."""
         self._exports = ExportTable()
         self._leases = LeaseTable()
         self._myself = Holder(identity.pid, identity.uid)
@@ -159,15 +159,14 @@ class LeaseRegistry:
         """
         end = time.monotonic() + timeout_s
         while True:
-            bell = threading.Lock()
-            bell.acquire()
+            bell = Bell()
             try:
                 with self.lock:
                     if is_over():
                         return True
                     self._bells.add(bell)
                 left_s = end - time.monotonic()
-                if left_s <= 0 or not bell.acquire(timeout=min(left_s, threading.TIMEOUT_MAX)):
+                if left_s <= 0 or not bell.wait(left_s):
                     with self.lock:
                         return is_over()
             finally:
@@ -370,7 +369,7 @@ class LeaseRegistry:
         """Wake the threads that wait for the end of a lease."""
         for bell in list(self._bells):
             self._bells.discard(bell)
-            bell.release()
+            bell.ring()
 
     def _refusal_of_peer(
         self, holder: Holder, export: Export, wanted: Wanted, role: bytes, context: bytes

@@ -25,7 +25,7 @@ from crossmem.control.leases import Holder
 from crossmem.control.limits import name_descriptor_limit
 from crossmem.control.loop import EventLoop
 from crossmem.control.registry import LeaseRegistry
-from crossmem.control.threads import start_thread
+from crossmem.control.threads import Bell, start_thread
 from crossmem.control.wire import (
     MAX_MESSAGE_NBYTES,
     MessageType,
@@ -78,8 +78,8 @@ class LeaseServer:
         self.leases = LeaseRegistry(identity, registry, max_holds)
         self._connections: dict[int, ServerConnection] = {}
         self._unsent: set[ServerConnection] = set()
-        self._bells: deque[threading.Lock] = deque()
-        """Each is released once everything that had come by then was read."""
+        self._bells: deque[Bell] = deque()
+        """Each rings once everything that had come by then was read."""
         self._stopping = False
         self._accept_paused = False
         self._has_warned = False
@@ -116,11 +116,10 @@ class LeaseServer:
         """
         is_other = threading.get_ident() != self._thread.ident
         if self.leases.has_leases and is_other and not self._stopping:
-            bell = threading.Lock()
-            bell.acquire()
+            bell = Bell()
             self._bells.append(bell)
             self._loop.wake()
-            bell.acquire(timeout=timeout_s)
+            bell.wait(timeout_s)
         self.leases.tell()
 
     def lock_for_fork(self) -> None:
@@ -170,7 +169,7 @@ class LeaseServer:
                 self._answer_bells()
             self.leases.tell()
         while self._bells:
-            self._bells.popleft().release()
+            self._bells.popleft().ring()
 
     def _answer_bells(self) -> None:
         """Read all that has come, for the threads that wait for that."""
@@ -180,7 +179,7 @@ class LeaseServer:
         finally:
             for bell in bells:
                 self._bells.remove(bell)
-                bell.release()
+                bell.ring()
 
     def _handle(self, descriptor: int) -> None:
         handler = self._loop.handler_of(descriptor)

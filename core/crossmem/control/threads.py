@@ -1,12 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting threads, safe against exceptions of signal handlers (law C30)."""
+"""Starting threads and waiting for them, safe against exceptions of signal handlers (law C30)."""
 
 import threading
 from _thread import start_new_thread
 
 from crossmem.control.limits import no_thread
 
-__all__ = ["start_thread"]
+__all__ = ["Bell", "start_thread"]
+
+
+class Bell:
+    """Lets one thread wait until another has rung. Rung twice, it has rung once."""
+
+    def __init__(self) -> None:
+        self._silence = threading.Lock()
+        self._silence.acquire()
+
+    def ring(self) -> None:
+        """End the wait, or the next one."""
+        try:
+            self._silence.release()
+        except RuntimeError:
+            # It has rung, and nobody has heard it yet.
+            return
+
+    def wait(self, timeout_s: float = threading.TIMEOUT_MAX) -> bool:
+        """Wait until it has rung; False if the time is over."""
+        return self._silence.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
 
 
 def start_thread(thread: threading.Thread) -> None:
@@ -21,8 +41,7 @@ def start_thread(thread: threading.Thread) -> None:
         This process can have no more threads.
     """
     failures: list[RuntimeError] = []
-    bell = threading.Lock()
-    bell.acquire()
+    bell = Bell()
 
     def start() -> None:
         try:
@@ -32,12 +51,12 @@ def start_thread(thread: threading.Thread) -> None:
             if thread.ident is None:
                 failures.append(error)
         finally:
-            bell.release()
+            bell.ring()
 
     try:
         start_new_thread(start, ())
     except RuntimeError as error:
         raise no_thread(thread.name) from error
-    bell.acquire()
+    bell.wait()
     if failures:
         raise no_thread(thread.name) from failures[0]

@@ -18,6 +18,7 @@ from crossmem.driver.groups import (
     readonly_alias_of,
 )
 from crossmem.driver.ledger import RangeLedger
+from crossmem.locks import forbidden_ranks
 from crossmem.models import Access, Capabilities, DeviceInfo
 
 __all__ = ["TracingDriver"]
@@ -76,6 +77,8 @@ class TracingDriver(Driver):
     def _note(self, method: str, *rules: tuple[bool, str]) -> None:
         """Count a call and record which of its rules are broken. The lock is held."""
         self.calls[method] += 1
+        if held := forbidden_ranks():
+            self.violations.append(f"{method}: called while a lock is held: {', '.join(held)}")
         self.violations.extend(f"{method}: {text}" for broken, text in rules if broken)
 
     def __getattr__(self, name: str) -> Any:

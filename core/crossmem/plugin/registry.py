@@ -14,6 +14,7 @@ from crossmem.errors import (
     ConfigurationError,
     CrossmemError,
 )
+from crossmem.locks import LockOrderError, forbidden_ranks
 from crossmem.models import Event
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.offers import PLUGIN_FAULTS, Offer, PluginFailure, PluginInfo, conflict
@@ -347,6 +348,9 @@ class Registry:
         Takes no lock, and discovers nothing: before the first backend was used nothing happens
         that could be observed.
         """
+        if held := forbidden_ranks():
+            msg = f"observers are told while a lock is held: {', '.join(held)}"
+            raise LockOrderError(msg)
         for name, function, takes_event in self._observers:
             try:
                 function(*((event,) if takes_event else ()))

@@ -9,13 +9,13 @@ reset: torch_npu or the application may be using it.
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crossmem.driver.cleanup import noting
 from crossmem.driver.recording import call_into
 from crossmem.errors import CrossmemError, DriverError
-from crossmem_ascend.errors import BACKEND, CONTEXT_NULL, PARAM_INVALID
+from crossmem_ascend.errors import BACKEND, CONTEXT_NULL, PARAM_INVALID, SUCCESS
 from crossmem_ascend.runtime import Vendor
 
 __all__ = ["Contexts"]
@@ -92,34 +92,42 @@ class Contexts:
         """
         debts = self._debts
         while debts:
-            self._pay(debts[0])
-            del debts[0]
+            self._pay_first(debts)
 
-    def _pay(self, debt: _Debt) -> None:
-        vendor, rt = self._vendor, self._vendor.rt
+    def _pay_first(self, debts: list[_Debt]) -> None:
+        """Pay a debt and forget it, or keep it if the vendor refuses."""
+        rt, debt = self._vendor.rt, debts[0]
         if debt.previous is None:
             # No call takes a context away from a thread, but destroying the current one does.
-            vendor.check("rt.destroy_context", rt.destroy_context(debt.current))
+            name, call, context = "rt.destroy_context", rt.destroy_context, debt.current
         else:
-            vendor.check("rt.set_context", rt.set_context(debt.previous))
+            name, call, context = "rt.set_context", rt.set_context, debt.previous
+        # No signal handler runs between these two: a context is not destroyed twice.
+        del debts[0]
+        code = call(context)
+        if code != SUCCESS:
+            debts.insert(0, debt)
+        self._vendor.check(name, code)
 
     def _settle(self) -> None:
         """Pay what earlier calls could not, unless the application has chosen a context since."""
         debts = self._debts
         while debts:
             debt = debts[0]
-            if self._current() == debt.current:
-                try:
-                    self._pay(debt)
-                except DriverError as error:
-                    # What the application destroyed meanwhile, it does not want back.
-                    if error.code != PARAM_INVALID:
-                        raise
-            elif debt.previous is None:
-                # It may be gone already, with a device that was reset.
-                with suppress(CrossmemError):
-                    self._pay(debt)
-            del debts[0]
+            is_current = self._current() == debt.current
+            if not is_current and debt.previous is not None:
+                del debts[0]
+                continue
+            try:
+                self._pay_first(debts)
+            except CrossmemError as error:
+                # What the application destroyed meanwhile, it does not want back. Another context
+                # may be gone already, with a device that was reset.
+                if is_current and not (
+                    isinstance(error, DriverError) and error.code == PARAM_INVALID
+                ):
+                    raise
+                del debts[0]
 
     def _enter(self, ordinal: int) -> _Debt | None:
         """Make a device current; return what that owes, None where it was current already."""

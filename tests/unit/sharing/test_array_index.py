@@ -2,6 +2,7 @@
 """The index by address, against a list that is searched from end to end."""
 
 import sys
+import threading
 from typing import Any
 
 from generated import examples
@@ -44,7 +45,7 @@ actions = st.lists(
 @repeatable
 @given(actions)
 def test_the_index_finds_what_a_list_has(steps: Any) -> None:
-    index = ArrayIndex()
+    index = ArrayIndex(threading.RLock())
     known: list[tuple[Block, Keeper]] = []
     for action, number, nbytes in steps:
         if action == "add":
@@ -66,7 +67,11 @@ def test_the_index_finds_what_a_list_has(steps: Any) -> None:
 
 
 def test_the_last_of_several_is_found_first() -> None:
-    index, blocks, keepers = ArrayIndex(), [Block(0, 9), Block(4, 2), Block(4, 2)], []
+    index, blocks, keepers = (
+        ArrayIndex(threading.RLock()),
+        [Block(0, 9), Block(4, 2), Block(4, 2)],
+        [],
+    )
     for one in blocks:
         keepers.append(Keeper())
         index.add(one, one.start, keepers[-1])  # type: ignore[arg-type]
@@ -124,9 +129,9 @@ def scene(index: ArrayIndex, at: int) -> tuple[list[tuple[Block, Keeper]], int]:
 
 
 def test_what_comes_in_between_two_lines_loses_nothing() -> None:
-    _known, lines = scene(ArrayIndex(), 0)
+    _known, lines = scene(ArrayIndex(threading.RLock()), 0)
     for at in range(1, lines + 1):
-        index = ArrayIndex()
+        index = ArrayIndex(threading.RLock())
         known, _lines = scene(index, at)
 
         assert all(index.find(one.start, one.nbytes) is not None for one, _keeper in known), at

@@ -52,7 +52,7 @@ def test_a_first_call_may_be_interrupted_by_another(monkeypatch: pytest.MonkeyPa
 
 def test_what_comes_is_noted_while_another_thread_looks() -> None:
     # Whoever looks may have come upon a finaliser that waits for the lock of who adds.
-    index = ArrayIndex()
+    index = ArrayIndex(threading.RLock())
     allocation: Any = type("Block", (), {"nbytes": 8, "closed": False})()
     keeper: Any = type("Keeper", (), {})()
 

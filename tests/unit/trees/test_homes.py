@@ -18,6 +18,7 @@ import crossmem
 from crossmem import OutOfMemoryError, Shared, StaleHandleError, UnsupportedError
 from crossmem.arrays import numpy_arrays
 from crossmem.arrays.runs import find_run, pack
+from crossmem.conformance.pool import settle
 from crossmem.driver import CopyKind
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import drain
@@ -41,7 +42,8 @@ def nothing_left() -> Iterator[None]:
         before = in_use()
     yield
 
-    assert in_use() == before
+    # A thread gives back what was left to its last view.
+    assert settle(lambda: [] if in_use() == before else in_use()) == []
 
 
 ranges = st.lists(
@@ -250,7 +252,8 @@ def test_a_share_that_fails_leaves_nothing(
         crossmem.share([born, np.arange(5), np.arange(9)], copy="allow")
 
     # While the error is kept, and with it all that its traceback has.
-    assert in_use() == before
+    # A thread gives back what was left to its last view.
+    assert settle(lambda: [] if in_use() == before else in_use()) == []
     assert calls == succeeding + 1
     del born, caught
 
@@ -269,7 +272,8 @@ def test_a_share_that_is_interrupted_while_it_copies_says_so(
         crossmem.share(np.arange(10)[::2], copy="allow")
     del caught
 
-    assert in_use() == before
+    # A thread gives back what was left to its last view.
+    assert settle(lambda: [] if in_use() == before else in_use()) == []
 
 
 def test_a_share_without_room_for_copies_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +288,8 @@ def test_a_share_without_room_for_copies_leaves_nothing(monkeypatch: pytest.Monk
     with pytest.raises(OutOfMemoryError, match="injected"):
         crossmem.share([born, np.arange(5)], copy="allow")
 
-    assert in_use() == before
+    # A thread gives back what was left to its last view.
+    assert settle(lambda: [] if in_use() == before else in_use()) == []
     del born
 
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the memory of crossmem in which an array or tensor lies, by its address."""
 
+import threading
 import weakref
 from bisect import bisect_left, bisect_right
 from collections import deque
 from itertools import count
 from typing import NamedTuple, Protocol
-
-from crossmem.locks import Rank, ordered_lock
 
 __all__ = ["ArrayIndex", "Indexed"]
 
@@ -44,8 +43,8 @@ class ArrayIndex:
     comes in between finds them as they are.
     """
 
-    def __init__(self) -> None:
-        self._lock = ordered_lock(Rank.INDEX)
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
         self._is_busy = False
         self._spots: dict[int, list[_Spot]] = {}
         """By start, those of similar lengths together: lengths of one list have as many bits. So

@@ -14,6 +14,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from crossmem.control.threads import Bell
 from crossmem.driver.recording import call_into
 from crossmem.errors import CrossmemError
 
@@ -85,8 +86,8 @@ class DeferredWork:
         """Freed memory whose last lease has ended. The lease server enters records."""
         self._reaping = threading.Lock()
         """Held as long as the reaper runs."""
-        self._wake = threading.Lock()
-        """Released to wake the reaper."""
+        self._wake = Bell()
+        """Wakes the reaper."""
         self._is_stopping = False
 
     def run(self, record: Record) -> None:
@@ -153,14 +154,7 @@ class DeferredWork:
     def note_idle(self, record: Record) -> None:
         """Enter freed memory whose last lease has ended, and wake the reaper."""
         self.idle[record] = None
-        self._wake_reaper()
-
-    def _wake_reaper(self) -> None:
-        try:
-            self._wake.release()
-        except RuntimeError:
-            # Another thread woke it before.
-            return
+        self._wake.ring()
 
     @property
     def _is_pending(self) -> bool:
@@ -172,7 +166,7 @@ class DeferredWork:
         while True:
             while self._is_pending:
                 self.drain()
-                self._wake.acquire(timeout=_REAPER_PERIOD_S)
+                self._wake.wait(_REAPER_PERIOD_S)
             self._reaping.release()
             # A record that came between the last look and the release found a running reaper.
             if not (self._is_pending and self._reaping.acquire(blocking=False)):
@@ -181,6 +175,6 @@ class DeferredWork:
     def stop(self) -> None:
         """End the reaper; for a normal exit."""
         self._is_stopping = True
-        self._wake_reaper()
+        self._wake.ring()
         if self._reaping.acquire(timeout=_STOP_S):
             self._reaping.release()

@@ -86,9 +86,10 @@ class Process:
         # more than a microsecond for each of its numbers, so these are none of them (C6).
         self.numbers = itertools.count(time.process_time_ns() // 1000 + 1)
         self.work = DeferredWork()
-        self.regions: RegionIndex[Described] = RegionIndex()
+        self.index_lock = ordered_lock(Rank.INDEX)
+        self.regions: RegionIndex[Described] = RegionIndex(self.index_lock)
         """Device addresses of crossmem's own memory."""
-        self.arrays = ArrayIndex()
+        self.arrays = ArrayIndex(self.index_lock)
         """Memory in which arrays can lie."""
         self._parts: dict[type[Part], Part] = {}
         self.is_exiting = False
@@ -356,10 +357,11 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _current, _held, _inherited, _lock, _forked_backends  # noqa: PLW0603
+    global _current, _held, _inherited, _forked_backends  # noqa: PLW0603
     parent, _held, _current = _held, None, None
-    # Locks that other threads of the parent held would stay locked for ever.
-    _lock = ordered_lock(Rank.FORK)
+    if parent is not None:
+        parent.resume_after_fork()
+    _lock.release()
     if parent is not None:
         _forked_backends |= parent.abandon()
         _inherited = parent.registry

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds what lies at a device address, in time that grows with the logarithm of their number."""
 
+import threading
 from bisect import bisect_left, bisect_right, insort
 from itertools import count
 from typing import Generic, NamedTuple, Protocol, TypeVar
-
-from crossmem.locks import Rank, ordered_lock
 
 __all__ = ["Described", "Region", "RegionIndex"]
 
@@ -43,8 +42,8 @@ class Region(NamedTuple):
 class RegionIndex(Generic[_T]):
     """Regions, and what lies there."""
 
-    def __init__(self) -> None:
-        self._lock = ordered_lock(Rank.INDEX)
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
         self._numbers = count()
         self._keys: list[tuple[int, int]] = []
         """Start and number of each region, in order."""

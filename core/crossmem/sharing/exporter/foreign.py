@@ -125,7 +125,7 @@ class ForeignAllocations(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self._lock = ordered_lock(Rank.FOREIGN)
-        self._known: RegionIndex[ForeignAllocation] = RegionIndex()
+        self._known: RegionIndex[ForeignAllocation] = RegionIndex(process.index_lock)
 
     def enter(self, device: LocalDevice, foreign: Foreign, user: AllocationRecord) -> None:
         """Make the one record of a vendor's allocation the memory of one more adoption.
