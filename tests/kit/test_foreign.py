@@ -15,7 +15,7 @@ import crossmem
 from crossmem.driver import Foreign, TracingDriver
 from crossmem.plugin import Registry, hookimpl
 from crossmem.settings import Settings
-from crossmem.sharing import process
+from crossmem.sharing.base import process
 from crossmem.sharing.base.process import Process
 
 HERE = Path(__file__).parent

@@ -366,6 +366,8 @@ def interrupt(
     after = world.state()
     if after != world.baseline:
         crossmem.collect()
+        # A driver gives back with its next call what a thread had of the vendor for one call.
+        world.device.synchronize()
         after = world.state()
     faults += [
         f"{name}: {value} (was {world.baseline[name]})"

@@ -72,8 +72,7 @@ def _forged(blob: bytes, **changes: Any) -> bytes:
 def _moved(blob: bytes, **changes: Any) -> bytes:
     """Return a handle whose owner differs in some fields."""
     owner = crossmem.ShareableHandle.from_bytes(blob).owner
-    fields = {name: getattr(owner, name) for name in ProcessIdentity.__slots__}
-    return _forged(blob, owner=ProcessIdentity(**{**fields, **changes}))
+    return _forged(blob, owner=owner._replace(**changes))
 
 
 # C14 ----------------------------------------------------------------------------------------

@@ -4,23 +4,12 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from crossmem.control.wire import Grant, ProtocolError, Refusal, unpack_replies, verify
+from crossmem.control.wire import ProtocolError, Refusal, unpack_replies, verify
 from crossmem.driver import Exported
 from crossmem.models import ShareableHandle
 
-__all__ = ["Asked", "Leased", "read_reply"]
-
-
-class Asked(NamedTuple):
-    """One export that is asked for.
-
-    ``hold`` is the number that came with the handle in a message, 0 without one.
-    """
-
-    handle: ShareableHandle
-    hold: int = 0
+__all__ = ["Leased", "read_reply"]
 
 
 @dataclass(slots=True)
@@ -48,13 +37,10 @@ def read_reply(
 ) -> list[Leased | Refusal]:
     """Check a reply and hand out its descriptors."""
     replies = unpack_replies(reply)
-    expected = sum(one.descriptor_count for one in replies if isinstance(one, Grant))
-    if len(replies) != len(handles) or expected != len(descriptors):
-        msg = f"{len(replies)} answers, {len(descriptors)} descriptors to {len(handles)} asked"
-        raise ProtocolError(msg)
     answers: list[Leased | Refusal] = []
     at = 0
-    for handle, one in zip(handles, replies, strict=True):
+    # Their numbers are compared below.
+    for handle, one in zip(handles, replies, strict=False):
         if isinstance(one, Refusal):
             answers.append(one)
             continue
@@ -65,4 +51,7 @@ def read_reply(
         at += one.descriptor_count
         exported = Exported(one.payloads, mine)
         answers.append(Leased(one.lease, one.nbytes, one.capacity, exported))
+    if len(replies) != len(handles) or at != len(descriptors):
+        msg = f"{len(replies)} answers, {len(descriptors)} descriptors to {len(handles)} asked"
+        raise ProtocolError(msg)
     return answers

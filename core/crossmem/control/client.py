@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from typing_extensions import override
 
-from crossmem.control.answers import Asked, Leased, read_reply
+from crossmem.control.answers import Leased, read_reply
 from crossmem.control.limits import no_descriptors
 from crossmem.control.link import Deadline, Link, close_each, dial, owner_gone
 from crossmem.control.processes import is_dead
@@ -42,6 +42,15 @@ _MAX_WANTED: Final = 32_768
 _RECONNECT_S: Final = 0.005
 _ROLES: Final = {MessageType.IMPORT: b"import", MessageType.HOLD: b"hold"}
 """What a proof says that its maker wants, so that it is good for nothing else."""
+
+
+class _Wish(NamedTuple):
+    """What one request asks for."""
+
+    kind: MessageType
+    handles: Sequence[ShareableHandle]
+    holds: Sequence[int]
+    reported: int
 
 
 class OwnerConnection:
@@ -89,18 +98,28 @@ class OwnerConnection:
         return link is None or not link.is_open
 
     def request(
-        self, asked: Sequence[Asked], *, reported: int, deadline: Deadline
+        self,
+        handles: Sequence[ShareableHandle],
+        holds: Sequence[int],
+        *,
+        reported: int,
+        deadline: Deadline,
+        kind: MessageType = MessageType.IMPORT,
     ) -> list[Leased | Refusal]:
         """Ask for leases on exports of this owner, in one round trip.
 
         Parameters
         ----------
-        asked
+        handles
             What to import; all of one backend.
+        holds
+            The number that came with each handle in a message, 0 without one.
         reported
             This process's number for the exporter's whitelist.
         deadline
             When all of it must be over.
+        kind
+            What is asked for.
 
         Returns
         -------
@@ -114,25 +133,15 @@ class OwnerConnection:
         DriverError
             Where this process has no descriptor left; no lease is left then.
         """
-        return self._ask(MessageType.IMPORT, asked, reported, deadline)
-
-    def hold(
-        self, handles: Sequence[ShareableHandle], *, deadline: Deadline
-    ) -> list[Leased | Refusal]:
-        """Ask for the holds of a message, as :meth:`request` does; they come without the memory."""
-        return self._ask(MessageType.HOLD, [Asked(one) for one in handles], 0, deadline)
-
-    def _ask(
-        self, kind: MessageType, asked: Sequence[Asked], reported: int, deadline: Deadline
-    ) -> list[Leased | Refusal]:
         answers: list[Leased | Refusal] = []
         taken: list[bool] = []
         try:
             try:
                 self._take_lock(taken, deadline)
-                for start in range(0, len(asked), _MAX_WANTED):
-                    part = asked[start : start + _MAX_WANTED]
-                    answers += self._round_trip(kind, part, reported, deadline)
+                for start in range(0, len(handles), _MAX_WANTED):
+                    part = slice(start, start + _MAX_WANTED)
+                    wish = _Wish(kind, handles[part], holds[part], reported)
+                    answers += self._round_trip(wish, deadline)
             finally:
                 if taken and taken[0]:
                     self._lock.release()
@@ -141,6 +150,14 @@ class OwnerConnection:
             # After the release, too: an interrupt there must not lose the answers.
             self.give_back(answers)
             raise
+
+    def hold(
+        self, handles: Sequence[ShareableHandle], *, deadline: Deadline
+    ) -> list[Leased | Refusal]:
+        """Ask for the holds of a message, as :meth:`request` does; they come without the memory."""
+        holds = [0] * len(handles)
+        kind = MessageType.HOLD
+        return self.request(handles, holds, reported=0, deadline=deadline, kind=kind)
 
     def _take_lock(self, taken: list[bool], deadline: Deadline) -> None:
         if not call_into(taken, self._lock.acquire, True, deadline.remaining_s):  # noqa: FBT003
@@ -274,14 +291,12 @@ class OwnerConnection:
 
     # One request ---------------------------------------------------------------------------
 
-    def _round_trip(
-        self, kind: MessageType, asked: Sequence[Asked], reported: int, deadline: Deadline
-    ) -> list[Leased | Refusal]:
+    def _round_trip(self, wish: _Wish, deadline: Deadline) -> list[Leased | Refusal]:
         was_closed = False
         while True:
             try:
                 link = self._link or self._connect(deadline)
-                return self._exchange(link, kind, asked, reported, deadline)
+                return self._exchange(link, wish, deadline)
             except WrongHostError:
                 # It could be reached a moment ago: it is exiting, however long that takes it.
                 if not was_closed:
@@ -301,38 +316,28 @@ class OwnerConnection:
                 self._disconnect()
                 raise self._stranger(error) from None
 
-    def _exchange(
-        self,
-        link: Link,
-        kind: MessageType,
-        asked: Sequence[Asked],
-        reported: int,
-        deadline: Deadline,
-    ) -> list[Leased | Refusal]:
+    def _exchange(self, link: Link, wish: _Wish, deadline: Deadline) -> list[Leased | Refusal]:
         self._request = number = self._request + 1
         context = proof_context(link.server_nonce, link.nonce, number)
-        role = _ROLES[kind]
-        wanted = [
-            Wanted(
-                one.allocation,
-                one.export,
-                prove(one.secret, role, context, pack_hold(hold), one.core),
-                hold,
-            )
-            for one, hold in asked
-        ]
-        body = pack_request(Request(link.nonce, reported, self._this.start_time, wanted))
+        role = _ROLES[wish.kind]
+        wanted: list[Wanted] = []
+        for one, hold in zip(wish.handles, wish.holds, strict=True):
+            proof = prove(one.secret, role, context, pack_hold(hold), one.core)
+            wanted.append(Wanted(one.allocation, one.export, proof, hold))
+        request = Request(link.nonce, wish.reported, self._this.start_time, wanted)
+        body = pack_request(request)
         descriptors: list[int] = []
         try:
             # A cancellation that comes after a later request has no effect any more.
-            self._unsent.flush()
-            while self._unsent.has_cancelled:
-                link.wait_for_room(deadline)
+            if self._unsent:
                 self._unsent.flush()
-            for message in pages(kind, number, body):
+                while self._unsent.has_cancelled:
+                    link.wait_for_room(deadline)
+                    self._unsent.flush()
+            for message in pages(wish.kind, number, body):
                 link.send(message, deadline)
             reply = self._receive(link, number, descriptors, deadline)
-            return read_reply([one.handle for one in asked], context, reply, descriptors)
+            return read_reply(wish.handles, context, reply, descriptors)
         except BaseException:
             close_each(descriptors)
             # Whatever was granted, or will be when a slow owner reads this, is taken back.

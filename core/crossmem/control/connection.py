@@ -137,7 +137,7 @@ class ServerConnection:
 
     def queue(self, request: int, body: bytes, descriptors: tuple[int, ...]) -> None:
         """Queue a reply; the descriptors go along in order."""
-        messages = list(pages(MessageType.REPLY, request, body))
+        messages = pages(MessageType.REPLY, request, body)
         # Descriptors travel with the first messages; where there are more of them than fit,
         # empty pages before the last one carry the rest.
         needed = -(-len(descriptors) // MAX_DESCRIPTORS)

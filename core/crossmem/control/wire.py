@@ -19,9 +19,10 @@ CANCEL client to server empty: whatever this request id was granted is released
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from hmac import compare_digest
+from itertools import starmap
 from typing import Final, NamedTuple
 
 __all__ = [
@@ -171,15 +172,14 @@ def proof_context(server_nonce: bytes, nonce: bytes, request: int) -> bytes:
     return b"".join((server_nonce, nonce, request.to_bytes(8, "little")))
 
 
-def pages(kind: MessageType, request: int, body: bytes) -> Iterator[bytes]:
+def pages(kind: MessageType, request: int, body: bytes) -> list[bytes]:
     """Cut a body into messages."""
     room = MAX_MESSAGE_NBYTES - HEADER.size
-    if len(body) <= room:
-        yield HEADER.pack(kind, LAST, 0, request) + body
-        return
-    for start in range(0, len(body), room):
+    made: list[bytes] = []
+    for start in range(0, max(1, len(body)), room):
         last = LAST if start + room >= len(body) else 0
-        yield HEADER.pack(kind, last, 0, request) + body[start : start + room]
+        made.append(HEADER.pack(kind, last, 0, request) + body[start : start + room])
+    return made
 
 
 def pack_hello(nonce: bytes) -> bytes:
@@ -200,8 +200,7 @@ def unpack_hello(message: bytes) -> tuple[int, bytes]:
 def pack_request(request: Request) -> bytes:
     """Make the body of an IMPORT or HOLD."""
     head = _REQUEST.pack(request.nonce, request.reported, request.start_time, len(request.wanted))
-    records = [_WANTED.pack(*one) for one in request.wanted]
-    return b"".join((head, *records))
+    return b"".join((head, *starmap(_WANTED.pack, request.wanted)))
 
 
 def unpack_request(body: bytes) -> Request:

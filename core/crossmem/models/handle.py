@@ -5,6 +5,7 @@ import hashlib
 import struct
 from binascii import crc32
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final
 
 from typing_extensions import override
@@ -36,6 +37,11 @@ _HEADER: Final = struct.Struct("<4sHHII")
 _PART: Final = struct.Struct("<QQ")
 _CORE_START: Final = _HEADER.size + _PART.size
 _MIN_NBYTES: Final = _CORE_START + MIN_CORE_NBYTES
+
+
+def _field(name: str, doc: str) -> Any:
+    """Return a property that shows a field of the core, and takes no call of Python's to read."""
+    return property(attrgetter(f"_core.{name}"), doc=doc)
 
 
 class ShareableHandle:
@@ -97,68 +103,19 @@ class ShareableHandle:
     def __delattr__(self, name: str) -> None:
         self.__setattr__(name, None)
 
-    @property
-    def backend(self) -> str:
-        """Name of the backend that made the memory."""
-        return self._core.backend
-
-    @property
-    def mechanism(self) -> str:
-        """How the memory is shared."""
-        return self._core.mechanism
-
-    @property
-    def device(self) -> str:
-        """Identity (not ordinal) of the device that holds the memory."""
-        return self._core.device
-
-    @property
-    def allocation(self) -> int:
-        """Number of the allocation, unique in the exporting process."""
-        return self._core.allocation
-
-    @property
-    def export(self) -> int:
-        """Which of the allocation's exports this is."""
-        return self._core.export
-
-    @property
-    def owner(self) -> ProcessIdentity:
-        """The exporting process."""
-        return self._core.owner
-
-    @property
-    def nbytes(self) -> int:
-        """Requested size of the whole allocation, in bytes."""
-        return self._core.nbytes
-
-    @property
-    def capacity(self) -> int:
-        """Reserved size of the whole allocation, in bytes."""
-        return self._core.capacity
-
-    @property
-    def access(self) -> Access:
-        """``"rw"`` or ``"ro"``."""
-        return self._core.access
-
-    @property
-    def raw(self) -> bytes | None:
-        """The vendor's bytes of a raw handle; None where a lease brings them."""
-        return self._core.raw
-
-    @property
-    def secret(self) -> bytes:
-        """The 16 secret bytes that an importer proves to know."""
-        return self._core.secret
-
-    @property
-    def core(self) -> bytes:
-        """Everything but the part, in wire form: handles with one core name one export.
-
-        It is what an importer's proof covers, so that no field can be changed on the way.
-        """
-        return self._core.wire
+    backend: str = _field("backend", "Name of the backend that made the memory.")
+    mechanism: str = _field("mechanism", "How the memory is shared.")
+    device: str = _field("device", "Identity (not ordinal) of the device that holds the memory.")
+    allocation: int = _field("allocation", "Number of the allocation, unique in its exporter.")
+    export: int = _field("export", "Which of the allocation's exports this is.")
+    owner: ProcessIdentity = _field("owner", "The exporting process.")
+    nbytes: int = _field("nbytes", "Requested size of the whole allocation, in bytes.")
+    capacity: int = _field("capacity", "Reserved size of the whole allocation, in bytes.")
+    access: Access = _field("access", '``"rw"`` or ``"ro"``.')
+    raw: bytes | None = _field("raw", "The vendor's bytes of a raw handle; None in others.")
+    secret: bytes = _field("secret", "The 16 secret bytes that an importer proves to know.")
+    # An importer's proof covers it, so that no field can be changed on the way.
+    core: bytes = _field("wire", "Everything but the part: handles with one core name one export.")
 
     def slice(self, offset: int, nbytes: int) -> "ShareableHandle":
         """Return a handle to a part of this one.
@@ -184,7 +141,7 @@ class ShareableHandle:
         if not length:
             msg = "a part must have at least 1 byte"
             raise InvalidSizeError(msg, operation="slice", backend=self.backend)
-        return _fill(_blank(), self._core, self.offset + start, length, None)
+        return _fill(object.__new__(ShareableHandle), self._core, self.offset + start, length, None)
 
     def to_bytes(self) -> bytes:
         """Return the wire form: at most 1 KiB, always the same for the same export and part."""
@@ -279,10 +236,6 @@ class ShareableHandle:
         return ShareableHandle.from_bytes, (self.to_bytes(),)
 
 
-def _blank() -> ShareableHandle:
-    return object.__new__(ShareableHandle)
-
-
 def _fill(
     handle: ShareableHandle, core: HandleCore, offset: int, length: int, blob: bytes | None
 ) -> ShareableHandle:
@@ -313,4 +266,4 @@ def _decode(blob: bytes) -> ShareableHandle:
     offset, length = _PART.unpack_from(blob, _HEADER.size)
     if not 0 < length <= core.nbytes - offset:
         raise refuse(f"part [{offset}, {offset + length}) of {core.nbytes} bytes")
-    return _fill(_blank(), core, offset, length, blob)
+    return _fill(object.__new__(ShareableHandle), core, offset, length, blob)

@@ -3,11 +3,8 @@
 
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
-
-from typing_extensions import override
+from typing import ClassVar, Literal, NamedTuple
 
 __all__ = ["ProcessIdentity", "process_start_time"]
 
@@ -40,8 +37,15 @@ def process_start_time(pid: int | Literal["self"]) -> int | None:
     return None if fields[0] in {b"Z", b"X"} else int(fields[19])
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+class _Fields(NamedTuple):
+    pid: int
+    uid: int
+    start_time: int
+    boot_id: bytes
+    pid_namespace: int
+
+
+class ProcessIdentity(_Fields):
     """One process, on one host, in one boot.
 
     Parameters
@@ -58,18 +62,9 @@ class ProcessIdentity:
         Inode of the pid namespace.
     """
 
+    __slots__ = ()
+
     LAYOUT: ClassVar[struct.Struct] = struct.Struct("<IIQ16sQ")
-
-    pid: int
-    uid: int
-    start_time: int
-    boot_id: bytes
-    pid_namespace: int
-
-    @override
-    def __hash__(self) -> int:
-        # Handles are looked up by it all the time, and these two tell nearly all apart.
-        return hash((self.pid, self.start_time))
 
     @classmethod
     def of_this_process(cls) -> "ProcessIdentity":
@@ -87,6 +82,4 @@ class ProcessIdentity:
 
     def to_bytes(self) -> bytes:
         """Return the fixed 40-byte form used in handles and addresses."""
-        return self.LAYOUT.pack(
-            self.pid, self.uid, self.start_time, self.boot_id, self.pid_namespace
-        )
+        return self.LAYOUT.pack(*self)

@@ -165,6 +165,8 @@ class _DeviceTable(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self.found: dict[tuple[str, str | None], tuple[LocalDevice, ...]] = {}
+        self.named: dict[tuple[str, str, int], LocalDevice] = {}
+        """What handles name, by backend, identity and how much was found by then."""
 
 
 def find_device(process: Process, spec: str | None, runtime: str | None) -> LocalDevice:
@@ -273,10 +275,15 @@ def find_by_identity(process: Process, backend: str, identity: str, target: obje
         Where this process does not see it.
     """
     if isinstance(target, LocalDevice) and target.backend == backend:
-        runtime = target.runtime
-    else:
+        return _find(_devices_of(process, backend, target.runtime), backend, identity)
+    table = process.part(_DeviceTable)
+    key = (backend, identity, len(table.found))
+    device = table.named.get(key)
+    if device is None:
         runtime = runtime_in_use(process, backend)
-    return _find(_devices_of(process, backend, runtime), backend, identity)
+        device = _find(_devices_of(process, backend, runtime), backend, identity)
+        table.named[key] = device
+    return device
 
 
 def _find(found: tuple[LocalDevice, ...], backend: str, identity: str) -> LocalDevice:

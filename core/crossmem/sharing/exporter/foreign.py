@@ -102,12 +102,15 @@ class ForeignAllocation(BlockRecord):
         call_into(self.blocks, self._group.adopt, device.ordinal, self.foreign, device.mechanism)
 
     def disown(self) -> None:
-        """Give the block up. If this raises, call it again."""
-        with self.lock:
-            if self.blocks:
-                self.release_exports(self.blocks[0])
-                self._group.disown(self.blocks[0])
-                self.blocks.clear()
+        """Give the block up. If this raises, call it again.
+
+        The lock of the foreign allocations is held, and nobody uses this one. Its own lock comes
+        before that, so it is not taken here.
+        """
+        if self.blocks:
+            self.release_exports(self.blocks[0])
+            self._group.disown(self.blocks[0])
+            self.blocks.clear()
 
     def is_still(self, foreign: Foreign) -> bool:
         """Whether the vendor has the same allocation there as when it was adopted."""

@@ -114,6 +114,7 @@ def attach_many(
     """
     process = drain()
     check_device(device)
+    check_readonly(readonly)
     requests = [request_of(process, _decode(one), device, readonly) for one in handles]
     return _attach_all(process, requests, readonly, timeout)[0]
 
@@ -140,6 +141,7 @@ def attach_held(
     """
     process = drain()
     check_device(device)
+    check_readonly(readonly)
     pairs = [(_decode(one), check_hold(number)) for one, number in message]
     # Parts of one export need one hold between them.
     shown: dict[bytes, int] = {}

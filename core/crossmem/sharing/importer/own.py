@@ -13,7 +13,7 @@ from crossmem.models import ShareableHandle
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.exporter.record import AllocationRecord
 from crossmem.sharing.importer.errors import error_of
-from crossmem.sharing.importer.record import ImportRecord, ImportRequest, State
+from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State
 
 __all__ = ["OwnImport"]
 
@@ -27,10 +27,11 @@ class OwnImport(ImportRecord):
         self,
         process: Process,
         request: ImportRequest,
+        key: ImportKey,
         forget: Callable[[ImportRecord], None],
         owned: AllocationRecord,
     ) -> None:
-        super().__init__(process, request, forget)
+        super().__init__(process, request, key, forget)
         self._owned = owned
         self.usage = owned.usage
         is_readonly = self.access == "ro"

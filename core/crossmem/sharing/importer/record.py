@@ -97,12 +97,13 @@ class ImportRecord:
         self,
         process: Process,
         request: ImportRequest,
+        key: ImportKey,
         forget: "Callable[[ImportRecord], None]",
     ) -> None:
         self.process = process
         self.forget = forget
         """Takes this record out of the table of imports."""
-        self.key = request.key
+        self.key = key
         self.device = request.device
         self.access = request.access
         self.lock = ordered_lock(Rank.IMPORT)

@@ -15,7 +15,7 @@ from crossmem.errors import DriverError, InvalidHandleError, OwnerGoneError, Sta
 from crossmem.models import Event, EventKind
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.regions import Region
-from crossmem.sharing.importer.record import ImportRecord, ImportRequest, State
+from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State
 
 __all__ = ["RemoteImport"]
 
@@ -31,10 +31,11 @@ class RemoteImport(ImportRecord):
         self,
         process: Process,
         request: ImportRequest,
+        key: ImportKey,
         forget: Callable[[ImportRecord], None],
         connection: OwnerConnection | None,
     ) -> None:
-        super().__init__(process, request, forget)
+        super().__init__(process, request, key, forget)
         self.connection = connection
         self.handle = request.handle
         self.imported: list[Imported] = []

@@ -40,7 +40,10 @@ def request_of(
     readonly: Readonly,
     hold: int = 0,
 ) -> ImportRequest:
-    """Return the request for an import, after checking all that needs no exporter."""
+    """Return the request for an import, after checking all that needs no exporter.
+
+    ``readonly`` was checked by :func:`check_readonly`.
+    """
     if handle.owner.boot_id != process.identity.boot_id:
         msg = (
             f"process {handle.owner.pid} exported this on another host, or before this host's "
@@ -48,7 +51,6 @@ def request_of(
             f"{process.identity.boot_id.hex()})"
         )
         raise WrongHostError(msg, hint="a handle is valid on the host where it was made")
-    check_readonly(readonly)
     home = find_by_identity(process, handle.backend, handle.device, target)
     chosen = home
     if target is not None:
@@ -62,7 +64,8 @@ def request_of(
             msg = f"{chosen.name} does not offer memory of backend {handle.backend!r}"
             raise UnsupportedError(msg, operation="import", backend=chosen.backend)
     # What holds for the memory is decided by how it was made, not by what the target prefers.
-    chosen = chosen.for_mechanism(handle.mechanism)
+    if chosen.mechanism != handle.mechanism:
+        chosen = chosen.for_mechanism(handle.mechanism)
     capabilities = chosen.capabilities
     refused = None
     if chosen.ordinal != home.ordinal and not capabilities.peer_access:

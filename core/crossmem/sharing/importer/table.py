@@ -3,18 +3,19 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from typing import ClassVar, Final
 
 from typing_extensions import override
 
-from crossmem.control.answers import Asked, Leased
+from crossmem.control.answers import Leased
 from crossmem.control.client import OwnerConnection
 from crossmem.control.link import Deadline
 from crossmem.control.wire import Refusal
 from crossmem.driver import Exported
 from crossmem.driver.recording import call_into
 from crossmem.errors import BusyError, ClosedError, CrossmemError, OwnerUnresponsiveError
-from crossmem.models import EventKind, ProcessIdentity
+from crossmem.models import EventKind, ProcessIdentity, ShareableHandle
 from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.exporter.raw import publish_raw
 from crossmem.sharing.exporter.record import Allocations
@@ -80,34 +81,33 @@ class ImportTable(Part):
             msg = "this process is exiting and imports nothing more"
             raise ClosedError(msg, operation="import")
         known = len(self._connections)
+        missing: dict[tuple[ImportRecord, bytes], tuple[ImportRequest, ImportRecord]] = {}
         for request, use in zip(requests, uses, strict=True):
-            if request.handle.raw is not None:
-                publish_raw(self._process, request.handle)
-            self._claim(request, use, deadline)
+            handle = request.handle
+            if handle.raw is not None:
+                publish_raw(self._process, handle)
+            record = self._claim(request, use, deadline)
+            if not record.is_ready_for(handle):
+                missing[record, handle.core] = (request, record)
         if known and len(self._connections) > known:
             self.forget_dead_owners()
-        missing = {
-            (id(use.record), request.handle.core): (request, use.record)
-            for request, use in zip(requests, uses, strict=True)
-            if use.record is not None and not use.record.is_ready_for(request.handle)
-        }
         if missing:
             self._open(list(missing.values()), deadline)
 
-    def _claim(self, request: ImportRequest, use: Use, deadline: Deadline) -> None:
-        """Make a use one of the import of its key, which may not be open yet."""
+    def _claim(self, request: ImportRequest, use: Use, deadline: Deadline) -> ImportRecord:
+        """Make a use one of the import of its key, which may not be open yet; return that."""
         process, key = self._process, request.key
         while True:
             with process.state:
                 record = self._records.get(key)
                 if record is None or record.state is State.CLOSED:
-                    record = self._new_record(request)
+                    record = self._new_record(request, key)
                     self._records[key] = record
                 if record.state is not State.CLOSING:
                     use.record = record
                     record.uses.add(use)
                     record.keep_connection()
-                    return
+                    return record
             self._finish(record, request, deadline)
 
     def _finish(self, record: ImportRecord, request: ImportRequest, deadline: Deadline) -> None:
@@ -131,24 +131,25 @@ class ImportTable(Part):
             if taken and taken[0]:
                 record.lock.release()
 
-    def _new_record(self, request: ImportRequest) -> ImportRecord:
+    def _new_record(self, request: ImportRequest, key: ImportKey) -> ImportRecord:
         process, handle = self._process, request.handle
         if handle.owner != process.identity:
             connection = self._connection_to(handle.owner) if handle.raw is None else None
-            return RemoteImport(process, request, self._forget, connection)
+            return RemoteImport(process, request, key, self._forget, connection)
         owned = process.part(Allocations).find(handle)
         if owned is None or (owned.is_retired and not request.hold):
             raise own_memory_gone(process, handle)
-        return OwnImport(process, request, self._forget, owned)
+        return OwnImport(process, request, key, self._forget, owned)
 
     def _open(self, missing: list[tuple[ImportRequest, ImportRecord]], deadline: Deadline) -> None:
         """Lease and open what is missing."""
         # One order for all threads, so that two batches cannot wait for each other.
-        locks = [one.lock for one in sorted({one for _, one in missing}, key=id)]
+        records = sorted(set(map(itemgetter(1), missing)), key=id)
         taken: list[bool] = []
         try:
-            for lock in locks:
-                if not call_into(taken, lock.acquire, True, deadline.remaining_s):  # noqa: FBT003
+            for record in records:
+                acquire, within_s = record.lock.acquire, deadline.remaining_s
+                if not call_into(taken, acquire, True, within_s):  # noqa: FBT003
                     raise _slow_thread()
             remote: dict[tuple[ProcessIdentity, str], list[tuple[ImportRequest, RemoteImport]]] = {}
             for request, record in missing:
@@ -162,11 +163,12 @@ class ImportTable(Part):
             for batch in remote.values():
                 self._open_remote(batch, deadline)
         finally:
-            for lock, is_taken in zip(locks, taken, strict=False):
+            for record, is_taken in zip(records, taken, strict=False):
                 if is_taken:
-                    lock.release()
-        for _, record in missing:
-            record.tell(EventKind.IMPORTED)
+                    record.lock.release()
+        if self._process.registry.observed:
+            for _, record in missing:
+                record.tell(EventKind.IMPORTED)
 
     def _open_remote(
         self, batch: list[tuple[ImportRequest, RemoteImport]], deadline: Deadline
@@ -182,11 +184,13 @@ class ImportTable(Part):
             return
         answers: list[Leased | Refusal] = []
         try:
-            answers = connection.request(
-                [Asked(one.handle, one.hold) for one, _ in batch],
-                reported=request.device.driver.peer_identity(),
-                deadline=deadline,
-            )
+            handles: list[ShareableHandle] = []
+            holds: list[int] = []
+            for one, _ in batch:
+                handles.append(one.handle)
+                holds.append(one.hold)
+            reported = request.device.driver.peer_identity()
+            answers = connection.request(handles, holds, reported=reported, deadline=deadline)
             for (one, opened), answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Refusal):
                     raise error_of(answer, one.handle)
