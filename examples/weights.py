@@ -45,15 +45,11 @@ def make_weights(names: list[str], shape: tuple[int, ...], devices: list[str]) -
 
     However many tensors lie in an allocation, readers need one lease and one open for it.
     """
-    weights = {}
-    nbytes = 4 * int(np.prod(shape))
+    weights: dict[str, Any] = {}
     for number, name in enumerate(devices):
         mine = names[number :: len(devices)]
-        pool = crossmem.device(name).allocate(nbytes * len(mine))
         # Tensors keep the memory. It goes back when they are gone, and needs no free().
-        pool.leave_to_views()
-        for index, key in enumerate(mine):
-            weights[key] = pool.as_array(shape, "float32", offset=index * nbytes)
+        weights |= dict(zip(mine, crossmem.empty((len(mine), *shape), device=name), strict=True))
     return weights
 
 

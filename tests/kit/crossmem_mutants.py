@@ -147,9 +147,9 @@ def c07_the_first_close_ends_the_lease() -> None:
 @mutant
 def c08_own_memory_is_imported_like_others() -> None:
     @instead(table.ImportTable, "_new_record")
-    def _(_old: Any, self: Any, asked: Any) -> Any:
+    def _(_old: Any, self: Any, asked: Any, key: Any) -> Any:
         connection = self._connection_to(asked.handle.owner)
-        return remote.RemoteImport(self._process, asked, self._forget, connection)
+        return remote.RemoteImport(self._process, asked, key, self._forget, connection)
 
 
 @mutant

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from typing_extensions import override
 
 import crossmem.locks
 
@@ -40,7 +41,7 @@ def _noted(rank: Any) -> Any:
 # Before any other module takes the name.
 crossmem.locks.ordered_lock = _noted
 
-import tree_actions  # noqa: E402
+import tree_actions  # type: ignore[import-not-found]  # noqa: E402
 
 import crossmem  # noqa: E402
 from crossmem.conformance import actions  # noqa: E402
@@ -204,9 +205,11 @@ def operation(
     """Return a class of steps for two functions."""
 
     class Made(Step):
+        @override
         def prepare(self) -> None:
             prepare(self.world, self.kept)
 
+        @override
         def run(self) -> None:
             run(self.world, self.kept)
 

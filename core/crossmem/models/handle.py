@@ -171,10 +171,15 @@ class ShareableHandle:
             if not isinstance(blob, bytearray | memoryview):
                 msg = f"a handle is bytes, not {type(blob).__name__}"
                 raise InvalidHandleError(msg, operation="from_bytes")
-            if memoryview(blob).nbytes > MAX_HANDLE_NBYTES:
+            try:
+                nbytes = memoryview(blob).nbytes
+                blob = bytes(blob) if nbytes <= MAX_HANDLE_NBYTES else b""
+            except ValueError as error:
+                msg = "the memoryview with the handle's bytes was released"
+                raise InvalidHandleError(msg, operation="from_bytes") from error
+            if nbytes > MAX_HANDLE_NBYTES:
                 msg = f"a handle has at most {MAX_HANDLE_NBYTES} bytes"
                 raise InvalidHandleError(msg, operation="from_bytes")
-            blob = bytes(blob)
         return _decode(blob)
 
     def to_json(self) -> str:

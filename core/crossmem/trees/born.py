@@ -23,8 +23,8 @@ def empty(
 ) -> Any:
     """Return an array or tensor in memory of crossmem, which :func:`crossmem.share` never copies.
 
-    The memory is freed by the next call of crossmem after the array, and all that was made from
-    it, is gone; where other processes have received it, when they are done too.
+    The memory is freed within a second after the array, and all that was made from it, is gone;
+    where other processes have received it, when they are done too.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ def test_the_index_finds_what_a_list_has(steps: Any) -> None:
     for action, number, nbytes in steps:
         if action == "add":
             known.append((Block(number, nbytes), Keeper()))
-            index.add(known[-1][0], number, known[-1][1])  # type: ignore[arg-type]
+            index.add(known[-1][0], number, known[-1][1])
         elif action == "close" and known:
             known[number % len(known)][0].closed = True
         elif action == "forget" and known:
@@ -74,14 +74,14 @@ def test_the_last_of_several_is_found_first() -> None:
     )
     for one in blocks:
         keepers.append(Keeper())
-        index.add(one, one.start, keepers[-1])  # type: ignore[arg-type]
+        index.add(one, one.start, keepers[-1])
 
-    assert index.find(4, 1) is blocks[2]  # type: ignore[comparison-overlap]
-    assert index.find(5, 2) is blocks[0]  # type: ignore[comparison-overlap]
+    assert index.find(4, 1) is blocks[2]
+    assert index.find(5, 2) is blocks[0]
     blocks[2].closed = True
-    assert index.find(4, 1) is blocks[1]  # type: ignore[comparison-overlap]
+    assert index.find(4, 1) is blocks[1]
     keepers[1] = keepers[0]
-    assert index.find(4, 1) is blocks[0]  # type: ignore[comparison-overlap]
+    assert index.find(4, 1) is blocks[0]
 
 
 def scene(index: ArrayIndex, at: int) -> tuple[list[tuple[Block, Keeper]], int]:
@@ -91,7 +91,7 @@ def scene(index: ArrayIndex, at: int) -> tuple[list[tuple[Block, Keeper]], int]:
 
     def add(start: int, nbytes: int) -> None:
         known.append((Block(start, nbytes), Keeper()))
-        index.add(known[-1][0], start, known[-1][1])  # type: ignore[arg-type]
+        index.add(known[-1][0], start, known[-1][1])
 
     def come_in_between() -> None:
         add(300, 4)

@@ -10,6 +10,7 @@ import pytest
 
 import crossmem
 from crossmem.conformance.speed import SLOWNESS
+from crossmem.sharing.exporter import raw
 from crossmem.sharing.importer import table
 
 NBYTES = 4096
@@ -55,7 +56,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.was_reached = threading.Event()
         self.opens = threading.Event()
-        original = table.publish_raw
+        original = raw.publish_raw
 
         def publish_raw(*arguments: Any) -> None:
             self.was_reached.set()

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks have one order, and the locks of test runs assert it."""
+
+import ast
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import crossmem
+from crossmem import locks
+from crossmem.locks import DebugLock, LockOrderError, Rank, forbidden_ranks, is_held_here
+from crossmem.models import Event, EventKind
+from crossmem.plugin import Registry
+from crossmem.settings import Settings
+
+CORE = Path(crossmem.__file__).parent
+MAKERS = re.compile(r"ordered_lock|(threading\.|_thread\.)?(R?Lock|Event|Semaphore|allocate_lock)")
+PRIVATE = re.compile(r"\._is_owned\b")
+
+
+def calls_in(path: Path) -> Iterator[str]:
+    """Yield the name of each function that a module calls."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+
+
+def test_few_places_create_locks() -> None:
+    # A Condition around a lock asks who holds it. Event is crossmem's own, and no lock.
+    made = [
+        f"{path.relative_to(CORE)}: {name}"
+        for package in ("control", "sharing")
+        for path in sorted((CORE / package).rglob("*.py"))
+        for name in calls_in(path)
+        if MAKERS.fullmatch(name) and name != "Event"
+    ]
+
+    assert 0 < len(made) <= 12, made
+
+
+def test_nothing_asks_a_lock_for_its_owner_in_private() -> None:
+    found = [str(path) for path in CORE.rglob("*.py") if PRIVATE.search(path.read_text("utf-8"))]
+
+    assert found == []
+
+
+def test_test_runs_assert_the_order() -> None:
+    assert locks.CHECKED
+    assert isinstance(locks.ordered_lock(Rank.STATE), DebugLock)
+
+
+def test_locks_are_taken_in_order() -> None:
+    first, second = DebugLock(Rank.IMPORT), DebugLock(Rank.STATE)
+    with first, second, second:
+        pass
+    with second, pytest.raises(LockOrderError, match="holds STATE takes IMPORT"):
+        first.acquire()
+
+    # The attempt left nothing behind.
+    with first, second:
+        pass
+
+
+def test_several_of_one_rank_are_no_disorder() -> None:
+    # The import table sorts the locks of a batch by their identity.
+    with DebugLock(Rank.IMPORT), DebugLock(Rank.IMPORT):
+        pass
+
+
+def test_a_lock_that_is_not_waited_for_may_be_taken_in_any_order() -> None:
+    first, second = DebugLock(Rank.IMPORT), DebugLock(Rank.STATE)
+    with second:
+        assert first.acquire(blocking=False)
+        first.release()
+
+
+def test_a_thread_knows_its_own_locks_alone() -> None:
+    lock, lower = DebugLock(Rank.STATE), DebugLock(Rank.PROCESS)
+    taken: list[bool] = []
+
+    def take() -> None:
+        with lower:
+            taken.append(lock.acquire(timeout=0.01))
+
+    with lock:
+        other = threading.Thread(target=take)
+        other.start()
+        other.join()
+    assert taken == [False]
+
+
+def test_drivers_run_under_locks_of_one_resource_alone() -> None:
+    with DebugLock(Rank.IMPORT), DebugLock(Rank.ALLOCATION), DebugLock(Rank.FOREIGN):
+        assert forbidden_ranks() == ()
+        with DebugLock(Rank.LEASES):
+            assert forbidden_ranks() == ("LEASES",)
+    assert forbidden_ranks() == ()
+
+
+def test_whether_this_thread_holds_a_lock() -> None:
+    for lock in (threading.RLock(), DebugLock(Rank.STATE)):
+        condition = threading.Condition(lock)  # type: ignore[arg-type]
+        assert not is_held_here(condition)
+        with lock:
+            assert is_held_here(condition)
+            answers: list[bool] = []
+            other = threading.Thread(target=lambda: answers.append(is_held_here(condition)))  # noqa: B023
+            other.start()
+            other.join()
+            assert answers == [False]
+        assert not is_held_here(condition)
+
+
+def test_observers_are_told_without_a_lock() -> None:
+    registry = Registry(Settings())
+    event = Event(EventKind.RELEASED)
+    with DebugLock(Rank.STATE), pytest.raises(LockOrderError, match="STATE"):
+        registry.emit(event)
