@@ -3,6 +3,7 @@
 
     python tests/support/interrupted.py BACKEND MECHANISM [STRIDE [OPERATION ...]]
 
+The first place of an operation is chosen at random below the stride; later ones follow by it.
 Prints a line for each operation, and what each interrupt left behind. It has a process of its own,
 because it looks at all locks, descriptors and mappings.
 """
@@ -11,6 +12,7 @@ import gc
 import json
 import mmap
 import os
+import random
 import sys
 import tempfile
 import threading
@@ -382,12 +384,17 @@ def interrupt(
     return ended, interrupts.place, faults
 
 
+def own_machine() -> "tempfile.TemporaryDirectory[str]":
+    """Make emulated devices of this process's own: what others do there would be counted."""
+    state = tempfile.TemporaryDirectory(prefix="crossmem-", dir="/dev/shm")
+    os.environ["CROSSMEM_EMULATED_STATE"] = state.name
+    return state
+
+
 def main(backend: str, mechanism: str, stride: int, names: list[str]) -> int:
     """Interrupt operations; return how many interrupts left something behind."""
     warnings.simplefilter("ignore")
-    # A machine of its own: what other programs do on the emulated devices would be counted.
-    state = tempfile.TemporaryDirectory(prefix="crossmem-", dir="/dev/shm")
-    os.environ["CROSSMEM_EMULATED_STATE"] = state.name
+    state = own_machine()
     world = World(backend, mechanism)
     found = dict(OPERATIONS)
     capabilities = world.device.capabilities
@@ -404,7 +411,7 @@ def main(backend: str, mechanism: str, stride: int, names: list[str]) -> int:
         # Once without an interrupt: modules that are imported at their first use are in place then.
         interrupt(world, make, 0)
         world.baseline = world.state()
-        number = 1
+        number = random.randint(1, stride)
         places = 0
         while True:
             ended, place, faults = interrupt(world, make, number)
@@ -418,6 +425,7 @@ def main(backend: str, mechanism: str, stride: int, names: list[str]) -> int:
         total += places
         print(f"{name}: {places} interrupts")
     world.peer.destroy()
+    state.cleanup()
     print(f"{total} interrupts, {failures} left something behind")
     return 1 if failures or not total else 0
 

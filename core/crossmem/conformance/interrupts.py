@@ -8,6 +8,7 @@ signal again, so the interpreter runs it at every one of them.
 
 import _thread
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import FrameType, TracebackType
@@ -55,11 +56,15 @@ class Interrupts:
         self._is_over = True
         self._again = _Again()
         self._before: Any = None
+        self._tracer: Any = None
 
     def __enter__(self) -> Self:
         # min() calls the key for both arguments of a handler, number and frame, and compares the
         # results. All of that is C code, except for the key itself, during which no signal waits.
         handler: Any = partial(min, key=self._step)
+        # CPython 3.11 runs handlers for ever at one place of a function that is traced.
+        self._tracer = sys.gettrace()
+        sys.settrace(None)
         self._before = signal.signal(_SIGNAL, handler)
         self._is_over = False
         _thread.interrupt_main(_SIGNAL)
@@ -70,6 +75,7 @@ class Interrupts:
     ) -> None:
         self._is_over = True
         signal.signal(_SIGNAL, self._before)
+        sys.settrace(self._tracer)
 
     def _step(self, argument: Any) -> Any:
         if isinstance(argument, int):

@@ -31,8 +31,8 @@ def counts(path: str) -> bool | None:
     return True if path.startswith(f"{_CORE}/") and not path.startswith(_KIT) else None
 
 
-@pytest.mark.crossmem_core
 @pytest.mark.parametrize("operation", ["allocate", "attach", "unmap", "free"])
+@pytest.mark.crossmem_core
 def test_c30_an_interrupted_call_loses_nothing(
     operation: str, device: crossmem.Device, tracer: TracingDriver, peer: Peer
 ) -> None:

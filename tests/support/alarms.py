@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real timers end operations of crossmem on the backend `emulated` with an exception.
+
+    python tests/support/alarms.py COUNT [SEED]
+
+Prints how many alarms raised, and what they left behind. It has a process of its own, because it
+looks at all locks, descriptors and mappings.
+"""
+
+import gc
+import random
+import signal
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from interrupted import HOST, OPERATIONS, RANGES, Step, World, check_canaries, own_machine
+from interrupted import canaries as take_canaries
+
+import crossmem
+
+MOST_S: Final = 0.002
+LOOK_EVERY: Final = 50
+
+
+class Alarm(BaseException):
+    """What the handler raises."""
+
+
+def main(count: int, seed: int) -> int:
+    """Let alarms raise; return how often something was left behind."""
+    warnings.simplefilter("ignore")
+    # An alarm in a finaliser is printed by CPython and goes no further.
+    sys.unraisablehook = lambda _: None
+    state = own_machine()
+    chosen = random.Random(seed)
+    world = World("emulated", "memfd")
+    operations: dict[str, Callable[[World], Step]] = OPERATIONS | HOST | RANGES
+    took_s: dict[str, float] = {}
+    raised: Counter[str] = Counter()
+    faults = 0
+
+    def ring(_number: int, _frame: object) -> None:
+        raised[name] += 1
+        raise Alarm
+
+    name = ""
+    signal.signal(signal.SIGALRM, ring)
+    for name in operations:
+        took_s[name] = min(run(world, operations[name], None)[0] for _ in range(3))
+    before = world.state()
+    for turn in range(1, 100 * count):
+        name = chosen.choice(list(operations))
+        delay_s = chosen.uniform(1e-6, min(MOST_S, 1.5 * took_s[name]))
+        wrong = run(world, operations[name], delay_s)[1]
+        if turn % LOOK_EVERY == 0:
+            wrong += look(world, before)
+        if wrong:
+            faults += 1
+            print(name, turn, wrong)
+            before = world.state()
+        if raised.total() >= count:
+            break
+    world.peer.destroy()
+    state.cleanup()
+    print(f"{raised.total()} alarms raised, {faults} times something was left behind")
+    print(", ".join(f"{name} {number}" for name, number in raised.most_common()))
+    return 1 if faults or raised.total() < count else 0
+
+
+def run(
+    world: World, make: Callable[[World], Step], delay_s: float | None
+) -> tuple[float, list[str]]:
+    """Run an operation that an alarm may end; return its time and what is wrong."""
+    step = make(world)
+    step.prepare()
+    begin = time.perf_counter()
+    try:
+        try:
+            if delay_s is not None:
+                signal.setitimer(signal.ITIMER_REAL, delay_s)
+            step.run()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except Alarm as alarm:
+        alarm.__traceback__ = None
+    took_s = time.perf_counter() - begin
+    taken = take_canaries()
+    wrong: list[str] = []
+    try:
+        step.end()
+    except crossmem.CrossmemError as error:
+        wrong.append(f"ending: {error!r}")
+    del step
+    crossmem.collect()
+    return took_s, wrong + check_canaries(*taken)
+
+
+def look(world: World, before: object) -> list[str]:
+    """Return what differs from before."""
+    gc.collect()
+    crossmem.collect()
+    held = [f"lock {one} is held" for one in world.held_locks()]
+    after = world.state()
+    return held if after == before else [*held, f"{after} (was {before})"]
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int((sys.argv[2:] or ["1"])[0])))
