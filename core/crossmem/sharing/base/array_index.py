@@ -8,6 +8,8 @@ from collections import deque
 from itertools import count
 from typing import NamedTuple, Protocol
 
+from crossmem.driver.recording import call_into
+
 __all__ = ["ArrayIndex", "Indexed"]
 
 
@@ -63,11 +65,13 @@ class ArrayIndex:
         self._new.append(_Spot(*key, weakref.ref(memory), reference))
         # Never waited for: the caller holds locks that a finaliser, in a thread that has this one,
         # may be waiting for. Whoever looks next brings the lists up to date.
-        if self._lock.acquire(blocking=False):
-            try:
-                if not self._is_busy:
-                    self._settle()
-            finally:
+        taken: list[bool] = []
+        try:
+            call_into(taken, self._lock.acquire, False)  # noqa: FBT003
+            if taken[0] and not self._is_busy:
+                self._settle()
+        finally:
+            if taken and taken[0]:
                 self._lock.release()
 
     def find(self, pointer: int, nbytes: int) -> Indexed | None:
