@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions that signal handlers raise leave nothing behind, at whatever place (law C30)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import measuring
+import pytest
+
+from crossmem.conformance.speed import SLOWNESS
+
+SUPPORT: Final = Path(__file__).parents[1] / "support"
+MECHANISMS: Final = [
+    ("emulated", "memfd"),
+    ("hip", "legacy"),
+    ("hip", "vmm"),
+    ("ascend", "shareable"),
+    ("ascend", "key"),
+]
+STRIDE: Final = 20
+WITHIN_S: Final = 60.0 * SLOWNESS
+WHOLE_WITHIN_S: Final = 20 * 60.0 * SLOWNESS
+# The locks that assert their order are Python, where signal handlers run too.
+CHANGES: Final = {**measuring.UNMEASURED, "CROSSMEM_TEST_LOCK_ORDER": None}
+
+
+def run(program: str, *arguments: str, within_s: float) -> str:
+    """Run a program to its end; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, str(SUPPORT / program), *arguments],
+        env={name: value for name, value in os.environ.items() if name not in CHANGES},
+        timeout=within_s,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("backend", "mechanism"), MECHANISMS)
+def test_some_places_of_every_operation(backend: str, mechanism: str) -> None:
+    printed = run("interrupted.py", backend, mechanism, str(STRIDE), within_s=WITHIN_S)
+
+    assert printed.endswith(" interrupts, 0 left something behind\n")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(WHOLE_WITHIN_S)
+@pytest.mark.parametrize(("backend", "mechanism"), MECHANISMS)
+def test_every_place_of_every_operation(backend: str, mechanism: str) -> None:
+    printed = run("interrupted.py", backend, mechanism, within_s=WHOLE_WITHIN_S)
+
+    assert printed.endswith(" interrupts, 0 left something behind\n")
+
+
+@pytest.mark.ci
+def test_alarms_at_random_moments() -> None:
+    printed = run("alarms.py", "10000", within_s=WITHIN_S)
+
+    assert "10000 alarms raised, 0 times something was left behind" in printed
