@@ -17,50 +17,82 @@ import typing
 
 from crossmem import lazy
 from crossmem._version import __version__
-from crossmem.control.records import Allow
-from crossmem.errors import (
-    AccessDeniedError,
-    BackendNotFoundError,
-    BackendUnavailableError,
-    BusyError,
-    ClosedError,
-    ConfigurationError,
-    CrossmemError,
-    DeviceNotFoundError,
-    DriverError,
-    ForkedProcessError,
-    InvalidHandleError,
-    InvalidSizeError,
-    OutOfMemoryError,
-    OwnerGoneError,
-    OwnerUnresponsiveError,
-    StaleHandleError,
-    UnsupportedError,
-    WrongHostError,
-)
-from crossmem.models import Capabilities, DeviceInfo, ShareableHandle
-from crossmem.sharing.device import Device, device, devices
-from crossmem.sharing.exporter.adoption import Adoption
-from crossmem.sharing.exporter.allocation import Allocation
-from crossmem.sharing.importer.attach import attach, attach_many, import_handle
-from crossmem.sharing.importer.mapping import Import, Mapping
-from crossmem.sharing.ranges.address_range import AddressRange, Piece
 
 if typing.TYPE_CHECKING:
+    from crossmem.control.records import Allow
+    from crossmem.errors import (
+        AccessDeniedError,
+        BackendNotFoundError,
+        BackendUnavailableError,
+        BusyError,
+        ClosedError,
+        ConfigurationError,
+        CrossmemError,
+        DeviceNotFoundError,
+        DriverError,
+        ForkedProcessError,
+        InvalidHandleError,
+        InvalidSizeError,
+        OutOfMemoryError,
+        OwnerGoneError,
+        OwnerUnresponsiveError,
+        StaleHandleError,
+        UnsupportedError,
+        WrongHostError,
+    )
+    from crossmem.models import Capabilities, DeviceInfo, ShareableHandle
+    from crossmem.sharing.device import Device, device, devices
+    from crossmem.sharing.exporter.adoption import Adoption
+    from crossmem.sharing.exporter.allocation import Allocation
     from crossmem.sharing.exporter.report import ExportInfo, LeaseInfo, collect, exports
     from crossmem.sharing.exporter.share_report import ShareReport, ShareWay, how_can_share
+    from crossmem.sharing.importer.attach import attach, attach_many, import_handle
+    from crossmem.sharing.importer.mapping import Import, Mapping
+    from crossmem.sharing.ranges.address_range import AddressRange, Piece
     from crossmem.trees.born import empty
     from crossmem.trees.receive import receive
     from crossmem.trees.share import share
     from crossmem.trees.shared import Shared
 else:
-    # Most programs use none of these names, so each module is imported at its first use.
+    # A framework that imports crossmem and shares nothing pays for nothing: each module is imported
+    # at the first use of one of its names.
     __getattr__, __dir__ = lazy.names(
         __name__,
         {
+            "crossmem.control.records": ("Allow",),
+            "crossmem.errors": (
+                "AccessDeniedError",
+                "BackendNotFoundError",
+                "BackendUnavailableError",
+                "BusyError",
+                "ClosedError",
+                "ConfigurationError",
+                "CrossmemError",
+                "DeviceNotFoundError",
+                "DriverError",
+                "ForkedProcessError",
+                "InvalidHandleError",
+                "InvalidSizeError",
+                "OutOfMemoryError",
+                "OwnerGoneError",
+                "OwnerUnresponsiveError",
+                "StaleHandleError",
+                "UnsupportedError",
+                "WrongHostError",
+            ),
+            "crossmem.models": ("Capabilities", "DeviceInfo", "ShareableHandle"),
+            "crossmem.sharing.device": ("Device", "device", "devices"),
+            "crossmem.sharing.exporter.adoption": ("Adoption",),
+            "crossmem.sharing.exporter.allocation": ("Allocation",),
             "crossmem.sharing.exporter.report": ("ExportInfo", "LeaseInfo", "collect", "exports"),
             "crossmem.sharing.exporter.share_report": ("ShareReport", "ShareWay", "how_can_share"),
-            "crossmem.trees": ("Shared", "empty", "receive", "share"),
+            "crossmem.sharing.importer.attach": ("attach", "attach_many", "import_handle"),
+            "crossmem.sharing.importer.mapping": ("Import", "Mapping"),
+            "crossmem.sharing.ranges.address_range": ("AddressRange", "Piece"),
+            "crossmem.trees.born": ("empty",),
+            "crossmem.trees.receive": ("receive",),
+            "crossmem.trees.share": ("share",),
+            "crossmem.trees.shared": ("Shared",),
         },
     )
 

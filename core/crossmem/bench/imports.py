@@ -14,6 +14,8 @@ _DEADLINE_S: Final = 60.0
 IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "import crossmem": "import crossmem",
+        # Its modules are imported at the first use of their names; these need nearly all of them.
+        "import crossmem, device and attach": "from crossmem import attach, device",
         # pydantic loads its parts when they are first used, and whoever uses it has a model.
         "import pydantic, pluggy": "import pydantic, pluggy; pydantic.BaseModel",
         "import pydantic, pluggy, with one model": (

@@ -163,12 +163,11 @@ class Link:
         """
         # Most owners answer sooner than a sleeping thread is woken up again.
         give_up = time.perf_counter() + _SPIN_S
-        while time.perf_counter() < give_up:
-            try:
-                return self.take()
-            except BlockingIOError:
-                os.sched_yield()
-        self._wait(self._readable, deadline)
+        while not (ready := self._readable.poll(0)) and time.perf_counter() < give_up:
+            os.sched_yield()
+        # The socket was registered first, so it comes first where the owner has died as well.
+        if not ready or ready[0][0] != self._number:
+            self._wait(self._readable, deadline)
         return self.take()
 
     def take(self) -> tuple[bytes, list[int], bool]:

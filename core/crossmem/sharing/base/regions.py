@@ -53,8 +53,13 @@ class RegionIndex(Generic[_T]):
         """Enter a region and return it."""
         region = Region(start, start + nbytes, next(self._numbers), space)
         self._found[region.number] = (region, what)
-        with self._lock:
-            insort(self._keys, (start, region.number))
+        try:
+            with self._lock:
+                insort(self._keys, (start, region.number))
+        except BaseException:
+            # Nobody has the region yet, so nobody else could remove it.
+            self.remove(region)
+            raise
         return region
 
     def remove(self, region: Region) -> None:
