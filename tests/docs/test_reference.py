@@ -30,7 +30,7 @@ GetPage = Callable[[str], Any]
 
 ERRORS = {
     name: error
-    for name, error in vars(crossmem).items()
+    for name, error in crossmem.errors.__dict__.items()
     if isinstance(error, type) and issubclass(error, crossmem.CrossmemError)
 }
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if hasattr(hook, "crossmem_spec")}

@@ -99,15 +99,13 @@ def test_memory_is_not_taken_from_running_work(
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_a_release_that_breaks_again_is_nobody_s_error_and_not_lost(
+def test_a_deferred_release_that_is_refused_is_nobody_s_error_and_not_lost(
     start_npu_peer: "StartNpuPeer", mechanism: str
 ) -> None:
     peer = start_npu_peer(mechanism)
-    peer.call(actions.allocate, "refused", NBYTES)
+    peer.call(actions.allocate, "dropped", NBYTES)
     peer.call(ascend_release_actions.fail, f"rt.{FREE[mechanism]}", count=99)
-    with pytest.raises(crossmem.DriverError):
-        peer.call(actions.free, "refused")
-    peer.call(ascend_release_actions.break_, FREE[mechanism])
+    peer.call(actions.drop, "dropped")
     peer.call(actions.allocate, "other", NBYTES)
 
     assert peer.call(ascend_release_actions.owned) == 2
@@ -116,16 +114,18 @@ def test_a_release_that_breaks_again_is_nobody_s_error_and_not_lost(
     assert peer.call(ascend_release_actions.owned) == 1
 
 
-def test_a_deferred_release_that_breaks_is_nobody_s_error_and_not_lost(
-    start_npu_peer: "StartNpuPeer",
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_deferred_release_that_breaks_is_nobody_s_error_and_made_once(
+    start_npu_peer: "StartNpuPeer", mechanism: str
 ) -> None:
-    peer = start_npu_peer("shareable")
+    peer = start_npu_peer(mechanism)
     peer.call(actions.allocate, "dropped", NBYTES)
-    peer.call(ascend_release_actions.break_, "free_physical")
+    peer.call(ascend_release_actions.break_, FREE[mechanism])
     peer.call(actions.drop, "dropped")
     peer.call(actions.allocate, "other", NBYTES)
 
-    assert peer.call(ascend_release_actions.owned) == 2
+    # Nobody knows whether it happened, and a second call could free the memory of others.
+    assert peer.call(ascend_release_actions.owned) == 1
     peer.call(ascend_release_actions.mend)
     peer.call(actions.collect)
     assert peer.call(ascend_release_actions.owned) == 1
@@ -167,7 +167,8 @@ def test_undoing_a_batch_reaches_every_import(start_npu_peer: "StartNpuPeer") ->
     importer.call(ascend_release_actions.fail, "rt.free_physical")
     with pytest.raises(crossmem.DriverError, match="mem_import_from_shareable_handle"):
         importer.call(actions.attach_many, names, blobs)
-    assert importer.call(ascend_release_actions.users) == []
+    # Nobody uses it, and the vendor refused to close it: the next call does.
+    assert importer.call(ascend_release_actions.users) == [0]
 
     importer.call(actions.attach_many, names, blobs)
     importer.call(actions.unmap, *names)
