@@ -21,6 +21,7 @@ import crossmem
 with crossmem.attach(bytes.fromhex(sys.argv[1])) as mapping:
     assert mapping.read(5) == b"hello"
     mapping.view().release()
+    mapping.device.allocate(1).free()
 print(*sorted(HEAVY & sys.modules.keys()))
 """
 LAZY = """
