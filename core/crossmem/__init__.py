@@ -49,7 +49,7 @@ if typing.TYPE_CHECKING:
     from crossmem.sharing.importer.attach import attach, attach_many, import_handle
     from crossmem.sharing.importer.mapping import Import, Mapping
     from crossmem.sharing.ranges.address_range import AddressRange, Piece
-    from crossmem.trees.born import empty
+    from crossmem.trees.new_arrays import empty
     from crossmem.trees.receive import receive
     from crossmem.trees.share import share
     from crossmem.trees.shared import Shared
@@ -89,7 +89,7 @@ else:
             "crossmem.sharing.importer.attach": ("attach", "attach_many", "import_handle"),
             "crossmem.sharing.importer.mapping": ("Import", "Mapping"),
             "crossmem.sharing.ranges.address_range": ("AddressRange", "Piece"),
-            "crossmem.trees.born": ("empty",),
+            "crossmem.trees.new_arrays": ("empty",),
             "crossmem.trees.receive": ("receive",),
             "crossmem.trees.share": ("share",),
             "crossmem.trees.shared": ("Shared",),

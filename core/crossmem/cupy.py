@@ -16,7 +16,7 @@ from crossmem.arrays.cupy_arrays import backend, memory_pointer
 from crossmem.arrays.libraries import require
 from crossmem.errors import ConfigurationError, InvalidSizeError, OutOfMemoryError
 from crossmem.sharing.base.devices import runtime_in_use
-from crossmem.sharing.base.memory import keeper_of, leave_to_views
+from crossmem.sharing.base.memory import leave_to_views, view_anchor_of
 from crossmem.sharing.base.process import drain
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
@@ -68,8 +68,8 @@ def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
                 allocation = undo.enter_context(home.allocate(nbytes))
             except (InvalidSizeError, OutOfMemoryError) as error:
                 raise cuda.runtime.CUDARuntimeError(_NO_MEMORY) from error
-            keeper = keeper_of(allocation)
-            pointer = memory_pointer(allocation.ptr, nbytes, keeper, home.ordinal)
+            anchor = view_anchor_of(allocation)
+            pointer = memory_pointer(allocation.ptr, nbytes, anchor, home.ordinal)
             leave_to_views(allocation)
             undo.pop_all()
         return pointer

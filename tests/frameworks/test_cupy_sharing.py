@@ -10,7 +10,7 @@ import pytest
 
 import crossmem
 import crossmem.multiprocessing
-from crossmem.trees import homes
+from crossmem.trees import tree_memory
 
 cupy = pytest.importorskip("cupy", reason="CuPy cannot be imported", exc_type=ImportError)
 np = pytest.importorskip("numpy")
@@ -134,7 +134,7 @@ def test_the_vendor_is_asked_once_for_what_lies_together(monkeypatch: pytest.Mon
         asked.append(pointer)
         return crossmem.how_can_share(pointer, device)
 
-    monkeypatch.setattr(homes, "how_can_share", ask)
+    monkeypatch.setattr(tree_memory, "how_can_share", ask)
     one, other = (actions.numbers(cupy.empty((50, 10), "float32")) for _ in range(2))
     with crossmem.share([*one, *other], neighbours="expose") as shared:
         handles = shared.message.handles
@@ -150,7 +150,7 @@ def test_an_array_in_several_allocations_of_the_vendor_s_is_copied(
         halves = [replace(way, nbytes=UNIT_NBYTES) for way in report.ways if way.obstacle is None]
         return replace(report, ways=tuple(halves))
 
-    monkeypatch.setattr(homes, "how_can_share", ask)
+    monkeypatch.setattr(tree_memory, "how_can_share", ask)
     cupy.cuda.set_allocator(None)
     array = actions.numbers(cupy.empty(2 * UNIT_NBYTES, "uint8"))
     tree = [array[:9], array[7:]]

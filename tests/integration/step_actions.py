@@ -95,7 +95,7 @@ def steps_to_find_memory(live: int) -> tuple[int, int]:
     del views
     for one in allocations:
         one.free()
-    assert not current().work.ready
+    assert not current().deferred.ready
     adopt, report = found
     return adopt, report
 

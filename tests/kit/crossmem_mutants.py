@@ -490,7 +490,7 @@ def c30_an_interrupted_free_is_forgotten() -> None:
         except CrossmemError:
             raise
         except BaseException:
-            self._process.work.ready.clear()
+            self._process.deferred.ready.clear()
             raise
 
 

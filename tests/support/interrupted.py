@@ -117,8 +117,8 @@ class World:
         state: dict[str, Any] = {
             "descriptors": sorted(one for one in links if not one.startswith("/proc")),
             "mappings": sum("memfd:crossmem" in one for one in maps),
-            "ready": len(process.work.ready) + len(process.work.idle),
-            "waiting": len(process.work.waiting),
+            "ready": len(process.deferred.ready) + len(process.deferred.idle),
+            "waiting": len(process.deferred.waiting),
             "leases": sum(len(one.leases) for one in crossmem.exports()),
             "exports": len(crossmem.exports()),
         }

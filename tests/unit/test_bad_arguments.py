@@ -60,7 +60,7 @@ def refused(device: Any, call: Callable[[], object], kind: type[crossmem.Crossme
 
     assert device.driver.calls == before
     assert len(str(caught.value).splitlines()[0]) <= 250
-    assert not current().work.ready
+    assert not current().deferred.ready
 
 
 @pytest.mark.parametrize("size", _cases(NO_SIZES))

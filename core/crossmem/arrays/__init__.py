@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays in shared memory: what NumPy, CuPy and PyTorch need to know of where they lie."""
 
+from crossmem.arrays.array_info import ArrayInfo, Kind
 from crossmem.arrays.dtype import DType, Field
 from crossmem.arrays.dtypes import dtype_of, from_text, to_numpy, to_torch
-from crossmem.arrays.found import Found, Kind
 from crossmem.arrays.layout import MAX_DIMENSIONS, Layout
 
 __all__ = [
     "MAX_DIMENSIONS",
+    "ArrayInfo",
     "DType",
     "Field",
-    "Found",
     "Kind",
     "Layout",
     "dtype_of",

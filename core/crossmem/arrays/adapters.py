@@ -4,7 +4,7 @@
 from typing import Any, Final, Protocol
 
 from crossmem.arrays import cupy_arrays, numpy_arrays, torch_tensors
-from crossmem.arrays.found import Found
+from crossmem.arrays.array_info import ArrayInfo
 from crossmem.arrays.layout import Layout
 from crossmem.arrays.libraries import require, used
 from crossmem.errors import UnsupportedError
@@ -13,12 +13,12 @@ __all__ = ["ADAPTERS", "Adapter", "describe"]
 
 
 class Adapter(Protocol):
-    """What is asked of every library; where its arrays can lie is said in ``sharing.views``."""
+    """What is asked of every library; where its arrays can lie is said in ``sharing.base.views``."""
 
     def classes(self, library: Any, /) -> tuple[type, ...]:
         """Return the classes whose objects are their elements and nothing more, the base first."""
 
-    def describe(self, array: Any, /) -> Found:
+    def describe(self, array: Any, /) -> ArrayInfo:
         """Say where an array of one of these classes lies.
 
         Raises
@@ -41,7 +41,7 @@ ADAPTERS: Final[dict[str, Adapter]] = {
 }
 
 
-def describe(value: Any) -> Found | None:
+def describe(value: Any) -> ArrayInfo | None:
     """Say where an array or tensor lies; None for what is neither.
 
     Raises

@@ -4,8 +4,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from crossmem.arrays.array_info import ArrayInfo
 from crossmem.arrays.dtypes import dtype_of, to_numpy
-from crossmem.arrays.found import Found
 from crossmem.arrays.layout import Layout
 from crossmem.arrays.libraries import require
 
@@ -48,7 +48,7 @@ def empty(layout: Layout) -> Any:
     return require("cupy").empty(layout.shape, to_numpy(layout.dtype))
 
 
-def describe(array: Any) -> Found:
+def describe(array: Any) -> ArrayInfo:
     """Say where an array lies.
 
     Raises
@@ -57,7 +57,7 @@ def describe(array: Any) -> Found:
         Where its elements cannot be shared.
     """
     layout = Layout(dtype_of(array.dtype), array.shape, array.strides)
-    return Found("cupy", array.data.ptr, layout, f"{backend()}:{array.device.id}")
+    return ArrayInfo("cupy", array.data.ptr, layout, f"{backend()}:{array.device.id}")
 
 
 def copy_to(target: Any, source: Any) -> None:

@@ -4,8 +4,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from crossmem.arrays.array_info import ArrayInfo
 from crossmem.arrays.dtypes import dtype_of, to_numpy
-from crossmem.arrays.found import Found
 from crossmem.arrays.layout import Layout
 from crossmem.arrays.libraries import require
 
@@ -36,7 +36,7 @@ def empty(layout: Layout) -> Any:
     return require("numpy").empty(layout.shape, to_numpy(layout.dtype))
 
 
-def describe(array: Any) -> Found:
+def describe(array: Any) -> ArrayInfo:
     """Say where an array lies.
 
     Raises
@@ -46,7 +46,7 @@ def describe(array: Any) -> Found:
     """
     strides = None if array.flags.c_contiguous else array.strides
     layout = Layout(dtype_of(array.dtype), array.shape, strides)
-    return Found("numpy", array.__array_interface__["data"][0], layout, None)
+    return ArrayInfo("numpy", array.__array_interface__["data"][0], layout, None)
 
 
 def copy_to(target: Any, source: Any) -> None:

@@ -4,9 +4,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from crossmem.arrays.array_info import ArrayInfo
 from crossmem.arrays.dtype import DType
 from crossmem.arrays.dtypes import dtype_of, to_torch
-from crossmem.arrays.found import Found
 from crossmem.arrays.layout import Layout
 from crossmem.arrays.libraries import require
 from crossmem.errors import UnsupportedError
@@ -77,7 +77,7 @@ def empty(layout: Layout) -> Any:
     return require("torch").empty(layout.shape, dtype=to_torch(layout.dtype), device="cpu")
 
 
-def describe(tensor: Any) -> Found:
+def describe(tensor: Any) -> ArrayInfo:
     """Say where a tensor lies.
 
     Raises
@@ -103,7 +103,7 @@ def describe(tensor: Any) -> Found:
         strides = tuple([step * dtype.itemsize for step in tensor.stride()])
     layout = Layout(dtype, tuple(tensor.shape), strides)
     where = None if tensor.is_cpu else _device(torch, tensor.device)
-    return Found("torch", _address(tensor, layout), layout, where)
+    return ArrayInfo("torch", _address(tensor, layout), layout, where)
 
 
 def _address(tensor: Any, layout: Layout) -> int:

@@ -44,7 +44,7 @@ _ROLES: Final = {MessageType.IMPORT: b"import", MessageType.HOLD: b"hold"}
 """What a proof says that its maker wants, so that it is good for nothing else."""
 
 
-class _Wish(NamedTuple):
+class _Batch(NamedTuple):
     """What one request asks for."""
 
     kind: MessageType
@@ -140,8 +140,8 @@ class OwnerConnection:
                 self._take_lock(taken, deadline)
                 for start in range(0, len(handles), _MAX_WANTED):
                     part = slice(start, start + _MAX_WANTED)
-                    wish = _Wish(kind, handles[part], holds[part], reported)
-                    answers += self._round_trip(wish, deadline)
+                    batch = _Batch(kind, handles[part], holds[part], reported)
+                    answers += self._round_trip(batch, deadline)
             finally:
                 if taken and taken[0]:
                     self._lock.release()
@@ -291,12 +291,12 @@ class OwnerConnection:
 
     # One request ---------------------------------------------------------------------------
 
-    def _round_trip(self, wish: _Wish, deadline: Deadline) -> list[Leased | Refusal]:
+    def _round_trip(self, batch: _Batch, deadline: Deadline) -> list[Leased | Refusal]:
         was_closed = False
         while True:
             try:
                 link = self._link or self._connect(deadline)
-                return self._exchange(link, wish, deadline)
+                return self._exchange(link, batch, deadline)
             except WrongHostError:
                 # It could be reached a moment ago: it is exiting, however long that takes it.
                 if not was_closed:
@@ -316,15 +316,15 @@ class OwnerConnection:
                 self._disconnect()
                 raise self._stranger(error) from None
 
-    def _exchange(self, link: Link, wish: _Wish, deadline: Deadline) -> list[Leased | Refusal]:
+    def _exchange(self, link: Link, batch: _Batch, deadline: Deadline) -> list[Leased | Refusal]:
         self._request = number = self._request + 1
         context = proof_context(link.server_nonce, link.nonce, number)
-        role = _ROLES[wish.kind]
+        role = _ROLES[batch.kind]
         wanted: list[Wanted] = []
-        for one, hold in zip(wish.handles, wish.holds, strict=True):
+        for one, hold in zip(batch.handles, batch.holds, strict=True):
             proof = prove(one.secret, role, context, pack_hold(hold), one.core)
             wanted.append(Wanted(one.allocation, one.export, proof, hold))
-        request = Request(link.nonce, wish.reported, self._this.start_time, wanted)
+        request = Request(link.nonce, batch.reported, self._this.start_time, wanted)
         body = pack_request(request)
         descriptors: list[int] = []
         try:
@@ -334,10 +334,10 @@ class OwnerConnection:
                 while self._unsent.has_cancelled:
                     link.wait_for_room(deadline)
                     self._unsent.flush()
-            for message in pages(wish.kind, number, body):
+            for message in pages(batch.kind, number, body):
                 link.send(message, deadline)
             reply = self._receive(link, number, descriptors, deadline)
-            return read_reply(wish.handles, context, reply, descriptors)
+            return read_reply(batch.handles, context, reply, descriptors)
         except BaseException:
             close_each(descriptors)
             # Whatever was granted, or will be when a slow owner reads this, is taken back.

@@ -9,7 +9,7 @@ from typing import Any
 
 from crossmem.errors import ConfigurationError
 
-__all__ = ["HostBuffer", "Keeper", "address_of", "new_bytes"]
+__all__ = ["HostBuffer", "ViewAnchor", "address_of", "new_bytes"]
 
 
 class _PyBuffer(ctypes.Structure):
@@ -90,7 +90,7 @@ def address_of(data: Any) -> Iterator[tuple[int, int]]:
         buffer.release()
 
 
-class Keeper:
+class ViewAnchor:
     """Keeps memory in use: every view, array or tensor that is made of the memory keeps this.
 
     So a weak reference to it tells whether any is left.
@@ -115,9 +115,9 @@ class Keeper:
 
     @property
     def buffer(self) -> Any:
-        """The memory as an object with a buffer; this keeper lives as long as any view of it."""
+        """The memory as an object with a buffer; this anchor lives as long as any view of it."""
         buffer = (ctypes.c_ubyte * self._nbytes).from_address(self._pointer)
-        buffer.keeper = self  # type: ignore[attr-defined]
+        buffer.anchor = self  # type: ignore[attr-defined]
         return buffer
 
     def note(self, view: Any) -> None:

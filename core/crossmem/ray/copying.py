@@ -12,7 +12,7 @@ from functools import cache
 from pickle import PickleBuffer
 from typing import Any, Final
 
-from crossmem.arrays.runs import Run, find_run, pack
+from crossmem.arrays.copy_ranges import CopyRange, find_range, pack_ranges
 from crossmem.errors import UnsupportedError
 from crossmem.models import ShareableHandle
 from crossmem.ray.session import import_ray, is_answering_thread, waiting
@@ -62,27 +62,27 @@ def copy_from(origin: str, blob: bytes) -> Any:
     for row in message.rows:
         if row.handle is not None and row.layout.extent is not None:
             extents[row.handle].append(row.layout.extent)
-    runs = [pack(own) for own in extents]
+    ranges = [pack_ranges(own) for own in extents]
     place = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(origin, soft=False)
-    parts = [[(run.low, run.high) for run in own] for own in runs]
+    parts = [[(covered.low, covered.high) for covered in own] for own in ranges]
     memories = []
     with waiting():
         pieces = _task().options(scheduling_strategy=place).remote(blob, parts)
-        for handle, own in zip(message.handles, runs, strict=True):
+        for handle, own in zip(message.handles, ranges, strict=True):
             memory = _allocate(handle, own)
-            for run in own:
-                for offset in range(0, run.high - run.low, _PIECE_NBYTES):
+            for covered in own:
+                for offset in range(0, covered.high - covered.low, _PIECE_NBYTES):
                     (piece,) = ray.get(next(pieces))
-                    memory.write(piece, offset=run.start + offset)
+                    memory.write(piece, offset=covered.start + offset)
             memories.append(memory)
-    rows = tuple(_moved(row, runs) for row in message.rows)
+    rows = tuple(_moved(row, ranges) for row in message.rows)
     return build(message._replace(rows=rows), memories)
 
 
-def _allocate(handle: ShareableHandle, runs: list[Run]) -> Allocation:
+def _allocate(handle: ShareableHandle, ranges: list[CopyRange]) -> Allocation:
     """Return memory for what arrays cover, on the first device of the backend that it is from."""
     home = device(f"{handle.backend}:0", runtime=runtime_in_use(drain(), handle.backend))
-    memory = home.allocate(runs[-1].end)
+    memory = home.allocate(ranges[-1].end)
     leave_to_views(memory)
     return memory
 
@@ -115,11 +115,11 @@ def _task() -> Any:
     return import_ray().remote(**options)(read_out)
 
 
-def _moved(row: Row, runs: list[list[Run]]) -> Row:
+def _moved(row: Row, ranges: list[list[CopyRange]]) -> Row:
     """Return how an array lies in what was copied."""
     layout = row.layout
     if row.handle is None or layout.extent is None:
         return row
-    own = runs[row.handle]
-    run = own[find_run(own, layout.extent[0])]
-    return row._replace(layout=layout.at(layout.offset - run.low + run.start))
+    own = ranges[row.handle]
+    covered = own[find_range(own, layout.extent[0])]
+    return row._replace(layout=layout.at(layout.offset - covered.low + covered.start))

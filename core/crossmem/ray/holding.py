@@ -17,7 +17,7 @@ import weakref
 from typing import Any
 
 from crossmem.ray.session import new_token
-from crossmem.sharing.base.memory import Memory, keeper_of, usage_of
+from crossmem.sharing.base.memory import Memory, usage_of, view_anchor_of
 from crossmem.sharing.base.process import drain
 
 __all__ = ["keep_token", "token_for", "token_of"]
@@ -35,7 +35,7 @@ _tokens: dict[int, tuple[Any, "weakref.ref[Any]"]] = {}
 def token_of(memory: Memory) -> Any:
     """Return the token for a message with an array that lies in some memory."""
     received = _tokens.get(id(usage_of(memory)))
-    return received[0] if received is not None else token_for(keeper_of(memory), memory)
+    return received[0] if received is not None else token_for(view_anchor_of(memory), memory)
 
 
 def token_for(tie: Any, kept: object) -> Any:

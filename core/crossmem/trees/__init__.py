@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole trees of arrays and tensors: shared in one call, received in another."""
 
-from crossmem.trees.born import empty
+from crossmem.trees.new_arrays import empty
 from crossmem.trees.receive import receive
 from crossmem.trees.share import share
 from crossmem.trees.shared import Shared

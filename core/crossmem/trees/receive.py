@@ -4,7 +4,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from crossmem.arrays import Found, Kind, Layout
+from crossmem.arrays import ArrayInfo, Kind, Layout
 from crossmem.arrays.adapters import ADAPTERS, describe
 from crossmem.arrays.libraries import require
 from crossmem.errors import ConfigurationError
@@ -131,7 +131,7 @@ def _attach(
 def _overwrite(into: Any, message: Message, make: Callable[[Row, Kind], Any]) -> None:
     # Nothing is compared with what is no tree.
     read(message.tree, range(len(message.rows)))
-    targets: list[tuple[Any, Found]] = []
+    targets: list[tuple[Any, ArrayInfo]] = []
 
     def add(value: Any, _where: Callable[[], str]) -> int | None:
         found = describe(value)
@@ -158,7 +158,7 @@ def _overwrite(into: Any, message: Message, make: Callable[[Row, Kind], Any]) ->
         ADAPTERS[kind].copy_to(target, source)
 
 
-def _obstacle(found: Found, target: Any) -> str | None:
+def _obstacle(found: ArrayInfo, target: Any) -> str | None:
     """Return why an array cannot be overwritten: none is, where one cannot."""
     if found.kind == "numpy" and not target.flags.writeable:
         return "is an array that is read-only"

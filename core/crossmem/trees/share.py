@@ -20,11 +20,11 @@ from crossmem.sharing.device import device as device_of
 from crossmem.sharing.exporter.adoption import Neighbours
 from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.mapping import Mapping, asked_readonly
-from crossmem.trees.born import HOST_DEVICE
-from crossmem.trees.homes import Copy, Homes, Leaf
 from crossmem.trees.message import Message, Row
+from crossmem.trees.new_arrays import HOST_DEVICE
 from crossmem.trees.nodes import write
 from crossmem.trees.shared import Shared
+from crossmem.trees.tree_memory import Copy, Leaf, TreeMemory
 from crossmem.trees.versions import OwnCell, new_cell
 
 __all__ = ["host_device", "message_of", "share"]
@@ -105,15 +105,15 @@ def share(
         return number
 
     tree = write(x, add)
-    homes = Homes(process, allow, access, neighbours, copy, lambda: host_device(device))
+    tree_memory = TreeMemory(process, allow, access, neighbours, copy, lambda: host_device(device))
     try:
-        handles, rows = _rows(homes, leaves)
+        handles, rows = _rows(tree_memory, leaves)
         cell = _cell(process, allow, device)
     except BaseException:
-        homes.give_up()
+        tree_memory.give_up()
         raise
     message = Message(handles, rows, tree, cell.cell if cell is not None else None)
-    return Shared(process, message, cell=cell, homes=homes, kept=leaves)
+    return Shared(process, message, cell=cell, tree_memory=tree_memory, kept=leaves)
 
 
 def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
@@ -141,8 +141,8 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
     access = memory.handle.access if isinstance(memory, Mapping) else "rw"
     # "advisory" is the wish of one reader, and not of those that it sends to.
     readonly = isinstance(memory, Mapping) and asked_readonly(memory) is True
-    homes = Homes(drain(), None, access, None, None, lambda: host_device(None))
-    handle, layout = leaf.place(*homes.export(memory))
+    tree_memory = TreeMemory(drain(), None, access, None, None, lambda: host_device(None))
+    handle, layout = leaf.place(*tree_memory.export(memory))
     if handle.raw is not None:
         # It has no leases, so no message could hold the memory.
         return None
@@ -156,10 +156,12 @@ def _check(name: str, value: object, known: tuple[str | None, ...]) -> None:
         raise ConfigurationError(msg, operation="share")
 
 
-def _rows(homes: Homes, leaves: list[Leaf]) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...]]:
+def _rows(
+    tree_memory: TreeMemory, leaves: list[Leaf]
+) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...]]:
     """Return the handles that the arrays lie in, each once, and where they lie there."""
     with_elements = [leaf for leaf in leaves if leaf.found.layout.extent is not None]
-    places = iter(homes.find(with_elements))
+    places = iter(tree_memory.find(with_elements))
     handles: dict[ShareableHandle, int] = {}
     rows = []
     for leaf in leaves:

@@ -15,8 +15,8 @@ from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Process, drain, is_current, refuse_foreign
 from crossmem.sharing.importer.attach import attach_held
 from crossmem.sharing.importer.mapping import Mapping
-from crossmem.trees.homes import Homes
 from crossmem.trees.message import Message
+from crossmem.trees.tree_memory import TreeMemory
 from crossmem.trees.versions import OwnCell, RemoteCell, wait_until_newer
 
 __all__ = ["Shared"]
@@ -56,7 +56,7 @@ class Shared:
         message: Message,
         *,
         cell: OwnCell | None = None,
-        homes: Homes | None = None,
+        tree_memory: TreeMemory | None = None,
         kept: object = None,
         received: Sequence[Mapping] = (),
     ) -> None:
@@ -66,9 +66,9 @@ class Shared:
         # Reentrant: a signal handler may close this while its thread is in here.
         self._lock = threading.RLock()
         self._is_closed = False
-        self._devices = homes.devices if homes is not None else set()
-        self._owned = homes.owned if homes is not None else []
-        self.copied_nbytes = homes.copied_nbytes if homes is not None else 0
+        self._devices = tree_memory.devices if tree_memory is not None else set()
+        self._owned = tree_memory.owned if tree_memory is not None else []
+        self.copied_nbytes = tree_memory.copied_nbytes if tree_memory is not None else 0
         self._kept = kept
         self._received = list(received)
         # Last: from here on, this object gives the cell back.
@@ -263,7 +263,7 @@ class Shared:
     def __del__(self) -> None:
         cell = getattr(self, "_cell", None)
         if isinstance(cell, OwnCell) and is_current(self._process):
-            self._process.work.ready[Call(cell.close)] = None
+            self._process.deferred.ready[Call(cell.close)] = None
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:

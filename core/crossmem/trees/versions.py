@@ -90,7 +90,7 @@ class OwnCell:
         board = self._board
         if board.process.is_inside:
             # As in a finaliser: who forks has the process's lock, and waits for this thread's.
-            board.process.work.ready[Call(self.close)] = None
+            board.process.deferred.ready[Call(self.close)] = None
             return
         with board.process.lock:
             if board.words[2 * self._index] != self.cell.tree:

@@ -28,7 +28,7 @@ class Block:
         return not self.closed and self.start <= pointer and pointer + nbytes <= end
 
 
-class Keeper:
+class ViewAnchor:
     """Stands in for the views of a block."""
 
 
@@ -46,10 +46,10 @@ actions = st.lists(
 @given(actions)
 def test_the_index_finds_what_a_list_has(steps: Any) -> None:
     index = ArrayIndex(threading.RLock())
-    known: list[tuple[Block, Keeper]] = []
+    known: list[tuple[Block, ViewAnchor]] = []
     for action, number, nbytes in steps:
         if action == "add":
-            known.append((Block(number, nbytes), Keeper()))
+            known.append((Block(number, nbytes), ViewAnchor()))
             index.add(known[-1][0], number, known[-1][1])
         elif action == "close" and known:
             known[number % len(known)][0].closed = True
@@ -57,7 +57,7 @@ def test_the_index_finds_what_a_list_has(steps: Any) -> None:
             del known[number % len(known)]
         elif action == "find":
             found: Any = index.find(number, nbytes)
-            there = [block for block, _keeper in known if block.shows(number, nbytes)]
+            there = [block for block, _anchor in known if block.shows(number, nbytes)]
             assert (found is None) == (not there)
             assert found is None or any(found is one for one in there)
     known.clear()
@@ -67,30 +67,30 @@ def test_the_index_finds_what_a_list_has(steps: Any) -> None:
 
 
 def test_the_last_of_several_is_found_first() -> None:
-    index, blocks, keepers = (
+    index, blocks, anchors = (
         ArrayIndex(threading.RLock()),
         [Block(0, 9), Block(4, 2), Block(4, 2)],
         [],
     )
     for one in blocks:
-        keepers.append(Keeper())
-        index.add(one, one.start, keepers[-1])
+        anchors.append(ViewAnchor())
+        index.add(one, one.start, anchors[-1])
 
     assert index.find(4, 1) is blocks[2]
     assert index.find(5, 2) is blocks[0]
     blocks[2].closed = True
     assert index.find(4, 1) is blocks[1]
-    keepers[1] = keepers[0]
+    anchors[1] = anchors[0]
     assert index.find(4, 1) is blocks[0]
 
 
-def scene(index: ArrayIndex, at: int) -> tuple[list[tuple[Block, Keeper]], int]:
+def scene(index: ArrayIndex, at: int) -> tuple[list[tuple[Block, ViewAnchor]], int]:
     """Add, find and forget, with the same in between, at one line of the index; count the lines."""
-    known: list[tuple[Block, Keeper]] = []
+    known: list[tuple[Block, ViewAnchor]] = []
     lines = 0
 
     def add(start: int, nbytes: int) -> None:
-        known.append((Block(start, nbytes), Keeper()))
+        known.append((Block(start, nbytes), ViewAnchor()))
         index.add(known[-1][0], start, known[-1][1])
 
     def come_in_between() -> None:
@@ -134,7 +134,7 @@ def test_what_comes_in_between_two_lines_loses_nothing() -> None:
         index = ArrayIndex(threading.RLock())
         known, _lines = scene(index, at)
 
-        assert all(index.find(one.start, one.nbytes) is not None for one, _keeper in known), at
+        assert all(index.find(one.start, one.nbytes) is not None for one, _anchor in known), at
         assert index.find(16, 4) is None, at
         known.clear()
         assert index.find(0, 1) is None

@@ -54,9 +54,9 @@ def test_what_comes_is_noted_while_another_thread_looks() -> None:
     # Whoever looks may have come upon a finaliser that waits for the lock of who adds.
     index = ArrayIndex(threading.RLock())
     allocation: Any = type("Block", (), {"nbytes": 8, "closed": False})()
-    keeper: Any = type("Keeper", (), {})()
+    anchor: Any = type("ViewAnchor", (), {})()
 
-    assert ends_meanwhile(index._lock, lambda: index.add(allocation, 16, keeper))
+    assert ends_meanwhile(index._lock, lambda: index.add(allocation, 16, anchor))
     assert index.find(16, 8) is allocation
 
 

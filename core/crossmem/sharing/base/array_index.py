@@ -31,7 +31,7 @@ class _Spot(NamedTuple):
     end: int
     number: int
     memory: weakref.ref[Indexed]
-    keeper: weakref.ref[object]
+    anchor: weakref.ref[object]
 
 
 class ArrayIndex:
@@ -57,11 +57,11 @@ class ArrayIndex:
         """Start, end and number of what no longer counts; the garbage collector fills this."""
         self._numbers = count()
 
-    def add(self, memory: Indexed, pointer: int, keeper: object) -> None:
-        """Remember where some memory lies, as long as ``keeper`` lives."""
+    def add(self, memory: Indexed, pointer: int, anchor: object) -> None:
+        """Remember where some memory lies, as long as ``anchor`` lives."""
         gone = self._gone
         key = (pointer, pointer + memory.nbytes, next(self._numbers))
-        reference = weakref.ref(keeper, lambda _: gone.append(key))
+        reference = weakref.ref(anchor, lambda _: gone.append(key))
         self._new.append(_Spot(*key, weakref.ref(memory), reference))
         # Never waited for: the caller holds locks that a finaliser, in a thread that has this one,
         # may be waiting for. Whoever looks next brings the lists up to date.

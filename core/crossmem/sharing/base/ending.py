@@ -52,12 +52,12 @@ class Endable:
         refuse_foreign(process, self)
         if process.is_inside:
             # A finaliser of the application's came in while this thread held a lock.
-            process.work.ready[Call(self._end)] = None
+            process.deferred.ready[Call(self._end)] = None
             return
-        ready, idle = process.work.ready, process.work.idle
+        ready, idle = process.deferred.ready, process.deferred.idle
         if ready or idle:
             # What was dropped counts as a user until it is given back.
-            process.work.drain()
+            process.deferred.drain()
         with process.state:
             self._refuse_if_used(self._ended_by)
             if self._record is None:
@@ -65,9 +65,9 @@ class Endable:
             # Two statements that no signal handler can separate.
             self._record = None
             ready[record] = None
-        process.work.run(record)
+        process.deferred.run(record)
         if ready or idle:
-            process.work.drain()
+            process.deferred.drain()
 
     def _refuse_if_used(self, operation: str) -> None:
         """Raise if the object is in use. The lock of the state is held."""
@@ -88,9 +88,9 @@ class Endable:
         record = getattr(self, "_record", None)
         if record is None or not may_release(self._process):
             return
-        self._process.work.ready[record] = None
+        self._process.deferred.ready[record] = None
         if self._is_given_up():
-            self._process.work.start_reaper()
+            self._process.deferred.start_reaper()
         else:
             warnings.warn(
                 f"{self!r} was dropped without {self._ended_by}()",

@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from crossmem.driver.buffers import Keeper
+from crossmem.driver.buffers import ViewAnchor
 from crossmem.errors import BusyError, UnsupportedError
 from crossmem.sharing.base import views
 from crossmem.sharing.base.copying import Copyable
@@ -15,19 +15,19 @@ from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.usage import Usage
 
-__all__ = ["Memory", "is_left_to_views", "keeper_of", "leave_to_views", "usage_of"]
+__all__ = ["Memory", "is_left_to_views", "leave_to_views", "usage_of", "view_anchor_of"]
 
 
 class Memory(Copyable):
     """Bytes that this process can address."""
 
-    __slots__ = ("_is_left", "_is_lent", "_keeper")
+    __slots__ = ("_anchor", "_is_left", "_is_lent")
 
     def __init__(
         self, process: Process, device: LocalDevice, nbytes: int, usage: Usage, *, readonly: bool
     ) -> None:
         super().__init__(process, device, nbytes, usage, readonly=readonly)
-        self._keeper: weakref.ref[Keeper] | None = None
+        self._anchor: weakref.ref[ViewAnchor] | None = None
         self._is_lent = False
         self._is_left = False
 
@@ -49,7 +49,7 @@ class Memory(Copyable):
         if not self.device.capabilities.host_visible:
             msg = f"memory of {self.device.name} cannot be viewed by the CPU"
             raise UnsupportedError(msg, operation="view", hint="use read() and write()")
-        view = memoryview(self._keep().buffer).cast("B")
+        view = memoryview(self._take_anchor().buffer).cast("B")
         return view.toreadonly() if self.readonly else view
 
     def as_array(
@@ -195,20 +195,20 @@ class Memory(Copyable):
         """Return type and number of the device, as DLPack counts them."""
         return views.dlpack_device(self)
 
-    def _keep(self) -> Keeper:
+    def _take_anchor(self) -> ViewAnchor:
         with self._process.state:
             pointer = self.ptr
-            keeper = self._keeper() if self._keeper is not None else None
-            if keeper is None:
+            anchor = self._anchor() if self._anchor is not None else None
+            if anchor is None:
                 is_visible = self.device.capabilities.host_visible
-                keeper = Keeper(self, pointer, self.nbytes if is_visible else 0)
+                anchor = ViewAnchor(self, pointer, self.nbytes if is_visible else 0)
                 self._usage.add_view(self)
-                self._keeper = weakref.ref(keeper)
-                self._process.arrays.add(self, pointer, keeper)
-        return keeper
+                self._anchor = weakref.ref(anchor)
+                self._process.arrays.add(self, pointer, anchor)
+        return anchor
 
     def _has_views(self) -> bool:
-        return self._is_lent or (self._keeper is not None and self._keeper() is not None)
+        return self._is_lent or (self._anchor is not None and self._anchor() is not None)
 
     @override
     def _is_given_up(self) -> bool:
@@ -237,7 +237,7 @@ class Memory(Copyable):
                 operation=operation,
                 hint="drop this object and what was made of it, or use as_array(), which counts",
             )
-        if self._keeper is not None and self._has_views():
+        if self._anchor is not None and self._has_views():
             msg = f"{self!r} has live views{self._describe_views()}"
             raise BusyError(
                 msg,
@@ -246,12 +246,12 @@ class Memory(Copyable):
             )
 
     def _describe_views(self) -> str:
-        # Not where it is raised: the error's traceback would keep the keeper, and so the memory.
-        keeper = self._keeper() if self._keeper is not None else None
-        return keeper.describe_views() if keeper is not None else ""
+        # Not where it is raised: the error's traceback would keep the anchor, and so the memory.
+        anchor = self._anchor() if self._anchor is not None else None
+        return anchor.describe_views() if anchor is not None else ""
 
 
-def keeper_of(memory: Memory) -> Keeper:
+def view_anchor_of(memory: Memory) -> ViewAnchor:
     """Return what keeps memory in use as long as it, or a buffer of it, lives.
 
     Raises
@@ -259,7 +259,7 @@ def keeper_of(memory: Memory) -> Keeper:
     ClosedError, ForkedProcessError
         The memory may not be used any more.
     """
-    return memory._keep()
+    return memory._take_anchor()
 
 
 def leave_to_views(memory: Memory) -> None:

@@ -85,7 +85,7 @@ class Process:
         # The program that this one replaced by exec had the same pid and start time. It used up
         # more than a microsecond for each of its numbers, so these are none of them (C6).
         self.numbers = itertools.count(time.process_time_ns() // 1000 + 1)
-        self.work = DeferredWork()
+        self.deferred = DeferredWork()
         self.index_lock = ordered_lock(Rank.INDEX)
         self.regions: RegionIndex[Described] = RegionIndex(self.index_lock)
         """Device addresses of crossmem's own memory."""
@@ -154,7 +154,7 @@ class Process:
     def drain(self) -> None:
         """Go on with deferred work. Called first by every public call off the hot path."""
         if not self.is_inside:
-            self.work.drain()
+            self.deferred.drain()
 
     def catch_up(self) -> None:
         """Learn which leases have ended, and go on with deferred work."""
@@ -162,7 +162,7 @@ class Process:
             return
         if self._server is not None:
             self._server.catch_up(CATCH_UP_S)
-        self.work.drain(wait=True)
+        self.deferred.drain(wait=True)
 
     def tend(self) -> None:
         """Do what waits for the next call, other than giving back."""
@@ -181,7 +181,7 @@ class Process:
         with ExitStack() as steps:
             # Whatever interrupts a step, an impatient user too, those after it are taken. The
             # last one lets owners go whose adoptions end here.
-            steps.callback(self.work.drain)
+            steps.callback(self.deferred.drain)
             for part in reversed([one for one in parts if one.closing >= 0]):
                 steps.callback(part.close_at_exit)
             if self._server is not None:
@@ -190,8 +190,8 @@ class Process:
             # First what is held here: the other side may be waiting for it in the same way.
             for part in reversed([one for one in parts if one.closing < 0]):
                 steps.callback(part.close_at_exit)
-            self.work.stop()
-            self.work.drain()
+            self.deferred.stop()
+            self.deferred.drain()
             with self.state:
                 self.is_closed = True
 
@@ -294,7 +294,7 @@ def drain() -> Process:
     if process.is_closed:
         msg = "crossmem has shut down in this process, which is exiting"
         raise ClosedError(msg)
-    if process.work.ready or process.work.idle:
+    if process.deferred.ready or process.deferred.idle:
         process.drain()
     return process
 

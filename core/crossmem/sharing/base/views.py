@@ -4,7 +4,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from crossmem.driver.buffers import Keeper
+from crossmem.driver.buffers import ViewAnchor
 from crossmem.errors import UnsupportedError
 from crossmem.sharing.base.devices import LocalDevice
 
@@ -29,7 +29,7 @@ class Viewable(Protocol):
     def view(self) -> memoryview:
         """Return the bytes themselves."""
 
-    def _keep(self) -> Keeper: ...
+    def _take_anchor(self) -> ViewAnchor: ...
 
 
 def kind_of_arrays(device: LocalDevice) -> "Kind":
@@ -59,13 +59,13 @@ def maker(memory: Viewable, kind: "Kind") -> "Callable[[Layout], Any]":
     UnsupportedError
         Where the library is not installed, or knows no such memory.
     """
-    keeper = memory._keep()
+    anchor = memory._take_anchor()
     make = _maker(memory, kind)
 
     def make_within(layout: "Layout") -> Any:
         layout.check(memory.nbytes)
         made = make(layout)
-        keeper.note(made)
+        anchor.note(made)
         return made
 
     return make_within
@@ -82,9 +82,9 @@ def _maker(memory: Viewable, kind: "Kind") -> "Callable[[Layout], Any]":
         and capabilities.cuda_array_interface
         and cupy_arrays.backend() == device.backend
     ):
-        return cupy_arrays.maker(memory.ptr, memory.nbytes, memory._keep(), device.ordinal)
+        return cupy_arrays.maker(memory.ptr, memory.nbytes, memory._take_anchor(), device.ordinal)
     if kind == "torch" and capabilities.host_visible:
-        return torch_tensors.maker_in_buffer(memory._keep().buffer)
+        return torch_tensors.maker_in_buffer(memory._take_anchor().buffer)
     if kind == "torch" and capabilities.dlpack_device_type is not None:
         return torch_tensors.maker_on_device(memory)
     msg = f"{kind} has no arrays in memory of {device.name}"
@@ -139,14 +139,14 @@ def capsule(
     if copy:
         msg = f"{memory!r} is shared, not copied; copy what from_dlpack returns"
         raise BufferError(msg)
-    keeper = memory._keep()
+    anchor = memory._take_anchor()
     if check_stream(device[0], stream):
         memory.device.synchronize()
     return make_capsule(
         memory.ptr,
         Layout(dtype_of("uint8"), (memory.nbytes,)),
         device=device,
-        owner=keeper,
+        owner=anchor,
         readonly=memory.readonly,
         max_version=max_version,
     )

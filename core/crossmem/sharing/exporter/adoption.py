@@ -164,7 +164,7 @@ def adopt(
         adoption = Adoption(record)
         process.arrays.add(adoption, adoption.ptr, adoption)
     except BaseException:
-        process.work.ready[record] = None
+        process.deferred.ready[record] = None
         process.drain()
         raise
     return adoption

@@ -222,7 +222,7 @@ def allocate(process: Process, device: LocalDevice, nbytes: object) -> Allocatio
                 raise _out_of_memory(process, device, error, size) from error
         return Allocation(record)
     except BaseException:
-        process.work.ready[record] = None
+        process.deferred.ready[record] = None
         process.drain()
         raise
 

@@ -175,7 +175,7 @@ class AllocationRecord(Record):
 
     def _on_idle(self) -> None:
         """Note that the last lease has ended. Called by the lease server's thread."""
-        self.process.work.note_idle(self)
+        self.process.deferred.note_idle(self)
 
     @override
     def give_back(self, *, blocking: bool) -> None:
@@ -188,7 +188,7 @@ class AllocationRecord(Record):
             return
         self.is_retired = True
         if unit is not None and process.server is not None:
-            waiting = process.work.waiting
+            waiting = process.deferred.waiting
             leases = process.server.leases
             is_idle = leases.retire(unit, even_if_leased=True)
             if not is_idle and blocking:
@@ -197,7 +197,7 @@ class AllocationRecord(Record):
                 is_idle = leases.retire(unit, even_if_leased=True)
             if not is_idle:
                 waiting.add(self)
-                process.work.start_reaper()
+                process.deferred.start_reaper()
                 return
             waiting.discard(self)
         self.free_now(blocking=blocking)

@@ -129,7 +129,8 @@ def attach_held(
     """Receive a message: attach its handles as :func:`attach_many` does, and end its holds.
 
     Freed memory that the message holds is attached too. Where this raises, the message still
-    holds what it held: try again, or discard it (see :mod:`crossmem.sharing.holds`).
+    holds what it held: try again, or discard it (see
+    :mod:`crossmem.sharing.importer.messages`).
 
     Parameters
     ----------
@@ -213,12 +214,12 @@ def _acquire(
 
 def _give_up(process: Process, uses: Sequence[Use], error: BaseException) -> None:
     """End uses of a call that raises; what the vendor refuses is left to later calls."""
-    ready = process.work.ready
+    ready = process.deferred.ready
     for use in uses:
         ready[use] = None
     for use in uses:
         try:
-            process.work.run(use)
+            process.deferred.run(use)
         except CrossmemError as failure:
             error.add_note(f"cleaning up failed too: {failure}")
 

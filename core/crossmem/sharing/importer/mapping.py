@@ -93,7 +93,7 @@ class Import(Endable):
             base = record.map(use, remappable=True)
             return Mapping(use, record, self.handle, base, readonly=self.readonly)
         except BaseException:
-            process.work.ready[use] = None
+            process.deferred.ready[use] = None
             process.drain()
             raise
 

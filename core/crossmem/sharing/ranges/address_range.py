@@ -114,7 +114,7 @@ class AddressRange(Endable):
             piece.map()
             return Piece(piece, memory.nbytes)
         except BaseException:
-            process.work.ready[piece] = None
+            process.deferred.ready[piece] = None
             process.drain()
             raise
 
@@ -253,6 +253,6 @@ def reserve(process: Process, device: LocalDevice, nbytes: object) -> AddressRan
         record.reserve()
         return AddressRange(record)
     except BaseException:
-        process.work.ready[record] = None
+        process.deferred.ready[record] = None
         process.drain()
         raise

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
-from crossmem.arrays import Found, Layout
+from crossmem.arrays import ArrayInfo, Layout
 from crossmem.arrays.adapters import ADAPTERS
-from crossmem.arrays.runs import find_run, pack
+from crossmem.arrays.copy_ranges import find_range, pack_ranges
 from crossmem.control.records import Allow
 from crossmem.driver import CopyKind
 from crossmem.errors import CrossmemError, UnsupportedError
@@ -27,7 +27,7 @@ from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.exporter.share_report import ShareWay, how_can_share
 from crossmem.sharing.importer.mapping import Mapping
 
-__all__ = ["Copy", "Homes", "Leaf", "Place"]
+__all__ = ["Copy", "Leaf", "Place", "TreeMemory"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Leaf(NamedTuple):
     """
 
     value: Any
-    found: Found
+    found: ArrayInfo
     where: Callable[[], str]
 
     @property
@@ -71,7 +71,7 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class Homes:
+class TreeMemory:
     """The memory that holds the arrays of one tree.
 
     Parameters
@@ -234,9 +234,9 @@ class Homes:
         """
         home = self.host() if where is None else self._home_of(where)
         kind = CopyKind.HOST_TO_DEVICE if where is None else CopyKind.DEVICE_TO_DEVICE
-        runs = pack(leaf.bounds for leaf in leaves)
-        numbers = [find_run(runs, leaf.bounds[0]) for leaf in leaves]
-        allocation = home.allocate(runs[-1].end)
+        ranges = pack_ranges(leaf.bounds for leaf in leaves)
+        numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]
+        allocation = home.allocate(ranges[-1].end)
         leave_to_views(allocation)
         self.owned.append(allocation)
         if where is not None:
@@ -244,7 +244,7 @@ class Homes:
             home.synchronize()
         alone = _with_gaps(leaves, numbers) if where is None else {}
         nbytes = 0
-        for number, (low, high, start) in enumerate(runs):
+        for number, (low, high, start) in enumerate(ranges):
             found = alone.get(number)
             if found is None:
                 home.driver.copy(home.ordinal, allocation.ptr + start, low, high - low, kind)
@@ -263,7 +263,7 @@ class Homes:
         handle, origin = self.export(allocation)
         places = []
         for leaf, number in zip(leaves, numbers, strict=True):
-            shift = allocation.ptr + runs[number].start - runs[number].low
+            shift = allocation.ptr + ranges[number].start - ranges[number].low
             places.append(leaf.place(handle, origin - shift))
         return places
 
@@ -273,7 +273,7 @@ def _is_within(low: int, high: int, way: ShareWay) -> bool:
 
 
 def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
-    """Return, by the numbers of their runs, arrays with gaps that are alone in theirs."""
+    """Return, by the numbers of their ranges, arrays with gaps that are alone in theirs."""
     counts = Counter(numbers)
     found = {}
     for leaf, number in zip(leaves, numbers, strict=True):

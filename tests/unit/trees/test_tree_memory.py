@@ -17,12 +17,12 @@ from numpy.lib.stride_tricks import as_strided
 import crossmem
 from crossmem import OutOfMemoryError, Shared, StaleHandleError, UnsupportedError
 from crossmem.arrays import numpy_arrays
-from crossmem.arrays.runs import find_run, pack
+from crossmem.arrays.copy_ranges import find_range, pack_ranges
 from crossmem.conformance.pool import settle
 from crossmem.driver import CopyKind
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import drain
-from crossmem.trees.homes import Homes
+from crossmem.trees.tree_memory import TreeMemory
 
 repeatable = examples(100)
 
@@ -55,13 +55,13 @@ ranges = st.lists(
 @repeatable
 @given(ranges)
 def test_ranges_are_merged_where_they_share_bytes(bounds: list[tuple[int, int]]) -> None:
-    runs = pack(bounds)
-    merged = [(one.low, one.high) for one in runs]
+    ranges = pack_ranges(bounds)
+    merged = [(one.low, one.high) for one in ranges]
 
-    assert all((one.start - one.low) % 256 == 0 for one in runs)
-    assert all(one.end <= other.start for one, other in pairwise(runs))
+    assert all((one.start - one.low) % 256 == 0 for one in ranges)
+    assert all(one.end <= other.start for one, other in pairwise(ranges))
     for low, high in bounds:
-        run = runs[find_run(runs, low)]
+        run = ranges[find_range(ranges, low)]
         assert run.low <= low < high <= run.high
     assert {byte for one in merged for byte in range(*one)} == {
         byte for one in bounds for byte in range(*one)
@@ -368,7 +368,7 @@ def test_a_shared_that_was_read_from_bytes_owns_nothing() -> None:
 @pytest.mark.parametrize("way", ["closed", "given up"])
 def test_what_cannot_be_freed_keeps_nothing_else(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     shared = crossmem.share(None)
-    homes = Homes(drain(), None, "rw", None, None, pytest.fail)
+    tree_memory = TreeMemory(drain(), None, "rw", None, None, pytest.fail)
     freed: list[int] = []
 
     class Owned:
@@ -381,14 +381,14 @@ def test_what_cannot_be_freed_keeps_nothing_else(monkeypatch: pytest.MonkeyPatch
                 raise crossmem.BusyError("in use")
 
     owned: Any = [Owned(number) for number in range(3)]
-    holder: Any = shared if way == "closed" else homes
+    holder: Any = shared if way == "closed" else tree_memory
     monkeypatch.setattr(holder, "_owned" if way == "closed" else "owned", owned)
     if way == "closed":
         with pytest.raises(crossmem.BusyError):
             shared.close()
     else:
         # Where something else has failed before, nobody wants to know.
-        homes.give_up()
+        tree_memory.give_up()
 
     assert sorted(freed) == [0, 1, 2]
     shared.close()

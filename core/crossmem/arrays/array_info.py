@@ -5,13 +5,13 @@ from typing import Literal, NamedTuple
 
 from crossmem.arrays.layout import Layout
 
-__all__ = ["Found", "Kind"]
+__all__ = ["ArrayInfo", "Kind"]
 
 Kind = Literal["numpy", "cupy", "torch"]
 """The library that an array belongs to."""
 
 
-class Found(NamedTuple):
+class ArrayInfo(NamedTuple):
     """Where an array lies.
 
     Parameters

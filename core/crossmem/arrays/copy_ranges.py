@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-__all__ = ["Run", "find_run", "pack"]
+__all__ = ["CopyRange", "find_range", "pack_ranges"]
 
 _ALIGNMENT: Final = 256
 """Copies keep their addresses modulo this, and with that what their elements need."""
 
 
-class Run(NamedTuple):
+class CopyRange(NamedTuple):
     """Consecutive bytes that arrays cover.
 
     Parameters
@@ -33,19 +33,19 @@ class Run(NamedTuple):
         return self.start + self.high - self.low
 
 
-def pack(extents: Iterable[tuple[int, int]]) -> list[Run]:
+def pack_ranges(extents: Iterable[tuple[int, int]]) -> list[CopyRange]:
     """Return what arrays cover that lie in these bytes, in order and without overlaps."""
-    runs: list[Run] = []
+    ranges: list[CopyRange] = []
     for low, high in sorted(extents):
-        if runs and low < runs[-1].high:
-            first, last, start = runs[-1]
-            runs[-1] = Run(first, max(last, high), start)
+        if ranges and low < ranges[-1].high:
+            first, last, start = ranges[-1]
+            ranges[-1] = CopyRange(first, max(last, high), start)
         else:
-            end = runs[-1].end if runs else 0
-            runs.append(Run(low, high, end + (low - end) % _ALIGNMENT))
-    return runs
+            end = ranges[-1].end if ranges else 0
+            ranges.append(CopyRange(low, high, end + (low - end) % _ALIGNMENT))
+    return ranges
 
 
-def find_run(runs: list[Run], low: int) -> int:
+def find_range(ranges: list[CopyRange], low: int) -> int:
     """Return the number of the run in which an array begins that was packed with the others."""
-    return bisect_right(runs, low, key=itemgetter(0)) - 1
+    return bisect_right(ranges, low, key=itemgetter(0)) - 1
