@@ -13,7 +13,7 @@ __all__ = ["ADAPTERS", "Adapter", "describe"]
 
 
 class Adapter(Protocol):
-    """What is asked of every library; where its arrays can lie is said in ``sharing.base.views``."""
+    """What is asked of every library. ``sharing.base.views`` says where its arrays can lie."""
 
     def classes(self, library: Any, /) -> tuple[type, ...]:
         """Return the classes whose objects are their elements and nothing more, the base first."""
