@@ -12,6 +12,7 @@ raised by signal handlers. ``acquire`` with a timeout is not: record its result 
 
 import os
 import threading
+from _thread import RLock
 from enum import IntEnum
 from typing import Final
 
@@ -21,7 +22,6 @@ __all__ = [
     "LockOrderError",
     "Rank",
     "forbidden_ranks",
-    "is_held_here",
     "ordered_lock",
 ]
 
@@ -104,17 +104,7 @@ class DebugLock:
 
 def ordered_lock(rank: Rank) -> threading.RLock:
     """Return a new reentrant lock of a rank."""
-    return DebugLock(rank) if CHECKED else threading.RLock()  # type: ignore[return-value]
-
-
-def is_held_here(condition: threading.Condition) -> bool:
-    """Whether this thread holds the lock of a condition, which nobody waits for."""
-    try:
-        # Documented to raise if the thread does not hold the lock.
-        condition.notify(0)
-    except RuntimeError:
-        return False
-    return True
+    return DebugLock(rank) if CHECKED else RLock()  # type: ignore[return-value]
 
 
 def forbidden_ranks() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 """The laws are all explained, and the checklist names tests that exist."""
 
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ import kit_runs
 
 import crossmem.conformance
 from crossmem.conformance.report import LAWS
+from crossmem.locks import _DRIVERS_RUN_UNDER, Rank
 
 GetPage = Callable[[str], Any]
 
 TESTS = Path(__file__).parents[1]
+DOCS = TESTS.parent / "docs"
+CORE = Path(crossmem.__file__).parent
 KIT = Path(crossmem.conformance.__file__).parent
 STATES = {"covered", "later", "argued away"}
 
@@ -77,3 +81,38 @@ def test_what_is_covered_names_a_test(page: GetPage) -> None:
     ]
 
     assert without == ["48"]
+
+
+def test_the_picture_shows_the_packages_that_the_contracts_name(page: GetPage) -> None:
+    config = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))
+    contracts = {one["name"]: one for one in config["tool"]["importlinter"]["contracts"]}
+    layers = [
+        name
+        for title in ("In core, lower layers never import higher ones", "Sharing goes one way")
+        for layer in contracts[title]["layers"]
+        for name in layer.split(" | ")
+    ]
+    picture = (DOCS / "explanation" / "architecture.svg").read_text("utf-8")
+    drawn = re.findall(r'font-weight="600">(\w+)<', picture)
+
+    assert sorted(drawn) == sorted(layers)
+    assert "](architecture.svg)" in page("explanation/architecture.md").text
+
+
+def test_the_lock_order_is_the_codes(page: GetPage) -> None:
+    text = page("explanation/architecture.md").text
+    rows = re.findall(r"^\| `([A-Z]+)` \| .+ \| (yes|no) \|$", text, re.MULTILINE)
+
+    assert rows == [(one.name, "yes" if one in _DRIVERS_RUN_UNDER else "no") for one in Rank]
+
+
+def test_modules_and_classes_of_the_architecture_exist(page: GetPage) -> None:
+    text = page("explanation/architecture.md").text
+    sources = {path.relative_to(CORE).as_posix(): path.read_text() for path in CORE.rglob("*.py")}
+    classes = {name for text in sources.values() for name in re.findall(r"class (\w+)", text)}
+    classes |= {"Condition"}
+
+    for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text):
+        assert name.removeprefix("crossmem/") in sources or (DOCS.parent / name).exists(), name
+    for name in re.findall(r"`([A-Z][a-z]\w+)`", text):
+        assert name in classes, name

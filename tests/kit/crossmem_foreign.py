@@ -58,7 +58,7 @@ class ForeignDriver(EmulatedDriver):
 
     @override
     def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
-        return Exported((b"%d:%d" % (os.getpid(), block.reference.descriptor),))
+        return Exported((b"%d:%d" % (os.getpid(), block.reference),))
 
     @override
     def release_export(self, block: Block, exported: Exported) -> None:

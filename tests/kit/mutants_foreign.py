@@ -33,7 +33,10 @@ def c02_what_is_adopted_is_the_block() -> None:
 
 @foreign_mutant
 def c03_every_adoption_exports() -> None:
-    always(record.BlockRecord, "find_export", None)
+    @instead(record.BlockRecord, "export")
+    def _(old: Any, self: Any, *args: Any, **options: Any) -> Any:
+        with changed(self, "exported", {}):
+            return old(self, *args, **options)
 
 
 @foreign_mutant

@@ -11,10 +11,11 @@ import pytest
 
 import crossmem
 from crossmem import locks
-from crossmem.locks import DebugLock, LockOrderError, Rank, forbidden_ranks, is_held_here
+from crossmem.locks import DebugLock, LockOrderError, Rank, forbidden_ranks
 from crossmem.models import Event, EventKind
 from crossmem.plugin import Registry
 from crossmem.settings import Settings
+from crossmem.sharing.base.process import current
 
 CORE = Path(crossmem.__file__).parent
 MAKERS = re.compile(r"ordered_lock|(threading\.|_thread\.)?(R?Lock|Event|Semaphore|allocate_lock)")
@@ -100,18 +101,21 @@ def test_drivers_run_under_locks_of_one_resource_alone() -> None:
     assert forbidden_ranks() == ()
 
 
-def test_whether_this_thread_holds_a_lock() -> None:
-    for lock in (threading.RLock(), DebugLock(Rank.STATE)):
-        condition = threading.Condition(lock)  # type: ignore[arg-type]
-        assert not is_held_here(condition)
-        with lock:
-            assert is_held_here(condition)
-            answers: list[bool] = []
-            other = threading.Thread(target=lambda: answers.append(is_held_here(condition)))  # noqa: B023
-            other.start()
-            other.join()
-            assert answers == [False]
-        assert not is_held_here(condition)
+def test_whether_this_thread_is_inside() -> None:
+    process = current()
+    assert not process.is_inside
+    with process.state:
+        assert process.is_inside
+        answers: list[bool] = []
+        other = threading.Thread(target=lambda: answers.append(process.is_inside))
+        other.start()
+        other.join()
+        assert answers == [False]
+    assert not process.is_inside
+    server = process.start_server()
+    with server.leases.lock:
+        assert process.is_inside
+    assert not process.is_inside
 
 
 def test_observers_are_told_without_a_lock() -> None:

@@ -23,12 +23,13 @@ class ExportTable:
 
     def add(self, export: Export) -> None:
         """Enter an export."""
-        handle = export.handle
-        number = handle.allocation
-        self._made[number] = max(self._made.get(number, 0), handle.export + 1)
+        number, which = export.handle.allocation, export.handle.export
+        exports = self._exports.get(number)
+        if exports is None:
+            exports = self._exports[number] = {}
+        self._made[number] = max(self._made.get(number, 0), which + 1)
         self._newest_allocation = max(self._newest_allocation, number)
-        exports = self._exports.setdefault(number, {})
-        export.unit.exports[handle.export] = exports[handle.export] = export
+        export.unit.exports[which] = exports[which] = export
 
     def get(self, allocation: int, export: int) -> Export:
         """Return an export that is there."""

@@ -19,7 +19,7 @@ from crossmem.models.handle_core import (
     Access,
     HandleCore,
     decode_core,
-    make_core,
+    pack_core,
     refuse,
 )
 from crossmem.models.identity import ProcessIdentity
@@ -80,17 +80,21 @@ class ShareableHandle:
         access: Access,
         raw: bytes | None = None,
     ) -> None:
-        texts = backend, mechanism, device
-        core = make_core(
-            texts,
-            allocation=allocation,
-            export=export,
-            secret=secret,
-            owner=owner,
-            nbytes=nbytes,
-            capacity=capacity,
-            access=access,
-            raw=raw,
+        numbers = allocation, export, secret, nbytes, capacity
+        wire = pack_core((backend, mechanism, device), owner, numbers, access, raw)
+        core = HandleCore(
+            backend,
+            mechanism,
+            device,
+            allocation,
+            export,
+            secret,
+            owner,
+            nbytes,
+            capacity,
+            access,
+            raw,
+            wire,
         )
         _fill(self, core, 0, nbytes, None)
 

@@ -18,7 +18,7 @@ __all__ = [
     "Access",
     "HandleCore",
     "decode_core",
-    "make_core",
+    "pack_core",
     "refuse",
 ]
 
@@ -65,27 +65,40 @@ class HandleCore(NamedTuple):
     wire: bytes
 
 
-def make_core(
-    texts: tuple[str, str, str],
-    *,
-    allocation: int,
-    export: int,
-    secret: bytes,
+def pack_core(
+    names: tuple[str, str, str],
     owner: ProcessIdentity,
-    nbytes: int,
-    capacity: int,
+    numbers: tuple[int, int, bytes, int, int],
     access: Access,
     raw: bytes | None,
-) -> HandleCore:
-    """Return the core of a new handle; ``texts`` are backend, mechanism and device."""
-    names = [text.encode("ascii") for text in texts]
-    names.append(raw or b"")
+) -> bytes:
+    """Return the bytes of a new handle's core, with its flags in front.
+
+    Parameters
+    ----------
+    names
+        Backend, mechanism and device.
+    owner
+        The exporter.
+    numbers
+        Allocation, export, secret, size and capacity.
+    access, raw
+        As in the handle.
+    """
     flags = (FLAG_READONLY if access == "ro" else 0) | (FLAG_RAW if raw is not None else 0)
-    fixed = _FIXED.pack(allocation, export, secret, nbytes, capacity, *map(len, names))
-    wire = b"".join((flags.to_bytes(2, "little"), owner.to_bytes(), fixed, *names))
-    return HandleCore(
-        *texts, allocation, export, secret, owner, nbytes, capacity, access, raw, wire
-    )
+    lengths, text = _pack_names(names)
+    vendor = raw or b""
+    fixed = _FIXED.pack(*numbers, *lengths, len(vendor))
+    return b"".join((flags.to_bytes(2, "little"), _pack_owner(owner), fixed, text, vendor))
+
+
+# A process exports from few devices.
+@lru_cache(maxsize=64)
+def _pack_names(names: tuple[str, str, str]) -> tuple[list[int], bytes]:
+    return list(map(len, names)), "".join(names).encode("ascii")
+
+
+_pack_owner: Final = lru_cache(maxsize=64)(ProcessIdentity.to_bytes)
 
 
 def refuse(reason: str) -> InvalidHandleError:

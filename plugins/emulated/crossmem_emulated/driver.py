@@ -35,15 +35,6 @@ _Operation = Literal["allocate", "attach", "export", "free", "release", "reserve
 
 
 @dataclass(slots=True)
-class _File:
-    """The file of a block; each field says what is still to be given back."""
-
-    descriptor: int | None = None
-    is_charged: bool = False
-    """Whether the device's free bytes are without it."""
-
-
-@dataclass(slots=True)
 class _Kept:
     """An import without a descriptor: its mapping keeps the memory."""
 
@@ -129,15 +120,15 @@ class EmulatedDriver(Driver):
         mask = self._granularity_mask
         capacity = (nbytes + mask) & ~mask
         account = self._accounts[ordinal]
-        file = _File()
-        block = Block(ordinal, 0, nbytes, capacity, file)
+        # Its capacity is 0 as long as the account is not charged.
+        block = Block(ordinal, 0, nbytes, 0)
         try:
             with account.lock:
                 if capacity > account.free_nbytes:
                     raise _full(account, capacity)
                 account.free_nbytes -= capacity
-                file.is_charged = True
-            file.descriptor, block.pointer = memory.create(capacity, self._flags)
+                block.capacity = capacity
+            block.reference, block.pointer = memory.create(capacity, self._flags)
             if self._prepares:
                 self._prepare(block)
         except BaseException as error:
@@ -159,7 +150,7 @@ class EmulatedDriver(Driver):
 
     @override
     def free(self, block: Block) -> None:
-        account, file, capacity = self._accounts[block.ordinal], block.reference, block.capacity
+        account, capacity = self._accounts[block.ordinal], block.capacity
         pointer = block.pointer
         if pointer:
             # No statement that a signal handler can interrupt stands between these two.
@@ -168,23 +159,23 @@ class EmulatedDriver(Driver):
                 block.pointer = pointer
                 error = memory.libc_error("munmap")
                 raise _translate(error, "free", account.info, capacity) from None
-        if file.is_charged:
+        if capacity:
             with account.lock:
-                if file.is_charged:
-                    file.is_charged = False
+                if block.capacity:
+                    block.capacity = 0
                     account.free_nbytes += capacity
-        descriptor = file.descriptor
+        descriptor = block.reference
         if descriptor is not None:
             try:
                 # Whatever it answers, the kernel has closed it.
-                file.descriptor = None
+                block.reference = None
                 close(descriptor)
             except OSError as error:
                 raise self._close_failed(block.ordinal, error, "free") from None
 
     @override
     def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
-        descriptor: int = block.reference.descriptor
+        descriptor: int = block.reference
         if access == "rw":
             return Exported((), (descriptor,))
         exported = Exported()
@@ -201,7 +192,7 @@ class EmulatedDriver(Driver):
             return
         (descriptor,) = exported.descriptors
         # The descriptor of a writable export is the block's own.
-        is_own = descriptor == block.reference.descriptor
+        is_own = descriptor == block.reference
         try:
             exported.descriptors = ()
             if not is_own:
@@ -285,11 +276,9 @@ class EmulatedDriver(Driver):
         return mapped
 
     def _map(self, source: Block | Imported, access: Access, at: int = 0) -> int:
-        reference = source.reference
-        descriptor = reference if isinstance(source, Imported) else reference.descriptor
         protection = READ_WRITE if access == "rw" else READ
         try:
-            return memory.map_shared(descriptor, source.capacity, protection, at=at)
+            return memory.map_shared(source.reference, source.capacity, protection, at=at)
         except SystemCallError as error:
             info = self._devices[source.ordinal]
             raise _translate(error, "attach", info, source.capacity) from None

@@ -60,7 +60,7 @@ def test_capacities_are_multiples_of_the_granularity(granularity: str, unit: int
         block = driver.allocate(1, nbytes, "memfd")
 
         assert (block.nbytes, block.capacity, block.ordinal) == (nbytes, capacity, 1)
-        assert os.fstat(block.reference.descriptor).st_size == capacity
+        assert os.fstat(block.reference).st_size == capacity
         write(driver, block.pointer + capacity - 1, b"!")
         driver.free(block)
 
@@ -103,9 +103,7 @@ def test_blocks_stand_alone(driver: EmulatedDriver) -> None:
     write(driver, first.pointer, b"first")
 
     assert read(driver, second.pointer, 5) == bytes(5)
-    assert (
-        os.fstat(first.reference.descriptor).st_ino != os.fstat(second.reference.descriptor).st_ino
-    )
+    assert os.fstat(first.reference).st_ino != os.fstat(second.reference).st_ino
     driver.free(second)
     assert read(driver, first.pointer, 5) == b"first"
     driver.free(first)
@@ -226,14 +224,14 @@ def test_accounts_lose_no_update(
 
 
 def test_fresh_memory_has_no_pages_before_it_is_touched(block: Block) -> None:
-    assert os.fstat(block.reference.descriptor).st_blocks == 0
+    assert os.fstat(block.reference).st_blocks == 0
 
 
 def test_prefault_makes_all_pages_resident() -> None:
     driver = EmulatedDriver(Options(prefault=True))
     block = driver.allocate(0, 3 * UNIT, "memfd")
 
-    assert os.fstat(block.reference.descriptor).st_blocks * 512 == 3 * UNIT
+    assert os.fstat(block.reference).st_blocks * 512 == 3 * UNIT
     assert read(driver, block.pointer, 3 * UNIT) == bytes(3 * UNIT)
     driver.free(block)
 

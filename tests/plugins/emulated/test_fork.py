@@ -38,7 +38,7 @@ KEEPS_NOTHING = """
 driver = EmulatedDriver(Options(capacity_nbytes=8 << 20))
 blocks = [driver.allocate(0, 1, "memfd") for _ in range(3)]
 readonly = driver.export(blocks[0], "memfd", "ro", raw=False)
-exported = Exported((), (os.dup(blocks[1].reference.descriptor),))
+exported = Exported((), (os.dup(blocks[1].reference),))
 imported = driver.import_(
     0, exported, home=0, mechanism="memfd", nbytes=1, capacity=2 << 20, access="rw"
 )
@@ -76,7 +76,7 @@ memory.fill(blocks[1].pointer, 1, 7)
 UNPROTECTED_MAPPING = """
 driver = EmulatedDriver(Options())
 block = driver.allocate(0, 1, "memfd")
-pointer = memory._mmap(0, 2 << 20, 3, 1, block.reference.descriptor, 0)
+pointer = memory._mmap(0, 2 << 20, 3, 1, block.reference, 0)
 assert mappings() == 2
 assert in_child(driver, no_memory) == 0
 assert mappings() == 2

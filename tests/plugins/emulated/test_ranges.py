@@ -183,7 +183,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 driver = EmulatedDriver(Options(granularity="page"))
 block, other = driver.allocate(0, PAGE, "memfd"), driver.allocate(0, PAGE, "memfd")
 exported = driver.export(block, "memfd", "rw", raw=False)
-received = Exported((), (os.dup(block.reference.descriptor),))
+received = Exported((), (os.dup(block.reference),))
 imported = driver.import_(0, received, home=0, mechanism="memfd", nbytes=PAGE, capacity=PAGE,
                           access="rw")
 if sys.argv[1] == "kept":
@@ -200,8 +200,8 @@ def lines():
 # Fill up the number of mappings that a process may have.
 while True:
     try:
-        last = memory.map_shared(block.reference.descriptor, PAGE, memory.READ)
-        memory.map_shared(block.reference.descriptor, PAGE, memory.READ_WRITE)
+        last = memory.map_shared(block.reference, PAGE, memory.READ)
+        memory.map_shared(block.reference, PAGE, memory.READ_WRITE)
     except OSError:
         break
 before = lines()

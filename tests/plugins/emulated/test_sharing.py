@@ -38,10 +38,10 @@ def put(pointer: int, data: bytes) -> None:
 def test_an_export_is_the_descriptor_of_the_block(driver: EmulatedDriver, block: Block) -> None:
     exported = driver.export(block, "memfd", "rw", raw=False)
 
-    assert exported == Exported((), (block.reference.descriptor,))
+    assert exported == Exported((), (block.reference,))
     driver.release_export(block, exported)
     # The descriptor is still the block's own.
-    os.fstat(block.reference.descriptor)
+    os.fstat(block.reference)
 
 
 @pytest.mark.parametrize("remappable", [False, True])
@@ -276,10 +276,10 @@ def test_other_users_cannot_reopen_a_readonly_export_for_writing(
         ).returncode
 
     # Without the export they can, which shows that the test would notice.
-    assert reopen(block.reference.descriptor) == 0
+    assert reopen(block.reference) == 0
     exported = driver.export(block, "memfd", "ro", raw=False)
     assert reopen(exported.descriptors[0]) != 0
-    assert reopen(block.reference.descriptor) != 0
+    assert reopen(block.reference) != 0
     driver.release_export(block, exported)
 
 
@@ -425,4 +425,4 @@ def test_an_import_is_one_descriptor_and_no_bytes(driver: EmulatedDriver) -> Non
 
 
 def test_the_sealed_size_is_what_counts(block: Block) -> None:
-    assert memory.sealed_nbytes(block.reference.descriptor) == block.capacity
+    assert memory.sealed_nbytes(block.reference) == block.capacity

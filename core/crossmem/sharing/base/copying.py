@@ -9,7 +9,6 @@ from crossmem.errors import AccessDeniedError, ConfigurationError, UnsupportedEr
 from crossmem.guards import check_integer, check_part, shorten
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import Endable
-from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.usage import Usage
 
 __all__ = ["Copyable"]
@@ -26,15 +25,7 @@ class Copyable(Endable):
     """Size in bytes."""
     readonly: bool
     """Whether this object refuses to write."""
-
-    def __init__(
-        self, process: Process, device: LocalDevice, nbytes: int, usage: Usage, *, readonly: bool
-    ) -> None:
-        self._process = process
-        self.device = device
-        self.nbytes = nbytes
-        self.readonly = readonly
-        self._usage = usage
+    _usage: Usage
 
     @property
     def ptr(self) -> int:

@@ -35,6 +35,13 @@ class Record:
         self.is_done = False
         """Whether everything was given back."""
 
+    def leave_to_others(self) -> bool:
+        """Leave a resource that others keep, if that is all there is to do; say so.
+
+        The lock of the state is held.
+        """
+        return False
+
     def give_back(self, *, blocking: bool) -> None:
         """Give back what is left, and set ``is_done`` after the last of it.
 

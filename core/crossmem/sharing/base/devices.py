@@ -277,12 +277,12 @@ def find_by_identity(process: Process, backend: str, identity: str, target: obje
     if isinstance(target, LocalDevice) and target.backend == backend:
         return _find(_devices_of(process, backend, target.runtime), backend, identity)
     table = process.part(_DeviceTable)
-    key = (backend, identity, len(table.found))
-    device = table.named.get(key)
+    device = table.named.get((backend, identity, len(table.found)))
     if device is None:
         runtime = runtime_in_use(process, backend)
         device = _find(_devices_of(process, backend, runtime), backend, identity)
-        table.named[key] = device
+        # The search may have found more devices, so their number is asked for again.
+        table.named[backend, identity, len(table.found)] = device
     return device
 
 

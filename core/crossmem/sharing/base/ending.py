@@ -49,15 +49,17 @@ class Endable:
         process, record = self._process, self._record
         if record is None or process.is_closed:
             return
-        refuse_foreign(process, self)
+        if process.is_inherited:
+            refuse_foreign(process, self)
+        deferred = process.deferred
+        ready, idle = deferred.ready, deferred.idle
         if process.is_inside:
             # A finaliser of the application's came in while this thread held a lock.
-            process.deferred.ready[Call(self._end)] = None
+            ready[Call(self._end)] = None
             return
-        ready, idle = process.deferred.ready, process.deferred.idle
         if ready or idle:
             # What was dropped counts as a user until it is given back.
-            process.deferred.drain()
+            deferred.drain()
         with process.state:
             self._refuse_if_used(self._ended_by)
             if self._record is None:
@@ -65,9 +67,12 @@ class Endable:
             # Two statements that no signal handler can separate.
             self._record = None
             ready[record] = None
-        process.deferred.run(record)
+            if record.leave_to_others():
+                ready.pop(record, None)
+                return
+        deferred.run(record)
         if ready or idle:
-            process.deferred.drain()
+            deferred.drain()
 
     def _refuse_if_used(self, operation: str) -> None:
         """Raise if the object is in use. The lock of the state is held."""

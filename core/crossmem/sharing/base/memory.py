@@ -26,7 +26,11 @@ class Memory(Copyable):
     def __init__(
         self, process: Process, device: LocalDevice, nbytes: int, usage: Usage, *, readonly: bool
     ) -> None:
-        super().__init__(process, device, nbytes, usage, readonly=readonly)
+        self._process = process
+        self.device = device
+        self.nbytes = nbytes
+        self.readonly = readonly
+        self._usage = usage
         self._anchor: weakref.ref[ViewAnchor] | None = None
         self._is_lent = False
         self._is_left = False

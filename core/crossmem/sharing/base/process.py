@@ -14,13 +14,13 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from typing import ClassVar, Final, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeVar
 
 from crossmem.control.leases import name_holders
 from crossmem.control.server import LeaseServer
 from crossmem.driver.recording import call_into
 from crossmem.errors import ClosedError, ForkedProcessError
-from crossmem.locks import Rank, is_held_here, ordered_lock
+from crossmem.locks import Rank, ordered_lock
 from crossmem.models import ProcessIdentity
 from crossmem.plugin import Registry
 from crossmem.settings import Settings
@@ -80,8 +80,8 @@ class Process:
         self.lock = ordered_lock(Rank.PROCESS)
         self.state = ordered_lock(Rank.STATE)
         """Guards which objects are open and who uses them. Held for moments."""
-        self._state_holder = threading.Condition(self.state)
-        self._leases_holder: threading.Condition | None = None
+        self._notifies = [threading.Condition(self.state).notify]
+        """Of the locks that are held for moments. Nobody waits for these conditions."""
         # The program that this one replaced by exec had the same pid and start time. It used up
         # more than a microsecond for each of its numbers, so these are none of them (C6).
         self.numbers = itertools.count(time.process_time_ns() // 1000 + 1)
@@ -91,27 +91,30 @@ class Process:
         """Device addresses of crossmem's own memory."""
         self.arrays = ArrayIndex(self.index_lock)
         """Memory in which arrays can lie."""
-        self._parts: dict[type[Part], Part] = {}
+        self._parts: dict[type[Part], Any] = {}
         self.is_exiting = False
         """Nothing new is exported or imported."""
         self.is_closed = False
         """Nothing is usable any more; set with the lock of the state held."""
+        self.is_inherited = False
+        """This process is a forked child of the one that made this state."""
         self._servers: list[LeaseServer] = []
         """The lease server from before its thread starts."""
-        self._server: LeaseServer | None = None
+        self.server: LeaseServer | None = None
+        """The lease server, None before the first leased export."""
 
     def part(self, kind: type[_P]) -> _P:
         """Return what a package keeps for this process, made at the first call."""
-        found = self._parts.get(kind)
+        found: _P | None = self._parts.get(kind)
         if found is None:
             # A part that a second thread made is dropped: making one has no effect.
             found = self._parts.setdefault(kind, kind(self))
-        return cast("_P", found)
+        return found
 
     @property
     def is_usable(self) -> bool:
         """Whether objects of this process can be used: it is not a parent, and not exiting."""
-        return self is _current and not self.is_closed
+        return not (self.is_closed or self.is_inherited)
 
     @property
     def is_inside(self) -> bool:
@@ -120,17 +123,18 @@ class Process:
         The garbage collector may run a finaliser of the application's anywhere, and a signal may
         run its handler. The objects that those end are given back later.
         """
-        leases = self._leases_holder
-        return is_held_here(self._state_holder) or (leases is not None and is_held_here(leases))
-
-    @property
-    def server(self) -> LeaseServer | None:
-        """The lease server, None before the first leased export."""
-        return self._server
+        for notify in self._notifies:
+            try:
+                # Documented to raise if the thread does not hold the lock.
+                notify(0)
+            except RuntimeError:
+                continue
+            return True
+        return False
 
     def start_server(self) -> LeaseServer:
         """Return the lease server, starting it at the first call."""
-        if self._server is None:
+        if self.server is None:
             with self.lock:
                 if self.is_exiting:
                     msg = "this process is exiting and exports nothing more"
@@ -147,9 +151,12 @@ class Process:
                     )
                 server = self._servers[0]
                 server.start()
-                self._leases_holder = threading.Condition(server.leases.lock)
-                self._server = server
-        return self._server
+                self._notifies = [
+                    threading.Condition(self.state).notify,
+                    threading.Condition(server.leases.lock).notify,
+                ]
+                self.server = server
+        return self.server
 
     def drain(self) -> None:
         """Go on with deferred work. Called first by every public call off the hot path."""
@@ -160,8 +167,8 @@ class Process:
         """Learn which leases have ended, and go on with deferred work."""
         if self.is_inside:
             return
-        if self._server is not None:
-            self._server.catch_up(CATCH_UP_S)
+        if self.server is not None:
+            self.server.catch_up(CATCH_UP_S)
         self.deferred.drain(wait=True)
 
     def tend(self) -> None:
@@ -184,9 +191,9 @@ class Process:
             steps.callback(self.deferred.drain)
             for part in reversed([one for one in parts if one.closing >= 0]):
                 steps.callback(part.close_at_exit)
-            if self._server is not None:
-                steps.callback(self._server.stop)
-                steps.callback(self._await_leases, self._server)
+            if self.server is not None:
+                steps.callback(self.server.stop)
+                steps.callback(self._await_leases, self.server)
             # First what is held here: the other side may be waiting for it in the same way.
             for part in reversed([one for one in parts if one.closing < 0]):
                 steps.callback(part.close_at_exit)
@@ -214,8 +221,8 @@ class Process:
         frozenset
             Names of the backends that the parent used and that the child cannot use.
         """
-        if self._server is not None:
-            self._server.abandon()
+        if self.server is not None:
+            self.server.abandon()
         for part in self._parts.values():
             part.abandon()
         drivers = self.registry.after_fork_in_child()
@@ -229,13 +236,13 @@ class Process:
     def hold_for_fork(self) -> None:
         """Let no other thread be in the middle of something while the process forks."""
         self.lock.acquire()
-        if self._server is not None:
-            self._server.lock_for_fork()
+        if self.server is not None:
+            self.server.lock_for_fork()
 
     def resume_after_fork(self) -> None:
         """Undo :meth:`hold_for_fork`."""
-        if self._server is not None:
-            self._server.unlock_after_fork()
+        if self.server is not None:
+            self.server.unlock_after_fork()
         self.lock.release()
 
 
@@ -294,7 +301,8 @@ def drain() -> Process:
     if process.is_closed:
         msg = "crossmem has shut down in this process, which is exiting"
         raise ClosedError(msg)
-    if process.deferred.ready or process.deferred.idle:
+    deferred = process.deferred
+    if deferred.ready or deferred.idle:
         process.drain()
     return process
 
@@ -363,6 +371,7 @@ def _after_fork_in_child() -> None:
         parent.resume_after_fork()
     _lock.release()
     if parent is not None:
+        parent.is_inherited = True
         _forked_backends |= parent.abandon()
         _inherited = parent.registry
         atexit.unregister(parent.shut_down)

@@ -3,13 +3,19 @@
 
 import threading
 from bisect import bisect_left, bisect_right, insort
-from itertools import count
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections import deque
+from operator import itemgetter
+from typing import Final, Generic, Protocol, TypeVar
 
-__all__ = ["Described", "Region", "RegionIndex"]
+__all__ = ["Described", "RegionIndex"]
 
 _T = TypeVar("_T")
-_LAST_NUMBER = 1 << 63
+_Key = tuple[int, int, _T]
+"""First address and identity of an object, and the object."""
+
+_MAX_NEW: Final = 100
+_START: Final = itemgetter(0)
+_PLACE: Final = itemgetter(0, 1)
 
 
 class Described(Protocol):
@@ -20,70 +26,82 @@ class Described(Protocol):
         ...
 
 
-class Region(NamedTuple):
-    """Consecutive addresses.
-
-    Parameters
-    ----------
-    start, end
-        The first address, and the one past the last.
-    number
-        Tells apart regions with the same start: addresses are reused.
-    space
-        Whose addresses they are, such as a driver. Regions of one space do not overlap.
-    """
-
-    start: int
-    end: int
-    number: int
-    space: object
-
-
 class RegionIndex(Generic[_T]):
-    """Regions, and what lies there."""
+    """Objects by the device addresses that each has. An object has one region at a time.
+
+    Entering and removing an object cost one entry of a dictionary. A lookup brings the sorted keys
+    up to date.
+    """
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
-        self._numbers = count()
-        self._keys: list[tuple[int, int]] = []
-        """Start and number of each region, in order."""
-        self._found: dict[int, tuple[Region, _T]] = {}
+        self._regions: dict[_T, tuple[int, int, object]] = {}
+        """First address, the one past the last, and whose addresses they are."""
+        self._keys: list[_Key[_T]] = []
+        """In order. An object may have been removed since."""
+        self._new: deque[_T] = deque()
+        """What has no key in the list yet."""
 
-    def add(self, start: int, nbytes: int, space: object, what: _T) -> Region:
-        """Enter a region and return it."""
-        region = Region(start, start + nbytes, next(self._numbers), space)
-        self._found[region.number] = (region, what)
-        try:
+    def add(self, what: _T, start: int, nbytes: int, space: object) -> None:
+        """Enter an object.
+
+        Parameters
+        ----------
+        what
+            The object. If this is interrupted, removing it is enough.
+        start, nbytes
+            Its addresses.
+        space
+            Whose addresses they are, such as a driver. Regions of one space do not overlap.
+        """
+        self._regions[what] = (start, start + nbytes, space)
+        self._new.append(what)
+        if len(self._new) > len(self._regions) + _MAX_NEW:
             with self._lock:
-                insort(self._keys, (start, region.number))
-        except BaseException:
-            # Nobody has the region yet, so nobody else could remove it.
-            self.remove(region)
-            raise
-        return region
+                self._settle()
 
-    def remove(self, region: Region) -> None:
-        """Forget a region. Doing so twice is harmless."""
-        key = (region.start, region.number)
-        with self._lock:
-            index = bisect_left(self._keys, key)
-            if index < len(self._keys) and self._keys[index] == key:
-                del self._keys[index]
-            self._found.pop(region.number, None)
+    def remove(self, what: _T) -> None:
+        """Forget an object. Doing so twice is harmless."""
+        self._regions.pop(what, None)
 
     def find(self, space: object, start: int, end: int) -> _T | None:
         """Return what overlaps addresses of a space, None if nothing does."""
         with self._lock:
-            index = bisect_right(self._keys, (start, _LAST_NUMBER))
+            self._settle()
+            keys = self._keys
+            index = bisect_right(keys, start, key=_START)
             # Regions that begin after the first address.
-            for key in self._keys[index : bisect_left(self._keys, (end, 0))]:
-                region, what = self._found[key[1]]
-                if region.space == space:
-                    return what
+            for key in keys[index : bisect_left(keys, end, key=_START)]:
+                if self._end_of(key, space) is not None:
+                    return key[2]
             # The last region that begins before it; those of other spaces may lie in between.
             while index:
                 index -= 1
-                region, what = self._found[self._keys[index][1]]
-                if region.space == space:
-                    return what if start < region.end else None
+                last = self._end_of(keys[index], space)
+                if last is not None:
+                    return keys[index][2] if start < last else None
         return None
+
+    def _end_of(self, key: _Key[_T], space: object) -> int | None:
+        """Return where a region of a space ends, None if it was removed or is another's."""
+        start, end, owner = self._regions.get(key[2], (None, 0, None))
+        return end if start == key[0] and owner == space else None
+
+    def _is_there(self, key: _Key[_T]) -> bool:
+        region = self._regions.get(key[2])
+        return region is not None and region[0] == key[0]
+
+    def _settle(self) -> None:
+        """Bring the keys up to date. The lock is held.
+
+        A signal handler may come in here, and allocate. A key that is entered twice is harmless.
+        """
+        while self._new:
+            what = self._new[0]
+            region = self._regions.get(what)
+            if region is not None:
+                insort(self._keys, (region[0], id(what), what), key=_PLACE)
+            if self._new and self._new[0] is what:
+                self._new.popleft()
+        if len(self._keys) > 2 * len(self._regions) + _MAX_NEW:
+            self._keys = list(filter(self._is_there, self._keys))

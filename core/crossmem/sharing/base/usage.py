@@ -27,11 +27,14 @@ class Usage:
         """The object that each running copy goes through."""
         self.pieces: set[object] = set()
         """Pieces of address ranges that show the memory."""
-        self._viewed: dict[int, weakref.ref[_Viewable]] = {}
+        self._viewed: dict[int, weakref.ref[_Viewable]] | None = None
 
     def add_view(self, memory: _Viewable) -> None:
         """Remember that an object was viewed."""
-        key, viewed = id(memory), self._viewed
+        viewed = self._viewed
+        if viewed is None:
+            viewed = self._viewed = {}
+        key = id(memory)
         viewed[key] = weakref.ref(memory, lambda _: viewed.pop(key, None))
 
     @property
@@ -42,5 +45,5 @@ class Usage:
     @property
     def is_touched(self) -> bool:
         """Whether the memory is being copied or viewed now."""
-        viewed = [reference() for reference in list(self._viewed.values())]
+        viewed = [reference() for reference in list((self._viewed or {}).values())]
         return bool(self.copies) or any(one is not None and one._has_views() for one in viewed)

@@ -159,10 +159,11 @@ class Allocation(Memory):
         record = self._record
         if record is None or self._process.is_closed:
             return
-        check_choice("busy", busy, ("defer", "raise", "wait"), "free")
-        wait_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
-        if busy != "defer" and self._process.is_usable and not self._process.is_inside:
-            self._await_leases(record, wait_s if busy == "wait" else 0.0)
+        if timeout is not None or type(busy) is not str or busy != "defer":
+            check_choice("busy", busy, ("defer", "raise", "wait"), "free")
+            wait_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
+            if busy != "defer" and self._process.is_usable and not self._process.is_inside:
+                self._await_leases(record, wait_s if busy == "wait" else 0.0)
         self._end()
 
     def _await_leases(self, record: AllocationRecord, wait_s: float) -> None:
@@ -258,7 +259,7 @@ def export_again(
     key = (allow, access, lease)
     device, process = record.device, record.process
     _check_export(device, access, lease=lease)
-    if lease:
+    if lease and process.server is None:
         process.start_server()
     with record.lock:
         handle = record.handles.get(key)
@@ -273,7 +274,7 @@ def export_again(
     if handle is None:
         msg = f"allocation {record.number} of this process was freed"
         raise ClosedError(msg, operation="export")
-    if is_new:
+    if is_new and process.registry.observed:
         record.tell(EventKind.EXPORTED)
     return handle
 
@@ -282,7 +283,7 @@ def _export(
     record: AllocationRecord, allow: Allow | None, access: Access, *, lease: bool
 ) -> ShareableHandle:
     """Export memory. Its lock is held."""
-    device, process, block = record.device, record.process, record.memory.block
+    device, process, block = record.device, record.process, record.memory.blocks[0]
     raw = not lease
     exported = record.memory.export(access, raw=raw)
     handle = ShareableHandle(

@@ -11,7 +11,7 @@ from crossmem.guards import check_integer, shorten
 from crossmem.locks import Rank, ordered_lock
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Part, Process
-from crossmem.sharing.base.regions import Region, RegionIndex
+from crossmem.sharing.base.regions import RegionIndex
 from crossmem.sharing.exporter.record import AllocationRecord, BlockRecord
 
 __all__ = ["MAX_ADDRESS", "ForeignAllocation", "ForeignAllocations", "check_address", "look_at"]
@@ -83,7 +83,7 @@ class ForeignAllocation(BlockRecord):
         The records of its adoptions.
     """
 
-    __slots__ = ("_group", "export_numbers", "foreign", "number", "region", "users")
+    __slots__ = ("_group", "export_numbers", "foreign", "number", "users")
 
     def __init__(
         self, number: int, device: LocalDevice, foreign: Foreign, group: ForeignMemory
@@ -93,7 +93,6 @@ class ForeignAllocation(BlockRecord):
         self.export_numbers = itertools.count()
         self.foreign = foreign
         self.users: set[object] = set()
-        self.region: Region | None = None
         self._group = group
 
     def adopt(self) -> None:
@@ -153,8 +152,8 @@ class ForeignAllocations(Part):
                 group = foreign_memory_of(device.driver)
                 assert group is not None  # noqa: S101 - look_at has asked it
                 known = ForeignAllocation(next(self._process.numbers), device, foreign, group)
-                known.region = self._known.add(foreign.base, foreign.nbytes, space, known)
                 try:
+                    self._known.add(known, foreign.base, foreign.nbytes, space)
                     known.adopt()
                 except BaseException:
                     self._end(known)
@@ -175,8 +174,7 @@ class ForeignAllocations(Part):
 
     def _end(self, known: ForeignAllocation) -> None:
         known.disown()
-        if known.region is not None:
-            self._known.remove(known.region)
+        self._known.remove(known)
 
 
 def _replaced(known: ForeignAllocation, device: LocalDevice, foreign: Foreign) -> BusyError:

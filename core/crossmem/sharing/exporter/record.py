@@ -4,6 +4,7 @@
 import itertools
 import threading
 import warnings
+from functools import partial
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -17,7 +18,6 @@ from crossmem.models import Access, Event, EventKind, ShareableHandle
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import LocalDevice, wait_for_work
 from crossmem.sharing.base.process import CATCH_UP_S, Part, Process
-from crossmem.sharing.base.regions import Region
 from crossmem.sharing.base.usage import Usage
 
 __all__ = ["AllocationRecord", "Allocations", "BlockRecord"]
@@ -32,8 +32,8 @@ class BlockRecord:
         self.device = device
         self.blocks: list[Block] = []
         """The block, until it was given back."""
-        self.exported: list[tuple[tuple[Access, bool], Exported]] = []
-        """By access and whether it is raw."""
+        self.exported: dict[tuple[Access, bool], list[Exported]] = {}
+        """By access and whether it is raw: one, from the moment the vendor has made it."""
         self.lock = ordered_lock(rank)
         """Held while the driver works on the block."""
 
@@ -44,34 +44,31 @@ class BlockRecord:
 
     def find_export(self, access: Access, *, raw: bool) -> Exported | None:
         """Return what was exported before, None if nothing was."""
-        return next((one for key, one in self.exported if key == (access, raw)), None)
+        made = self.exported.get((access, raw))
+        return made[0] if made else None
 
     def export(self, access: Access, *, raw: bool) -> Exported:
-        """Have the vendor export the block, once for each access."""
-        with self.lock:
-            found = self.find_export(access, raw=raw)
-            if found is None:
-                device, block = self.device, self.block
-                export = device.driver.export
-                _key, found = call_into(
-                    self.exported,
-                    lambda: ((access, raw), export(block, device.mechanism, access, raw=raw)),
-                )
-        return found
+        """Have the vendor export the block, once for each access. The lock is held."""
+        made = self.exported.setdefault((access, raw), [])
+        if not made:
+            device = self.device
+            export = partial(device.driver.export, raw=raw)
+            call_into(made, export, self.blocks[0], device.mechanism, access)
+        return made[0]
 
     def release_exports(self, block: Block) -> None:
         """End what the vendor exported. The lock is held."""
         driver = self.device.driver
-        while self.exported:
-            driver.release_export(block, self.exported[-1][1])
-            self.exported.pop()
+        for made in self.exported.values():
+            if made:
+                driver.release_export(block, made[0])
+                made.clear()
 
 
 class AllocationRecord(Record):
     """The record of an allocation, from before the driver allocates until all is given back."""
 
     __slots__ = (
-        "_region",
         "device",
         "export_numbers",
         "handles",
@@ -91,7 +88,7 @@ class AllocationRecord(Record):
     _ended: ClassVar = EventKind.FREED
 
     def __init__(self, process: Process, device: LocalDevice, memory: BlockRecord) -> None:
-        super().__init__()
+        self.is_done = False
         self.process = process
         self.device = device
         self.memory = memory
@@ -109,7 +106,6 @@ class AllocationRecord(Record):
         self.pieces: set[object] = set()
         """Pieces of address ranges that were mapped through the allocation."""
         self.usage = Usage()
-        self._region: Region | None = None
 
     @property
     def lock(self) -> "threading.RLock":
@@ -133,13 +129,14 @@ class AllocationRecord(Record):
             self.memory.blocks, device.driver.allocate, device.ordinal, nbytes, device.mechanism
         )
         self.nbytes = block.nbytes
-        self._region = self.process.regions.add(block.pointer, block.capacity, device.driver, self)
+        self.process.regions.add(self, block.pointer, block.capacity, device.driver)
         self.enter()
 
     def enter(self) -> None:
         """Enter the memory into the records of the process."""
         self.process.part(Allocations).live[self] = None
-        self.tell(self._began)
+        if self.process.registry.observed:
+            self.tell(self._began)
 
     def describe(self) -> str:
         """Return why the memory cannot be adopted."""
@@ -148,19 +145,17 @@ class AllocationRecord(Record):
         return f"is allocation {self.number} of crossmem: export that"
 
     def tell(self, kind: EventKind) -> None:
-        """Send an event about this allocation, if anybody observes."""
-        registry = self.process.registry
-        if registry.observed:
-            registry.emit(
-                Event(
-                    kind,
-                    backend=self.device.backend,
-                    device=self.device.identity,
-                    allocation=self.number,
-                    nbytes=self.nbytes,
-                    owner_pid=self.process.identity.pid,
-                )
+        """Send an event about this allocation."""
+        self.process.registry.emit(
+            Event(
+                kind,
+                backend=self.device.backend,
+                device=self.device.identity,
+                allocation=self.number,
+                nbytes=self.nbytes,
+                owner_pid=self.process.identity.pid,
             )
+        )
 
     def unit_for_leases(self) -> Unit:
         """Return the unit of the lease registry, made at the first call."""
@@ -206,7 +201,7 @@ class AllocationRecord(Record):
         """Give the memory back, whoever leases it."""
         taken: list[bool] = []
         failure = None
-        lock = self.lock
+        lock = self.memory.lock
         try:
             call_into(taken, lock.acquire, blocking)
             if not taken[0] or self.is_done:
@@ -215,7 +210,7 @@ class AllocationRecord(Record):
         finally:
             if taken and taken[0]:
                 lock.release()
-        if self.nbytes:
+        if self.nbytes and self.process.registry.observed:
             self.tell(self._ended)
         if failure is not None:
             raise failure
@@ -238,11 +233,14 @@ class AllocationRecord(Record):
     def _leave(self) -> None:
         """Leave the records of the process. The lock is held."""
         allocations = self.process.part(Allocations)
-        if self._region is not None:
-            self.process.regions.remove(self._region)
+        self.process.regions.remove(self)
         for handle in self.handles.values():
             allocations.exported.pop((handle.allocation, handle.export), None)
         allocations.live.pop(self, None)
+        unit, self.unit = self.unit, None
+        if unit is not None:
+            # Unit and exports name each other. This record is freed without the garbage collector.
+            unit.exports.clear()
         self.is_done = True
 
     def free_at_exit(self) -> None:

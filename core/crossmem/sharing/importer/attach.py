@@ -69,8 +69,11 @@ def import_handle(
     found = handle if type(handle) is ShareableHandle else _decode(handle)
     use = Use(process, found.core)
     try:
-        record = _acquire(process, found, use, device, readonly, timeout)
-        return Import(use, record, found, readonly=record.access == "ro" or bool(readonly))
+        record = process.part(ImportTable).join(use, device, readonly)
+        if record is None:
+            record = _open(process, found, use, device, readonly, timeout)
+        is_readonly = record.access == "ro" or readonly is not False
+        return Import(use, record, found, readonly=is_readonly)
     except BaseException as error:
         _give_up(process, (use,), error)
         raise
@@ -91,9 +94,11 @@ def attach(
     found = handle if type(handle) is ShareableHandle else _decode(handle)
     use = Use(process, found.core)
     try:
-        record = _acquire(process, found, use, device, readonly, timeout)
+        record = process.part(ImportTable).join(use, device, readonly)
+        if record is None:
+            record = _open(process, found, use, device, readonly, timeout)
         base = record.map(use, remappable=False)
-        is_readonly = record.access == "ro" or bool(readonly)
+        is_readonly = record.access == "ro" or readonly is not False
         return Mapping(use, record, found, base, readonly=is_readonly)
     except BaseException as error:
         _give_up(process, (use,), error)
@@ -180,7 +185,7 @@ def _attach_all(
             record = use.record
             assert record is not None  # noqa: S101 - acquire() has set it
             base = record.map(use, remappable=False)
-            is_readonly = record.access == "ro" or bool(readonly)
+            is_readonly = record.access == "ro" or readonly is not False
             mappings.append(Mapping(use, record, request.handle, base, readonly=is_readonly))
     except BaseException as error:
         _give_up(process, uses, error)
@@ -188,7 +193,7 @@ def _attach_all(
     return mappings, uses
 
 
-def _acquire(
+def _open(
     process: Process,
     handle: ShareableHandle,
     use: Use,
@@ -196,19 +201,14 @@ def _acquire(
     readonly: Readonly,
     timeout: float | None,
 ) -> ImportRecord:
-    """Make a use one of an open import, and return that."""
-    check_device(device)
-    check_readonly(readonly)
+    """Make a use one of an import that may not be open yet, and return that."""
     table = process.part(ImportTable)
-    shortcut = (handle.core, device, readonly)
-    record = table.join(shortcut, use)
-    if record is None:
-        timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
-        request = request_of(process, handle, device, readonly)
-        table.acquire((request,), (use,), timeout_s)
-        record = use.record
-        assert record is not None  # noqa: S101 - acquire() has set it
-        table.remember(shortcut, record)
+    timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
+    request = request_of(process, handle, device, readonly)
+    table.acquire((request,), (use,), timeout_s)
+    record = use.record
+    assert record is not None  # noqa: S101 - acquire() has set it
+    table.remember((handle.core, device, readonly), record)
     return record
 
 

@@ -12,7 +12,7 @@ from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.importer.record import ImportRecord, Use
 
-__all__ = ["Import", "Mapping", "Readonly", "asked_readonly", "record_of_import"]
+__all__ = ["Import", "Mapping", "Readonly", "asked_readonly", "children_of", "record_of_import"]
 
 Readonly = bool | Literal["advisory"]
 """``True``: enforced by device or kernel, or refused. ``"advisory"``: kept by crossmem's API."""
@@ -88,7 +88,7 @@ class Import(Endable):
                     raise self._ended()
                 use.parent = parent
                 use.record = record
-                parent.children.add(use)
+                children_of(parent).add(use)
                 record.uses.add(use)
             base = record.map(use, remappable=True)
             return Mapping(use, record, self.handle, base, readonly=self.readonly)
@@ -118,6 +118,13 @@ class Import(Endable):
     def __reduce__(self) -> tuple[Any, ...]:
         msg = "an Import stays in its process; send its handle, which forwards the original export"
         raise UnsupportedError(msg)
+
+
+def children_of(use: Use) -> set[object]:
+    """Return what was made through an import object. The lock of the state is held."""
+    if use.children is None:
+        use.children = set()
+    return use.children
 
 
 def record_of_import(imported: Import) -> tuple[Use, ImportRecord]:

@@ -154,8 +154,8 @@ class ImportRecord:
         CrossmemError or None
             What the vendor says of work of the device that was waited for.
         """
-        self.mapped_uses.discard(use)
         with self.process.state:
+            self.mapped_uses.discard(use)
             self.uses.discard(use)
             # From here on nobody joins.
             if not self.uses and self.state is not State.CLOSED:
@@ -246,15 +246,29 @@ class Use(Record):
     __slots__ = ("children", "core", "parent", "process", "record")
 
     def __init__(self, process: Process, core: bytes) -> None:
-        super().__init__()
+        self.is_done = False
         self.process = process
         self.core = core
         """The core of the handle that was imported."""
         self.record: ImportRecord | None = None
         self.parent: Use | None = None
         """The import object through which the memory was mapped."""
-        self.children: set[object] = set()
+        self.children: set[object] | None = None
         """Mappings and pieces of address ranges that were made through this import object."""
+
+    @override
+    def leave_to_others(self) -> bool:
+        """Leave an import that others have open, and mapped if this one has it mapped."""
+        record = self.record
+        if record is None or self.parent is not None or len(record.leases) != 1:
+            return False
+        uses, mapped_uses = record.uses, record.mapped_uses
+        if len(uses) == 1 or (self in mapped_uses and len(mapped_uses) == 1):
+            return False
+        mapped_uses.discard(self)
+        uses.discard(self)
+        self.is_done = True
+        return True
 
     @override
     def give_back(self, *, blocking: bool) -> None:
@@ -271,7 +285,7 @@ class Use(Record):
                 return
             was_open = record.state is not State.CLOSED
             failure = record.leave(self)
-            if self.parent is not None:
+            if self.parent is not None and self.parent.children is not None:
                 self.parent.children.discard(self)
             self.is_done = True
         finally:

@@ -14,7 +14,6 @@ from crossmem.driver.recording import call_into
 from crossmem.errors import DriverError, InvalidHandleError, OwnerGoneError, StaleHandleError
 from crossmem.models import Event, EventKind
 from crossmem.sharing.base.process import Process
-from crossmem.sharing.base.regions import Region
 from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State
 
 __all__ = ["RemoteImport"]
@@ -25,7 +24,7 @@ _DYING_S: Final = 0.1
 class RemoteImport(ImportRecord):
     """Memory of another process."""
 
-    __slots__ = ("_region", "_was_opened", "connection", "handle", "imported")
+    __slots__ = ("_was_opened", "connection", "handle", "imported")
 
     def __init__(
         self,
@@ -40,7 +39,6 @@ class RemoteImport(ImportRecord):
         self.handle = request.handle
         self.imported: list[Imported] = []
         """The vendor's import, as long as there is one."""
-        self._region: Region | None = None
         self._was_opened = False
 
     def open(self, request: ImportRequest, leased: Leased) -> None:
@@ -153,9 +151,7 @@ class RemoteImport(ImportRecord):
             raise OwnerGoneError(
                 msg, operation="map", backend=device.backend, device=device.identity
             ) from error
-        self._region = self.process.regions.add(
-            mapped.pointer, self.imported[0].capacity, device.driver, self
-        )
+        self.process.regions.add(self, mapped.pointer, self.imported[0].capacity, device.driver)
 
     def _has_lost_its_owner(self) -> bool:
         """Whether the exporter is dead, or dying: its memory goes before its death is seen."""
@@ -165,18 +161,14 @@ class RemoteImport(ImportRecord):
     def _unmap_at_vendor(self, mapped: Mapped) -> None:
         self.device.driver.unmap(mapped)
         self.mapped.clear()
-        self._forget_region()
-
-    def _forget_region(self) -> None:
-        if self._region is not None:
-            self.process.regions.remove(self._region)
+        self.process.regions.remove(self)
 
     @override
     def _close(self) -> None:
         if self.imported:
             self.device.driver.close(self.imported[0])
             self.imported.clear()
-        self._forget_region()
+        self.process.regions.remove(self)
         connection = self.connection
         if connection is not None:
             if self.leases:

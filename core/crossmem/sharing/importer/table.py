@@ -16,6 +16,7 @@ from crossmem.driver import Exported
 from crossmem.driver.recording import call_into
 from crossmem.errors import BusyError, ClosedError, CrossmemError, OwnerUnresponsiveError
 from crossmem.models import EventKind, ProcessIdentity, ShareableHandle
+from crossmem.sharing.base.devices import check_device
 from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.exporter.raw import publish_raw
 from crossmem.sharing.exporter.record import Allocations
@@ -23,6 +24,7 @@ from crossmem.sharing.importer.errors import error_of
 from crossmem.sharing.importer.own import OwnImport, own_memory_gone
 from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State, Use
 from crossmem.sharing.importer.remote import RemoteImport
+from crossmem.sharing.importer.request import check_readonly
 
 __all__ = ["ImportTable"]
 
@@ -42,12 +44,21 @@ class ImportTable(Part):
         self._shortcuts: dict[_Shortcut, ImportRecord] = {}
         self._connections: dict[ProcessIdentity, OwnerConnection] = {}
 
-    def join(self, shortcut: _Shortcut, use: Use) -> ImportRecord | None:
+    def join(self, use: Use, device: object, readonly: object) -> ImportRecord | None:
         """Make a use one of the import that was opened with the same arguments, if it is open.
 
         This is the path of repeated imports: it makes no system call and no vendor call.
+
+        Raises
+        ------
+        ConfigurationError
+            An argument is of no use.
         """
-        record = self._shortcuts.get(shortcut)
+        if device is not None:
+            check_device(device)
+        if readonly is not False:
+            check_readonly(readonly)
+        record = self._shortcuts.get((use.core, device, readonly))
         if record is not None:
             with self._process.state:
                 if record.state is State.OPEN:

@@ -13,7 +13,7 @@ from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.exporter.allocation import Allocation, record_of
-from crossmem.sharing.importer.mapping import Import, record_of_import
+from crossmem.sharing.importer.mapping import Import, children_of, record_of_import
 from crossmem.sharing.ranges.record import PieceRecord, RangeRecord, Source
 
 __all__ = ["AddressRange", "Piece", "reserve"]
@@ -229,12 +229,14 @@ def _source_of(memory: object) -> Source:
             "an address range takes whole memory only"
         )
         raise UnsupportedError(msg, operation="map", hint="import the whole handle")
+    with use.process.state:
+        users = children_of(use)
     return Source(
         imported.source,
         handle.device,
         memory.device,
         imported.source_lock,
-        use.children,
+        users,
         imported.usage,
         readonly=memory.readonly,
     )

@@ -15,7 +15,6 @@ from crossmem.errors import BusyError, CrossmemError, InvalidSizeError, Unsuppor
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import LocalDevice, wait_for_work
 from crossmem.sharing.base.process import Part, Process
-from crossmem.sharing.base.regions import Region
 from crossmem.sharing.base.usage import Usage
 
 __all__ = ["PieceRecord", "RangeRecord", "Ranges", "Source"]
@@ -126,7 +125,6 @@ class RangeRecord(Record):
     """The record of an address range, from before it is reserved until it is released."""
 
     __slots__ = (
-        "_region",
         "_reserved",
         "device",
         "driver",
@@ -149,7 +147,6 @@ class RangeRecord(Record):
         self.shows_own: bool | None = None
         """Whether the first piece was this process's own memory, None before there was one."""
         self._reserved: list[Reserved] = []
-        self._region: Region | None = None
 
     @property
     def pointer(self) -> int:
@@ -160,7 +157,7 @@ class RangeRecord(Record):
         """Reserve the addresses."""
         device = self.device
         reserved = call_into(self._reserved, self.driver.reserve, device.ordinal, self.nbytes)
-        self._region = self.process.regions.add(reserved.pointer, self.nbytes, device.driver, self)
+        self.process.regions.add(self, reserved.pointer, self.nbytes, device.driver)
         self.process.part(Ranges).live[self] = None
 
     def describe(self) -> str:
@@ -219,8 +216,7 @@ class RangeRecord(Record):
         if self._reserved:
             self.driver.release(self._reserved[0])
             self._reserved.clear()
-        if self._region is not None:
-            self.process.regions.remove(self._region)
+        self.process.regions.remove(self)
         self.process.part(Ranges).live.pop(self, None)
         self.is_done = True
 
