@@ -21,7 +21,7 @@ from crossmem.locks import Rank
 from crossmem.models import Access, EventKind, ShareableHandle
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.memory import Memory
-from crossmem.sharing.base.process import CATCH_UP_S, Process, drain, is_current
+from crossmem.sharing.base.process import CATCH_UP_S, Process, drain
 from crossmem.sharing.exporter.record import AllocationRecord, Allocations, BlockRecord
 
 __all__ = ["Allocation", "Busy", "allocate", "export_again", "record_of"]
@@ -115,16 +115,19 @@ class Allocation(Memory):
         ClosedError, ForkedProcessError
             Where the memory may not be used any more.
         """
-        if allow is not None and not isinstance(allow, Allow):
-            msg = f"allow must be a crossmem.Allow or None, not {shorten(allow)}"
-            raise ConfigurationError(msg, operation="export")
         record = self._record
         if record is not None:
             # The hot path: has this process exported it like this before?
-            is_valid = type(access) is str and (lease is True or lease is False)
-            handle = record.handles.get((allow, access, lease)) if is_valid else None
-            if handle is not None and is_current(self._process):
+            try:
+                handle = record.handles.get((allow, access, lease))
+            except TypeError:
+                # An argument that cannot be hashed is refused below.
+                handle = None
+            if handle is not None and not self._process.is_inherited:
                 return handle
+        if allow is not None and not isinstance(allow, Allow):
+            msg = f"allow must be a crossmem.Allow or None, not {shorten(allow)}"
+            raise ConfigurationError(msg, operation="export")
         drain()
         if record is None or not self._process.is_usable:
             raise self._ended()
