@@ -32,6 +32,7 @@ autodoc_typehints = "description"
 napoleon_google_docstring = False
 
 nitpick_ignore_regex = [
+    ("py:class", r"crossmem\.driver\.recording\._T"),
     # Other projects' names.
     ("py:class", r"(?!crossmem\.).*"),
     # Arguments of constructors that only crossmem calls.

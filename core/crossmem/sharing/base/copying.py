@@ -15,16 +15,23 @@ __all__ = ["Copyable"]
 
 
 class Copyable(Endable):
-    """Bytes at an address of this process. Nobody takes the address away during a copy."""
+    """Bytes at an address of this process. Nobody takes the address away during a copy.
+
+    Attributes
+    ----------
+    device
+        The :class:`crossmem.Device` for which the memory is mapped.
+    nbytes
+        Size in bytes.
+    readonly
+        Whether this object refuses to write.
+    """
 
     __slots__ = ("_usage", "device", "nbytes", "readonly")
 
     device: LocalDevice
-    """The :class:`crossmem.Device` for which the memory is mapped."""
     nbytes: int
-    """Size in bytes."""
     readonly: bool
-    """Whether this object refuses to write."""
     _usage: Usage
 
     @property
