@@ -14,6 +14,7 @@ from crossmem.sharing.base import process
 from crossmem.sharing.base.regions import RegionIndex
 from crossmem.sharing.exporter import adoption, allocation, foreign, record, share_report
 from crossmem.sharing.importer import record as imports
+from crossmem_emulated import memory as kernel
 
 __all__ = ["FOREIGN", "MUTANTS"]
 
@@ -34,9 +35,10 @@ def c02_what_is_adopted_is_the_block() -> None:
 @foreign_mutant
 def c03_every_adoption_exports() -> None:
     @instead(record.BlockRecord, "export")
-    def _(old: Any, self: Any, *args: Any, **options: Any) -> Any:
-        with changed(self, "exported", {}):
-            return old(self, *args, **options)
+    def _(old: Any, self: Any, access: str, *, raw: bool) -> Any:
+        # Made again, and released with the others at the end.
+        self.exported[access, raw, len(self.exported)] = self.exported.pop((access, raw), [])
+        return old(self, access, raw=raw)
 
 
 @foreign_mutant
@@ -119,7 +121,9 @@ def c09_giving_up_frees_the_memory() -> None:
         memory, blocks = user.memory, list(user.memory.blocks)
         old(self, user)
         for block in blocks:
-            memory.device.driver.free(block)
+            # The next program has it; this one would die if it were unmapped.
+            memory.device.driver.calls["free"] += 1
+            kernel.fill(block.pointer, block.nbytes, 0)
 
 
 @foreign_mutant
