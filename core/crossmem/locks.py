@@ -88,9 +88,8 @@ class DebugLock:
     def release(self) -> None:
         """Release the lock."""
         mine: list[DebugLock] = _held.locks
-        index = len(mine) - 1 - mine[::-1].index(self)
         self._lock.release()
-        del mine[index]
+        del mine[len(mine) - 1 - mine[::-1].index(self)]
 
     def _is_owned(self) -> bool:
         # What threading.Condition asks of a lock that is given to it.

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from crossmem.locks import DebugLock, LockOrderError, Rank, forbidden_ranks
 from crossmem.models import Event, EventKind
 from crossmem.plugin import Registry
 from crossmem.settings import Settings
+from crossmem.sharing.base import process
 from crossmem.sharing.base.process import current
 
 CORE = Path(crossmem.__file__).parent
@@ -123,3 +125,30 @@ def test_observers_are_told_without_a_lock() -> None:
     event = Event(EventKind.RELEASED)
     with DebugLock(Rank.STATE), pytest.raises(LockOrderError, match="STATE"):
         registry.emit(event)
+
+
+@pytest.mark.parametrize("held", [0, 1, 2])
+def test_a_fork_that_a_signal_handler_interrupts_leaves_no_lock_held(
+    monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    state = current()
+    server = state.start_server()
+    locks: list[Any] = [process._lock, state.lock, server.leases.lock]
+    # What the hook that runs before a fork had taken when a handler raised.
+    for lock in locks[:held]:
+        lock.acquire()
+    monkeypatch.setattr(process, "_held", state if held > 1 else None)
+
+    process._after_fork_in_parent()
+
+    answers: list[bool] = []
+
+    def take_each() -> None:
+        for lock in locks:
+            answers.append(lock.acquire(timeout=5))
+            lock.release()
+
+    other = threading.Thread(target=take_each)
+    other.start()
+    other.join()
+    assert answers == [True, True, True]

@@ -122,14 +122,6 @@ class LeaseServer:
             bell.wait(timeout_s)
         self.leases.tell()
 
-    def lock_for_fork(self) -> None:
-        """Let no thread change the leases while the process forks."""
-        self.leases.lock.acquire()
-
-    def unlock_after_fork(self) -> None:
-        """Undo :meth:`lock_for_fork`."""
-        self.leases.lock.release()
-
     def stop(self) -> None:
         """End the thread, close every descriptor and remove the socket's path."""
         self._stopping = True

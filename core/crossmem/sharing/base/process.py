@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar, Final, TypeVar
 
 from crossmem.control.leases import name_holders
@@ -237,13 +237,19 @@ class Process:
         """Let no other thread be in the middle of something while the process forks."""
         self.lock.acquire()
         if self.server is not None:
-            self.server.lock_for_fork()
+            self.server.leases.lock.acquire()
 
     def resume_after_fork(self) -> None:
         """Undo :meth:`hold_for_fork`."""
         if self.server is not None:
-            self.server.unlock_after_fork()
-        self.lock.release()
+            _release(self.server.leases.lock)
+        _release(self.lock)
+
+
+def _release(lock: "threading.RLock") -> None:
+    """Release a lock, unless a signal handler raised before it could be taken."""
+    with suppress(RuntimeError):
+        lock.release()
 
 
 def _closing_of(part: Part) -> int:
@@ -361,7 +367,7 @@ def _after_fork_in_parent() -> None:
     if _held is not None:
         _held.resume_after_fork()
         _held = None
-    _lock.release()
+    _release(_lock)
 
 
 def _after_fork_in_child() -> None:
@@ -369,7 +375,7 @@ def _after_fork_in_child() -> None:
     parent, _held, _current = _held, None, None
     if parent is not None:
         parent.resume_after_fork()
-    _lock.release()
+    _release(_lock)
     if parent is not None:
         parent.is_inherited = True
         _forked_backends |= parent.abandon()
