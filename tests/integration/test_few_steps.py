@@ -31,7 +31,7 @@ def test_nobody_waits_for_a_stopped_owner_but_who_asked_it(start_peer: "StartPee
     blobs = [one.call(actions.offer, "memory", NBYTES) for one in (stopped, other)]
     stopped.stop()
 
-    waited = importer.call(step_actions.work_beside_a_stopped_owner, *blobs, 5 * SLOWNESS)
+    waited = importer.call(step_actions.work_beside_a_stopped_owner, *blobs, 2 * SLOWNESS)
 
     stopped.cont()
     assert waited == []

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import mutants_devices  # noqa: F401 - registers its own
-import mutants_foreign  # noqa: F401 - the same
+import mutants_foreign
 import mutants_ranges  # noqa: F401 - the same
 from mutation import MUTANTS, always, changed, instead, mutant, property_is
 from typing_extensions import override
@@ -81,11 +81,7 @@ def c03_every_export_is_a_new_one() -> None:
 
 @mutant
 def c03_the_vendor_exports_for_every_handle() -> None:
-    @instead(record.BlockRecord, "export")
-    def _(old: Any, self: Any, access: str, *, raw: bool) -> Any:
-        # Made again, and released with the others at the end.
-        self.exported[access, raw, len(self.exported)] = self.exported.pop((access, raw), [])
-        return old(self, access, raw=raw)
+    mutants_foreign.export_every_time()
 
 
 @mutant

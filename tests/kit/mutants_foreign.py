@@ -32,13 +32,19 @@ def c02_what_is_adopted_is_the_block() -> None:
         self.nbytes = self.memory.block.nbytes
 
 
-@foreign_mutant
-def c03_every_adoption_exports() -> None:
+def export_every_time() -> None:
+    """Have the vendor export memory for every handle."""
+
     @instead(record.BlockRecord, "export")
     def _(old: Any, self: Any, access: str, *, raw: bool) -> Any:
         # Made again, and released with the others at the end.
         self.exported[access, raw, len(self.exported)] = self.exported.pop((access, raw), [])
         return old(self, access, raw=raw)
+
+
+@foreign_mutant
+def c03_every_adoption_exports() -> None:
+    export_every_time()
 
 
 @foreign_mutant

@@ -34,8 +34,8 @@ with machine.transaction():
 server = current().start_server()
 
 def grant():
-    # As the lease server does: its own lock first, the emulated host's inside.
-    with server.lock:
+    # A lock that a fork takes first, and the emulated host's inside.
+    with server.leases.lock:
         has_lock.set()
         is_forking.wait(10)
         with machine.transaction() as tables:
