@@ -7,8 +7,8 @@ then crosses without a copy; all other arrays go as they always did. Plain ``pic
 
 The message holds the memory until it is first received, discarded, or its sender has exited: a
 worker may drop what it sent as soon as ``put`` has returned. A received array stays for as long as
-it is used. How many such holds there may be is bounded (``CROSSMEM_MAX_HOLDS``); a sender waits
-where there are more, and :func:`crossmem.exports` shows them.
+it is used. The number of such reservations is bounded (``CROSSMEM_MAX_RESERVATIONS``); a sender
+waits where there are more, and :func:`crossmem.exports` shows them.
 """
 
 import io
@@ -29,10 +29,10 @@ from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import current
 from crossmem.sharing.exporter.adoption import Adoption
 from crossmem.sharing.exporter.allocation import Allocation
-from crossmem.sharing.importer.attach import Readonly, attach_held
+from crossmem.sharing.importer.attach import Readonly, attach_reserved
 from crossmem.sharing.importer.mapping import Mapping, asked_readonly
-from crossmem.sharing.importer.messages import discard as discard_holds
-from crossmem.sharing.importer.messages import hold
+from crossmem.sharing.importer.messages import discard as discard_reservations
+from crossmem.sharing.importer.messages import reserve
 from crossmem.trees import Shared
 from crossmem.trees.message import Message
 from crossmem.trees.receive import build
@@ -63,7 +63,7 @@ def discard(pickled: bytes | bytearray | memoryview) -> None:
     """
     reader = _Discarder(io.BytesIO(pickled))
     reader.load()
-    discard_holds(reader.held)
+    discard_reservations(reader.held)
 
 
 class _Discarder(pickle.Unpickler):
@@ -145,7 +145,7 @@ def _dump(pickler: ForkingPickler, obj: Any) -> None:
         pickle.Pickler.dump(pickler, obj)
     except BaseException:
         with suppress(CrossmemError):
-            discard_holds(held, timeout=_DISCARD_TIMEOUT_S)
+            discard_reservations(held, timeout=_DISCARD_TIMEOUT_S)
         raise
     finally:
         _sending.held = outer
@@ -153,8 +153,8 @@ def _dump(pickler: ForkingPickler, obj: Any) -> None:
         outer += held
 
 
-def _hold(handles: Sequence[ShareableHandle]) -> list[int]:
-    numbers = hold(handles)
+def _reserve(handles: Sequence[ShareableHandle]) -> list[int]:
+    numbers = reserve(handles)
     if _sending.held is not None:
         _sending.held += zip(handles, numbers, strict=True)
     return numbers
@@ -174,7 +174,7 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
             alone = _alone(array)
             return fallback(array if alone is None else _learning(alone, learns, is_parameter))
         message, _memory, readonly = found
-        arguments = (message.to_bytes(), _hold(message.handles), readonly)
+        arguments = (message.to_bytes(), _reserve(message.handles), readonly)
         if learns or is_parameter:
             return _rebuild_learning, (*arguments, learns, is_parameter)
         return _rebuild_array, arguments
@@ -219,7 +219,7 @@ def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Re
 
 def _reduce_shared(shared: Shared) -> _Reduced:
     shared.check()
-    return _rebuild_shared, (shared.to_bytes(), _hold(shared.message.handles))
+    return _rebuild_shared, (shared.to_bytes(), _reserve(shared.message.handles))
 
 
 def _reduce_allocation(allocation: Allocation) -> _Reduced:
@@ -231,7 +231,7 @@ def _reduce_mapping(mapping: Mapping) -> _Reduced:
 
 
 def _held(handle: ShareableHandle, *, readonly: Readonly) -> _Reduced:
-    (number,) = _hold([handle])
+    (number,) = _reserve([handle])
     return _rebuild_mapping, (handle.to_bytes(), number, readonly)
 
 
@@ -242,7 +242,7 @@ def _rebuild_array(blob: bytes, numbers: Sequence[int], readonly: Readonly) -> A
     message = Message.from_bytes(blob)
     held = list(zip(message.handles, numbers, strict=True))
     with _discarding(held):
-        mappings = attach_held(held, readonly=readonly)
+        mappings = attach_reserved(held, readonly=readonly)
     for mapping in mappings:
         leave_to_views(mapping)
     return build(message, mappings)
@@ -266,13 +266,13 @@ def _learning(tensor: Any, learns: bool, is_parameter: bool) -> Any:  # noqa: FB
 
 def _rebuild_shared(blob: bytes, numbers: Sequence[int]) -> Shared:
     with _discarding(zip(Message.from_bytes(blob).handles, numbers, strict=True)):
-        return Shared.from_held(blob, numbers)
+        return Shared.from_reserved(blob, numbers)
 
 
 def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
     held = [(ShareableHandle.from_bytes(blob), number)]
     with _discarding(held):
-        (mapping,) = attach_held(held, readonly=readonly)
+        (mapping,) = attach_reserved(held, readonly=readonly)
     return mapping
 
 
@@ -284,7 +284,7 @@ def _discarding(held: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
     except CrossmemError:
         # Its exporter may be the one that does not answer.
         with suppress(CrossmemError):
-            discard_holds(held, timeout=_DISCARD_TIMEOUT_S)
+            discard_reservations(held, timeout=_DISCARD_TIMEOUT_S)
         raise
 
 

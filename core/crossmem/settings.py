@@ -14,7 +14,7 @@ from crossmem.guards import check_fields, is_within
 __all__ = ["VARIABLES", "Settings"]
 
 _MAX_SECONDS: Final = 86400.0
-_MAX_HOLDS: Final = 1_000_000
+_MAX_RESERVATIONS: Final = 1_000_000
 
 VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -22,7 +22,7 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "run_dir": "CROSSMEM_RUN_DIR",
         "timeout_s": "CROSSMEM_TIMEOUT",
         "exit_wait_s": "CROSSMEM_EXIT_WAIT",
-        "max_holds": "CROSSMEM_MAX_HOLDS",
+        "max_reservations": "CROSSMEM_MAX_RESERVATIONS",
         "plugins": "CROSSMEM_PLUGINS",
         "disabled_plugins": "CROSSMEM_DISABLE_PLUGINS",
     }
@@ -55,7 +55,7 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = MappingProxyType(
         "run_dir": Path,
         "timeout_s": float,
         "exit_wait_s": float,
-        "max_holds": int,
+        "max_reservations": int,
         "plugins": _split,
         "disabled_plugins": _split,
     }
@@ -79,9 +79,9 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
             f"seconds, more than 0 and at most {_MAX_SECONDS:.0f}",
         ),
         "exit_wait_s": (_is_seconds, f"seconds, from 0 to {_MAX_SECONDS:.0f}"),
-        "max_holds": (
-            lambda value: is_within(value, 1, _MAX_HOLDS),
-            f"a whole number, from 1 to {_MAX_HOLDS}",
+        "max_reservations": (
+            lambda value: is_within(value, 1, _MAX_RESERVATIONS),
+            f"a whole number, from 1 to {_MAX_RESERVATIONS}",
         ),
         "plugins": (
             lambda value: _are_texts(value) and all(map(_is_module, value)),
@@ -129,8 +129,8 @@ class Settings:
     exit_wait_s: float = 2.0
     """Seconds that a normal exit waits for the leases of other processes and for messages."""
 
-    max_holds: int = 4096
-    """How many allocations of this process the messages of one sender may hold."""
+    max_reservations: int = 4096
+    """How many allocations of this process the messages of one sender may reserve."""
 
     plugins: tuple[str, ...] = ()
     """Modules to load as plugins beside the entry points, in this order."""

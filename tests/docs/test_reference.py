@@ -72,7 +72,7 @@ def test_defaults_of_settings(page: GetPage) -> None:
 
     assert f"Default: {settings.timeout_s:g}." in text.section("CROSSMEM_TIMEOUT")
     assert f"Default: {settings.exit_wait_s:g}." in text.section("CROSSMEM_EXIT_WAIT")
-    assert f"Default: {settings.max_holds:,}." in text.section("CROSSMEM_MAX_HOLDS")
+    assert f"Default: {settings.max_reservations:,}." in text.section("CROSSMEM_MAX_RESERVATIONS")
 
 
 def test_defaults_of_the_emulated_backend(page: GetPage) -> None:

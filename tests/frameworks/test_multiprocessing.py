@@ -342,10 +342,12 @@ def test_a_sender_waits_where_messages_hold_too_much(tmp_path: Path) -> None:
         "try: ForkingPickler.dumps(array)\n"
         "except crossmem.BusyError as error: print(error)\n"
     )
-    done = script(program, CROSSMEM_MAX_HOLDS="3", CROSSMEM_TIMEOUT="0.2", CROSSMEM_EXIT_WAIT="0")
+    done = script(
+        program, CROSSMEM_MAX_RESERVATIONS="3", CROSSMEM_TIMEOUT="0.2", CROSSMEM_EXIT_WAIT="0"
+    )
 
     assert done.returncode == 0, done.stderr
-    assert "CROSSMEM_MAX_HOLDS" in done.stdout
+    assert "CROSSMEM_MAX_RESERVATIONS" in done.stdout
 
 
 def test_plain_pickles_are_bytes_of_handles() -> None:
@@ -378,8 +380,8 @@ def test_a_message_that_cannot_be_received_holds_nothing_any_more(
             messages = [bytes(ForkingPickler.dumps(one)) for one in (array, allocation, shared)]
         assert held() == before + 3
         with monkeypatch.context() as patch:
-            patch.setattr("crossmem.multiprocessing.attach_held", fail)
-            patch.setattr("crossmem.trees.shared.attach_held", fail)
+            patch.setattr("crossmem.multiprocessing.attach_reserved", fail)
+            patch.setattr("crossmem.trees.shared.attach_reserved", fail)
             for message in messages:
                 with pytest.raises(crossmem.OutOfMemoryError):
                     pickle.loads(message)  # noqa: S301 - made here
@@ -417,7 +419,9 @@ def test_a_message_with_more_than_may_be_held_does_not_end_sending(tmp_path: Pat
         "except crossmem.BusyError:\n"
         "    print(len(bytes(ForkingPickler.dumps(crossmem.empty(8)))) > 0)\n"
     )
-    done = script(program, CROSSMEM_MAX_HOLDS="8", CROSSMEM_TIMEOUT="0.2", CROSSMEM_EXIT_WAIT="0")
+    done = script(
+        program, CROSSMEM_MAX_RESERVATIONS="8", CROSSMEM_TIMEOUT="0.2", CROSSMEM_EXIT_WAIT="0"
+    )
 
     assert done.stdout == "True\n", done.stderr
 

@@ -43,13 +43,18 @@ def connect(blob: bytes) -> socket.socket:
     return connection
 
 
+def speak(version: int) -> None:
+    """Let this process speak another version of the lease protocol."""
+    pytest.MonkeyPatch().setattr(wire, "PROTOCOL_VERSION", version)
+
+
 def request(blob: bytes, hello: bytes, *, number: int = 1, hold: int = 0) -> bytes:
     """Return a request for a lease that is right in every respect."""
     handle = crossmem.ShareableHandle.from_bytes(blob)
     _version, server_nonce = wire.unpack_hello(hello)
     nonce = os.urandom(wire.NONCE_NBYTES)
     context = wire.proof_context(server_nonce, nonce, number)
-    proof = wire.prove(handle.secret, b"import", context, wire.pack_hold(hold), handle.core)
+    proof = wire.prove(handle.secret, b"import", context, wire.pack_reservation(hold), handle.core)
     wanted = wire.Wanted(handle.allocation, handle.export, proof, hold)
     start_time = ProcessIdentity.of_this_process().start_time
     body = wire.pack_request(wire.Request(nonce, 0, start_time, (wanted,)))

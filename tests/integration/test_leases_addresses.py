@@ -14,6 +14,7 @@ from crossmem.conformance import actions
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.control.endpoint import socket_path
+from crossmem.control.wire import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from tests.integration import lease_actions
@@ -229,3 +230,19 @@ def test_many_exporters_that_start_at_once_do_not_remove_each_other(
     assert len(list(run_dir.iterdir())) == 1
     importer.exit()
     assert list(run_dir.iterdir()) == []
+
+
+# Versions ---------------------------------------------------------------------------------------
+
+
+def test_a_process_that_speaks_another_version_is_refused(start_peer: "StartPeer") -> None:
+    exporter, importer = start_peer(), start_peer()
+    exporter.call(lease_actions.speak, PROTOCOL_VERSION - 1)
+    blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
+
+    with pytest.raises(crossmem.UnsupportedError) as caught:
+        importer.call(actions.attach, "never", blob)
+
+    for version in (PROTOCOL_VERSION, PROTOCOL_VERSION - 1):
+        assert f"version {version}" in str(caught.value)
+    assert exporter.call(actions.exports)[0].leases == ()

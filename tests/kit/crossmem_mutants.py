@@ -120,7 +120,7 @@ def c06_freed_memory_can_be_imported() -> None:
 
 @mutant
 def c06_messages_are_as_stale_as_handles() -> None:
-    always(LeaseTable, "find_hold", None)
+    always(LeaseTable, "find_reservation", None)
 
 
 @mutant

@@ -22,7 +22,7 @@ def test_defaults() -> None:
     assert settings.run_dir == OWN_DIR
     assert settings.timeout_s == 30.0
     assert settings.exit_wait_s == 2.0
-    assert settings.max_holds == 4096
+    assert settings.max_reservations == 4096
     assert settings.plugins == ()
     assert settings.disabled_plugins == ()
 
@@ -39,7 +39,7 @@ def test_every_variable_is_read() -> None:
             "CROSSMEM_RUN_DIR": "/srv/run",
             "CROSSMEM_TIMEOUT": "1.5",
             "CROSSMEM_EXIT_WAIT": "0",
-            "CROSSMEM_MAX_HOLDS": "7",
+            "CROSSMEM_MAX_RESERVATIONS": "7",
             "CROSSMEM_PLUGINS": "acme.hooks, other ,",
             "CROSSMEM_DISABLE_PLUGINS": "hip,acme-tools:acme",
         }
@@ -50,7 +50,7 @@ def test_every_variable_is_read() -> None:
         "run_dir": Path("/srv/run"),
         "timeout_s": 1.5,
         "exit_wait_s": 0.0,
-        "max_holds": 7,
+        "max_reservations": 7,
         "plugins": ("acme.hooks", "other"),
         "disabled_plugins": ("hip", "acme-tools:acme"),
     }
@@ -93,8 +93,8 @@ def test_run_dir_is_no_matter_of_the_session_where_it_is_set() -> None:
         ("CROSSMEM_TIMEOUT", "inf", "at most 86400"),
         ("CROSSMEM_TIMEOUT", "1e9", "at most 86400"),
         ("CROSSMEM_EXIT_WAIT", "-0.1", "from 0 to 86400"),
-        ("CROSSMEM_MAX_HOLDS", "0", "from 1 to 1000000"),
-        ("CROSSMEM_MAX_HOLDS", "many", "a whole number"),
+        ("CROSSMEM_MAX_RESERVATIONS", "0", "from 1 to 1000000"),
+        ("CROSSMEM_MAX_RESERVATIONS", "many", "a whole number"),
         ("CROSSMEM_PLUGINS", "acme/hooks.py", "importable modules"),
         ("CROSSMEM_PLUGINS", "good,.bad", "importable modules"),
     ],
@@ -134,7 +134,7 @@ def test_settings_made_in_code_are_checked_too() -> None:
         ("timeout_s", "5"),
         ("timeout_s", float("nan")),
         ("exit_wait_s", True),
-        ("max_holds", 1.5),
+        ("max_reservations", 1.5),
         ("plugins", "acme"),
         ("disabled_plugins", (1,)),
     ],
@@ -148,4 +148,4 @@ def test_settings_do_not_change() -> None:
     settings = Settings()
 
     with pytest.raises(FrozenInstanceError):
-        settings.max_holds = 1  # type: ignore[misc]
+        settings.max_reservations = 1  # type: ignore[misc]

@@ -19,14 +19,14 @@ import crossmem
 from crossmem.conformance import resources
 from crossmem.driver import Driver, TracingDriver, witness_of
 from crossmem.sharing.base.process import current
-from crossmem.sharing.importer import messages as holds
-from crossmem.sharing.importer.attach import attach_held as attach_message
+from crossmem.sharing.importer import messages
+from crossmem.sharing.importer.attach import attach_reserved as attach_message
 
 __all__ = [
     "allocate",
     "attach",
-    "attach_held",
     "attach_many",
+    "attach_reserved",
     "attribute",
     "begin",
     "busy",
@@ -39,7 +39,6 @@ __all__ = [
     "export",
     "exports",
     "free",
-    "hold",
     "import_",
     "in_threads",
     "keep_tracer",
@@ -54,6 +53,7 @@ __all__ = [
     "read",
     "reserve",
     "reset",
+    "send",
     "state",
     "tracer",
     "unmap",
@@ -186,17 +186,19 @@ def attach_many(names: Sequence[str], handles: Iterable[Any], **options: Any) ->
     objects.update(zip(names, mappings, strict=True))
 
 
-def hold(*names: str) -> list[tuple[bytes, int]]:
-    """Return a message that holds allocations and mappings of this process."""
+def send(*names: str) -> list[tuple[bytes, int]]:
+    """Return a message with reservations of allocations and mappings of this process."""
     memories = [objects[name] for name in names]
     handles = [
         one.handle if isinstance(one, crossmem.Mapping) else one.export() for one in memories
     ]
-    numbers = holds.hold(handles)
+    numbers = messages.reserve(handles)
     return [(handle.to_bytes(), number) for handle, number in zip(handles, numbers, strict=True)]
 
 
-def attach_held(names: Sequence[str], message: Iterable[tuple[Any, int]], **options: Any) -> None:
+def attach_reserved(
+    names: Sequence[str], message: Iterable[tuple[Any, int]], **options: Any
+) -> None:
     """Receive a message."""
     mappings = attach_message(message, **_placed(options))
     objects.update(zip(names, mappings, strict=True))

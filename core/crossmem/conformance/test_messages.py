@@ -35,19 +35,19 @@ def test_c06_a_message_gives_memory_that_was_freed(
     allocation.write(b"sent")
     blob = allocation.export().to_bytes()
     peer.call(actions.attach, "m", blob)
-    message = peer.call(actions.hold, "m")
+    message = peer.call(actions.send, "m")
     peer.call(actions.unmap, "m")
     allocation.free()
     with pytest.raises(crossmem.StaleHandleError):
         peer2.call(actions.attach, "m", blob)
 
-    peer2.call(actions.attach_held, ["m"], message)
+    peer2.call(actions.attach_reserved, ["m"], message)
 
     assert peer2.call(actions.read, "m", 4) == b"sent"
 
     peer2.call(actions.unmap, "m")
     with pytest.raises(crossmem.StaleHandleError):
-        peer2.call(actions.attach_held, ["m"], message)
+        peer2.call(actions.attach_reserved, ["m"], message)
 
 
 @pytest.mark.crossmem_core
@@ -55,7 +55,7 @@ def test_c09_memory_stays_for_a_message_until_its_receiver_is_done(
     device: crossmem.Device, tracer: TracingDriver, peer: Peer
 ) -> None:
     actions.offer("sent", NBYTES, b"kept")
-    ((blob, number),) = actions.hold("sent")
+    ((blob, number),) = actions.send("sent")
     allocation = actions.objects.pop("sent")
     before = tracer.calls["free"]
     with pytest.raises(crossmem.BusyError):
@@ -66,7 +66,7 @@ def test_c09_memory_stays_for_a_message_until_its_receiver_is_done(
     assert tracer.calls["free"] == before
     assert holders_of(blob) == [(actions.pid(), True)]
 
-    peer.call(actions.attach_held, ["m"], [(blob, number)])
+    peer.call(actions.attach_reserved, ["m"], [(blob, number)])
 
     assert settle(lambda: others_than(blob, (peer.pid, False))) == []
     assert peer.call(actions.read, "m", 4) == b"kept"
@@ -82,10 +82,10 @@ def test_c09_the_exporter_receives_its_own_message(
     device: crossmem.Device, tracer: TracingDriver
 ) -> None:
     actions.offer("sent", NBYTES, b"mine")
-    message = actions.hold("sent")
+    message = actions.send("sent")
     actions.objects.pop("sent").free()
     before = tracer.calls["free"]
-    actions.attach_held(["back"], message)
+    actions.attach_reserved(["back"], message)
     mapping = actions.objects.pop("back")
 
     assert mapping.read(4) == b"mine"
@@ -103,7 +103,7 @@ def test_c11_a_hold_ends_with_the_death_of_its_sender(
     blob = allocate(NBYTES).export().to_bytes()
     sender = fresh_peer()
     sender.call(actions.attach, "m", blob)
-    sender.call(actions.hold, "m")
+    sender.call(actions.send, "m")
     sender.call(actions.unmap, "m")
     assert settle(lambda: others_than(blob, (sender.pid, True))) == []
 
@@ -117,13 +117,13 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
 ) -> None:
     sender = fresh_peer(CROSSMEM_EXIT_WAIT="60")
     sender.call(actions.offer, "sent", NBYTES, b"last")
-    message = sender.call(actions.hold, "sent")
+    message = sender.call(actions.send, "sent")
     sender.call(actions.free, "sent")
     sender.request_exit()
     assert settle(lambda: not_refused(peer, message[0][0])) == []
     assert sender.exitcode is None
 
-    peer.call(actions.attach_held, ["m"], message)
+    peer.call(actions.attach_reserved, ["m"], message)
 
     assert peer.call(actions.read, "m", 4) == b"last"
 

@@ -35,7 +35,7 @@ def answer(
     Returns
     -------
     list
-        Processes from which the peer has taken over the hold of a message.
+        Processes from which the peer has taken over the reservation of a message.
     """
     connection.granted_request, connection.granted = number, []
     connection.is_answered = False
@@ -44,8 +44,8 @@ def answer(
     senders: list[Holder] = []
     context = proof_context(connection.nonce, request.nonce, number)
     for index, wanted in enumerate(request.wanted):
-        if kind is MessageType.HOLD:
-            admitted = leases.admit_hold(holder, context, wanted)
+        if kind is MessageType.RESERVE:
+            admitted = leases.admit_reservation(holder, context, wanted)
         else:
             admitted = leases.admit(holder, context, request.reported, wanted)
         if isinstance(admitted, Refusal):

@@ -25,8 +25,8 @@ from crossmem.control.wire import (
     Refusal,
     Request,
     Wanted,
-    pack_hold,
     pack_request,
+    pack_reservation,
     pages,
     proof_context,
     prove,
@@ -40,7 +40,7 @@ __all__ = ["OwnerConnection"]
 
 _MAX_WANTED: Final = 32_768
 _RECONNECT_S: Final = 0.005
-_ROLES: Final = {MessageType.IMPORT: b"import", MessageType.HOLD: b"hold"}
+_ROLES: Final = {MessageType.IMPORT: b"import", MessageType.RESERVE: b"reserve"}
 """What a proof says that its maker wants, so that it is good for nothing else."""
 
 
@@ -49,7 +49,7 @@ class _Batch(NamedTuple):
 
     kind: MessageType
     handles: Sequence[ShareableHandle]
-    holds: Sequence[int]
+    reservations: Sequence[int]
     reported: int
 
 
@@ -100,7 +100,7 @@ class OwnerConnection:
     def request(
         self,
         handles: Sequence[ShareableHandle],
-        holds: Sequence[int],
+        reservations: Sequence[int],
         *,
         reported: int,
         deadline: Deadline,
@@ -112,7 +112,7 @@ class OwnerConnection:
         ----------
         handles
             What to import; all of one backend.
-        holds
+        reservations
             The number that came with each handle in a message, 0 without one.
         reported
             This process's number for the exporter's whitelist.
@@ -140,7 +140,7 @@ class OwnerConnection:
                 self._take_lock(taken, deadline)
                 for start in range(0, len(handles), _MAX_WANTED):
                     part = slice(start, start + _MAX_WANTED)
-                    batch = _Batch(kind, handles[part], holds[part], reported)
+                    batch = _Batch(kind, handles[part], reservations[part], reported)
                     answers += self._round_trip(batch, deadline)
             finally:
                 if taken and taken[0]:
@@ -151,13 +151,13 @@ class OwnerConnection:
             self.give_back(answers)
             raise
 
-    def hold(
+    def reserve(
         self, handles: Sequence[ShareableHandle], *, deadline: Deadline
     ) -> list[Leased | Refusal]:
-        """Ask for the holds of a message, as :meth:`request` does; they come without the memory."""
-        holds = [0] * len(handles)
-        kind = MessageType.HOLD
-        return self.request(handles, holds, reported=0, deadline=deadline, kind=kind)
+        """Ask for the reservations of a message, as :meth:`request` does, without the memory."""
+        reservations = [0] * len(handles)
+        kind = MessageType.RESERVE
+        return self.request(handles, reservations, reported=0, deadline=deadline, kind=kind)
 
     def _take_lock(self, taken: list[bool], deadline: Deadline) -> None:
         if not call_into(taken, self._lock.acquire, True, deadline.remaining_s):  # noqa: FBT003
@@ -174,13 +174,13 @@ class OwnerConnection:
         """End leases; never waits."""
         self._unsent.release(leases)
 
-    def discard(self, holds: Sequence[int], deadline: Deadline) -> None:
-        """End holds, also where this process has not talked to the owner yet.
+    def discard(self, reservations: Sequence[int], deadline: Deadline) -> None:
+        """End reservations, also where this process has not talked to the owner yet.
 
         Raises
         ------
         OwnerUnresponsiveError, WrongHostError, AccessDeniedError
-            Where the owner cannot be told; where it is gone, so are its holds.
+            Where the owner cannot be told; where it is gone, so are its reservations.
         """
         taken: list[bool] = []
         try:
@@ -192,7 +192,7 @@ class OwnerConnection:
         finally:
             if taken and taken[0]:
                 self._lock.release()
-        self.release(holds)
+        self.release(reservations)
         # The owner may have closed the connection since it was used last.
         self.tend(deadline.remaining_s)
 
@@ -321,9 +321,9 @@ class OwnerConnection:
         context = proof_context(link.server_nonce, link.nonce, number)
         role = _ROLES[batch.kind]
         wanted: list[Wanted] = []
-        for one, hold in zip(batch.handles, batch.holds, strict=True):
-            proof = prove(one.secret, role, context, pack_hold(hold), one.core)
-            wanted.append(Wanted(one.allocation, one.export, proof, hold))
+        for one, reservation in zip(batch.handles, batch.reservations, strict=True):
+            proof = prove(one.secret, role, context, pack_reservation(reservation), one.core)
+            wanted.append(Wanted(one.allocation, one.export, proof, reservation))
         request = Request(link.nonce, batch.reported, self._this.start_time, wanted)
         body = pack_request(request)
         descriptors: list[int] = []

@@ -101,7 +101,7 @@ class ServerConnection:
                 raise ProtocolError(msg)
             kind, flags, _reserved, request = HEADER.unpack_from(self._buffer)
             body = bytes(self._buffer[HEADER.size : size])
-            if kind not in {MessageType.IMPORT, MessageType.HOLD}:
+            if kind not in {MessageType.IMPORT, MessageType.RESERVE}:
                 if kind not in {MessageType.RELEASE, MessageType.CANCEL}:
                     msg = f"a message of type {kind}"
                     raise ProtocolError(msg)

@@ -2,12 +2,17 @@
 """Events that observers are told of later, outside of every lock."""
 
 from collections import deque
+from typing import Final
 
 from crossmem.control.records import Export
 from crossmem.models import Event, EventKind
 from crossmem.plugin import Registry
 
-__all__ = ["EventQueue"]
+__all__ = ["ENDED", "LOST", "EventQueue"]
+
+ENDED: Final = (EventKind.LEASE_ENDED, EventKind.RESERVATION_ENDED)
+LOST: Final = (EventKind.LEASE_LOST, EventKind.RESERVATION_LOST)
+"""Of a lease, and of a reservation."""
 
 
 class EventQueue:

@@ -19,7 +19,7 @@ class ExportTable:
         """How many exports each allocation has had, as long as it has one."""
         self._newest_allocation = 0
         self.is_exiting = False
-        """Whether nothing is given any more but what messages hold that are under way."""
+        """Whether nothing is given any more but what messages under way reserve."""
 
     def add(self, export: Export) -> None:
         """Enter an export."""
@@ -45,21 +45,21 @@ class ExportTable:
         exports = (one for some in self._exports.values() for one in some.values())
         return list({id(one.unit): one.unit for one in exports}.values())
 
-    def refusal(self, allocation: int, export: int, *, is_held: bool = False) -> Refusal | None:
+    def refusal(self, allocation: int, export: int, *, is_reserved: bool = False) -> Refusal | None:
         """Return why nobody gets an export, None if it can be given.
 
         Parameters
         ----------
         allocation, export
             What is asked for.
-        is_held
-            Whether it is held for the process that asks: then it is given although it was freed,
-            and also while this process exits.
+        is_reserved
+            Whether it is reserved for the process that asks: then it is given although it was
+            freed, and also while this process exits.
         """
-        if self.is_exiting and not is_held:
+        if self.is_exiting and not is_reserved:
             return Refusal(Status.EXITING, "the exporting process is exiting")
         found = self.find(allocation, export)
-        if found is not None and (is_held or not found.unit.is_retired):
+        if found is not None and (is_reserved or not found.unit.is_retired):
             return None
         if found is None and not 0 < allocation <= self._newest_allocation:
             return Refusal(Status.UNKNOWN, "there is no such allocation")
@@ -67,7 +67,9 @@ class ExportTable:
             return Refusal(Status.UNKNOWN, "the allocation was not exported in this way")
         return Refusal(Status.STALE, "the allocation was freed")
 
-    def refusal_of_hold(self, wanted: Wanted | ShareableHandle, holder: Holder) -> Refusal | None:
+    def refusal_of_reservation(
+        self, wanted: Wanted | ShareableHandle, holder: Holder
+    ) -> Refusal | None:
         """Return why no message of a process may hold an export, None if it may.
 
         A process that holds freed memory may send it on.
@@ -77,7 +79,7 @@ class ExportTable:
             export = self.find(wanted.allocation, wanted.export)
             leases = export.unit.leases.values() if export is not None else ()
             if any(lease.holder is holder for lease in leases):
-                refusal = self.refusal(wanted.allocation, wanted.export, is_held=True)
+                refusal = self.refusal(wanted.allocation, wanted.export, is_reserved=True)
         return refusal
 
     def forget(self, unit: Unit) -> None:

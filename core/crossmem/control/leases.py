@@ -31,7 +31,7 @@ class Holder:
     leases
         What it holds, by number.
     messages
-        Numbers of those leases that are holds of messages.
+        Numbers of those leases that are reservations of messages.
     whitelisted
         Exports for which it is on the vendor's whitelist, as long as there are such exports.
     """
@@ -62,7 +62,7 @@ class Lease(NamedTuple):
     since
         When it was given, in seconds since the epoch.
     in_message
-        Whether it is the hold of a message, and nobody has the memory open through it.
+        Whether it is the reservation of a message, and nobody has the memory open through it.
     """
 
     number: int
@@ -93,15 +93,15 @@ class LeaseTable:
         messages[number] = lease
         return lease
 
-    def find_hold(self, number: int, allocation: int, export: int) -> Lease | None:
-        """Return the hold of that number, if it is one of a message with this export."""
+    def find_reservation(self, number: int, allocation: int, export: int) -> Lease | None:
+        """Return the reservation of that number, if it is one of a message with this export."""
         lease = self._leases.get(number)
         if lease is None or not lease.in_message:
             return None
         return lease if (lease.unit.allocation, lease.export) == (allocation, export) else None
 
     def pass_on(self, lease: Lease, holder: Holder) -> None:
-        """Make the hold of a message another process's."""
+        """Make the reservation of a message another process's."""
         number, moved = lease.number, lease._replace(holder=holder)
         self._leases[number] = lease.unit.leases[number] = moved
         holder.leases[number] = holder.messages[number] = moved

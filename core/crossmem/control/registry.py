@@ -6,13 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from crossmem.control.events import EventQueue
+from crossmem.control.events import ENDED, LOST, EventQueue
 from crossmem.control.exports import ExportTable
 from crossmem.control.leases import Holder, Lease, LeaseTable
 from crossmem.control.processes import own_uid
 from crossmem.control.records import Export, Unit
 from crossmem.control.threads import Bell
-from crossmem.control.wire import Refusal, Status, Wanted, pack_hold, verify
+from crossmem.control.wire import Refusal, Status, Wanted, pack_reservation, verify
 from crossmem.driver import Peer
 from crossmem.errors import AccessDeniedError, CrossmemError
 from crossmem.locks import Rank, ordered_lock
@@ -33,15 +33,15 @@ class LeaseRegistry:
         This process.
     registry
         The plugins. They receive events, outside of the lock.
-    max_holds
-        How many exports the messages of one process may hold.
+    limit
+        How many exports the messages of one process may reserve.
     """
 
-    def __init__(self, identity: ProcessIdentity, registry: Registry, max_holds: int) -> None:
+    def __init__(self, identity: ProcessIdentity, registry: Registry, limit: int) -> None:
         self.lock = ordered_lock(Rank.LEASES)
         """Held for moments: no driver, plugin or finaliser runs under it."""
         self._own_uid = own_uid()
-        self._max_holds = max_holds
+        self._max_reservations = limit
         self._events = EventQueue(registry)
         self._idle: deque[Unit] = deque()
         """Retired memory whose last lease has ended, and whose owner was not told."""
@@ -59,7 +59,7 @@ class LeaseRegistry:
             self._exports.add(export)
 
     def lease_to_myself(
-        self, handle: ShareableHandle, hold: int, leases: dict[bytes, int]
+        self, handle: ShareableHandle, reservation: int, leases: dict[bytes, int]
     ) -> Refusal | None:
         """Give this process itself a lease on its own memory (law C8).
 
@@ -67,15 +67,15 @@ class LeaseRegistry:
         ----------
         handle
             What it imports.
-        hold
+        reservation
             The number that came with the handle in a message, 0 without one.
         leases
             Gets the number of the lease, by the core of the handle.
         """
         number, export = handle.allocation, handle.export
         with self.lock:
-            is_held = self._leases.find_hold(hold, number, export) is not None
-            refusal = self._exports.refusal(number, export, is_held=is_held)
+            is_reserved = self._leases.find_reservation(reservation, number, export) is not None
+            refusal = self._exports.refusal(number, export, is_reserved=is_reserved)
             refusal = refusal or self._refusal_of_core(handle)
             if refusal is None:
                 core = handle.core
@@ -89,10 +89,10 @@ class LeaseRegistry:
         with self.lock:
             return self._exports.refusal(handle.allocation, handle.export)
 
-    def hold_mine(
+    def reserve_mine(
         self, handles: Sequence[ShareableHandle], timeout_s: float, numbers: list[int]
     ) -> Refusal | None:
-        """Let a message of this process hold its own memory; all or none.
+        """Reserve memory of this process for a message of its own; all or none.
 
         Waits for room: until others have received or discarded earlier messages.
 
@@ -103,7 +103,7 @@ class LeaseRegistry:
         timeout_s
             How long to wait.
         numbers
-            Gets the number of each hold. The caller ends them if this raises.
+            Gets the number of each reservation. The caller ends them if this raises.
         """
         refusal: Refusal | None = None
 
@@ -113,12 +113,12 @@ class LeaseRegistry:
             if refusal is not None and refusal.status is Status.FULL:
                 return False
             for handle in handles:
-                refusal = refusal or self._exports.refusal_of_hold(handle, self._myself)
+                refusal = refusal or self._exports.refusal_of_reservation(handle, self._myself)
                 refusal = refusal or self._refusal_of_core(handle)
             if refusal is None:
                 for one in handles:
                     export = self._exports.get(one.allocation, one.export)
-                    numbers.append(self._hold(export, self._myself).number)
+                    numbers.append(self._reserve(export, self._myself).number)
             return True
 
         self._wait(is_settled, timeout_s)
@@ -132,7 +132,7 @@ class LeaseRegistry:
         return None
 
     def release_mine(self, numbers: Sequence[int]) -> None:
-        """End leases that this process has on its own memory, and holds of messages to it.
+        """End leases that this process has on its own memory, and reservations of messages to it.
 
         Ending one twice is harmless.
         """
@@ -146,7 +146,7 @@ class LeaseRegistry:
     def wait_all_idle(self, timeout_s: float) -> bool:
         """Wait until no lease is left; False if the time is over.
 
-        From now on nothing is granted but what messages hold that are under way.
+        From now on nothing is granted but what messages under way reserve.
         """
         self._exports.is_exiting = True
         self.end([one.number for one in list(self._myself.leases.values()) if not one.in_message])
@@ -265,11 +265,12 @@ class LeaseRegistry:
 
     def _find(self, holder: Holder, context: bytes, wanted: Wanted) -> Export | Refusal:
         """Return the export that a peer asks for, if it may have it. The lock is held."""
-        held = self._leases.find_hold(wanted.hold, wanted.allocation, wanted.export)
-        refusal = self._exports.refusal(wanted.allocation, wanted.export, is_held=held is not None)
+        allocation, number = wanted.allocation, wanted.export
+        held = self._leases.find_reservation(wanted.reservation, allocation, number)
+        refusal = self._exports.refusal(allocation, number, is_reserved=held is not None)
         if refusal is not None:
             return refusal
-        export = self._exports.get(wanted.allocation, wanted.export)
+        export = self._exports.get(allocation, number)
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 
     def _lease(self, export: Export, holder: Holder) -> tuple[Lease, Export]:
@@ -292,37 +293,37 @@ class LeaseRegistry:
             return Refusal(Status.FAILED, f"the exporter's driver failed: {error!r}")
         return None
 
-    def admit_hold(
+    def admit_reservation(
         self, holder: Holder, context: bytes, wanted: Wanted
     ) -> tuple[Lease, Export] | Refusal:
-        """Let a message of a peer hold an export. The parameters are those of :meth:`admit`."""
+        """Reserve an export for a message of a peer. The parameters are those of :meth:`admit`."""
         with self.lock:
-            refusal = self._exports.refusal_of_hold(wanted, holder)
+            refusal = self._exports.refusal_of_reservation(wanted, holder)
             if refusal is not None:
                 return refusal
             export = self._exports.get(wanted.allocation, wanted.export)
-            refusal = self._refusal_of_peer(holder, export, wanted, b"hold", context)
-            return refusal or (self._hold(export, holder), export)
+            refusal = self._refusal_of_peer(holder, export, wanted, b"reserve", context)
+            return refusal or (self._reserve(export, holder), export)
 
     def refuse_more(self, holder: Holder, count: int) -> Refusal | None:
-        """Return why messages of a process may not hold so many more exports, None if they may."""
+        """Return why messages of a process may not reserve so many more exports, or None."""
         if self._is_room_for(holder, count):
             return None
-        if count > self._max_holds:
-            reason = f"one message with {count} handles; {self._max_holds} are allowed"
+        if count > self._max_reservations:
+            reason = f"one message with {count} handles; {self._max_reservations} are allowed"
             return Refusal(Status.TOO_MANY, reason)
         who = f"process {holder.pid}" if holder.pid else "a process that is not visible"
         reason = (
-            f"messages of {who} hold {len(holder.messages)} of its exports already; "
-            f"{self._max_holds} are allowed"
+            f"messages of {who} reserve {len(holder.messages)} of its exports already; "
+            f"{self._max_reservations} are allowed"
         )
         return Refusal(Status.FULL, reason)
 
     def receive(self, wanted: Wanted, holder: Holder) -> Holder | None:
-        """Make a message's hold its receiver's, which ends it once it has opened the memory.
+        """Make a message's reservation its receiver's, which ends it once it has opened the memory.
 
-        So it ends with the receiver if that dies before, and not with its sender. If the hold is
-        gone, nothing happens.
+        So it ends with the receiver if that dies before, and not with its sender. If the
+        reservation is gone, nothing happens.
 
         Returns
         -------
@@ -330,7 +331,8 @@ class LeaseRegistry:
             Who had it.
         """
         with self.lock:
-            held = self._leases.find_hold(wanted.hold, wanted.allocation, wanted.export)
+            number = wanted.reservation
+            held = self._leases.find_reservation(number, wanted.allocation, wanted.export)
             if held is None or held.holder is holder:
                 return None
             self._leases.pass_on(held, holder)
@@ -345,25 +347,23 @@ class LeaseRegistry:
                 lease = self._leases.end(number)
                 if lease is not None:
                     holders.add(lease.holder)
-                    kind = EventKind.HOLD_ENDED if lease.in_message else EventKind.LEASE_ENDED
-                    self._after_end(lease, kind)
+                    self._after_end(lease, ENDED[lease.in_message])
         return holders
 
     def lose(self, holder: Holder) -> None:
         """End all leases of a process that is dead."""
         with self.lock:
             for lease in self._leases.end_all(holder):
-                kind = EventKind.HOLD_LOST if lease.in_message else EventKind.LEASE_LOST
-                self._after_end(lease, kind)
+                self._after_end(lease, LOST[lease.in_message])
 
     # Under the lock ------------------------------------------------------------------------
 
-    def _hold(self, export: Export, holder: Holder) -> Lease:
-        self._events.note(EventKind.HELD, export, holder.pid)
+    def _reserve(self, export: Export, holder: Holder) -> Lease:
+        self._events.note(EventKind.RESERVED, export, holder.pid)
         return self._leases.give(export, holder, in_message=True)
 
     def _is_room_for(self, holder: Holder, count: int) -> bool:
-        return len(holder.messages) + count <= self._max_holds
+        return len(holder.messages) + count <= self._max_reservations
 
     def _ring(self) -> None:
         """Wake the threads that wait for the end of a lease."""
@@ -374,8 +374,8 @@ class LeaseRegistry:
     def _refusal_of_peer(
         self, holder: Holder, export: Export, wanted: Wanted, role: bytes, context: bytes
     ) -> Refusal | None:
-        handle, hold = export.handle, pack_hold(wanted.hold)
-        if not verify(wanted.proof, handle.secret, role, context, hold, handle.core):
+        handle, reservation = export.handle, pack_reservation(wanted.reservation)
+        if not verify(wanted.proof, handle.secret, role, context, reservation, handle.core):
             return Refusal(Status.UNKNOWN, "the secret or a field of the handle is wrong")
         reason = export.allow.refuses(holder.pid, holder.uid, self._own_uid)
         return None if reason is None else self._deny(export, holder, reason)

@@ -61,8 +61,8 @@ class LeaseServer:
         Where the socket's path lies.
     registry
         Receives events, outside of any lock.
-    max_holds
-        How many exports the messages of one process may hold.
+    max_reservations
+        How many exports the messages of one process may reserve.
 
     Raises
     ------
@@ -73,9 +73,9 @@ class LeaseServer:
     """
 
     def __init__(
-        self, identity: ProcessIdentity, run_dir: Path, registry: Registry, max_holds: int
+        self, identity: ProcessIdentity, run_dir: Path, registry: Registry, max_reservations: int
     ) -> None:
-        self.leases = LeaseRegistry(identity, registry, max_holds)
+        self.leases = LeaseRegistry(identity, registry, max_reservations)
         self._connections: dict[int, ServerConnection] = {}
         self._unsent: set[ServerConnection] = set()
         self._bells: deque[Bell] = deque()
@@ -245,7 +245,7 @@ class LeaseServer:
                 return
         try:
             for kind, request, body in connection.receive(at_most):
-                if kind is MessageType.IMPORT or kind is MessageType.HOLD:
+                if kind is MessageType.IMPORT or kind is MessageType.RESERVE:
                     self._answer(connection, kind, request, unpack_request(body))
                 elif kind is MessageType.RELEASE:
                     self._release(unpack_ids(body))
@@ -281,7 +281,7 @@ class LeaseServer:
             refusal = Refusal(Status.FAILED, f"the exporter cannot watch the importer: {error}")
             self._refuse(connection, number, request, refusal)
             return
-        if kind is MessageType.HOLD:
+        if kind is MessageType.RESERVE:
             full = self.leases.refuse_more(holder, len(request.wanted))
             if full is not None:
                 self._refuse(connection, number, request, full)

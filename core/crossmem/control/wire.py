@@ -10,7 +10,7 @@ type   direction        body
 ====== ================ =======================================================================
 HELLO  server to client protocol version, nonce of the connection
 IMPORT client to server nonce, identity of the peer, then one record for each export asked for
-HOLD   client to server as IMPORT: leases that a message will hold, without the memory itself
+HOLD   client to server as IMPORT: reservations of a message, without the memory itself
 REPLY  server to client one record for each export asked for; descriptors travel alongside
 RELEASE client to server lease ids
 CANCEL client to server empty: whatever this request id was granted is released
@@ -42,10 +42,10 @@ __all__ = [
     "Wanted",
     "pack_grant",
     "pack_hello",
-    "pack_hold",
     "pack_ids",
     "pack_refusals",
     "pack_request",
+    "pack_reservation",
     "pages",
     "proof_context",
     "prove",
@@ -56,7 +56,7 @@ __all__ = [
     "verify",
 ]
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 MAX_MESSAGE_NBYTES: Final = 60_000
 MAX_REQUEST_NBYTES: Final = 2 * 2**20
 MAX_REPLY_NBYTES: Final = 64 * 2**20
@@ -88,7 +88,7 @@ class MessageType(IntEnum):
     REPLY = 3
     RELEASE = 4
     CANCEL = 5
-    HOLD = 6
+    RESERVE = 6
 
 
 class Status(IntEnum):
@@ -103,7 +103,7 @@ class Status(IntEnum):
     FULL = 6
     """The sender has as many messages under way as it may; later there may be room."""
     TOO_MANY = 7
-    """One message asks for more than a sender may ever hold."""
+    """One message asks for more than a sender may ever reserve."""
 
 
 _GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)
@@ -112,13 +112,13 @@ _GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)
 class Wanted(NamedTuple):
     """One export that an importer asks for, with its proof that it knows the secret.
 
-    ``hold`` is the number of the hold that came with the handle in a message, 0 without one.
+    ``reservation`` is the number that came with the handle in a message, 0 without one.
     """
 
     allocation: int
     export: int
     proof: bytes
-    hold: int = 0
+    reservation: int = 0
 
 
 class Request(NamedTuple):
@@ -271,8 +271,8 @@ def unpack_replies(body: bytes) -> list[Grant | Refusal]:
     return replies
 
 
-def pack_hold(number: int) -> bytes:
-    """Return the number of a hold as proofs cover it."""
+def pack_reservation(number: int) -> bytes:
+    """Return the number of a reservation as proofs cover it."""
     return number.to_bytes(8, "little")
 
 

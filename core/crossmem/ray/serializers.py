@@ -12,7 +12,7 @@ from crossmem.arrays.adapters import ADAPTERS
 from crossmem.arrays.libraries import on_use, require
 from crossmem.models import Event, EventKind
 from crossmem.ray.copying import copy_from
-from crossmem.ray.holding import keep_token, token_for, token_of
+from crossmem.ray.reservations import keep_token, token_for, token_of
 from crossmem.ray.session import check, import_ray, is_message, node
 from crossmem.sharing.base.memory import leave_to_views, usage_of
 from crossmem.sharing.base.process import drain

@@ -13,7 +13,7 @@ from crossmem.guards import check_timeout
 from crossmem.sharing.base.deferred import Call
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Process, drain, is_current, refuse_foreign
-from crossmem.sharing.importer.attach import attach_held
+from crossmem.sharing.importer.attach import attach_reserved
 from crossmem.sharing.importer.mapping import Mapping
 from crossmem.trees.message import Message
 from crossmem.trees.tree_memory import TreeMemory
@@ -86,7 +86,7 @@ class Shared:
         return cls(drain(), Message.from_bytes(blob))
 
     @classmethod
-    def from_held(cls, blob: bytes, numbers: Sequence[int]) -> "Shared":
+    def from_reserved(cls, blob: bytes, numbers: Sequence[int]) -> "Shared":
         """Return the tree of a message that holds its memory, which this keeps from now on.
 
         Parameters
@@ -94,10 +94,10 @@ class Shared:
         blob
             What :meth:`to_bytes` returned.
         numbers
-            The number of the hold of each handle.
+            The number of the reservation of each handle.
         """
         message = Message.from_bytes(blob)
-        received = attach_held(zip(message.handles, numbers, strict=True))
+        received = attach_reserved(zip(message.handles, numbers, strict=True))
         for mapping in received:
             leave_to_views(mapping)
         return cls(drain(), message, received=received)

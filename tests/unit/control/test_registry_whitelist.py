@@ -6,7 +6,7 @@ import gc
 from crossmem.control.leases import Holder
 from crossmem.control.records import Allow, Export, Unit
 from crossmem.control.registry import LeaseRegistry
-from crossmem.control.wire import Refusal, Wanted, pack_hold, prove
+from crossmem.control.wire import Refusal, Wanted, pack_reservation, prove
 from crossmem.driver import Exported, Peer
 from crossmem.models import ProcessIdentity, ShareableHandle
 from crossmem.plugin import Registry
@@ -31,7 +31,7 @@ def test_a_peer_is_granted_each_export_once_and_forgotten_with_it() -> None:
         )  # fmt: skip
         units[number] = Unit(number, grant, lambda: None)
         registry.publish(Export(units[number], handle, Allow(), Exported()))
-        proof = prove(handle.secret, b"import", CONTEXT, pack_hold(0), handle.core)
+        proof = prove(handle.secret, b"import", CONTEXT, pack_reservation(0), handle.core)
         for _ in range(2):
             answer = registry.admit(peer, CONTEXT, 0, Wanted(number, 0, proof))
             assert not isinstance(answer, Refusal)

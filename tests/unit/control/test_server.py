@@ -83,7 +83,7 @@ def publish(server: Any, allocation: int) -> ShareableHandle:
 def hold(server: Any, handle: ShareableHandle, count: int) -> list[int]:
     """Let a message of this process hold an export so many times; return the numbers."""
     numbers: list[int] = []
-    assert server.leases.hold_mine([handle] * count, 0, numbers) is None
+    assert server.leases.reserve_mine([handle] * count, 0, numbers) is None
     return numbers
 
 
@@ -111,7 +111,7 @@ def ask(
 ) -> list[wire.Grant | wire.Refusal]:
     """Ask for an export so many times, with right and wrong proofs, in one request."""
     context = wire.proof_context(connection.nonce, bytes(16), 1)
-    proof = wire.prove(SECRET, b"import", context, wire.pack_hold(0), handle.core)
+    proof = wire.prove(SECRET, b"import", context, wire.pack_reservation(0), handle.core)
     wanted = [
         wire.Wanted(handle.allocation, 0, proof if is_right else bytes(16))
         for is_right in are_right

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from crossmem.arrays import libraries
-from crossmem.ray import holding, serializers
+from crossmem.ray import reservations, serializers
 
 
 class Array:
@@ -59,14 +59,14 @@ def test_a_token_may_be_made_while_another_one_is(monkeypatch: pytest.MonkeyPatc
         if not tokens:
             tokens.append(None)
             # As a finaliser does that sends something.
-            tokens.append(holding.token_for(second, None))
+            tokens.append(reservations.token_for(second, None))
         return SimpleNamespace(binary=lambda: b"%d" % len(tokens))
 
-    monkeypatch.setattr(holding, "new_token", new_token)
-    monkeypatch.setattr(holding, "_held", {})
-    monkeypatch.setattr(holding, "_tokens", {})
+    monkeypatch.setattr(reservations, "new_token", new_token)
+    monkeypatch.setattr(reservations, "_held", {})
+    monkeypatch.setattr(reservations, "_tokens", {})
     making = threading.Thread(
-        target=lambda: tokens.append(holding.token_for(first, None)), daemon=True
+        target=lambda: tokens.append(reservations.token_for(first, None)), daemon=True
     )
     making.start()
     making.join(5)

@@ -147,7 +147,7 @@ class Process:
                         self.identity,
                         settings.run_dir,
                         self.registry,
-                        settings.max_holds,
+                        settings.max_reservations,
                     )
                 server = self._servers[0]
                 server.start()

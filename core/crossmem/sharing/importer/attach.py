@@ -13,12 +13,12 @@ from crossmem.sharing.base.process import Process, drain
 from crossmem.sharing.exporter.adoption import Adoption
 from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.mapping import Import, Mapping, Readonly, asked_readonly
-from crossmem.sharing.importer.messages import check_hold
+from crossmem.sharing.importer.messages import check_reservation
 from crossmem.sharing.importer.record import ImportRecord, ImportRequest, Use
 from crossmem.sharing.importer.request import check_readonly, request_of
 from crossmem.sharing.importer.table import ImportTable
 
-__all__ = ["Readonly", "attach", "attach_held", "attach_many", "import_handle"]
+__all__ = ["Readonly", "attach", "attach_many", "attach_reserved", "import_handle"]
 
 Handle = ShareableHandle | bytes | bytearray | memoryview
 
@@ -124,32 +124,32 @@ def attach_many(
     return _attach_all(process, requests, readonly, timeout)[0]
 
 
-def attach_held(
+def attach_reserved(
     message: Iterable[tuple[Handle, int]],
     *,
     device: LocalDevice | str | None = None,
     readonly: Readonly = False,
     timeout: float | None = None,
 ) -> list[Mapping]:
-    """Receive a message: attach its handles as :func:`attach_many` does, and end its holds.
+    """Receive a message: attach its handles as :func:`attach_many` does, and end its reservations.
 
-    Freed memory that the message holds is attached too. Where this raises, the message still
-    holds what it held: try again, or discard it (see
+    Freed memory that the message reserves is attached too. If this raises, the message keeps
+    its reservations: try again, or discard it (see
     :mod:`crossmem.sharing.importer.messages`).
 
     Parameters
     ----------
     message
-        The handles with the numbers of their holds; 0 for a handle that is not held, or that is
-        another part of an export whose hold is there already.
+        The handles with the numbers of their reservations; 0 for a handle that is not reserved,
+        or that is another part of an export whose reservation is there already.
     device, readonly, timeout
         As for :func:`import_handle`.
     """
     process = drain()
     check_device(device)
     check_readonly(readonly)
-    pairs = [(_decode(one), check_hold(number)) for one, number in message]
-    # Parts of one export need one hold between them.
+    pairs = [(_decode(one), check_reservation(number)) for one, number in message]
+    # Parts of one export need one reservation between them.
     shown: dict[bytes, int] = {}
     for handle, number in pairs:
         if number:
@@ -164,7 +164,7 @@ def attach_held(
         if number and handle.raw is None and use.record is not None:
             ended.setdefault(handle.owner, (use.record, []))[1].append(number)
     for record, numbers in ended.values():
-        record.end_holds(numbers)
+        record.end_reservations(numbers)
     return mappings
 
 

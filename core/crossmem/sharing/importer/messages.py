@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that hold the memory they speak of, until they are received.
+"""Messages that reserve the memory they speak of, until they are received.
 
 Whoever sends a handle may drop the memory right after that: what the message takes along keeps
 it. This is what :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` send and receive with::
 
-    numbers = hold(handles)                     # the sender: one number for each handle
+    numbers = reserve(handles)                  # the sender: one number for each handle
     message = list(zip(handles, numbers))       # both travel, 64 bits for each number
 
-    mappings = attach_held(message)             # the receiver (crossmem.sharing.importer.attach)
+    mappings = attach_reserved(message)         # the receiver (crossmem.sharing.importer.attach)
     discard(message)                            # or whoever throws the message away
 
-A hold is a lease of the exporter's that the sending process has. It ends when the message is first
-received, when it is discarded, and when its sender is dead. While it lasts, the handle is not
-stale: :func:`~crossmem.sharing.importer.attach.attach_held` gets memory that was freed meanwhile,
-also from an exporter that waits at its exit. Where the hold has ended, the message's handle is
-like any other. One message may be received by any number of processes; each gets the memory where
+A reservation is a record of the exporter's that the sending process has. It ends when the message
+is first received, when it is discarded, and when its sender is dead. While it lasts, the handle is
+not stale: :func:`~crossmem.sharing.importer.attach.attach_reserved` gets memory that was freed
+meanwhile, also from an exporter that waits at its exit. After it, the message's handle is like any
+other. One message may be received by any number of processes; each gets the memory where
 it is still there.
 
 Any process may send on what it has imported, as long as the exporter lives. A number is the right
-to end its hold, so treat it as the handle itself. A message needs one number for each export in it:
-other parts of that export travel with 0. Of several numbers for one export, the first is shown to
-the exporter, and all are ended.
+to end its reservation, so treat it as the handle itself. A message needs one number for each export
+in it: other parts of that export travel with 0. Of several numbers for one export, the first is
+shown to the exporter, and all are ended.
 
-Where receiving fails, the hold stays, as the receiver's, so that the message can be received again.
+If receiving fails, the reservation stays, as the receiver's, so that the message can be received
+again.
 Who has no message any more then, because a queue has thrown it away, discards it.
 """
 
@@ -46,15 +47,15 @@ from crossmem.sharing.base.process import Process, drain
 from crossmem.sharing.importer.errors import error_of
 from crossmem.sharing.importer.table import ImportTable
 
-__all__ = ["check_hold", "discard", "hold"]
+__all__ = ["check_reservation", "discard", "reserve"]
 
 _FIRST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.05
 _NUMBER_BITS: Final = 64
 
 
-def hold(handles: Sequence[ShareableHandle], *, timeout: float | None = None) -> list[int]:
-    """Let a message hold the memory of handles; all or none, one round trip to each exporter.
+def reserve(handles: Sequence[ShareableHandle], *, timeout: float | None = None) -> list[int]:
+    """Reserve the memory of handles for a message; all or none, one round trip to each exporter.
 
     Parameters
     ----------
@@ -68,13 +69,13 @@ def hold(handles: Sequence[ShareableHandle], *, timeout: float | None = None) ->
     Returns
     -------
     list
-        The number of each handle's hold, in order.
+        The number of each handle's reservation, in order.
 
     Raises
     ------
     BusyError
-        Where messages of this process hold as much of one exporter as ``CROSSMEM_MAX_HOLDS``
-        there allows, and none of it was received or discarded in time.
+        Where messages of this process reserve as much of one exporter as
+        ``CROSSMEM_MAX_RESERVATIONS`` there allows, and none was received or discarded in time.
     StaleHandleError, InvalidHandleError, AccessDeniedError
         As for an import.
     OwnerGoneError, OwnerUnresponsiveError, WrongHostError
@@ -85,13 +86,13 @@ def hold(handles: Sequence[ShareableHandle], *, timeout: float | None = None) ->
     process = drain()
     if process.is_exiting:
         msg = "this process is exiting and sends nothing more"
-        raise ClosedError(msg, operation="hold")
+        raise ClosedError(msg, operation="send")
     deadline = Deadline(check_timeout(timeout, default_s=process.settings.timeout_s))
     wanted: dict[ProcessIdentity, dict[int, ShareableHandle]] = {}
     for index, handle in enumerate(handles):
         if handle.raw is not None:
-            msg = "a raw handle has no leases, so no message can hold its memory"
-            raise UnsupportedError(msg, operation="hold", hint="export it with lease=True")
+            msg = "a raw handle has no leases, so no message can reserve its memory"
+            raise UnsupportedError(msg, operation="send", hint="export it with lease=True")
         wanted.setdefault(handle.owner, {})[index] = handle
     given: dict[ProcessIdentity, list[int]] = {}
     try:
@@ -100,9 +101,9 @@ def hold(handles: Sequence[ShareableHandle], *, timeout: float | None = None) ->
             numbers = given[owner] = []
             asked = list(part.values())
             if owner == process.identity:
-                _hold_own(process, asked, deadline, numbers)
+                _reserve_own(process, asked, deadline, numbers)
             else:
-                _hold_at(process, owner, asked, deadline, numbers)
+                _reserve_at(process, owner, asked, deadline, numbers)
         found = {
             index: number
             for owner, part in wanted.items()
@@ -118,14 +119,14 @@ def hold(handles: Sequence[ShareableHandle], *, timeout: float | None = None) ->
 def discard(
     message: Iterable[tuple[ShareableHandle, int]], *, timeout: float | None = None
 ) -> None:
-    """End the holds of a message that nobody will receive.
+    """End the reservations of a message that nobody will receive.
 
-    Holds that have ended already, and exporters that are gone, are no error.
+    Reservations that have ended already, and exporters that are gone, are no error.
 
     Parameters
     ----------
     message
-        The handles with their numbers; 0 for a handle that is not held.
+        The handles with their numbers; 0 for a handle that is not reserved.
     timeout
         How long it may take to reach an exporter that this process has not talked to yet, in
         seconds; ``CROSSMEM_TIMEOUT`` where None.
@@ -141,7 +142,7 @@ def discard(
     deadline = Deadline(check_timeout(timeout, default_s=process.settings.timeout_s))
     ended: dict[ProcessIdentity, list[int]] = {}
     for handle, number in message:
-        if check_hold(number):
+        if check_reservation(number):
             ended.setdefault(handle.owner, []).append(number)
     failure: CrossmemError | None = None
     for owner, numbers in ended.items():
@@ -157,24 +158,24 @@ def discard(
         raise failure
 
 
-def check_hold(number: object) -> int:
-    """Return the number of a hold, or 0 for none; raise where it cannot be one."""
+def check_reservation(number: object) -> int:
+    """Return the number of a reservation, or 0 for none; raise where it cannot be one."""
     if type(number) is not int or not 0 <= number < 1 << _NUMBER_BITS:
-        msg = f"the number of a hold has {_NUMBER_BITS} bits; it is not {shorten(number)}"
+        msg = f"the number of a reservation has {_NUMBER_BITS} bits; it is not {shorten(number)}"
         raise InvalidHandleError(msg)
     return number
 
 
-def _hold_own(
+def _reserve_own(
     process: Process, asked: Sequence[ShareableHandle], deadline: Deadline, numbers: list[int]
 ) -> None:
     leases = process.start_server().leases
-    refusal = leases.hold_mine(asked, deadline.remaining_s, numbers)
+    refusal = leases.reserve_mine(asked, deadline.remaining_s, numbers)
     if refusal is not None:
         raise _error_of(refusal, asked[0])
 
 
-def _hold_at(
+def _reserve_at(
     process: Process,
     owner: ProcessIdentity,
     asked: Sequence[ShareableHandle],
@@ -187,7 +188,7 @@ def _hold_at(
         while True:
             answers: list[Leased | Refusal] = []
             try:
-                answers = connection.hold(asked, deadline=deadline)
+                answers = connection.reserve(asked, deadline=deadline)
                 refused = [
                     (answer, handle)
                     for answer, handle in zip(answers, asked, strict=True)
@@ -214,12 +215,12 @@ def _error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
         return error_of(refusal, handle)
     pid = handle.owner.pid
     return BusyError(
-        f"process {pid} holds nothing more for messages of this process: {refusal.reason}",
+        f"process {pid} reserves nothing more for messages of this process: {refusal.reason}",
         hint=(
             "receive or discard earlier messages, send less at once, or start process "
-            f"{pid} with a higher CROSSMEM_MAX_HOLDS"
+            f"{pid} with a higher CROSSMEM_MAX_RESERVATIONS"
         ),
-        operation="hold",
+        operation="send",
         backend=handle.backend,
         device=handle.device,
     )

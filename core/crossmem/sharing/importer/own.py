@@ -40,7 +40,7 @@ class OwnImport(ImportRecord):
             msg = f"{self.device.name} cannot map this process's own memory read-only"
             raise UnsupportedError(msg, hint='import with readonly="advisory"')
 
-    def open(self, handle: ShareableHandle, hold: int) -> None:
+    def open(self, handle: ShareableHandle, reservation: int) -> None:
         """Take a lease of this process on its own memory. The lock is held.
 
         Raises
@@ -51,13 +51,13 @@ class OwnImport(ImportRecord):
         server = self.process.server
         if server is None:
             raise own_memory_gone(self.process, handle)
-        refusal = server.leases.lease_to_myself(handle, hold, self.leases)
+        refusal = server.leases.lease_to_myself(handle, reservation, self.leases)
         if refusal is not None:
             raise error_of(refusal, handle)
         self.state = State.OPEN
 
     @override
-    def end_holds(self, numbers: list[int]) -> None:
+    def end_reservations(self, numbers: list[int]) -> None:
         """End them in this process's own registry."""
         if self.process.server is not None:
             self.process.server.leases.release_mine(numbers)
@@ -103,14 +103,14 @@ class OwnImport(ImportRecord):
 
     @override
     def _close(self) -> None:
-        self.end_holds(list(self.leases.values()))
+        self.end_reservations(list(self.leases.values()))
         self.leases.clear()
 
     @override
     def _end_lease(self, core: bytes) -> None:
         number = self.leases.get(core)
         if number is not None:
-            self.end_holds([number])
+            self.end_reservations([number])
             del self.leases[core]
 
 

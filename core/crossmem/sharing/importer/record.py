@@ -50,7 +50,7 @@ class ImportRequest(NamedTuple):
         With which access.
     home
         Ordinal here of the device that holds the memory.
-    hold
+    reservation
         The number with which the handle came in a message, 0 without one.
     """
 
@@ -58,7 +58,7 @@ class ImportRequest(NamedTuple):
     device: LocalDevice
     access: Access
     home: int
-    hold: int = 0
+    reservation: int = 0
 
     @property
     def key(self) -> ImportKey:
@@ -201,8 +201,8 @@ class ImportRecord:
     def keep_connection(self) -> None:
         """Keep the connection to the exporter until this import is closed."""
 
-    def end_holds(self, numbers: list[int]) -> None:
-        """End the holds of a message that was received; never waits."""
+    def end_reservations(self, numbers: list[int]) -> None:
+        """End the reservations of a message that was received; never waits."""
         raise NotImplementedError
 
     @property

@@ -116,7 +116,7 @@ class RemoteImport(ImportRecord):
             self.connection.users.add(self)
 
     @override
-    def end_holds(self, numbers: list[int]) -> None:
+    def end_reservations(self, numbers: list[int]) -> None:
         """Tell the exporter, at once if it reads."""
         if self.connection is not None:
             self.connection.release(numbers)

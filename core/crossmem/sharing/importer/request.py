@@ -38,7 +38,7 @@ def request_of(
     handle: ShareableHandle,
     target: LocalDevice | str | None,
     readonly: Readonly,
-    hold: int = 0,
+    reservation: int = 0,
 ) -> ImportRequest:
     """Return the request for an import, after checking all that needs no exporter.
 
@@ -78,4 +78,4 @@ def request_of(
         msg = f"{chosen.name} does not offer {refused}"
         raise UnsupportedError(msg, operation="import", backend=chosen.backend)
     access: Access = "ro" if readonly is True else handle.access
-    return ImportRequest(handle, chosen, access, home.ordinal, hold)
+    return ImportRequest(handle, chosen, access, home.ordinal, reservation)

@@ -148,7 +148,7 @@ class ImportTable(Part):
             connection = self._connection_to(handle.owner) if handle.raw is None else None
             return RemoteImport(process, request, key, self._forget, connection)
         owned = process.part(Allocations).find(handle)
-        if owned is None or (owned.is_retired and not request.hold):
+        if owned is None or (owned.is_retired and not request.reservation):
             raise own_memory_gone(process, handle)
         return OwnImport(process, request, key, self._forget, owned)
 
@@ -167,7 +167,7 @@ class ImportTable(Part):
                 if record.is_ready_for(request.handle):
                     continue
                 if isinstance(record, OwnImport):
-                    record.open(request.handle, request.hold)
+                    record.open(request.handle, request.reservation)
                 elif isinstance(record, RemoteImport):
                     handle = request.handle
                     remote.setdefault((handle.owner, handle.backend), []).append((request, record))
@@ -196,12 +196,14 @@ class ImportTable(Part):
         answers: list[Leased | Refusal] = []
         try:
             handles: list[ShareableHandle] = []
-            holds: list[int] = []
+            reservations: list[int] = []
             for one, _ in batch:
                 handles.append(one.handle)
-                holds.append(one.hold)
+                reservations.append(one.reservation)
             reported = request.device.driver.peer_identity()
-            answers = connection.request(handles, holds, reported=reported, deadline=deadline)
+            answers = connection.request(
+                handles, reservations, reported=reported, deadline=deadline
+            )
             for (one, opened), answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Refusal):
                     raise error_of(answer, one.handle)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that messages hold: as long as Ray has them, however often they are received.
+"""Memory that messages reserve: as long as Ray has them, however often they are received.
 
 Each message carries a token, an object of Ray's that the sender owns. Ray keeps it as long as it
 keeps the message, in an object store, in a call that waits or runs, in a result, and it counts who
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 # Reentrant: a finaliser may send something while its thread makes a token.
 _lock = threading.RLock()
 _held: dict[bytes, object] = {}
-"""What messages of this process hold, by the ids of their tokens."""
+"""What messages of this process keep, by the ids of their tokens."""
 _tokens: dict[int, tuple[Any, "weakref.ref[Any]"]] = {}
 """Tokens and their ties, by the ids of the ties; the garbage collector takes entries out."""
 
@@ -72,7 +72,7 @@ def _put(tie: Any, token: Any) -> None:
 
 
 def _let_go(token: bytes) -> None:
-    """Give memory back that no message holds any more. Called on a thread of Ray's."""
+    """Give memory back that no message reserves any more. Called on a thread of Ray's."""
     _held.pop(token, None)
     try:
         # The finalisers of what was kept left the work to the next call of crossmem.

@@ -9,7 +9,7 @@ import pytest
 from crossmem.control.leases import Holder, Lease, LeaseTable, name_holders
 from crossmem.control.records import Allow, Export, Unit
 from crossmem.control.registry import LeaseRegistry
-from crossmem.control.wire import Refusal, Status, Wanted, pack_hold, prove
+from crossmem.control.wire import Refusal, Status, Wanted, pack_reservation, prove
 from crossmem.driver import Exported
 from crossmem.models import Event, EventKind, ProcessIdentity, ShareableHandle
 from crossmem.plugin import Registry, hookimpl
@@ -66,14 +66,14 @@ def peer() -> Holder:
     return Holder(identity.pid + 1, identity.uid)
 
 
-def wanted(handle: ShareableHandle, role: bytes, hold: int = 0) -> Wanted:
-    proof = prove(handle.secret, role, CONTEXT, pack_hold(hold), handle.core)
-    return Wanted(handle.allocation, handle.export, proof, hold)
+def wanted(handle: ShareableHandle, role: bytes, number: int = 0) -> Wanted:
+    proof = prove(handle.secret, role, CONTEXT, pack_reservation(number), handle.core)
+    return Wanted(handle.allocation, handle.export, proof, number)
 
 
-def hold_mine(made: LeaseRegistry, *handles: ShareableHandle) -> list[int]:
+def reserve_mine(made: LeaseRegistry, *handles: ShareableHandle) -> list[int]:
     numbers: list[int] = []
-    assert made.hold_mine(handles, 0.01, numbers) is None
+    assert made.reserve_mine(handles, 0.01, numbers) is None
     return numbers
 
 
@@ -82,34 +82,38 @@ def status_of(answer: object) -> Status:
     return answer.status
 
 
-def test_a_hold_keeps_freed_memory_and_its_number_gives_it(registry: Made, peer: Holder) -> None:
+def test_a_reservation_keeps_freed_memory_and_its_number_gives_it(
+    registry: Made, peer: Holder
+) -> None:
     made, handle, idle, unit = registry
-    (hold,) = hold_mine(made, handle)
+    (number,) = reserve_mine(made, handle)
     assert not made.retire(unit, even_if_leased=True)
 
     assert status_of(made.admit(peer, CONTEXT, 0, wanted(handle, b"import"))) is Status.STALE
-    admitted = made.admit(peer, CONTEXT, 0, wanted(handle, b"import", hold))
+    admitted = made.admit(peer, CONTEXT, 0, wanted(handle, b"import", number))
 
     assert not isinstance(admitted, Refusal)
     assert [(one.holder.pid, one.in_message) for one in made.leases_of(unit)] == [
         (handle.owner.pid, True),
         (peer.pid, False),
     ]
-    made.release_mine([hold, hold])
+    made.release_mine([number, number])
     assert idle == []
     made.release_mine([admitted[0].number])
     assert idle == ["idle"]
 
 
-def test_a_hold_is_received_once_and_ends_with_its_receiver(registry: Made, peer: Holder) -> None:
+def test_a_reservation_is_received_once_and_ends_with_its_receiver(
+    registry: Made, peer: Holder
+) -> None:
     made, handle, idle, unit = registry
-    (hold,) = hold_mine(made, handle)
+    (number,) = reserve_mine(made, handle)
     made.retire(unit, even_if_leased=True)
 
     with made.lock:
-        sender = made.receive(wanted(handle, b"import", hold), peer)
-        assert made.receive(wanted(handle, b"import", hold), peer) is None
-        assert made.receive(wanted(handle, b"import", hold + 1), peer) is None
+        sender = made.receive(wanted(handle, b"import", number), peer)
+        assert made.receive(wanted(handle, b"import", number), peer) is None
+        assert made.receive(wanted(handle, b"import", number + 1), peer) is None
     assert sender is not None
     assert (len(sender.messages), len(peer.messages)) == (0, 1)
 
@@ -122,14 +126,16 @@ def test_a_hold_is_received_once_and_ends_with_its_receiver(registry: Made, peer
 
 def test_the_proof_covers_the_number_and_what_is_wanted(registry: Made, peer: Holder) -> None:
     made, handle, _idle, _unit = registry
-    (hold,) = hold_mine(made, handle)
-    right = wanted(handle, b"import", hold)
+    (number,) = reserve_mine(made, handle)
+    right = wanted(handle, b"import", number)
 
-    for wrong in (right._replace(hold=0), wanted(handle, b"hold", hold)):
+    for wrong in (right._replace(reservation=0), wanted(handle, b"reserve", number)):
         assert status_of(made.admit(peer, CONTEXT, 0, wrong)) is Status.UNKNOWN
     wrong = wanted(handle, b"import")
-    assert status_of(made.admit_hold(peer, CONTEXT, wrong)) is Status.UNKNOWN
-    assert not isinstance(made.admit_hold(peer, CONTEXT, wanted(handle, b"hold")), Refusal)
+    assert status_of(made.admit_reservation(peer, CONTEXT, wrong)) is Status.UNKNOWN
+    assert not isinstance(
+        made.admit_reservation(peer, CONTEXT, wanted(handle, b"reserve")), Refusal
+    )
 
 
 def test_own_holds_are_all_or_none(registry: Made) -> None:
@@ -139,7 +145,7 @@ def test_own_holds_are_all_or_none(registry: Made) -> None:
     unknown = handle_of(handle.owner, export=1)
 
     for bad in (never, changed, unknown):
-        assert status_of(made.hold_mine([handle, bad], 0.01, [])) is Status.UNKNOWN
+        assert status_of(made.reserve_mine([handle, bad], 0.01, [])) is Status.UNKNOWN
 
     assert made.leases_of(unit) == ()
 
@@ -148,23 +154,23 @@ def test_messages_of_one_process_are_bounded_and_others_have_room(
     registry: Made, peer: Holder
 ) -> None:
     made, handle, _idle, _unit = registry
-    first, *_ = hold_mine(made, handle, handle)
+    first, *_ = reserve_mine(made, handle, handle)
 
-    assert status_of(made.hold_mine([handle, handle], 0.01, [])) is Status.FULL
-    assert status_of(made.hold_mine([handle] * 4, 60, [])) is Status.TOO_MANY
+    assert status_of(made.reserve_mine([handle, handle], 0.01, [])) is Status.FULL
+    assert status_of(made.reserve_mine([handle] * 4, 60, [])) is Status.TOO_MANY
     assert made.refuse_more(peer, MAX_HOLDS) is None
 
     made.release_mine([first])
 
-    assert len(hold_mine(made, handle, handle)) == 2
+    assert len(reserve_mine(made, handle, handle)) == 2
 
 
 @pytest.mark.parametrize("how", ["ended", "received"])
 def test_who_waits_for_room_is_told(registry: Made, peer: Holder, how: str) -> None:
     made, handle, _idle, _unit = registry
-    first, *_ = hold_mine(made, *[handle] * MAX_HOLDS)
+    first, *_ = reserve_mine(made, *[handle] * MAX_HOLDS)
     answers: list[object] = []
-    waiting = threading.Thread(target=lambda: answers.append(made.hold_mine([handle], 20, [])))
+    waiting = threading.Thread(target=lambda: answers.append(made.reserve_mine([handle], 20, [])))
     waiting.start()
     waiting.join(0.1)
     assert answers == []
@@ -186,23 +192,28 @@ def test_freed_memory_is_held_by_who_has_it_and_nobody_else(registry: Made, peer
     made.retire(unit, even_if_leased=True)
     other = Holder(peer.pid + 1, peer.uid)
 
-    assert status_of(made.hold_mine([handle], 0.01, [])) is Status.STALE
-    assert status_of(made.admit_hold(other, CONTEXT, wanted(handle, b"hold"))) is Status.STALE
-    assert not isinstance(made.admit_hold(peer, CONTEXT, wanted(handle, b"hold")), Refusal)
+    assert status_of(made.reserve_mine([handle], 0.01, [])) is Status.STALE
+    assert (
+        status_of(made.admit_reservation(other, CONTEXT, wanted(handle, b"reserve")))
+        is Status.STALE
+    )
+    assert not isinstance(
+        made.admit_reservation(peer, CONTEXT, wanted(handle, b"reserve")), Refusal
+    )
 
 
 def test_an_exit_ends_own_imports_and_waits_for_messages(registry: Made, peer: Holder) -> None:
     made, handle, _idle, unit = registry
     made.lease_to_myself(handle, 0, {})
-    (hold,) = hold_mine(made, handle)
+    (number,) = reserve_mine(made, handle)
 
     assert not made.wait_all_idle(0.01)
 
-    assert [one.number for one in made.leases_of(unit)] == [hold]
+    assert [one.number for one in made.leases_of(unit)] == [number]
     assert status_of(made.admit(peer, CONTEXT, 0, wanted(handle, b"import"))) is Status.EXITING
-    admitted = made.admit(peer, CONTEXT, 0, wanted(handle, b"import", hold))
+    admitted = made.admit(peer, CONTEXT, 0, wanted(handle, b"import", number))
     assert not isinstance(admitted, Refusal)
-    made.release_mine([hold, admitted[0].number])
+    made.release_mine([number, admitted[0].number])
     assert made.wait_all_idle(0.01)
 
 
@@ -214,39 +225,39 @@ def test_observers_are_told_of_holds(peer: Holder) -> None:
     handle = handle_of(identity)
     made.publish(Export(Unit(1, None, lambda: None), handle, Allow(), Exported()))
 
-    (mine,) = hold_mine(made, handle)
-    made.admit_hold(peer, CONTEXT, wanted(handle, b"hold"))
+    (mine,) = reserve_mine(made, handle)
+    made.admit_reservation(peer, CONTEXT, wanted(handle, b"reserve"))
     made.release_mine([mine])
     with made.lock:
         made.lose(peer)
     made.tell()
 
     assert [(one.kind, one.peer_pid) for one in observer.events] == [
-        (EventKind.HELD, identity.pid),
-        (EventKind.HELD, peer.pid),
-        (EventKind.HOLD_ENDED, identity.pid),
-        (EventKind.HOLD_LOST, peer.pid),
+        (EventKind.RESERVED, identity.pid),
+        (EventKind.RESERVED, peer.pid),
+        (EventKind.RESERVATION_ENDED, identity.pid),
+        (EventKind.RESERVATION_LOST, peer.pid),
     ]
 
 
-def test_a_table_finds_holds_by_everything_that_makes_them(peer: Holder) -> None:
+def test_a_table_finds_reservations_by_everything_that_makes_them(peer: Holder) -> None:
     table = LeaseTable()
     unit = Unit(1, None, lambda: None)
     handle = handle_of(ProcessIdentity.of_this_process())
     export = Export(unit, handle, Allow(), Exported())
     lease = table.give(export, peer)
-    hold = table.give(export, peer, in_message=True)
+    reserved = table.give(export, peer, in_message=True)
 
-    assert table.find_hold(hold.number, 1, 0) == hold
+    assert table.find_reservation(reserved.number, 1, 0) == reserved
     for number, allocation, export_number in (
         (0, 1, 0),
         (lease.number, 1, 0),
-        (hold.number, 2, 0),
-        (hold.number, 1, 1),
+        (reserved.number, 2, 0),
+        (reserved.number, 1, 1),
     ):
-        assert table.find_hold(number, allocation, export_number) is None
-    assert list(peer.messages) == [hold.number]
-    assert list(unit.leases) == [lease.number, hold.number]
+        assert table.find_reservation(number, allocation, export_number) is None
+    assert list(peer.messages) == [reserved.number]
+    assert list(unit.leases) == [lease.number, reserved.number]
 
 
 def test_who_holds_is_said_in_words() -> None:

@@ -14,13 +14,13 @@ from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
 
 if TYPE_CHECKING:
-    from tests.integration import hold_actions, lease_actions
+    from tests.integration import lease_actions, reservation_actions
     from tests.integration.conftest import StartPeer
-    from tests.integration.hold_actions import comes_to, is_all_free, leases_of
+    from tests.integration.reservation_actions import comes_to, is_all_free, leases_of
 else:
-    import hold_actions
     import lease_actions
-    from hold_actions import comes_to, is_all_free, leases_of
+    import reservation_actions
+    from reservation_actions import comes_to, is_all_free, leases_of
 
 NBYTES = 4096
 
@@ -30,7 +30,7 @@ Message = list[tuple[bytes, int]]
 def make_chain(exporter: Peer, sender: Peer) -> tuple[Peer, Peer, Message]:
     blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
     sender.call(actions.attach, "mapped", blob)
-    message = sender.call(hold_actions.put, ["mapped"], drop=True)
+    message = sender.call(reservation_actions.put, ["mapped"], drop=True)
     exporter.call(actions.free, "memory")
     assert comes_to(exporter, (sender.pid, True))
     return exporter, sender, message
@@ -38,7 +38,7 @@ def make_chain(exporter: Peer, sender: Peer) -> tuple[Peer, Peer, Message]:
 
 @pytest.fixture
 def chain(start_peer: "StartPeer") -> tuple[Peer, Peer, Message]:
-    """An exporter that freed its memory, and another process whose message alone holds it."""
+    """An exporter that freed its memory, and another process whose message alone reserves it."""
     return make_chain(start_peer(), start_peer())
 
 
@@ -55,7 +55,7 @@ def test_a_hold_ends_with_its_sender(
     assert comes_to(exporter)
     assert is_all_free(exporter)
     with pytest.raises(crossmem.StaleHandleError):
-        receiver.call(hold_actions.get, ["late"], message)
+        receiver.call(reservation_actions.get, ["late"], message)
 
 
 @pytest.mark.parametrize("with_handlers", [False, True], ids=["c-fork", "os.fork"])
@@ -76,9 +76,9 @@ def test_a_forked_child_of_the_sender_holds_nothing(
 def test_a_forked_child_of_the_exporter_receives_like_anybody(start_peer: "StartPeer") -> None:
     sender = start_peer(fresh=True)
     sender.call(actions.offer, "memory", NBYTES, b"data")
-    message = sender.call(hold_actions.put, ["memory"], drop=True)
+    message = sender.call(reservation_actions.put, ["memory"], drop=True)
 
-    assert sender.call(forks.in_child, hold_actions.get_and_drop, message) == [b"data"]
+    assert sender.call(forks.in_child, reservation_actions.get_and_drop, message) == [b"data"]
 
     assert comes_to(sender)
     assert is_all_free(sender)
@@ -89,7 +89,7 @@ def test_what_is_received_outlives_the_sender(
 ) -> None:
     exporter, sender, message = chain
     receiver = start_peer()
-    receiver.call(hold_actions.get, ["mapped"], message)
+    receiver.call(reservation_actions.get, ["mapped"], message)
     sender.kill()
 
     assert receiver.call(actions.read, "mapped", 4) == b"data"
@@ -102,7 +102,7 @@ def test_a_receiver_that_is_killed_in_the_middle_leaves_nothing(
     exporter, sender, ((blob, number),) = chain
     receiver = start_peer()
     receiver.call(lease_actions.request_and_wait, blob, number)
-    # It was granted its own lease, and has not ended the hold, which is its own from now on.
+    # It was granted its own lease, and has not ended the reservation, which is its own from now on.
     assert comes_to(exporter, (receiver.pid, True), (receiver.pid, False))
     sender.kill()
     assert comes_to(exporter, (receiver.pid, True), (receiver.pid, False))
@@ -117,11 +117,11 @@ def test_what_a_receiver_ended_before_it_was_killed_is_ended(start_peer: "StartP
     exporter, receiver = start_peer(), start_peer()
     blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
     receiver.call(actions.attach, "mapped", blob)
-    messages = [exporter.call(hold_actions.put, ["memory"]) for _ in range(5)]
+    messages = [exporter.call(reservation_actions.put, ["memory"]) for _ in range(5)]
     exporter.stop()
-    # It has the memory open, so it only sends that each hold ends.
+    # It has the memory open, so it only sends that each reservation ends.
     for message in messages:
-        receiver.call(hold_actions.get, ["again"], message)
+        receiver.call(reservation_actions.get, ["again"], message)
     receiver.kill()
     exporter.cont()
 
@@ -137,11 +137,11 @@ def test_a_message_is_received_late_where_its_receiver_gave_up_waiting(
     receiver.call(actions.attach, "other", blob)
     exporter.stop()
     with pytest.raises(crossmem.OwnerUnresponsiveError):
-        receiver.call(hold_actions.get, ["mapped"], message, timeout=0.2)
+        receiver.call(reservation_actions.get, ["mapped"], message, timeout=0.2)
     exporter.cont()
     assert comes_to(exporter, (receiver.pid, True), (receiver.pid, False))
 
-    assert receiver.call(hold_actions.get, ["mapped"], message) == [b"data"]
+    assert receiver.call(reservation_actions.get, ["mapped"], message) == [b"data"]
 
     assert comes_to(exporter, (receiver.pid, False), (receiver.pid, False))
 
@@ -154,11 +154,11 @@ def test_an_exporter_that_does_not_answer_holds_nothing(
     sender.call(actions.attach, "mapped", blob)
     exporter.stop()
     with pytest.raises(crossmem.OwnerUnresponsiveError):
-        sender.call(hold_actions.put, ["mapped"], timeout=0.2)
+        sender.call(reservation_actions.put, ["mapped"], timeout=0.2)
     exporter.cont()
 
     assert comes_to(exporter, (sender.pid, False))
-    assert len(sender.call(hold_actions.put, ["mapped"])) == 1
+    assert len(sender.call(reservation_actions.put, ["mapped"])) == 1
 
 
 # An exporter exits ------------------------------------------------------------------------------
@@ -166,19 +166,19 @@ def test_an_exporter_that_does_not_answer_holds_nothing(
 
 def test_a_sender_that_exits_waits_for_its_messages(start_peer: "StartPeer") -> None:
     sender, receiver = start_peer(fresh=True, CROSSMEM_EXIT_WAIT="60"), start_peer()
-    message = sender.call(hold_actions.send_and_forget, NBYTES)
+    message = sender.call(reservation_actions.send_and_forget, NBYTES)
     sender.request_exit()
 
     def not_refused() -> list[str]:
         # The memory was freed. That it exits is what it says first, once it does.
         with pytest.raises((crossmem.StaleHandleError, crossmem.OwnerGoneError)) as caught:
-            receiver.call(actions.attach, "without the hold", message[0][0])
+            receiver.call(actions.attach, "without the reservation", message[0][0])
         return [] if isinstance(caught.value, crossmem.OwnerGoneError) else ["stale"]
 
     assert settle(not_refused) == []
     assert sender.exitcode is None
 
-    assert receiver.call(hold_actions.get_and_drop, message) == [b"data"]
+    assert receiver.call(reservation_actions.get_and_drop, message) == [b"data"]
 
     assert sender.wait_exit(within=30) == 0
     assert "exiting while" not in sender.output()
@@ -186,7 +186,7 @@ def test_a_sender_that_exits_waits_for_its_messages(start_peer: "StartPeer") -> 
 
 def test_a_sender_does_not_wait_for_ever(start_peer: "StartPeer") -> None:
     sender, receiver = start_peer(fresh=True, CROSSMEM_EXIT_WAIT="0.5"), start_peer()
-    message = sender.call(hold_actions.send_and_forget, NBYTES)
+    message = sender.call(reservation_actions.send_and_forget, NBYTES)
     start = time.monotonic()
 
     output = sender.exit()
@@ -195,7 +195,7 @@ def test_a_sender_does_not_wait_for_ever(start_peer: "StartPeer") -> None:
     assert f"leased by a message of process {sender.pid} that nobody received" in output
     assert "Traceback" not in output
     with pytest.raises(crossmem.OwnerGoneError):
-        receiver.call(hold_actions.get, ["late"], message)
+        receiver.call(reservation_actions.get, ["late"], message)
 
 
 # Numbers that are none --------------------------------------------------------------------------
@@ -207,29 +207,29 @@ def test_forged_numbers_give_nothing(
     exporter, sender, ((blob, number),) = chain
     receiver = start_peer()
     other = exporter.call(actions.offer, "other", NBYTES, b"else")
-    ((_, of_other),) = exporter.call(hold_actions.put, ["other"])
+    ((_, of_other),) = exporter.call(reservation_actions.put, ["other"])
 
     for forged in (0, 1, number ^ 1, 2**64 - 1, of_other):
         with pytest.raises(crossmem.StaleHandleError):
-            receiver.call(hold_actions.get, ["never"], [(blob, forged)])
+            receiver.call(reservation_actions.get, ["never"], [(blob, forged)])
     for nonsense in (-1, 2**64, 1.5, None, True, b"12345678"):
-        with pytest.raises(crossmem.InvalidHandleError, match="number of a hold"):
-            receiver.call(hold_actions.get, ["never"], [(blob, nonsense)])
+        with pytest.raises(crossmem.InvalidHandleError, match="number of a reservation"):
+            receiver.call(reservation_actions.get, ["never"], [(blob, nonsense)])
 
     assert leases_of(exporter) == [(sender.pid, True), (exporter.pid, True)]
-    assert receiver.call(hold_actions.get_and_drop, [(other, 7)]) == [b"else"]
+    assert receiver.call(reservation_actions.get_and_drop, [(other, 7)]) == [b"else"]
     assert comes_to(exporter, (sender.pid, True), (exporter.pid, True))
-    assert receiver.call(hold_actions.get, ["mapped"], [(blob, number)]) == [b"data"]
+    assert receiver.call(reservation_actions.get, ["mapped"], [(blob, number)]) == [b"data"]
 
 
 def test_the_number_of_an_import_is_not_that_of_a_message(start_peer: "StartPeer") -> None:
     exporter, importer, receiver = start_peer(), start_peer(), start_peer()
     blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
-    number = importer.call(hold_actions.attach_and_tell, "mapped", blob)
+    number = importer.call(reservation_actions.attach_and_tell, "mapped", blob)
     exporter.call(actions.free, "memory")
 
     with pytest.raises(crossmem.StaleHandleError):
-        receiver.call(hold_actions.get, ["never"], [(blob, number)])
+        receiver.call(reservation_actions.get, ["never"], [(blob, number)])
     assert leases_of(exporter) == [(importer.pid, False)]
 
 
@@ -237,12 +237,12 @@ def test_a_number_of_another_export_gives_nothing(start_peer: "StartPeer") -> No
     exporter, receiver = start_peer(), start_peer()
     for_all = exporter.call(actions.offer, "memory", NBYTES, b"data")
     readonly = exporter.call(actions.export, "memory", access="ro")
-    numbers = exporter.call(hold_actions.put_bytes, readonly)
+    numbers = exporter.call(reservation_actions.put_bytes, readonly)
     exporter.call(actions.free, "memory")
 
     with pytest.raises(crossmem.StaleHandleError):
-        receiver.call(hold_actions.get, ["never"], [(for_all, numbers[0][1])])
-    receiver.call(hold_actions.get, ["mapped"], numbers)
+        receiver.call(reservation_actions.get, ["never"], [(for_all, numbers[0][1])])
+    receiver.call(reservation_actions.get, ["mapped"], numbers)
     assert receiver.call(actions.attribute, "mapped", "readonly")
 
 
@@ -251,73 +251,75 @@ def test_who_is_not_admitted_receives_nothing(start_peer: "StartPeer") -> None:
     exporter.call(actions.allocate, "memory", NBYTES)
     allow = crossmem.Allow(pids=[friend.pid])
     blob = exporter.call(actions.export, "memory", allow=allow)
-    message = exporter.call(hold_actions.put_bytes, blob)
+    message = exporter.call(reservation_actions.put_bytes, blob)
     with pytest.raises(crossmem.AccessDeniedError):
-        stranger.call(hold_actions.put_bytes, blob)
+        stranger.call(reservation_actions.put_bytes, blob)
     exporter.call(actions.free, "memory")
 
     with pytest.raises(crossmem.AccessDeniedError):
-        stranger.call(hold_actions.get, ["never"], message)
+        stranger.call(reservation_actions.get, ["never"], message)
     assert leases_of(exporter) == [(exporter.pid, True)]
-    friend.call(hold_actions.get, ["mapped"], message)
+    friend.call(reservation_actions.get, ["mapped"], message)
 
 
 # Too many ---------------------------------------------------------------------------------------
 
 
 def test_a_sender_waits_for_room_in_its_own_book(start_peer: "StartPeer") -> None:
-    sender, receiver = start_peer(CROSSMEM_MAX_HOLDS="3"), start_peer()
+    sender, receiver = start_peer(CROSSMEM_MAX_RESERVATIONS="3"), start_peer()
     sender.call(actions.offer, "memory", NBYTES, b"data")
-    messages = [sender.call(hold_actions.put, ["memory"]) for _ in range(3)]
+    messages = [sender.call(reservation_actions.put, ["memory"]) for _ in range(3)]
 
-    ended, after_s = sender.call(hold_actions.put_for, "memory", 0.3)
+    ended, after_s = sender.call(reservation_actions.put_for, "memory", 0.3)
 
     assert ended.startswith("BusyError: ")
-    assert f"messages of process {sender.pid} hold 3 of its exports already; 3 are" in ended
-    assert "CROSSMEM_MAX_HOLDS" in ended
+    assert f"messages of process {sender.pid} reserve 3 of its exports already; 3 are" in ended
+    assert "CROSSMEM_MAX_RESERVATIONS" in ended
     assert 0.3 <= after_s < 13
 
-    waiting = sender.start(hold_actions.put_for, "memory", 30)
+    waiting = sender.start(reservation_actions.put_for, "memory", 30)
     time.sleep(0.2)
     assert not waiting.is_done()
-    receiver.call(hold_actions.get_and_drop, messages[0])
+    receiver.call(reservation_actions.get_and_drop, messages[0])
     assert waiting.result()[0] == "sent"
 
-    waiting = sender.start(hold_actions.put_for, "memory", 30)
-    receiver.call(hold_actions.throw_away, messages[1])
+    waiting = sender.start(reservation_actions.put_for, "memory", 30)
+    receiver.call(reservation_actions.throw_away, messages[1])
     assert waiting.result()[0] == "sent"
     assert leases_of(sender) == [(sender.pid, True)] * 3
 
 
 def test_a_sender_waits_for_room_at_another_exporter(start_peer: "StartPeer") -> None:
-    exporter, sender, other = start_peer(CROSSMEM_MAX_HOLDS="2"), start_peer(), start_peer()
+    exporter, sender, other = start_peer(CROSSMEM_MAX_RESERVATIONS="2"), start_peer(), start_peer()
     blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
     sender.call(actions.attach, "mapped", blob)
-    messages = [sender.call(hold_actions.put, ["mapped"]) for _ in range(2)]
+    messages = [sender.call(reservation_actions.put, ["mapped"]) for _ in range(2)]
 
-    ended, after_s = sender.call(hold_actions.put_for, "mapped", 0.3)
+    ended, after_s = sender.call(reservation_actions.put_for, "mapped", 0.3)
 
-    assert ended.startswith(f"BusyError: process {exporter.pid} holds nothing more")
-    assert f"messages of process {sender.pid} hold 2 of its exports already; 2 are" in ended
+    assert ended.startswith(f"BusyError: process {exporter.pid} reserves nothing more")
+    assert f"messages of process {sender.pid} reserve 2 of its exports already; 2 are" in ended
     assert 0.2 <= after_s < 13
     # Each sender has room of its own.
-    assert len(exporter.call(hold_actions.put, ["memory"])) == 1
+    assert len(exporter.call(reservation_actions.put, ["memory"])) == 1
 
-    waiting = sender.start(hold_actions.put_for, "mapped", 30)
+    waiting = sender.start(reservation_actions.put_for, "mapped", 30)
     time.sleep(0.2)
     assert not waiting.is_done()
-    other.call(hold_actions.get_and_drop, messages[0])
+    other.call(reservation_actions.get_and_drop, messages[0])
     assert waiting.result()[0] == "sent"
 
 
 def test_threads_that_wait_for_room_all_come_through(start_peer: "StartPeer") -> None:
     # Who is never the first to find room waits until the others are done.
-    exporter = start_peer(CROSSMEM_MAX_HOLDS="2", CROSSMEM_TIMEOUT="90")
+    exporter = start_peer(CROSSMEM_MAX_RESERVATIONS="2", CROSSMEM_TIMEOUT="90")
     other = start_peer(CROSSMEM_TIMEOUT="90")
     blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
 
     working = [
-        one.start(actions.in_threads, 6, hold_actions.send_over_and_over, blob, 60, within=100)
+        one.start(
+            actions.in_threads, 6, reservation_actions.send_over_and_over, blob, 60, within=100
+        )
         for one in (exporter, other)
     ]
 
@@ -329,14 +331,14 @@ def test_threads_that_wait_for_room_all_come_through(start_peer: "StartPeer") ->
 
 
 def test_a_message_that_never_fits_is_refused_at_once(start_peer: "StartPeer") -> None:
-    exporter, sender = start_peer(CROSSMEM_MAX_HOLDS="2"), start_peer()
-    names = exporter.call(hold_actions.offer_many, 3, NBYTES)
+    exporter, sender = start_peer(CROSSMEM_MAX_RESERVATIONS="2"), start_peer()
+    names = exporter.call(reservation_actions.offer_many, 3, NBYTES)
     sender.call(actions.attach_many, names, [exporter.call(actions.export, n) for n in names])
     start = time.monotonic()
 
     for one in (exporter, sender):
         with pytest.raises(crossmem.BusyError, match="one message with 3 handles; 2 are allowed"):
-            one.call(hold_actions.put, names)
+            one.call(reservation_actions.put, names)
 
     assert time.monotonic() - start < 20
     assert leases_of(exporter) == [(sender.pid, False)] * 3
@@ -353,9 +355,11 @@ def test_no_descriptor_is_left_by_many_messages(start_peer: "StartPeer") -> None
     def send_some() -> None:
         for _ in range(20):
             for sender, name in ((exporter, "memory"), (between, "mapped")):
-                message = sender.call(hold_actions.put, [name])
-                assert receiver.call(hold_actions.get_and_drop, message) == [b"data"]
-        between.call(hold_actions.throw_away, between.call(hold_actions.put, ["mapped"]))
+                message = sender.call(reservation_actions.put, [name])
+                assert receiver.call(reservation_actions.get_and_drop, message) == [b"data"]
+        between.call(
+            reservation_actions.throw_away, between.call(reservation_actions.put, ["mapped"])
+        )
 
     send_some()
     assert comes_to(exporter, (between.pid, False))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What peers do for the tests of messages that hold memory, beside crossmem.conformance.actions."""
+"""What peers do for the tests of reservations, beside crossmem.conformance.actions."""
 
 import gc
 import time
@@ -10,8 +10,8 @@ import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
-from crossmem.sharing.importer.attach import attach_held
-from crossmem.sharing.importer.messages import discard, hold
+from crossmem.sharing.importer.attach import attach_reserved
+from crossmem.sharing.importer.messages import discard, reserve
 
 Message = list[tuple[bytes, int]]
 
@@ -25,13 +25,13 @@ def offer_many(count: int, nbytes: int) -> list[str]:
 
 
 def put(names: Sequence[str], *, drop: bool = False, timeout: float | None = None) -> Message:
-    """Make a message of allocations and mappings that holds them; perhaps drop them then."""
+    """Make a message that reserves allocations and mappings; perhaps drop them then."""
     handles = []
     for name in names:
         memory = actions.objects[name]
         owned = isinstance(memory, crossmem.Allocation)
         handles.append(memory.export() if owned else memory.handle)
-    numbers = hold(handles, timeout=timeout)
+    numbers = reserve(handles, timeout=timeout)
     if drop:
         for name in names:
             memory = actions.objects.pop(name)
@@ -54,12 +54,12 @@ def put_for(name: str, seconds: float) -> tuple[str, float]:
 
 def put_bytes(blob: bytes) -> Message:
     """Make a message of what may not be open here."""
-    return [(blob, hold([crossmem.ShareableHandle.from_bytes(blob)])[0])]
+    return [(blob, reserve([crossmem.ShareableHandle.from_bytes(blob)])[0])]
 
 
 def get(names: Sequence[str], message: Message, **options: Any) -> list[bytes]:
     """Receive a message and return the first bytes of each."""
-    mappings = attach_held(message, **options)
+    mappings = attach_reserved(message, **options)
     actions.objects.update(zip(names, mappings, strict=True))
     return [one.read(4) for one in mappings]
 
@@ -79,7 +79,7 @@ def send_over_and_over(_number: int, blob: bytes, times: int) -> None:
     """Send to this process itself and receive, so many times."""
     handle = crossmem.ShareableHandle.from_bytes(blob)
     for _ in range(times):
-        (mapping,) = attach_held([(handle, hold([handle])[0])])
+        (mapping,) = attach_reserved([(handle, reserve([handle])[0])])
         assert mapping.read(4) == b"data"
         mapping.unmap()
 
