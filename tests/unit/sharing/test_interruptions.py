@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import crossmem
+from crossmem.conformance.pool import settle
 from crossmem.plugin import Registry
 from crossmem.sharing.base import process
 from crossmem.sharing.base.array_index import ArrayIndex
@@ -95,3 +96,53 @@ def test_nothing_waits_for_the_server_in_the_middle_of_changing_leases() -> None
         with server.leases.lock:
             assert crossmem.collect() == 0
             assert len(crossmem.exports()) >= 1
+
+
+def test_a_handler_that_comes_in_under_a_lock_leaves_to_others_or_to_the_next_call() -> None:
+    with crossmem.device("emulated:0").allocate(4) as allocation:
+        handle = allocation.export()
+        kept, other = crossmem.import_handle(handle), crossmem.import_handle(handle)
+        assert kept._record is not None
+        record = kept._record.record
+        assert record is not None
+        ready = process.current().deferred.ready
+        # As a signal handler does that comes in between.
+        with process.current().state:
+            other.close()
+            assert len(record.uses) == 1
+            kept.close()
+            assert kept.closed
+            assert len(ready) == 1
+            assert record.state.value == "open"
+        crossmem.collect()
+
+        assert record.state is State.CLOSED
+        assert not ready
+
+
+def test_what_another_thread_kept_from_being_given_back_waits_for_no_call() -> None:
+    with crossmem.device("emulated:0").allocate(4) as allocation:
+        imported = crossmem.import_handle(allocation.export())
+        use = imported._record
+        assert use is not None
+        record = use.record
+        assert record is not None
+        has_lock, may_go = threading.Event(), threading.Event()
+
+        def work() -> None:
+            with record.lock:
+                has_lock.set()
+                may_go.wait(10)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        has_lock.wait(10)
+        with pytest.warns(ResourceWarning, match="without close"):
+            del imported
+        crossmem.collect()
+        assert not use.is_done
+        may_go.set()
+        thread.join()
+
+        # Nothing of crossmem is called here.
+        assert settle(lambda: [] if use.is_done else ["it is not given back"]) == []

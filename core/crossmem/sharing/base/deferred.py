@@ -128,6 +128,9 @@ class DeferredWork:
             record.give_back(blocking=blocking)
             if record in self.waiting:
                 self.ready.pop(record, None)
+            elif not record.is_done:
+                # Another thread works on the resource, and may not look here again.
+                self.start_reaper()
         except CrossmemError:
             # The caller who ended the object was told. The record stays, for the next attempt.
             pass

@@ -9,7 +9,7 @@ import warnings
 from typing import ClassVar, Self
 
 from crossmem.errors import ClosedError
-from crossmem.sharing.base.deferred import Call, Record
+from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.process import Process, may_release, refuse_foreign
 
 __all__ = ["Endable"]
@@ -52,14 +52,10 @@ class Endable:
         if process.is_inherited:
             refuse_foreign(process, self)
         deferred = process.deferred
-        ready, idle = deferred.ready, deferred.idle
-        if process.is_inside:
-            # A finaliser of the application's came in while this thread held a lock.
-            ready[Call(self._end)] = None
-            return
-        if ready or idle:
+        ready = deferred.ready
+        if ready or deferred.idle:
             # What was dropped counts as a user until it is given back.
-            deferred.drain()
+            process.drain()
         with process.state:
             self._refuse_if_used(self._ended_by)
             if self._record is None:
@@ -70,8 +66,12 @@ class Endable:
             if record.leave_to_others():
                 ready.pop(record, None)
                 return
+        if process.is_inside:
+            # A signal handler or finaliser came in while this thread held a lock: the next call of
+            # crossmem gives the resource back.
+            return
         deferred.run(record)
-        if ready or idle:
+        if ready or deferred.idle:
             deferred.drain()
 
     def _refuse_if_used(self, operation: str) -> None:

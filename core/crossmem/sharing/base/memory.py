@@ -151,9 +151,10 @@ class Memory(Copyable):
             msg = f"memory of {self.device.name} has no addresses of CUDA or HIP"
             raise AttributeError(msg)
         with self._process.state:
-            pointer = self.ptr
             self._usage.add_view(self)
             self._is_lent = self._is_left = True
+            # Last: a signal handler that came in before may have ended the object.
+            pointer = self.ptr
         return {
             "shape": (self.nbytes,),
             "typestr": "|u1",
@@ -209,6 +210,8 @@ class Memory(Copyable):
                 self._usage.add_view(self)
                 self._anchor = weakref.ref(anchor)
                 self._process.arrays.add(self, pointer, anchor)
+            # A signal handler that came in before may have ended the object.
+            self.ptr  # noqa: B018 - raises then
         return anchor
 
     def _has_views(self) -> bool:

@@ -84,12 +84,14 @@ class Import(Endable):
         use = Use(process, parent.core)
         try:
             with process.state:
-                if self._record is None:
-                    raise self._ended()
+                # Another thread may have closed the import.
+                record_of_import(self)
                 use.parent = parent
                 use.record = record
                 children_of(parent).add(use)
                 record.uses.add(use)
+                # A signal handler may have done so since.
+                record_of_import(self)
             base = record.map(use, remappable=True)
             return Mapping(use, record, self.handle, base, readonly=self.readonly)
         except BaseException:

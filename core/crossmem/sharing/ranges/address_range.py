@@ -111,6 +111,9 @@ class AddressRange(Endable):
                 self._live()
                 _source_of(memory)
                 record.claim(piece)
+                # A signal handler may have done so since.
+                self._live()
+                _source_of(memory)
             piece.map()
             return Piece(piece, memory.nbytes)
         except BaseException:
