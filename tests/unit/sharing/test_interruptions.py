@@ -140,7 +140,7 @@ def test_what_another_thread_kept_from_being_given_back_waits_for_no_call() -> N
         with pytest.warns(ResourceWarning, match="without close"):
             del imported
         crossmem.collect()
-        assert not use.is_done
+        assert use in process.current().deferred.ready
         may_go.set()
         thread.join()
 
