@@ -5,7 +5,7 @@ Importing this module is all it takes: it registers with the pickler that ``mult
 ``concurrent.futures`` use. What lies in memory of crossmem, or was received from another process,
 then crosses without a copy; all other arrays go as they always did. Plain ``pickle`` is left alone.
 
-The message holds the memory until it is first received, discarded, or its sender has exited: a
+The message reserves the memory until it is first received, discarded, or its sender has exited: a
 worker may drop what it sent as soon as ``put`` has returned. A received array stays for as long as
 it is used. The number of such reservations is bounded (``CROSSMEM_MAX_RESERVATIONS``); a sender
 waits where there are more, and :func:`crossmem.exports` shows them.
@@ -46,7 +46,7 @@ _Reduced = tuple[Any, ...]
 
 
 def discard(pickled: bytes | bytearray | memoryview) -> None:
-    """Let go what a message holds that nobody will receive.
+    """Let go what a message reserves that nobody will receive.
 
     Parameters
     ----------
@@ -63,15 +63,15 @@ def discard(pickled: bytes | bytearray | memoryview) -> None:
     """
     reader = _Discarder(io.BytesIO(pickled))
     reader.load()
-    discard_reservations(reader.held)
+    discard_reservations(reader.reserved)
 
 
 class _Discarder(pickle.Unpickler):
-    """Collects what a message holds, and makes nothing of what is in it."""
+    """Collects what a message reserves, and makes nothing of what is in it."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self.held: list[tuple[ShareableHandle, int]] = []
+        self.reserved: list[tuple[ShareableHandle, int]] = []
 
     @override
     def find_class(self, module: str, name: str) -> Any:
@@ -80,11 +80,11 @@ class _Discarder(pickle.Unpickler):
         return self._note_mapping if name == _rebuild_mapping.__name__ else self._note_tree
 
     def _note_tree(self, blob: bytes, numbers: Sequence[int], *_: object) -> "_Nothing":
-        self.held += zip(Message.from_bytes(blob).handles, numbers, strict=True)
+        self.reserved += zip(Message.from_bytes(blob).handles, numbers, strict=True)
         return _Nothing()
 
     def _note_mapping(self, blob: bytes, number: int, _readonly: Readonly) -> "_Nothing":
-        self.held.append((ShareableHandle.from_bytes(blob), number))
+        self.reserved.append((ShareableHandle.from_bytes(blob), number))
         return _Nothing()
 
 
@@ -122,16 +122,16 @@ _OLD_CALLS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
 
 
 class _Sending(threading.local):
-    """What the message that this thread is pickling holds so far; None where it pickles none."""
+    """What the message that this thread pickles has reserved; None if it pickles none."""
 
-    held: list[tuple[ShareableHandle, int]] | None = None
+    reserved: list[tuple[ShareableHandle, int]] | None = None
 
 
 _sending = _Sending()
 
 
 def _dump(pickler: ForkingPickler, obj: Any) -> None:
-    """Pickle a message; where that fails, it holds nothing."""
+    """Pickle a message. If that fails, it reserves nothing."""
     for library in _unregistered.copy():
         # It may have been imported since.
         if used(library) is not None:
@@ -139,24 +139,24 @@ def _dump(pickler: ForkingPickler, obj: Any) -> None:
             # Not before: until then, other threads must not take it for done.
             _unregistered.discard(library)
             pickler.dispatch_table.update(_registered)
-    outer, held = _sending.held, list[tuple[ShareableHandle, int]]()
-    _sending.held = held
+    outer, reserved = _sending.reserved, list[tuple[ShareableHandle, int]]()
+    _sending.reserved = reserved
     try:
         pickle.Pickler.dump(pickler, obj)
     except BaseException:
         with suppress(CrossmemError):
-            discard_reservations(held, timeout=_DISCARD_TIMEOUT_S)
+            discard_reservations(reserved, timeout=_DISCARD_TIMEOUT_S)
         raise
     finally:
-        _sending.held = outer
+        _sending.reserved = outer
     if outer is not None:
-        outer += held
+        outer += reserved
 
 
 def _reserve(handles: Sequence[ShareableHandle]) -> list[int]:
     numbers = reserve(handles)
-    if _sending.held is not None:
-        _sending.held += zip(handles, numbers, strict=True)
+    if _sending.reserved is not None:
+        _sending.reserved += zip(handles, numbers, strict=True)
     return numbers
 
 
@@ -223,14 +223,14 @@ def _reduce_shared(shared: Shared) -> _Reduced:
 
 
 def _reduce_allocation(allocation: Allocation) -> _Reduced:
-    return _held(allocation.export(), readonly=False)
+    return _reduce_reserved(allocation.export(), readonly=False)
 
 
 def _reduce_mapping(mapping: Mapping) -> _Reduced:
-    return _held(mapping.handle, readonly=asked_readonly(mapping))
+    return _reduce_reserved(mapping.handle, readonly=asked_readonly(mapping))
 
 
-def _held(handle: ShareableHandle, *, readonly: Readonly) -> _Reduced:
+def _reduce_reserved(handle: ShareableHandle, *, readonly: Readonly) -> _Reduced:
     (number,) = _reserve([handle])
     return _rebuild_mapping, (handle.to_bytes(), number, readonly)
 
@@ -240,9 +240,9 @@ def _held(handle: ShareableHandle, *, readonly: Readonly) -> _Reduced:
 
 def _rebuild_array(blob: bytes, numbers: Sequence[int], readonly: Readonly) -> Any:
     message = Message.from_bytes(blob)
-    held = list(zip(message.handles, numbers, strict=True))
-    with _discarding(held):
-        mappings = attach_reserved(held, readonly=readonly)
+    reserved = list(zip(message.handles, numbers, strict=True))
+    with _discarding(reserved):
+        mappings = attach_reserved(reserved, readonly=readonly)
     for mapping in mappings:
         leave_to_views(mapping)
     return build(message, mappings)
@@ -270,21 +270,21 @@ def _rebuild_shared(blob: bytes, numbers: Sequence[int]) -> Shared:
 
 
 def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
-    held = [(ShareableHandle.from_bytes(blob), number)]
-    with _discarding(held):
-        (mapping,) = attach_reserved(held, readonly=readonly)
+    reserved = [(ShareableHandle.from_bytes(blob), number)]
+    with _discarding(reserved):
+        (mapping,) = attach_reserved(reserved, readonly=readonly)
     return mapping
 
 
 @contextmanager
-def _discarding(held: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
-    """Let go what a message holds where it cannot be received: nobody unpickles it again."""
+def _discarding(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
+    """Let go what a message reserves if it cannot be received: nobody unpickles it again."""
     try:
         yield
     except CrossmemError:
         # Its exporter may be the one that does not answer.
         with suppress(CrossmemError):
-            discard_reservations(held, timeout=_DISCARD_TIMEOUT_S)
+            discard_reservations(reserved, timeout=_DISCARD_TIMEOUT_S)
         raise
 
 

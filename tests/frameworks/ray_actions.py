@@ -162,7 +162,7 @@ class Actor:
 
     def state(self) -> tuple[list[int], int]:
         """Return the leases of the arrays that are exported, and how many messages hold some."""
-        return leases(), len(reservations._held)
+        return leases(), len(reservations._reserved)
 
 
 class Async(Actor):
@@ -241,7 +241,7 @@ def send_and_forget() -> dict[str, Any]:
             "held": held,
             "values": values,
             "is given back": is_given_back(one),
-            "mine": wait_until(lambda: leases() == [] and not reservations._held),
+            "mine": wait_until(lambda: leases() == [] and not reservations._reserved),
         }
 
 

@@ -17,7 +17,7 @@ import crossmem
 from crossmem.sharing.base.process import current
 
 _CORE: Final = str(Path(crossmem.__file__).parent)
-# Kept in test runs alone: locks that assert their order are Python.
+# Test runs alone have these: locks that assert their order, the kit, and the tracer.
 _UNCOUNTED: Final = (f"{_CORE}/locks.py", f"{_CORE}/conformance/", f"{_CORE}/driver/tracing.py")
 
 
@@ -59,7 +59,7 @@ def work_beside_a_stopped_owner(stopped: bytes, other: bytes, timeout_s: float) 
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    # Its request is under way once the exporter has a connection.
+    # By then its request is under way.
     time.sleep(0.2)
     waited = []
     for name, work in (

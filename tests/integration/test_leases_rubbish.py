@@ -88,13 +88,13 @@ WRONG = {
     "fewer records than said": [import_of(count=3, records=bytes(36))],
     "more records than said": [import_of(count=1, records=bytes(72))],
     "as many as can be said": [import_of(count=2**32 - 1, records=bytes(36))],
-    "a hold of nothing": [import_of(count=0, kind=MessageType.RESERVE)],
-    "fewer holds than said": [import_of(count=3, records=bytes(36), kind=MessageType.RESERVE)],
+    "a reservation of nothing": [import_of(count=0, kind=MessageType.RESERVE)],
+    "fewer than said to reserve": [import_of(count=3, records=bytes(36), kind=MessageType.RESERVE)],
     "a cut off release": [header(MessageType.RELEASE) + bytes(13)],
     "too large": [header(MessageType.IMPORT) + bytes(wire.MAX_MESSAGE_NBYTES)],
     "much too large": [header(MessageType.RELEASE) + bytes(150_000)],
     "pages without end": [header(MessageType.IMPORT, flags=0) + bytes(FULL_PAGE)] * 40,
-    "holds without end": [header(MessageType.RESERVE, flags=0) + bytes(FULL_PAGE)] * 40,
+    "reservations without end": [header(MessageType.RESERVE, flags=0) + bytes(FULL_PAGE)] * 40,
     "small pages": [header(MessageType.IMPORT, flags=0) + bytes(20)] * 2,
     "text": [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"],
 }
@@ -106,10 +106,10 @@ ODD = {
     "a cancel of what it never asked": [header(MessageType.CANCEL, request=2**64 - 1)],
     "unknown flags": [header(MessageType.RELEASE, flags=0xFE)],
     "an unfinished request": [header(MessageType.IMPORT, flags=0) + bytes(FULL_PAGE)] * 3,
-    "a hold of what never was": [
+    "a reservation of what never was": [
         import_of(count=1, records=b"\xff" * 36, kind=MessageType.RESERVE)
     ],
-    "more holds than there may be": list(
+    "more reservations than there may be": list(
         wire.pages(MessageType.RESERVE, 1, import_of(count=5000, records=bytes(36 * 5000))[12:])
     ),
     "a request for what never was": [import_of(count=1, records=b"\xff" * 36)],

@@ -343,6 +343,20 @@ def check_canaries(maps: list[mmap.mmap], descriptors: list[int]) -> list[str]:
     return wrong
 
 
+def end(step: Step, *, with_garbage: bool = True) -> list[str]:
+    """End what an operation began; return what is wrong, and what was taken from others."""
+    taken = canaries()
+    wrong: list[str] = []
+    try:
+        step.end()
+    except crossmem.CrossmemError as error:
+        wrong.append(f"ending: {error!r}")
+    if with_garbage:
+        gc.collect()
+    crossmem.collect()
+    return wrong + check_canaries(*taken)
+
+
 def interrupt(
     world: World, make: Callable[[World], Step], number: int
 ) -> tuple[bool, str, list[str]]:
@@ -357,16 +371,8 @@ def interrupt(
         ended = True
     except Interrupted as error:
         error.__traceback__ = None
-    taken = canaries()
-    faults: list[str] = []
-    try:
-        step.end()
-    except crossmem.CrossmemError as error:
-        faults.append(f"ending: {error!r}")
+    faults = end(step)
     del step
-    gc.collect()
-    crossmem.collect()
-    faults += check_canaries(*taken)
     faults += [f"lock {one} is held" for one in world.held_locks()]
     after = world.state()
     if after != world.baseline:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages hold the memory they speak of, whoever frees, exits or dies: laws C6, C9, C11, C20."""
+"""Messages reserve their memory, whoever frees, exits or dies: laws C6, C9, C11, C20."""
 
 import pytest
 
@@ -97,7 +97,7 @@ def test_c09_the_exporter_receives_its_own_message(
     assert tracer.calls["free"] == before + 1
 
 
-def test_c11_a_hold_ends_with_the_death_of_its_sender(
+def test_c11_a_reservation_ends_with_the_death_of_its_sender(
     allocate: Allocate, fresh_peer: FreshPeer
 ) -> None:
     blob = allocate(NBYTES).export().to_bytes()

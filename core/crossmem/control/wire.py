@@ -10,7 +10,7 @@ type   direction        body
 ====== ================ =======================================================================
 HELLO  server to client protocol version, nonce of the connection
 IMPORT client to server nonce, identity of the peer, then one record for each export asked for
-HOLD   client to server as IMPORT: reservations of a message, without the memory itself
+RESERVE client to server as IMPORT: reservations of a message, without the memory itself
 REPLY  server to client one record for each export asked for; descriptors travel alongside
 RELEASE client to server lease ids
 CANCEL client to server empty: whatever this request id was granted is released

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 # Reentrant: a finaliser may send something while its thread makes a token.
 _lock = threading.RLock()
-_held: dict[bytes, object] = {}
+_reserved: dict[bytes, object] = {}
 """What messages of this process keep, by the ids of their tokens."""
 _tokens: dict[int, tuple[Any, "weakref.ref[Any]"]] = {}
 """Tokens and their ties, by the ids of the ties; the garbage collector takes entries out."""
@@ -53,7 +53,7 @@ def token_for(tie: Any, kept: object) -> Any:
         if found is not None:
             return found[0]
         token = new_token(_let_go)
-        _held[token.binary()] = kept
+        _reserved[token.binary()] = kept
         _put(tie, token)
     return token
 
@@ -62,7 +62,7 @@ def keep_token(tie: Any, token: Any) -> None:
     """Keep a token that was received as long as ``tie``, which keeps the memory here."""
     with _lock:
         # A process that receives its own memory would keep itself from letting it go.
-        if id(tie) not in _tokens and token.binary() not in _held:
+        if id(tie) not in _tokens and token.binary() not in _reserved:
             _put(tie, token)
 
 
@@ -73,9 +73,9 @@ def _put(tie: Any, token: Any) -> None:
 
 def _let_go(token: bytes) -> None:
     """Give memory back that no message reserves any more. Called on a thread of Ray's."""
-    _held.pop(token, None)
+    _reserved.pop(token, None)
     try:
         # The finalisers of what was kept left the work to the next call of crossmem.
         drain()
     except Exception:  # noqa: BLE001 - logged with its traceback
-        _log.exception("memory that a message of Ray's held could not be given back")
+        _log.exception("memory that a message of Ray's reserved could not be given back")

@@ -80,8 +80,8 @@ def publish(server: Any, allocation: int) -> ShareableHandle:
     return handle
 
 
-def hold(server: Any, handle: ShareableHandle, count: int) -> list[int]:
-    """Let a message of this process hold an export so many times; return the numbers."""
+def reserve(server: Any, handle: ShareableHandle, count: int) -> list[int]:
+    """Reserve an export for a message of this process so many times; return the numbers."""
     numbers: list[int] = []
     assert server.leases.reserve_mine([handle] * count, 0, numbers) is None
     return numbers
@@ -121,10 +121,10 @@ def ask(
     return wire.unpack_replies(importer.recv(wire.MAX_MESSAGE_NBYTES)[wire.HEADER.size :])
 
 
-def send_releases(importer: socket.socket, holds: list[int]) -> None:
-    """End holds, each in a message of its own."""
-    for hold in holds:
-        importer.send(wire.pack_ids(wire.MessageType.RELEASE, 0, [hold]))
+def send_releases(importer: socket.socket, numbers: list[int]) -> None:
+    """End reservations, each in a message of its own."""
+    for number in numbers:
+        importer.send(wire.pack_ids(wire.MessageType.RELEASE, 0, [number]))
 
 
 def test_an_importer_that_cannot_be_watched_leaves_nothing(server: Any) -> None:
@@ -209,11 +209,11 @@ def test_releases_are_read_though_their_sender_closed_with_a_reply_unread(
 ) -> None:
     with new_socket() as importer:
         connection = accept(server, importer)
-        holds = hold(server, handle, 3)
+        numbers = reserve(server, handle, 3)
         connection.queue(1, b"a reply", ())
         if is_told_by == "reading":
             server._flush(connection)
-        send_releases(importer, holds)
+        send_releases(importer, numbers)
         importer.close()
         if is_told_by == "writing":
             server._flush(connection)
@@ -231,7 +231,7 @@ def test_who_cannot_be_sent_a_reply_sees_the_end_and_is_read_until_its_own(
         connection.queue(1, b"a reply", (2**20,))
         server._flush(connection)
         assert importer.recv(1000) == b""
-        send_releases(importer, hold(server, handle, 3))
+        send_releases(importer, reserve(server, handle, 3))
         importer.close()
         server._serve(connection, at_most=10)
 
@@ -244,7 +244,7 @@ def test_releases_are_read_before_a_connection_is_let_go_of(
 ) -> None:
     with new_socket() as importer:
         accept(server, importer)
-        send_releases(importer, hold(server, handle, 3))
+        send_releases(importer, reserve(server, handle, 3))
         monkeypatch.setattr(resource, "getrlimit", lambda _which: (0, 0))
         server._make_room()
 
@@ -288,7 +288,7 @@ def test_a_release_is_looked_at_once_however_many_replies_wait(
             connection = accept(server, stack.enter_context(new_socket()))
             connection.is_answered = False
             server._unsent.add(connection)
-        (number,) = hold(server, handle, 1)
+        (number,) = reserve(server, handle, 1)
         numbers = Numbers([number])
         server._release(numbers)
         server._unsent.clear()

@@ -63,7 +63,7 @@ def test_a_token_may_be_made_while_another_one_is(monkeypatch: pytest.MonkeyPatc
         return SimpleNamespace(binary=lambda: b"%d" % len(tokens))
 
     monkeypatch.setattr(reservations, "new_token", new_token)
-    monkeypatch.setattr(reservations, "_held", {})
+    monkeypatch.setattr(reservations, "_reserved", {})
     monkeypatch.setattr(reservations, "_tokens", {})
     making = threading.Thread(
         target=lambda: tokens.append(reservations.token_for(first, None)), daemon=True

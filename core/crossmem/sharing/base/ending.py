@@ -67,8 +67,9 @@ class Endable:
                 ready.pop(record, None)
                 return
         if process.is_inside:
-            # A signal handler or finaliser came in while this thread held a lock: the next call of
-            # crossmem gives the resource back.
+            # A signal handler or finaliser came in while this thread held a lock, so another thread
+            # gives the resource back.
+            deferred.start_reaper()
             return
         deferred.run(record)
         if ready or deferred.idle:

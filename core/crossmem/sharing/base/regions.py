@@ -30,7 +30,7 @@ class RegionIndex(Generic[_T]):
     """Objects by the device addresses that each has. An object has one region at a time.
 
     Entering and removing an object cost one entry of a dictionary. A lookup brings the sorted keys
-    up to date.
+    up to date. Until then, the index may keep some hundred removed objects alive.
     """
 
     def __init__(self, lock: threading.RLock) -> None:

@@ -123,7 +123,9 @@ class Allocation(Memory):
             except TypeError:
                 # An argument that cannot be hashed is refused below.
                 handle = None
-            if handle is not None and not self._process.is_inherited:
+            # A number is equal to True, and no answer to whether there is a lease.
+            is_valid = lease is True or lease is False
+            if handle is not None and is_valid and not self._process.is_inherited:
                 return handle
         if allow is not None and not isinstance(allow, Allow):
             msg = f"allow must be a crossmem.Allow or None, not {shorten(allow)}"

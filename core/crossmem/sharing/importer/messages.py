@@ -13,9 +13,9 @@ it. This is what :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` send 
 A reservation is a record of the exporter's that the sending process has. It ends when the message
 is first received, when it is discarded, and when its sender is dead. While it lasts, the handle is
 not stale: :func:`~crossmem.sharing.importer.attach.attach_reserved` gets memory that was freed
-meanwhile, also from an exporter that waits at its exit. After it, the message's handle is like any
-other. One message may be received by any number of processes; each gets the memory where
-it is still there.
+meanwhile, also from an exporter that waits at its exit. Afterwards the message's handle is like
+any other. Any number of processes may receive one message; each gets the memory if it is still
+there.
 
 Any process may send on what it has imported, as long as the exporter lives. A number is the right
 to end its reservation, so treat it as the handle itself. A message needs one number for each export
@@ -23,8 +23,7 @@ in it: other parts of that export travel with 0. Of several numbers for one expo
 shown to the exporter, and all are ended.
 
 If receiving fails, the reservation stays, as the receiver's, so that the message can be received
-again.
-Who has no message any more then, because a queue has thrown it away, discards it.
+again. A receiver whose queue has thrown the message away discards it.
 """
 
 import time
