@@ -131,3 +131,11 @@ def test_what_is_no_device(device: Any, memory: Any, spec: Any) -> None:
 def test_what_is_no_address(device: Any, pointer: Any) -> None:
     refused(device, lambda: device.adopt(pointer, 8, owner=device), crossmem.CrossmemError)
     refused(device, lambda: crossmem.how_can_share(pointer, device), crossmem.CrossmemError)
+
+
+@pytest.mark.parametrize("lease", [1, 1.0, np.True_], ids=["int", "float", "numpy"])
+def test_what_equals_true_says_nothing_of_a_lease(device: Any, memory: Any, lease: Any) -> None:
+    refused(device, lambda: memory.export(lease=lease), crossmem.ConfigurationError)
+    memory.export(lease=True)
+    # The handle that is there is not its answer.
+    refused(device, lambda: memory.export(lease=lease), crossmem.ConfigurationError)

@@ -60,6 +60,15 @@ def test_what_comes_is_noted_while_another_thread_looks() -> None:
     assert ends_meanwhile(index._lock, lambda: index.add(allocation, 16, anchor))
     assert index.find(16, 8) is allocation
 
+    other: Any = type("Block", (), {"nbytes": 8, "closed": False})()
+    index.add(other, 32, anchor)
+    found: list[Any] = []
+    # Who adds keeps no lock.
+    looking = threading.Thread(target=lambda: found.append(index.find(32, 8)), daemon=True)
+    looking.start()
+    looking.join(5)
+    assert found == [other]
+
 
 def test_an_interrupt_takes_no_use_from_another_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: Any, **options: Any) -> crossmem.Mapping:
