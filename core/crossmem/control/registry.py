@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from crossmem.control.events import ENDED, LOST, EventQueue
 from crossmem.control.exports import ExportTable
@@ -175,7 +176,8 @@ class LeaseRegistry:
     @property
     def has_leases(self) -> bool:
         """Whether anybody but this process itself holds anything."""
-        return len(self._leases) > len(self._myself.leases)
+        with self.lock:
+            return len(self._leases) > len(self._myself.leases)
 
     def leases_of(self, unit: Unit) -> tuple[Lease, ...]:
         """Return who holds memory, oldest lease first."""
@@ -216,12 +218,11 @@ class LeaseRegistry:
 
     def tell(self) -> None:
         """Tell owners of idle memory and observers what happened. The lock is not held."""
-        while self._idle:
-            try:
-                unit = self._idle.popleft()
-            except IndexError:
-                break
+        for unit in list(self._idle):
             unit.on_idle()
+            # Last: a thread that looks meanwhile must not miss it, and telling twice is harmless.
+            with suppress(ValueError):
+                self._idle.remove(unit)
         self._events.tell()
 
     # What the lease server's thread calls -------------------------------------------------

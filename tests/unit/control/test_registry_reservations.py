@@ -16,7 +16,7 @@ from crossmem.plugin import Registry, hookimpl
 from crossmem.settings import Settings
 
 CONTEXT = b"this connection, this request"
-MAX_HOLDS = 3
+MAX_RESERVATIONS = 3
 
 Made = tuple[LeaseRegistry, ShareableHandle, list[str], Unit]
 
@@ -52,7 +52,7 @@ def handle_of(identity: ProcessIdentity, **fields: Any) -> ShareableHandle:
 def registry() -> Made:
     """A registry with one export: its handle, where it is noted that it is idle, and its unit."""
     identity = ProcessIdentity.of_this_process()
-    made = LeaseRegistry(identity, Registry(Settings()), MAX_HOLDS)
+    made = LeaseRegistry(identity, Registry(Settings()), MAX_RESERVATIONS)
     handle = handle_of(identity)
     idle: list[str] = []
     unit = Unit(1, None, lambda: idle.append("idle"))
@@ -158,7 +158,7 @@ def test_messages_of_one_process_are_bounded_and_others_have_room(
 
     assert status_of(made.reserve_mine([handle, handle], 0.01, [])) is Status.FULL
     assert status_of(made.reserve_mine([handle] * 4, 60, [])) is Status.TOO_MANY
-    assert made.refuse_more(peer, MAX_HOLDS) is None
+    assert made.refuse_more(peer, MAX_RESERVATIONS) is None
 
     made.release_mine([first])
 
@@ -168,7 +168,7 @@ def test_messages_of_one_process_are_bounded_and_others_have_room(
 @pytest.mark.parametrize("how", ["ended", "received"])
 def test_who_waits_for_room_is_told(registry: Made, peer: Holder, how: str) -> None:
     made, handle, _idle, _unit = registry
-    first, *_ = reserve_mine(made, *[handle] * MAX_HOLDS)
+    first, *_ = reserve_mine(made, *[handle] * MAX_RESERVATIONS)
     answers: list[object] = []
     waiting = threading.Thread(target=lambda: answers.append(made.reserve_mine([handle], 20, [])))
     waiting.start()
@@ -221,7 +221,7 @@ def test_observers_are_told_of_holds(peer: Holder) -> None:
     identity = ProcessIdentity.of_this_process()
     observer, registry = Observer(), Registry(Settings())
     registry.register(observer, name="observer")
-    made = LeaseRegistry(identity, registry, MAX_HOLDS)
+    made = LeaseRegistry(identity, registry, MAX_RESERVATIONS)
     handle = handle_of(identity)
     made.publish(Export(Unit(1, None, lambda: None), handle, Allow(), Exported()))
 
@@ -269,3 +269,25 @@ def test_who_holds_is_said_in_words() -> None:
         name_holders([lease(4), lease(7, in_message=True)])
         == "process 4 and a message of process 7 that nobody received"
     )
+
+
+def test_memory_that_one_thread_tells_of_is_told_by_another_too(registry: Made) -> None:
+    made = registry[0]
+    is_telling, may_go, told = threading.Event(), threading.Event(), []
+
+    def on_idle() -> None:
+        told.append(threading.get_ident())
+        if len(told) == 1:
+            is_telling.set()
+            may_go.wait(10)
+
+    made._idle.append(Unit(1, None, on_idle))
+    thread = threading.Thread(target=made.tell)
+    thread.start()
+    is_telling.wait(10)
+    made.tell()
+    may_go.set()
+    thread.join()
+
+    assert len(set(told)) == 2
+    assert not made._idle
