@@ -9,6 +9,7 @@ import pytest
 
 import crossmem
 import crossmem.cupy
+from crossmem.conformance.pool import settle
 from crossmem.sharing.exporter.record import Allocations
 
 cupy = pytest.importorskip("cupy", reason="CuPy cannot be imported", exc_type=ImportError)
@@ -72,7 +73,8 @@ def test_a_dropped_array_stays_for_who_received_it(
     assert peer("tell", "array") == expected
     del others
     peer("clear")
-    assert allocated(gpu) == before
+    # The reaper of either process may be at it, within the second of law C27.
+    assert settle(lambda: [] if allocated(gpu) == before else ["memory is left"]) == []
 
 
 def test_memory_is_that_of_the_current_device(two_gpus: str, alloc: Callable[[int], Any]) -> None:
