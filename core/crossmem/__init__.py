@@ -17,6 +17,7 @@ import typing
 
 from crossmem import lazy
 from crossmem._version import __version__
+from crossmem.control import barrier as _barrier  # noqa: F401 - registers this process
 
 if typing.TYPE_CHECKING:
     from crossmem.control.records import Allow

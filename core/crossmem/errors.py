@@ -12,7 +12,7 @@ what to do next. Each class also derives from the builtin that a Python reader e
     ├── InvalidSizeError        (ValueError)           a size or range is out of bounds
     ├── OutOfMemoryError        (MemoryError)          the device has no room
     ├── InvalidHandleError      (ValueError)           no export made these bytes
-    ├── StaleHandleError        (LookupError)          the allocation was freed
+    ├── StaleHandleError        (LookupError)          the memory was freed, or the handle withdrawn
     ├── OwnerGoneError          (ConnectionError)      the exporting process is dead
     ├── OwnerUnresponsiveError  (TimeoutError)         the exporting process did not answer in time
     ├── WrongHostError          (RuntimeError)         the exporter cannot be reached from here
@@ -117,7 +117,7 @@ class InvalidHandleError(CrossmemError, ValueError):
 
 
 class StaleHandleError(CrossmemError, LookupError):
-    """The allocation behind the handle was freed."""
+    """The allocation behind the handle was freed, or the handle was withdrawn."""
 
 
 class OwnerGoneError(CrossmemError, ConnectionError):

@@ -39,9 +39,9 @@ class Rank(IntEnum):
     PROCESS = 2
     """Starting the lease server, and the list of devices."""
     IMPORT = 3
-    """One import: held while its exporter answers and while the vendor opens, maps or closes it."""
+    """One import: held while the vendor opens, maps or closes it."""
     ALLOCATION = 4
-    """One allocation: held while the driver works on it."""
+    """One allocation or one address range: held while the driver works on it."""
     FOREIGN = 5
     """The foreign allocations: held while the driver adopts memory or gives it up."""
     CONNECTION = 6

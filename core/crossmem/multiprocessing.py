@@ -185,7 +185,8 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 def _alone(array: Any) -> Any:
     """Return a copy of a tensor that would take along all that it is a part of, else None.
 
-    Such are those in memory of crossmem of which no handle can be sent, and those without elements.
+    Such are those in memory of crossmem of which no handle can be sent, as in memory that this
+    process inherited through fork, and those without elements.
     """
     try:
         found = describe(array)
@@ -195,7 +196,7 @@ def _alone(array: Any) -> Any:
         return None
     low, high = found.layout.extent or (0, 0)
     nbytes = high - low
-    if nbytes and current().arrays.find(found.pointer + low, nbytes) is None:
+    if nbytes and not _is_crossmems(found.pointer + low, nbytes):
         return None
     flat = array.detach().as_strided((nbytes // array.itemsize,), (1,))
     return flat.clone().as_strided(array.shape, array.stride())
@@ -210,11 +211,17 @@ def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Re
 
     def reduce(storage: Any) -> _Reduced:
         nbytes = storage.nbytes() if storage.device.type == "cpu" else 0
-        if nbytes and current().arrays.find(storage.data_ptr(), nbytes) is not None:
+        if nbytes and _is_crossmems(storage.data_ptr(), nbytes):
             storage = storage.clone()
         return fallback(storage)
 
     return reduce
+
+
+def _is_crossmems(pointer: int, nbytes: int) -> bool:
+    """Whether memory of crossmem shows these addresses, in this process or before it was forked."""
+    arrays = current().arrays
+    return arrays.find(pointer, nbytes) is not None or arrays.is_inherited(pointer, nbytes)
 
 
 def _reduce_shared(shared: Shared) -> _Reduced:

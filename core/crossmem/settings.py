@@ -23,6 +23,7 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "timeout_s": "CROSSMEM_TIMEOUT",
         "exit_wait_s": "CROSSMEM_EXIT_WAIT",
         "max_reservations": "CROSSMEM_MAX_RESERVATIONS",
+        "barrier": "CROSSMEM_BARRIER",
         "plugins": "CROSSMEM_PLUGINS",
         "disabled_plugins": "CROSSMEM_DISABLE_PLUGINS",
     }
@@ -56,6 +57,7 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = MappingProxyType(
         "timeout_s": float,
         "exit_wait_s": float,
         "max_reservations": int,
+        "barrier": str,
         "plugins": _split,
         "disabled_plugins": _split,
     }
@@ -83,6 +85,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
             lambda value: is_within(value, 1, _MAX_RESERVATIONS),
             f"a whole number, from 1 to {_MAX_RESERVATIONS}",
         ),
+        "barrier": (lambda value: value in {"membarrier", "fence"}, "membarrier or fence"),
         "plugins": (
             lambda value: _are_texts(value) and all(map(_is_module, value)),
             "names of importable modules, separated by commas",
@@ -131,6 +134,10 @@ class Settings:
 
     max_reservations: int = 4096
     """How many allocations of this process the messages of one sender may reserve."""
+
+    barrier: str = "membarrier"
+    """How the accesses to shared words are ordered. ``"membarrier"``: the exporter pays where the
+    kernel allows that. ``"fence"``: each side pays, always. Read when crossmem is imported."""
 
     plugins: tuple[str, ...] = ()
     """Modules to load as plugins beside the entry points, in this order."""

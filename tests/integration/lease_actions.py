@@ -7,6 +7,7 @@ A raw client speaks to a lease server without crossmem's own client: politely, o
 import contextlib
 import ctypes
 import os
+import random
 import resource
 import socket
 import threading
@@ -48,16 +49,16 @@ def speak(version: int) -> None:
     pytest.MonkeyPatch().setattr(wire, "PROTOCOL_VERSION", version)
 
 
-def request(blob: bytes, hello: bytes, *, number: int = 1, hold: int = 0) -> bytes:
-    """Return a request for a lease that is right in every respect."""
+def request(blob: bytes, hello: bytes, *, number: int = 1, hold: int = 0, count: int = 1) -> bytes:
+    """Return a request for a lease, or several times the same, that is right in every respect."""
     handle = crossmem.ShareableHandle.from_bytes(blob)
-    _version, server_nonce = wire.unpack_hello(hello)
+    server_nonce = wire.unpack_hello(hello).nonce
     nonce = os.urandom(wire.NONCE_NBYTES)
     context = wire.proof_context(server_nonce, nonce, number)
     proof = wire.prove(handle.secret, b"import", context, wire.pack_reservation(hold), handle.core)
     wanted = wire.Wanted(handle.allocation, handle.export, proof, hold)
     start_time = ProcessIdentity.of_this_process().start_time
-    body = wire.pack_request(wire.Request(nonce, 0, start_time, (wanted,)))
+    body = wire.pack_request(wire.Request(nonce, 0, start_time, 0, 0, (wanted,) * count))
     (message,) = wire.pages(wire.MessageType.IMPORT, number, body)
     return message
 
@@ -91,20 +92,39 @@ def ask_now(blob: bytes) -> None:
 
 
 def ask_without_reading(blob: bytes, turns: int) -> str:
-    """Send the largest requests there are, and read nothing; say how that ended."""
-    handle = crossmem.ShareableHandle.from_bytes(blob)
+    """Send the largest requests there are, all right, and read nothing; say how that ended."""
     connection = connect(blob)
-    connection.settimeout(1)
     _kept.append(connection)
-    wanted = (wire.Wanted(handle.allocation, handle.export, bytes(16)),) * 58_000
-    body = wire.pack_request(wire.Request(bytes(16), 0, 0, wanted))
+    hello = connection.recv(1000)
+    connection.settimeout(0.2)
     try:
         for number in range(turns):
-            for message in wire.pages(wire.MessageType.IMPORT, number + 1, body):
-                connection.sendall(message)
+            connection.sendall(request(blob, hello, number=number + 1, count=wire.MAX_WANTED))
     except OSError as error:
         return type(error).__name__
     return "all sent"
+
+
+def ask_on_and_on(blob: bytes, seconds: float) -> int:
+    """Ask for as much as one request may, read the reply and ask again; return how often."""
+    turns = 0
+    end = time.monotonic() + seconds
+    with connect(blob) as connection:
+        hello = connection.recv(1000)
+        while time.monotonic() < end:
+            turns += 1
+            connection.sendall(request(blob, hello, number=turns, count=wire.MAX_WANTED))
+            while not wire.HEADER.unpack_from(connection.recv(100_000))[1] & wire.LAST:
+                pass
+    return turns
+
+
+def mutated(good: bytes, randomness: random.Random) -> bytes:
+    """Return the beginning of a request, or of random bytes, with some bytes changed."""
+    message = bytearray(randomness.choice([good, randomness.randbytes(40)]))
+    for _ in range(randomness.randrange(4)):
+        message[randomness.randrange(len(message))] = randomness.randrange(256)
+    return bytes(message[: randomness.randrange(1, 90)])
 
 
 # Exporters and importers that behave badly ----------------------------------------------------
@@ -273,9 +293,34 @@ def attach_in_background(blob: bytes, timeout: float) -> None:
     threading.Thread(target=attach, daemon=True).start()
     (connection,) = current().part(ImportTable)._connections.values()
     # Taken by the thread, so this one cannot have it.
-    while connection._lock.acquire(blocking=False):
-        connection._lock.release()
+    while connection.lock.acquire(blocking=False):
+        connection.lock.release()
         time.sleep(0.001)
+
+
+def use_what_another_thread_asks_for(known: str, blob: bytes, timeout: float) -> float:
+    """Map and unmap an import while a thread asks for more of it; return how long that took."""
+    imported = actions.objects[known]
+    errors: list[str] = []
+
+    def ask() -> None:
+        try:
+            crossmem.attach(blob, timeout=timeout)
+        except crossmem.OwnerUnresponsiveError as error:
+            errors.append(type(error).__name__)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    time.sleep(timeout / 4)
+    start = time.monotonic()
+    for _ in range(3):
+        with imported.map() as mapping:
+            assert mapping.read(4) == b"data"
+    imported.close()
+    took_s = time.monotonic() - start
+    thread.join()
+    assert errors == ["OwnerUnresponsiveError"]
+    return took_s
 
 
 # Squatters ------------------------------------------------------------------------------------

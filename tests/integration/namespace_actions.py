@@ -16,6 +16,9 @@ from crossmem.conformance.speed import SLOWNESS
 
 NEW_NAMESPACE: Final = {"user": 0x10000000, "pid": 0x20000000, "net": 0x40000000, "mount": 0x20000}
 _MS_PRIVATE_ALL: Final = 0x4000 | 0x40000
+_MS_BIND: Final = 0x1000
+_MS_READONLY: Final = 0x1 | 0x20
+_MS_READONLY_BIND: Final = _MS_READONLY | _MS_BIND
 
 
 def leave_namespaces(*names: str) -> None:
@@ -42,14 +45,52 @@ def in_pid_namespace(function: Callable[..., Any], *args: Any, **options: Any) -
 
 def mount_proc() -> None:
     """Show the own pid namespace in ``/proc``, in a mount namespace of this process alone."""
-    leave_namespaces("mount")
+    mount_over("/proc", "proc")
+
+
+def mount_over(target: str, kind: str, options: str = "") -> None:
+    """Mount a new file system, in a mount namespace of this process alone."""
+    own_mounts()
+    mount_here(target, kind, options)
+
+
+def own_mounts(*others: str) -> None:
+    """Move to a new mount namespace, and others, where mounts show in no other one."""
+    leave_namespaces("mount", *others)
+    _mount(None, "/", None, _MS_PRIVATE_ALL)
+
+
+def mount_here(target: str, kind: str, options: str = "") -> None:
+    """Mount a new file system."""
+    _mount(kind, target, kind, 0, options)
+
+
+def make_readonly(folder: str) -> None:
+    """Let nobody write to a folder, in a mount namespace of this process alone."""
+    own_mounts()
+    make_readonly_here(folder)
+
+
+def make_readonly_here(folder: str) -> None:
+    """Let nobody in the mount namespace of this process write to a folder."""
+    _mount(folder, folder, None, _MS_BIND)
+    _mount(None, folder, None, _MS_READONLY_BIND)
+
+
+def unmount(folder: str) -> None:
+    """Show again what was there before."""
     libc = ctypes.CDLL(None, use_errno=True)
-    none = ctypes.c_char_p(None)
-    if libc.mount(none, b"/", none, _MS_PRIVATE_ALL, none) or libc.mount(
-        b"proc", b"/proc", b"proc", 0, none
-    ):
+    if libc.umount2(folder.encode(), 0):
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), "mount")
+        raise OSError(code, os.strerror(code), "umount2")
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    texts = (one.encode() if one else None for one in (source, target, kind))
+    if libc.mount(*map(ctypes.c_char_p, texts), flags, data.encode()):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), f"mount at {target}")
 
 
 def map_own_user(uid: int, gid: int, *, inside: int = 0) -> None:

@@ -101,10 +101,10 @@ def send_and_forget(nbytes: int) -> Message:
 
 
 def attach_and_tell(name: str, blob: bytes) -> int:
-    """Attach and return the number of the lease, which is nobody else's business."""
+    """Attach and return the generation that is held, which is nobody else's business."""
     actions.attach(name, blob)
-    (number,) = actions.objects[name]._record.record.leases.values()
-    return int(number)
+    (leased,) = actions.objects[name]._record.record.leases.values()
+    return int(leased.generation)
 
 
 def send_to_myself(nbytes: int) -> tuple[bytes, bytes, list[bool], int]:

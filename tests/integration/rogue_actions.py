@@ -8,14 +8,21 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import crossmem
-from crossmem.control import wire
+from crossmem.control import segments, wire
 from crossmem.control.endpoint import abstract_address
 from crossmem.control.records import Allow, Export
+from crossmem.control.segments import HEADER_WORDS, SLOTS, WORDS
 from crossmem.control.wire import MessageType
 from crossmem.models import ProcessIdentity
 from crossmem.sharing.exporter.allocation import record_of
+
+if TYPE_CHECKING:
+    from tests.integration import stranger_actions
+else:
+    import stranger_actions
 
 NBYTES = 4096
 SECRET = bytes(range(16))
@@ -23,6 +30,8 @@ SECRET = bytes(range(16))
 Behaviour = Callable[[socket.socket], None]
 
 _kept: list[object] = []
+_met: set[socket.socket] = set()
+"""Connections on which a row was sent."""
 
 
 def pretend(kind: str) -> bytes:
@@ -39,6 +48,9 @@ def pretend(kind: str) -> bytes:
 
     def converse(connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
+            if kind in LINGERING:
+                LINGERING[kind](connection)
+                return
             if kind in GREETINGS:
                 GREETINGS[kind](connection)
                 return
@@ -83,11 +95,18 @@ def _reply(
 
 
 def _grant(
-    request: bytes, *, nbytes: int = NBYTES, descriptors: int = 1, secret: bytes = SECRET
+    request: bytes,
+    *,
+    nbytes: int = NBYTES,
+    descriptors: int = 1,
+    secret: bytes = SECRET,
+    slot: int = 0,
+    has_row: bool = False,
 ) -> bytes:
     number = wire.HEADER.unpack_from(request)[3]
     context = wire.proof_context(bytes(16), request[wire.HEADER.size :][:16], number)
-    return wire.pack_grant(wire.Grant(7, nbytes, NBYTES, descriptors, ()), secret, context)
+    grant = wire.Grant(slot, 1, has_row, nbytes, NBYTES, descriptors, ())
+    return wire.pack_grant(grant, secret, context)
 
 
 def _send(connection: socket.socket, message: bytes, descriptors: list[int]) -> None:
@@ -101,6 +120,16 @@ def _memory(nbytes: int = NBYTES) -> int:
     descriptor = os.memfd_create("rogue")
     os.ftruncate(descriptor, nbytes)
     return descriptor
+
+
+def _words() -> list[int]:
+    """Return a control segment in which slot 0 is live, and a row."""
+    made: list[int] = []
+    control = segments.create("rogue", made, is_written_by_maker=True)
+    control.words[HEADER_WORDS] = 1
+    _kept.append(control)
+    _kept.append(segments.create("rogue", made, is_written_by_maker=False))
+    return made
 
 
 def _asked(connection: socket.socket) -> bytes:
@@ -183,12 +212,50 @@ def _empty_handed(connection: socket.socket) -> None:
 
 def _resizable(connection: socket.socket) -> None:
     request = _asked(connection)
-    _send(connection, _reply(request, _grant(request)), [_memory()])
+    has_row = connection not in _met
+    _met.add(connection)
+    words = _words() if has_row else []
+    _send(connection, _reply(request, _grant(request, has_row=has_row)), [*words, _memory()])
 
 
 def _lending_a_socket(connection: socket.socket) -> None:
     request = _asked(connection)
-    _send(connection, _reply(request, _grant(request)), [connection.fileno()])
+    _send(connection, _reply(request, _grant(request, slot=1 << 40)), [connection.fileno()])
+
+
+def _without_words(connection: socket.socket) -> None:
+    request = _asked(connection)
+    _send(connection, _reply(request, _grant(request)), [_memory()])
+
+
+def _resizable_words(connection: socket.socket) -> None:
+    request = _asked(connection)
+    words = [_memory(8 * WORDS), _memory(8 * WORDS)]
+    _send(connection, _reply(request, _grant(request, has_row=True)), [*words, _memory()])
+
+
+def _small_words(connection: socket.socket) -> None:
+    request = _asked(connection)
+    words = [_words()[0], _memory()]
+    _send(connection, _reply(request, _grant(request, has_row=True)), [*words, _memory()])
+
+
+def _too_many_words(connection: socket.socket) -> None:
+    request = _asked(connection)
+    grant = _grant(request, has_row=True, slot=64 * SLOTS)
+    _send(connection, _reply(request, grant), [*_words(), _memory()])
+
+
+def _half_a_row(connection: socket.socket) -> None:
+    request = _asked(connection)
+    _send(connection, _reply(request, _grant(request, descriptors=0, has_row=True)), [_words()[0]])
+
+
+def _words_again(connection: socket.socket) -> None:
+    request = _asked(connection)
+    _send(
+        connection, _reply(request, _grant(request, has_row=True)), [*_words(), connection.fileno()]
+    )
 
 
 def _generous(connection: socket.socket) -> None:
@@ -196,9 +263,52 @@ def _generous(connection: socket.socket) -> None:
     _send(connection, _reply(request, _grant(request) * 3), [_memory() for _ in range(3)])
 
 
+# With sockets whose last close takes a minute -------------------------------------------------
+
+
+def _greeting(connection: socket.socket) -> None:
+    for _ in range(5):
+        stranger_actions.send_lingering(connection, wire.pack_hello(bytes(16)))
+
+
+def _answer(connection: socket.socket) -> None:
+    connection.send(wire.pack_hello(bytes(16)))
+    while True:
+        request = _asked(connection)
+        grant = _reply(request, _grant(request, has_row=True))
+        stranger_actions.send_lingering(connection, grant, tuple(_words()))
+
+
+def _row(connection: socket.socket) -> None:
+    connection.send(wire.pack_hello(bytes(16)))
+    while True:
+        request = _asked(connection)
+        grant = _reply(request, _grant(request, has_row=True))
+        stranger_actions.send_lingering(connection, grant, (_words()[0], _memory()))
+
+
+def _pages(connection: socket.socket) -> None:
+    connection.send(wire.pack_hello(bytes(16)))
+    request = _asked(connection)
+    for number in range(20):
+        page = _reply(request, b"", flags=0, number=number)
+        stranger_actions.send_lingering(connection, page)
+
+
+def _unread(connection: socket.socket) -> None:
+    connection.send(wire.pack_hello(bytes(16)))
+    request = _asked(connection)
+    connection.send(b"rubbish")
+    for _ in range(3):
+        stranger_actions.send_lingering(connection, _reply(request, b"", flags=0))
+
+
 def _named(*behaviours: Behaviour) -> dict[str, Behaviour]:
     return {one.__name__.removeprefix("_"): one for one in behaviours}
 
+
+LINGERING = _named(_greeting, _answer, _row, _pages, _unread)
+"""What it sends with each."""
 
 GREETINGS = _named(_silent, _closing, _strange_hello, _newer)
 """What it does with whoever connects."""
@@ -206,5 +316,6 @@ GREETINGS = _named(_silent, _closing, _strange_hello, _newer)
 ANSWERS = _named(
     _closing_when_asked, _deaf, _chatty, _never_ending, _babbling, _headless, _ignorant,
     _boasting, _stuffing, _empty_handed, _resizable, _lending_a_socket, _generous,
+    _without_words, _resizable_words, _small_words, _too_many_words, _words_again, _half_a_row,
 )  # fmt: skip
 """How it answers a request."""

@@ -6,14 +6,18 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self
 
 import numpy as np
+import pytest
 
 import crossmem
+from crossmem.conformance import actions
+from crossmem.control.link import Link
 from crossmem.sharing.base.process import current
 
 _CORE: Final = str(Path(crossmem.__file__).parent)
@@ -21,28 +25,83 @@ _CORE: Final = str(Path(crossmem.__file__).parent)
 _UNCOUNTED: Final = (f"{_CORE}/locks.py", f"{_CORE}/conformance/", f"{_CORE}/driver/tracing.py")
 
 
+class Steps:
+    """Counts the calls of core, by function, and of C functions that can reach the kernel."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.kernel: list[str] = []
+
+    def note(self, frame: FrameType, event: str, what: Any) -> None:
+        """Count one call; for :func:`sys.setprofile`."""
+        code = frame.f_code
+        file = code.co_filename
+        if not file.startswith(_CORE) or file.startswith(_UNCOUNTED):
+            return
+        if event == "call":
+            self.calls[f"{file.removeprefix(_CORE)}:{code.co_qualname}"] += 1
+        elif event == "c_call" and _reaches_the_kernel(what):
+            self.kernel.append(what.__qualname__)
+
+    def count(self, operation: Callable[[], object]) -> "Steps":
+        """Count the steps of an operation."""
+        sys.setprofile(self.note)
+        try:
+            operation()
+        finally:
+            sys.setprofile(None)
+        return self
+
+
+def _reaches_the_kernel(function: Any) -> bool:
+    of = type(getattr(function, "__self__", None)).__module__
+    return function.__module__ in {"posix", "fcntl", "mmap", "select"} or of in {
+        "_socket",
+        "select",
+    }
+
+
+def last_unmap_steps(blobs: list[bytes]) -> tuple[Counter[str], list[str]]:
+    """Attach and unmap each handle; return the calls of the last unmap, and those to the kernel."""
+    for blob in blobs:
+        mapping = crossmem.attach(blob)
+        steps = Steps().count(mapping.unmap)
+    return steps.calls, steps.kernel
+
+
+def free_steps(name: str) -> Counter[str]:
+    """Return the calls of freeing memory."""
+    return Steps().count(actions.objects[name].free).calls
+
+
+def messages_of_an_attach(blob: bytes) -> list[str]:
+    """Attach, and return the messages that the connection to the exporter carried."""
+    carried: list[str] = []
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*arguments: Any) -> Any:
+            carried.append(name)
+            return call(*arguments)
+
+        return noting
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("send", "send_now", "take"):
+            patch.setattr(Link, name, noted(name, getattr(Link, name)))
+        crossmem.attach(blob).unmap()
+    return carried
+
+
 def first_attach_calls(blobs: list[bytes]) -> Counter[str]:
     """Attach each handle of an exporter; return the calls of core for the last, by function.
 
     The first ones connect to the exporter and import what is imported at its first use.
     """
-    calls: Counter[str] = Counter()
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        file = code.co_filename
-        if event == "call" and file.startswith(_CORE) and not file.startswith(_UNCOUNTED):
-            calls[f"{file.removeprefix(_CORE)}:{code.co_qualname}"] += 1
-
     mappings = [crossmem.attach(blob) for blob in blobs[:-1]]
-    sys.setprofile(note)
-    try:
-        mapping = crossmem.attach(blobs[-1])
-    finally:
-        sys.setprofile(None)
-    for one in (*mappings, mapping):
+    steps = Steps().count(lambda: mappings.append(crossmem.attach(blobs[-1])))
+    for one in mappings:
         one.unmap()
-    return calls
+    return steps.calls
 
 
 def work_beside_a_stopped_owner(stopped: bytes, other: bytes, timeout_s: float) -> list[str]:

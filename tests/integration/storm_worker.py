@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import faulthandler
 import gc
 import hashlib
 import json
@@ -15,7 +16,9 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from io import RawIOBase
 from pathlib import Path
@@ -31,6 +34,9 @@ from crossmem.sharing.base.process import current
 MAX_NBYTES = 100_000
 MAX_OWN = 8
 MAX_HELD = 24
+STACKS_SIGNAL = signal.SIGUSR2
+"""Makes a worker, or a child of it, write the stacks of its threads."""
+
 LIBRARY = str(Path(crossmem.__file__).parent)
 
 
@@ -61,6 +67,12 @@ def is_any_dead(owners: set[ProcessIdentity], *, within_s: float = 10.0) -> bool
 class Actor:
     """One thread's share of the activity."""
 
+    max_nbytes = MAX_NBYTES
+    max_own = MAX_OWN
+    max_held = MAX_HELD
+    pause_s = 0.002
+    """The mean time between two steps."""
+
     def __init__(self, board: Path, seed: int) -> None:
         self.board = board
         self.chance = random.Random(seed)
@@ -68,7 +80,7 @@ class Actor:
         self.own: list[tuple[crossmem.Allocation, crossmem.ShareableHandle, Path]] = []
         self.held: list[crossmem.Mapping] = []
         self.counts: Counter[str] = Counter()
-        self.steps = [
+        self.steps: list[tuple[float, Callable[[], object]]] = [
             (4, self.share),
             (2, self.free),
             (8, self.attach),
@@ -77,8 +89,8 @@ class Actor:
             (3, self.scribble),
             (4, self.unmap),
             (1, self.look_at_own),
-            (1, crossmem.collect),
-            (1, crossmem.exports),
+            (1, lambda: self.call(crossmem.collect)),
+            (1, lambda: self.call(crossmem.exports)),
         ]
 
     def step(self) -> None:
@@ -86,6 +98,14 @@ class Actor:
         (_, act) = self.chance.choices(self.steps, weights)[0]
         act()
         self.counts["steps"] += 1
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a function of crossmem; for a storm that measures each call."""
+        return function(*arguments, **options)
+
+    def give_back(self, allocation: crossmem.Allocation) -> None:
+        """Free an allocation in one of the ways that there are."""
+        allocation.free()
 
     def problem(self, text: str) -> None:
         # To a file, because this process may be dead before anybody asks it.
@@ -95,12 +115,12 @@ class Actor:
     # Exporting -----------------------------------------------------------------------------
 
     def share(self) -> None:
-        if len(self.own) >= MAX_OWN:
+        if len(self.own) >= self.max_own:
             self.free()
-        nbytes = self.chance.randint(8, MAX_NBYTES)
-        allocation = self.device.allocate(nbytes)
+        nbytes = self.chance.randint(8, self.max_nbytes)
+        allocation = self.call(self.device.allocate, nbytes)
         access = self.chance.choice(("rw", "rw", "ro"))
-        handle = allocation.export(access=access)  # type: ignore[arg-type]
+        handle = self.call(allocation.export, access=access)
         allocation.write(pattern(handle.owner, handle.allocation, nbytes))
         path = self.board / f"handle-{os.getpid()}-{handle.allocation}"
         unfinished = path.with_name("." + path.name)
@@ -112,11 +132,11 @@ class Actor:
         if self.own:
             allocation, _, path = self.own.pop(self.chance.randrange(len(self.own)))
             if self.chance.random() < 0.5:
-                path.unlink()
-                allocation.free()
+                path.unlink(missing_ok=True)
+                self.give_back(allocation)
             else:
-                allocation.free()
-                path.unlink()
+                self.give_back(allocation)
+                path.unlink(missing_ok=True)
 
     def look_at_own(self) -> None:
         for allocation, handle, _ in self.own:
@@ -125,9 +145,13 @@ class Actor:
 
     # Importing -----------------------------------------------------------------------------
 
+    def handles(self) -> Iterable[Path]:
+        """Return the files of the handles that workers offer."""
+        return self.board.glob("handle-*")
+
     def found(self) -> crossmem.ShareableHandle | None:
         paths: dict[str, list[Path]] = {}
-        for path in self.board.glob("handle-*"):
+        for path in self.handles():
             paths.setdefault(path.name.split("-")[1], []).append(path)
         if not paths:
             return None
@@ -155,11 +179,15 @@ class Actor:
     def attach_all(self, handles: list[crossmem.ShareableHandle]) -> None:
         try:
             if len(handles) == 1 and self.chance.random() < 0.5:
-                with crossmem.import_handle(handles[0]) as imported, imported.map() as mapping:
+                with (
+                    self.call(crossmem.import_handle, handles[0]) as imported,
+                    self.call(imported.map) as mapping,
+                ):
                     if damage(mapping, handles[0]):
                         self.problem(f"imported damaged memory: {handles[0]!r}")
                 return
-            mappings = crossmem.attach_many(handles, readonly=self.chance.random() < 0.2)
+            readonly = self.chance.random() < 0.2
+            mappings = self.call(crossmem.attach_many, handles, readonly=readonly)
         except crossmem.StaleHandleError:
             return
         except crossmem.OwnerGoneError as error:
@@ -172,7 +200,7 @@ class Actor:
             if damage(mapping, mapping.handle):
                 self.problem(f"attached damaged memory: {mapping!r}")
         self.held += mappings
-        while len(self.held) > MAX_HELD:
+        while len(self.held) > self.max_held:
             self.unmap()
 
     def forget_some(self, handles: list[crossmem.ShareableHandle]) -> None:
@@ -200,7 +228,7 @@ class Actor:
 
     def unmap(self) -> None:
         if self.held:
-            self.held.pop(self.chance.randrange(len(self.held))).unmap()
+            self.call(self.held.pop(self.chance.randrange(len(self.held))).unmap)
 
     # The end -------------------------------------------------------------------------------
 
@@ -209,7 +237,7 @@ class Actor:
             if damage(mapping, mapping.handle):
                 self.problem(f"held memory is damaged at the end: {mapping!r}")
             self.counts["alive" if mapping.owner_alive else "orphaned"] += 1
-            mapping.unmap()
+            self.call(mapping.unmap)
         self.held.clear()
 
     def free_all(self) -> None:
@@ -237,20 +265,30 @@ def die_after(lines: int) -> None:
     sys.settrace(trace_call)
 
 
-def footprint(tracers: list[TracingDriver]) -> dict[str, Any]:
-    """Return what this process holds that it should not, by name."""
+def footprint(tracers: list[TracingDriver], survivors: int = 2) -> dict[str, Any]:
+    """Return what this process holds that it should not, by name.
+
+    Parameters
+    ----------
+    tracers
+        What counts the driver's objects.
+    survivors
+        How many processes may still be connected, this one included.
+    """
     found: dict[str, Any] = {}
     for tracer in tracers:
         found |= {kind: count for kind, count in tracer.live.items() if count}
         if tracer.violations:
             found["violations"] = tracer.violations
     with Path("/proc/self/maps").open(encoding="utf-8") as maps:
-        mapped = sum("/memfd:crossmem" in line for line in maps)
+        names = Counter(
+            line.split("/memfd:", 1)[1].split()[0] for line in maps if "/memfd:" in line
+        )
     descriptors = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             descriptors[int(entry.name)] = str(entry.readlink())
-    memories = [one for one in descriptors.values() if one.startswith("/memfd:")]
+    memories = [one for one in descriptors.values() if one.startswith("/memfd:crossmem (")]
     dead = []
     for number, target in descriptors.items():
         if "[pidfd]" in target:
@@ -264,6 +302,11 @@ def footprint(tracers: list[TracingDriver]) -> dict[str, Any]:
             if poller.poll(0):
                 dead.append(target)
     threads = [one.name for one in threading.enumerate()]
+    mapped = names["crossmem"]
+    # A control segment of each survivor, and two rows for each of the others.
+    rows = 2 * (survivors - 1)
+    if names["crossmem-control"] > survivors or names["crossmem-row"] > rows:
+        found["words"] = names
     unknown = sorted(set(threads) - {"MainThread", "crossmem-leases"})
     if mapped or memories or dead or unknown or threads.count("crossmem-leases") > 1:
         found["held"] = [mapped, memories, dead, threads]
@@ -273,7 +316,7 @@ def footprint(tracers: list[TracingDriver]) -> dict[str, Any]:
     return found
 
 
-def leak() -> None:
+def leak() -> str:
     """Leave behind one of each kind of thing that :func:`footprint` looks for."""
     child = os.posix_spawn("/bin/true", ["true"], os.environ)
     processes._pidfd_open(child)
@@ -281,21 +324,22 @@ def leak() -> None:
     threading.Thread(target=threading.Event().wait, name="leaked", daemon=True).start()
     device = crossmem.device("emulated:0")
     device.driver.allocate(0, 1, device.mechanism)
+    return "leaked"
 
 
-def settled(tracers: list[TracingDriver]) -> dict[str, Any]:
-    """Return the footprint once it is empty, or what it is after some seconds."""
-    end = time.monotonic() + 20.0
+def settled(look: Callable[[], dict[str, Any]], within_s: float = 20.0) -> dict[str, Any]:
+    """Return a footprint once it is empty, or what it is after some seconds."""
+    end = time.monotonic() + within_s
     while True:
         gc.collect()
         crossmem.collect()
-        found = footprint(tracers)
+        found = look()
         if not found or time.monotonic() > end:
             return found
         time.sleep(0.05)
 
 
-def run(actors: list[Actor], commands: int) -> None:
+def run(actors: Sequence[Actor], commands: int) -> None:
     """Act, each actor on a thread of its own, until a command arrives."""
     stopping = threading.Event()
 
@@ -304,11 +348,11 @@ def run(actors: list[Actor], commands: int) -> None:
             while not stopping.is_set():
                 actor.step()
                 # Leaves room for those that begin, and for others to come in between.
-                time.sleep(actor.chance.expovariate(1 / 0.002))
+                time.sleep(actor.chance.expovariate(1 / actor.pause_s))
                 if actor is actors[0] and select.select([commands], [], [], 0)[0]:
                     return
         except Exception as error:
-            actor.problem(f"raised {error!r}")
+            actor.problem("raised " + "".join(traceback.format_exception(error)))
             raise
 
     others = [threading.Thread(target=act, args=(one,), daemon=True) for one in actors[1:]]
@@ -335,12 +379,13 @@ def main(board: Path, seed: int, lines: int, commands: Path, answers: Path) -> N
     commands, answers
         FIFOs.
     """
+    faulthandler.register(STACKS_SIGNAL)
     with commands.open("rb", buffering=0) as inbox, answers.open("wb", buffering=0) as outbox:
         take_part(board, seed, lines, inbox, outbox)
 
 
-def take_part(board: Path, seed: int, lines: int, inbox: RawIOBase, outbox: RawIOBase) -> None:
-    """Act at random, then do what is asked for."""
+def traced() -> list[TracingDriver]:
+    """Trace the drivers of this process from now on; return the tracers, which will come."""
     tracers: list[TracingDriver] = []
 
     def trace(driver: Driver) -> Driver:
@@ -348,25 +393,44 @@ def take_part(board: Path, seed: int, lines: int, inbox: RawIOBase, outbox: RawI
         return tracers[-1]
 
     current().registry.adapt(trace)
+    return tracers
+
+
+def release(actors: Sequence[Actor]) -> str:
+    """End what actors hold of others; return what they counted."""
+    counts: Counter[str] = Counter()
+    for actor in actors:
+        actor.release()
+        counts += actor.counts
+    return json.dumps(counts)
+
+
+def free(actors: Sequence[Actor]) -> None:
+    """Free what actors have."""
+    for actor in actors:
+        actor.free_all()
+
+
+def obey(inbox: RawIOBase, outbox: RawIOBase, commands: Mapping[str, Callable[[], str]]) -> None:
+    """Do what is asked for, one command a line, until something else comes."""
+    for line in inbox:
+        command = line.strip().decode()
+        if command not in commands:
+            return
+        outbox.write(commands[command]().encode() + b"\n")
+
+
+def take_part(board: Path, seed: int, lines: int, inbox: RawIOBase, outbox: RawIOBase) -> None:
+    """Act at random, then do what is asked for."""
+    tracers = traced()
     outbox.write(b"ready\n")
     if lines:
         die_after(lines)
     actors = [Actor(board, seed * 10 + number) for number in range(1 + seed % 2)]
     run(actors, inbox.fileno())
-    for command in inbox:
-        match command.strip():
-            case b"release":
-                counts: Counter[str] = Counter()
-                for actor in actors:
-                    actor.release()
-                    counts += actor.counts
-                outbox.write(json.dumps(counts).encode() + b"\n")
-            case b"free":
-                for actor in actors:
-                    actor.free_all()
-                outbox.write(json.dumps(settled(tracers)).encode() + b"\n")
-            case b"leak":
-                leak()
-                outbox.write(b"leaked\n")
-            case _:
-                break
+
+    def free_all() -> str:
+        free(actors)
+        return json.dumps(settled(lambda: footprint(tracers)))
+
+    obey(inbox, outbox, {"release": lambda: release(actors), "free": free_all, "leak": leak})

@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -146,15 +147,47 @@ def test_who_knew_an_exporter_hears_that_it_is_gone_however_long_its_exit_takes(
         importer.call(actions.attach, "never", unmet)
 
 
-def test_who_never_knew_an_exporter_hears_that_it_may_be_exiting(start_peer: "StartPeer") -> None:
-    exporter, importer = start_peer(), start_peer()
+@pytest.mark.parametrize("has_same_run_dir", [True, False])
+def test_who_never_knew_an_exporter_hears_that_it_is_gone_while_it_exits(
+    start_peer: "StartPeer", tmp_path: Path, *, has_same_run_dir: bool
+) -> None:
+    exporter = start_peer()
+    importer = start_peer() if has_same_run_dir else start_peer(CROSSMEM_RUN_DIR=str(tmp_path))
     blob = exporter.call(actions.offer, "memory", NBYTES)
     exporter.call(lease_actions.stop_serving)
+
+    with pytest.raises(crossmem.OwnerGoneError, match="closed its lease server"):
+        importer.call(actions.attach, "never", blob)
+
+
+def test_an_exporter_that_listens_elsewhere_is_not_taken_for_one_that_exits(
+    start_peer: "StartPeer", tmp_path: Path
+) -> None:
+    exporter, squatter = start_peer(), start_peer()
+    importer = start_peer(CROSSMEM_RUN_DIR=str(tmp_path))
+    # It gets no abstract address, and the one that has it goes away.
+    squatter.call(lease_actions.squat, exporter.call(lease_actions.identity), None)
+    blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
+    squatter.kill()
 
     with pytest.raises(crossmem.WrongHostError, match="it is exiting, or") as caught:
         importer.call(actions.attach, "never", blob)
 
     assert "if it is exiting, export" in str(caught.value.hint)
+    start_peer().call(actions.attach, "mapped", blob)
+
+
+def test_who_knew_an_exporter_that_was_killed_hears_that_it_died(start_peer: "StartPeer") -> None:
+    importer = start_peer()
+    for _ in range(10):
+        exporter = start_peer()
+        met, unmet = (exporter.call(actions.offer, name, NBYTES) for name in "ab")
+        importer.call(actions.attach, f"mapped{exporter.pid}", met)
+        # Not waited for: importers see its sockets close before they see its death.
+        os.kill(exporter.pid, signal.SIGKILL)
+
+        with pytest.raises(crossmem.OwnerGoneError, match="died"):
+            importer.call(actions.attach, "never", unmet)
 
 
 def test_whoever_comes_after_the_exit_hears_that_the_exporter_is_gone(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exporters and importers in different namespaces, as containers have them."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -16,11 +17,12 @@ from crossmem.conformance.speed import SLOWNESS
 from crossmem.control import wire
 
 if TYPE_CHECKING:
-    from tests.integration import lease_actions, namespace_actions
+    from tests.integration import lease_actions, namespace_actions, place_actions
     from tests.integration.conftest import StartPeer
 else:
     import lease_actions
     import namespace_actions
+    import place_actions
 
 NBYTES = 4096
 NOBODY, STRANGER = 65534, 1234567
@@ -143,6 +145,48 @@ def test_an_importer_in_another_pid_namespace(start_peer: "StartPeer", *, proc: 
     assert lease.pid not in {0, 1, importer.pid}
     os.kill(lease.pid, signal.SIGKILL)
     exporter.call(actions.free, "memory", busy="wait", timeout=15 * SLOWNESS)
+
+
+@needs_containers
+@pytest.mark.parametrize("is_old", [False, True], ids=["pidfds", "before-6.5"])
+def test_a_lease_of_a_sibling_container_says_how_its_end_is_noticed(
+    start_peer: "StartPeer", tmp_path: Path, *, is_old: bool
+) -> None:
+    exporter, importer = start_peer(tracing=False), start_peer()
+    # The exporter's pid namespace does not show the importer.
+    blob = exporter.call(
+        namespace_actions.in_pid_namespace,
+        place_actions.offer_and_report,
+        tmp_path / "report",
+        is_old=is_old,
+        proc=True,
+    )
+
+    importer.call(actions.attach, "mapped", blob, timeout=5 * SLOWNESS)
+
+    assert settle(lambda: [] if (tmp_path / "report").exists() else ["silent"]) == []
+    assert json.loads((tmp_path / "report").read_text("utf-8")) == (
+        [[[0, "connection"]], "process-if-visible"] if is_old else [[[0, "process"]], "process"]
+    )
+    importer.kill()
+    assert settle(lambda: [] if (tmp_path / "report.end").exists() else ["leased"]) == []
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["pidfds", "before-6.5"])
+def test_leases_of_visible_processes_end_with_them(
+    start_peer: "StartPeer", *, is_old: bool
+) -> None:
+    exporter, importer = start_peer(tracing=False), start_peer()
+    if is_old:
+        exporter.call(place_actions.be_old)
+    blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
+    exporter.call(actions.attach, "own", blob)
+    importer.call(actions.attach, "mapped", blob)
+
+    assert {lease.pid: lease.ends_with for lease in leases_of(exporter)} == {
+        exporter.pid: "process",
+        importer.pid: "process",
+    }
 
 
 @needs_containers

@@ -34,6 +34,12 @@ EXPECTED: dict[str, tuple[type[crossmem.CrossmemError], ...]] = {
     "boasting": (crossmem.InvalidHandleError,),
     "resizable": (crossmem.InvalidHandleError,),
     "lending_a_socket": (crossmem.InvalidHandleError,),
+    "without_words": (crossmem.InvalidHandleError,),
+    "resizable_words": (crossmem.InvalidHandleError,),
+    "small_words": (crossmem.InvalidHandleError,),
+    "too_many_words": (crossmem.InvalidHandleError,),
+    "words_again": (crossmem.InvalidHandleError,),
+    "half_a_row": (crossmem.AccessDeniedError,),
 }
 # Who never answers, or never stops, is given up soon. All others are given the time to answer.
 ENDLESS = {"silent", "deaf", "chatty", "never_ending", "closing", "closing_when_asked"}

@@ -67,7 +67,6 @@ def test_an_importer_killed_before_it_reads_the_reply(start_peer: "StartPeer") -
     exporter, importer = start_peer(), start_peer()
     blob = exporter.call(actions.offer, "memory", NBYTES)
     importer.call(lease_actions.request_and_wait, blob)
-    assert settles_at(exporter, 1)
     importer.kill()
 
     exporter.call(actions.free, "memory", busy="wait", timeout=SLOWNESS)
@@ -212,6 +211,24 @@ def test_requests_that_nobody_waits_for_any_more_hold_nothing(
     # Descriptors that came with late answers are closed.
     after = importer.call(resources.descriptors)
     assert len(after) <= len(before), after
+
+
+def test_memory_is_used_while_another_thread_asks_for_more_of_it(start_peer: "StartPeer") -> None:
+    exporter, importer = start_peer(tracing=False), start_peer(tracing=False)
+    blob = exporter.call(actions.offer, "memory", NBYTES, b"data")
+    more = exporter.call(actions.export, "memory", allow=crossmem.Allow(pids=[importer.pid]))
+    assert crossmem.ShareableHandle.from_bytes(more) != crossmem.ShareableHandle.from_bytes(blob)
+    importer.call(actions.import_, "imported", blob)
+    exporter.stop()
+
+    timeout_s = 2 * SLOWNESS
+    took_s = importer.call(
+        lease_actions.use_what_another_thread_asks_for, "imported", more, timeout_s
+    )
+
+    assert took_s < timeout_s / 4
+    exporter.cont()
+    assert settles_at(exporter, 0)
 
 
 def test_an_exporter_stopped_for_good_is_killed_and_gone(start_peer: "StartPeer") -> None:

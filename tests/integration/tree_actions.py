@@ -224,9 +224,10 @@ def collect_garbage() -> None:
 
 
 def mapped() -> int:
-    """Return how many ranges of shared memory this process has mapped."""
+    """Return how many ranges of shared memory this process has mapped, besides those of leases."""
     crossmem.collect()
-    return Path("/proc/self/maps").read_text("utf-8").count("memfd:")
+    maps = Path("/proc/self/maps").read_text("utf-8")
+    return maps.count("memfd:") - maps.count("memfd:crossmem-")
 
 
 def lessees() -> list[list[int]]:

@@ -15,13 +15,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import mutants_devices  # noqa: F401 - registers its own
+import mutants_ends  # noqa: F401 - registers its own
 import mutants_foreign
+import mutants_forks  # noqa: F401 - the same
 import mutants_ranges  # noqa: F401 - the same
+import mutants_words  # noqa: F401 - the same
 from mutation import MUTANTS, always, changed, instead, mutant, property_is
 from typing_extensions import override
 
 from crossmem.conformance.speed import SLOWNESS
-from crossmem.control import answers, client, exports, holders, link, registry, server
+from crossmem.control import (
+    admission,
+    answers,
+    client,
+    exports,
+    holders,
+    link,
+    registry,
+    server,
+)
 from crossmem.control.leases import LeaseTable
 from crossmem.control.records import Allow
 from crossmem.control.wire import Status
@@ -37,7 +49,7 @@ from crossmem.errors import (
 )
 from crossmem.models import handle as handles
 from crossmem.sharing import device
-from crossmem.sharing.base import copying, deferred, ending, memory, process
+from crossmem.sharing.base import copying, deferred, ending, memory
 from crossmem.sharing.exporter import allocation, record
 from crossmem.sharing.importer import attach, errors, mapping, remote, request, table
 from crossmem.sharing.importer import record as imports
@@ -140,7 +152,8 @@ def c07_the_first_close_ends_the_lease() -> None:
     def _(old: Any, self: Any, use: Any) -> Any:
         connection = getattr(self, "connection", None)
         if connection is not None and len(self.uses) > 1:
-            connection.release(list(self.leases.values()))
+            for leased in self.leases.values():
+                connection.end(leased)
         return old(self, use)
 
 
@@ -167,7 +180,9 @@ def c09_busy_memory_is_no_error() -> None:
 
 @mutant
 def c09_deferred_memory_is_never_freed() -> None:
-    always(record.AllocationRecord, "_on_idle", None)
+    @instead(registry.LeaseRegistry, "retire")
+    def _(old: Any, self: Any, unit: Any, **options: Any) -> Any:
+        return not (unit.was_granted and unit.is_retired) and old(self, unit, **options)
 
 
 @mutant
@@ -183,21 +198,6 @@ def c09_messages_hold_nothing() -> None:
             if one.in_message:
                 self.end([one.number])
         return old(self, unit, **options)
-
-
-@mutant
-def c10_one_release_ends_everybodys_leases() -> None:
-    @instead(LeaseTable, "end")
-    def _(old: Any, self: Any, number: int) -> Any:
-        ended = old(self, number)
-        for other in list(ended.unit.leases) if ended else ():
-            old(self, other)
-        return ended
-
-
-@mutant
-def c11_the_death_of_an_importer_ends_nothing() -> None:
-    always(holders.HolderTable, "lose_if_dead", False)
 
 
 @mutant
@@ -230,10 +230,10 @@ def c13_everybody_is_admitted() -> None:
 
 @mutant
 def c13_nobody_hears_of_denials() -> None:
-    @instead(registry.LeaseRegistry, "admit")
+    @instead(admission.Admission, "admit")
     def _(old: Any, self: Any, *args: Any) -> Any:
         answer = old(self, *args)
-        for unit in self._exports.units():
+        for unit in self.registry.exports.units():
             for export in unit.exports.values():
                 export.denied = 0
         return answer
@@ -259,7 +259,7 @@ def c14_damage_is_not_noticed() -> None:
 
 @mutant
 def c14_any_secret_is_right() -> None:
-    always(registry, "verify", value=True)
+    always(admission, "verify", value=True)
     always(answers, "verify", value=True)
 
 
@@ -346,23 +346,6 @@ def c17_closing_twice_is_an_error() -> None:
         if self.closed:
             raise ClosedError("closed")
         old(self)
-
-
-@mutant
-def c18_a_forked_child_keeps_its_parents_descriptors() -> None:
-    always(process.Process, "abandon", frozenset())
-
-
-@mutant
-def c18_a_forked_child_keeps_its_parents_memory() -> None:
-    always(kernel, "drop_inherited", None)
-
-
-@mutant
-def c18_inherited_objects_work() -> None:
-    property_is(process.Process, "is_usable", value=True)
-    for module in (ending, device):
-        always(module, "refuse_foreign_device" if module is device else "refuse_foreign", None)
 
 
 @mutant

@@ -56,6 +56,7 @@ def outcomes(run: KitRun, laws: list[str], folder: Path) -> dict[str, Any]:
         folder,
         within=_LIMIT_S * SLOWNESS,
         measured=run.backend == "emulated",
+        fresh=False,
         CROSSMEM_EMULATED_STATE=str(folder / "host"),
         **run.environment,
     )
@@ -70,6 +71,21 @@ def test_every_law_holds(run: KitRun, laws: list[str], tmp_path: Path) -> None:
 
     assert set(found) == set(laws)
     assert {law: one for law, one in found.items() if one["failed"] or not one["passed"]} == {}
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(_LIMIT_S)
+def test_the_core_holds_with_fences(tmp_path: Path) -> None:
+    exit_code, output = run_kit(
+        ["--pyargs", "crossmem.conformance", "--crossmem-core"],
+        tmp_path,
+        within=_LIMIT_S * SLOWNESS,
+        fresh=True,
+        CROSSMEM_BARRIER="fence",
+    )
+
+    assert exit_code == 0, output[-5000:]
+    assert " passed" in output
 
 
 def test_every_law_has_tests_in_the_core() -> None:

@@ -6,9 +6,8 @@ block. The model explores every interleaving of loads and stores, with stores th
 late, and of crashes. Each barrier can be left out: some interleaving then ends in a
 :class:`ViolationError`, which says what the barrier is for.
 
-The memory has eight words: the generation of the block's slot, the owner's wish for a message, one
-word in the row of each importer, two words of data in the block, and for each importer whether its
-death is proven.
+The memory has eight words: the generation of the block's slot, a word in the row of each importer,
+the data of the block, and for each importer whether its death is proven.
 """
 
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 __all__ = ["Rules", "ViolationError", "explore"]
 
-GENERATION, WISH, ROW, DATA, DEAD, WORDS = 0, 1, 1, 4, 5, 8
+GENERATION, ROW, DATA, DEAD, WORDS = 0, 0, 4, 5, 8
 """Addresses; those of ROW and DEAD are counted from importer 1 on."""
 
 OWNER: Final = 0
@@ -47,18 +46,21 @@ class Rules:
         Each side uses a fence of its own in place of the owner's barrier, and an importer ends a
         hold by a store that comes after all earlier accesses.
     barriers
-        Which barriers the owner uses: after the next generation, after its wish, before the reuse.
+        Which barriers the owner uses: after the next generation, before the reuse.
     holds_first
         An importer writes its row before it reads the generation.
     new_generations
         No generation comes twice.
+    has_last_fence
+        With fences, an importer has one between the end of a hold and its look at the generation.
     """
 
     order: Literal["tso", "weak"] = "tso"
     is_fenced: bool = False
-    barriers: frozenset[str] = frozenset({"free", "wish", "reuse"})
+    barriers: frozenset[str] = frozenset({"free", "reuse"})
     holds_first: bool = True
     new_generations: bool = True
+    has_last_fence: bool = True
 
 
 _Step = tuple[Any, ...]
@@ -67,18 +69,11 @@ _OWNER: Final[tuple[_Step, ...]] = (
     ("label", "free"),
     ("store", GENERATION, "retired"),
     ("barrier", "free"),
-    ("read", 1),
-    ("read", 2),
-    ("unless_held", "reuse"),
-    ("store", WISH, 1),
-    ("barrier", "wish"),
     ("label", "again"),
     ("read", 1),
     ("read", 2),
-    ("unless_held", "no wish"),
+    ("unless_held", "reuse"),
     ("sleep",),
-    ("label", "no wish"),
-    ("store", WISH, 0),
     ("label", "reuse"),
     ("barrier", "reuse"),
     ("begin",),
@@ -87,15 +82,15 @@ _OWNER: Final[tuple[_Step, ...]] = (
     ("offer",),
 )
 
-_HOLD: Final[tuple[_Step, ...]] = (("store", ROW, "generation"), ("fence",))
+_HOLD: Final[tuple[_Step, ...]] = (("hold", "generation"), ("fence",))
 _CHECK: Final[tuple[_Step, ...]] = (("check",),)
 _REST: Final[tuple[_Step, ...]] = (
     ("use",),
     ("store", DATA, "life"),
     ("fence",),
     ("label", "end"),
-    ("store", ROW, 0),
-    ("fence",),
+    ("hold", 0),
+    ("last fence",),
     ("ring",),
 )
 
@@ -137,7 +132,9 @@ class _Model:
             for program in self.programs
         ]
         names = {step[0] for program in self.programs for step in program}
-        self.operations: dict[str, Any] = {name: getattr(self, name) for name in names}
+        self.operations: dict[str, Any] = {
+            name: getattr(self, name.replace(" ", "_")) for name in names
+        }
 
     def start(self) -> State:
         memory = _put(_put((0,) * WORDS, GENERATION, self.generation(1)), DATA, 1)
@@ -227,13 +224,21 @@ class _Model:
     def store(self, state: State, who: int, life: int, address: int, value: Any) -> State:
         generation = self.generation(life)
         words = {"generation": generation, "retired": generation + 1, "life": life}
-        stored = (address + who if address == ROW else address, words.get(value, value), life)
+        stored = (address, words.get(value, value), life)
         pending = _put(state.pending, who, (*state.pending[who], stored))
         return self.next(state._replace(pending=pending), who)
+
+    def hold(self, state: State, who: int, life: int, value: Any) -> State:
+        """Write the importer's row."""
+        return self.store(state, who, life, ROW + who, value)
 
     def fence(self, state: State, who: int, _life: int) -> State | None:
         """Let all earlier accesses of the process come first, if it uses fences."""
         return None if self.rules.is_fenced and state.pending[who] else self.next(state, who)
+
+    def last_fence(self, state: State, who: int, life: int) -> State | None:
+        """Let the end of a hold come before the look at the generation."""
+        return self.fence(state, who, life) if self.rules.has_last_fence else self.next(state, who)
 
     def read(self, state: State, who: int, _life: int, importer: int) -> State:
         """Read a row; the first one forgets what was read before."""
@@ -269,15 +274,15 @@ class _Model:
             state = self.visible(state, who, len(loaded) - 1, _LOAD, 0, life)
         return self.next(state, who)
 
-    def ring(self, state: State, who: int, _life: int) -> State | None:
-        """End the turn, with a message if the owner wishes one."""
-        is_wished = self.load(state, who, WISH) == 1
-        if is_wished and state.pending[who]:
+    def ring(self, state: State, who: int, life: int) -> State | None:
+        """End the turn, with a message if the owner has moved on."""
+        is_awaited = self.load(state, who, GENERATION) != self.generation(life)
+        if is_awaited and state.pending[who]:
             # Sending a message makes all earlier stores visible.
             return None
         return state._replace(
             turns=_put(state.turns, who, state.turns[who] + 1),
-            is_rung=state.is_rung or is_wished,
+            is_rung=state.is_rung or is_awaited,
             steps=_put(state.steps, who, 0),
         )
 

@@ -50,6 +50,7 @@ from crossmem.conformance import actions  # noqa: E402
 from crossmem.conformance.interrupts import Interrupted, Interrupts  # noqa: E402
 from crossmem.conformance.peers import Peer  # noqa: E402
 from crossmem.sharing.base.process import current  # noqa: E402
+from crossmem.sharing.exporter.record import Allocations  # noqa: E402
 
 CORE: Final = f"{ROOT}/core/crossmem/"
 UNCOUNTED: Final = tuple(f"{CORE}{name}/" for name in ("bench", "cli", "conformance"))
@@ -121,6 +122,8 @@ class World:
             "waiting": len(process.deferred.waiting),
             "leases": sum(len(one.leases) for one in crossmem.exports()),
             "exports": len(crossmem.exports()),
+            "exported": len(process.part(Allocations).exported),
+            "slots": len(process.start_server().leases.granted),
         }
         state["leases there"] = sum(len(one.leases) for one in self.peer.call(actions.exports))
         driver: Any = self.device.driver
@@ -244,6 +247,26 @@ viewed = _put("view", lambda _w, k: k["mapping"].view())
 leased = _put("mapping", lambda _w, k: crossmem.attach(k["handle"]))
 
 
+def withdrawn(_world: World, kept: dict[str, Any]) -> None:
+    """Withdraw what was exported, again if a handler raised."""
+    kept["memory"].withdraw(kept["handle"])
+
+
+class HeldThere:
+    """An import of this process's memory in the other process."""
+
+    def __init__(self, world: World, handle: crossmem.ShareableHandle) -> None:
+        self.peer = world.peer
+        self.peer.call(actions.attach, "held", handle.to_bytes())
+
+    def release(self) -> None:
+        """Let it end."""
+        self.peer.call(actions.unmap, "held")
+
+
+let_go = _put("mapping", lambda w, _k: crossmem.attach(w.theirs[0], on_owner_death="release"))
+
+
 def adopted(world: World, kept: dict[str, Any]) -> None:
     """Adopt memory that crossmem's core does not know."""
     block = world.foreign
@@ -295,6 +318,23 @@ OPERATIONS: dict[str, Callable[[World], Step]] = {
     "free leased": operation(lambda _w, k: k["memory"].free(), _both(memory, exported, leased)),
     "collect dropped": operation(lambda _w, _k: crossmem.collect(), dropped),
     "collect freed": operation(lambda _w, _k: crossmem.collect(), freed_while_leased),
+    "withdraw": operation(withdrawn, _both(memory, exported)),
+    "withdraw leased": operation(
+        _both(withdrawn, lambda _w, kept: kept["mapping"].unmap()),
+        _both(memory, exported, leased),
+    ),
+    "unmap withdrawn": operation(
+        lambda _w, k: k["mapping"].unmap(), _both(memory, exported, leased, withdrawn)
+    ),
+    "withdraw held": operation(
+        withdrawn, _both(memory, exported, _put("view", lambda w, k: HeldThere(w, k["handle"])))
+    ),
+    "attach to let go": operation(let_go),
+    "unmap to let go": operation(lambda _w, k: k["mapping"].unmap(), let_go),
+    "map to let go": operation(
+        mapped,
+        _put("import", lambda w, _k: crossmem.import_handle(w.theirs[0], on_owner_death="release")),
+    ),
     "exports": operation(lambda _w, _k: crossmem.exports(), _both(memory, exported)),
 }
 HOST: dict[str, Callable[[World], Step]] = {

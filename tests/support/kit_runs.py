@@ -97,6 +97,7 @@ def run_kit(
     *,
     within: float,
     measured: bool = False,
+    fresh: bool = False,
     **environment: str,
 ) -> tuple[int, str]:
     """Run the kit in a process of its own, away from every project; return exit code and output.
@@ -111,6 +112,8 @@ def run_kit(
         How long it may take, in seconds.
     measured
         Whether coverage counts what it runs, if coverage runs; that takes twice the time.
+    fresh
+        Whether the process is started anew, for variables that are read when crossmem is imported.
     environment
         Variables to set.
     """
@@ -124,7 +127,8 @@ def run_kit(
     if not measured:
         changed |= UNMEASURED
     preload("pytest", "hypothesis", "crossmem.conformance.machine", *_PLUGINS)
-    with Peer("emulated:0", tracing=False, environment={**changed, **environment}) as peer:
+    variables = {**changed, **environment}
+    with Peer("emulated:0", tracing=False, environment=variables, fresh=fresh) as peer:
         peer.call(os.chdir, str(folder))
         options = ["-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
         done: tuple[int, str] = peer.call(_run_here, [*options, *arguments], within=within)

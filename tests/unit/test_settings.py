@@ -23,6 +23,7 @@ def test_defaults() -> None:
     assert settings.timeout_s == 30.0
     assert settings.exit_wait_s == 2.0
     assert settings.max_reservations == 4096
+    assert settings.barrier == "membarrier"
     assert settings.plugins == ()
     assert settings.disabled_plugins == ()
 
@@ -40,6 +41,7 @@ def test_every_variable_is_read() -> None:
             "CROSSMEM_TIMEOUT": "1.5",
             "CROSSMEM_EXIT_WAIT": "0",
             "CROSSMEM_MAX_RESERVATIONS": "7",
+            "CROSSMEM_BARRIER": "fence",
             "CROSSMEM_PLUGINS": "acme.hooks, other ,",
             "CROSSMEM_DISABLE_PLUGINS": "hip,acme-tools:acme",
         }
@@ -51,6 +53,7 @@ def test_every_variable_is_read() -> None:
         "timeout_s": 1.5,
         "exit_wait_s": 0.0,
         "max_reservations": 7,
+        "barrier": "fence",
         "plugins": ("acme.hooks", "other"),
         "disabled_plugins": ("hip", "acme-tools:acme"),
     }
@@ -95,6 +98,7 @@ def test_run_dir_is_no_matter_of_the_session_where_it_is_set() -> None:
         ("CROSSMEM_EXIT_WAIT", "-0.1", "from 0 to 86400"),
         ("CROSSMEM_MAX_RESERVATIONS", "0", "from 1 to 1000000"),
         ("CROSSMEM_MAX_RESERVATIONS", "many", "a whole number"),
+        ("CROSSMEM_BARRIER", "none", "membarrier or fence"),
         ("CROSSMEM_PLUGINS", "acme/hooks.py", "importable modules"),
         ("CROSSMEM_PLUGINS", "good,.bad", "importable modules"),
     ],
@@ -135,6 +139,7 @@ def test_settings_made_in_code_are_checked_too() -> None:
         ("timeout_s", float("nan")),
         ("exit_wait_s", True),
         ("max_reservations", 1.5),
+        ("barrier", "none"),
         ("plugins", "acme"),
         ("disabled_plugins", (1,)),
     ],

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What producer and consumer do where thousands of imports and allocations live at once."""
 
+import os
 import resource
 from pathlib import Path
 from threading import active_count
@@ -9,6 +10,11 @@ from typing import Any, Final
 
 import crossmem
 from crossmem.bench.jobs import Context, Halves, timed
+from crossmem.control import rows, segments
+from crossmem.control.leases import Holder, Row
+from crossmem.control.records import Allow, Export, Unit
+from crossmem.control.slots import SlotTable
+from crossmem.driver import Exported
 
 __all__ = ["SCALE_JOBS"]
 
@@ -127,6 +133,36 @@ def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, A
     }
 
 
+def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str, Any]:
+    """Read what so many importers say of an export that all of them may hold, and none does."""
+    memory = context.peer.create(4096)
+    handle = crossmem.ShareableHandle.from_bytes(context.peer.export(memory))
+    table, unit = SlotTable(), Unit(handle.allocation, None, lambda: None)
+    export = Export(unit, handle, Allow(), Exported(), slot=table.take())
+    unit.exports[handle.export] = export
+    for number in range(importers):
+        made: list[int] = []
+        row = segments.create("crossmem-row", made, is_written_by_maker=False)
+        os.close(made[0])
+        export.rows[Row(Holder(number, 0), row)] = row.words
+    times = [timed(lambda: rows.is_held(unit))[0] for _ in range(repeats)]
+    table.close()
+    context.peer.free(memory)
+    return {"read": times}
+
+
+def _produce_loop(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
+    """Create, export and free in a loop of one process, which nobody imports from."""
+    peer = context.peer
+
+    def live() -> None:
+        memory = peer.create(nbytes)
+        peer.export(memory)
+        peer.free(memory)
+
+    return {"each": [timed(live)[0] for _ in range(count)]}
+
+
 def _consume_nothing(context: Context, **_: Any) -> dict[str, Any]:  # noqa: ARG001 - a half
     return {}
 
@@ -136,6 +172,8 @@ SCALE_JOBS: Final[Halves] = MappingProxyType(
         "parts": (_produce_parts, _consume_parts),
         "separate": (_produce_separate, _consume_separate),
         "exhaust": (_produce_exhaust, _consume_nothing),
+        "rows": (_produce_rows, _consume_nothing),
+        "loop": (_produce_loop, _consume_nothing),
     }
 )
 """Producer's and consumer's half of every job, by its name."""

@@ -235,6 +235,10 @@ class Suite:
                 for metric in ("create", "open", "close", "free") if held is not None else ():
                     each = (held or {})[metric] * _US
                     rounds.setdefault(("held", peer, metric), []).append(each)
+                loop = self.job(peer, "loop", **arguments)
+                if loop is not None:
+                    each = median(loop["each"]) * _US
+                    rounds.setdefault(("loop", peer, "each"), []).append(each)
         for (section, peer, metric), values in rounds.items():
             self.report.add(section, peer, metric, values, "us")
 

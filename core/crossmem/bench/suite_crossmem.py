@@ -27,6 +27,7 @@ def run(suite: Suite) -> None:
     _system_calls(suite)
     _bandwidth(suite)
     _scale(suite)
+    _rows(suite)
     _imports(suite)
     _calls(suite)
 
@@ -146,6 +147,15 @@ def _scale(suite: Suite) -> None:
             f"with 64 descriptors left, allocation {found['made'] + 1} raised {found['error']}"
             f"{'' if found['names_limit'] else ', which does not name the limit'}"
         )
+
+
+def _rows(suite: Suite) -> None:
+    suite.say("reading the rows of leases")
+    for importers in (64, 1000):
+        found = suite.job(_PEER, "rows", importers=importers, repeats=suite.plan.repeats)
+        if found is not None:
+            metric = f"read for one free, {importers} importers"
+            suite.report.add("rows", _PEER, metric, [median(found["read"]) * _US], "us")
 
 
 def _imports(suite: Suite) -> None:

@@ -41,8 +41,8 @@ def compute_targets(report: Report) -> list[Target]:
 def _life(report: Report) -> Iterator[Target]:
     sizes = sorted({row.nbytes for row in report.rows if row.section == "life" and row.nbytes})
     for rival, title, limit in (
-        ("floor", "the floor", 1.3),
-        ("mp", "mp.shared_memory", 0.6),
+        ("floor", "the floor", 2.5),
+        ("mp", "mp.shared_memory", 1.7),
     ):
         for nbytes in sizes:
             measured = _ratio(
@@ -51,6 +51,18 @@ def _life(report: Report) -> Iterator[Target]:
             )
             name = f"whole life at {size_name(nbytes)}, against {title}"
             yield Target(name, measured, limit)
+    for metric, name in (("detach", "unmap and close"), ("free", "free")):
+        measured = _ratio(
+            report.value("life", "crossmem", metric, nbytes=sizes[0] if sizes else None),
+            report.value("life", "floor", metric, nbytes=sizes[0] if sizes else None),
+        )
+        yield Target(f"{name}, against the floor", measured, 2.0)
+    measured = _ratio(report.value("loop", "crossmem", "each"), report.value("loop", "mp", "each"))
+    yield Target("create, export and free in a loop, against mp.shared_memory", measured, 1.0)
+    for importers, limit in ((64, 10.0), (1000, 60.0)):
+        metric = f"read for one free, {importers} importers"
+        measured = report.value("rows", "crossmem", metric)
+        yield Target(f"µs to read the rows of {importers} importers", measured, limit)
     if len(sizes) > 1:
         measured = _ratio(
             report.value("life", "crossmem", "life", nbytes=sizes[-1]),

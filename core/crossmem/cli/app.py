@@ -143,8 +143,18 @@ def demo(
     ("crossmem devices", "what can be used, and what is missing for the rest"),
     ("crossmem devices --json | jq '.devices[].device'", "for scripts"),
     ("CROSSMEM_EMULATED_DEVICES=4 crossmem devices", "emulate four devices"),
+    ("crossmem devices -v", "also which barrier is in use with each exporter of this host"),
 )
-def devices(*, as_json: Json = False) -> None:
+def devices(
+    *,
+    as_json: Json = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Say which barrier orders the words of leases, with whom."
+        ),
+    ] = False,
+) -> None:
     """List the devices of all usable backends, and say what keeps the others from working.
 
     Also lists plugins that failed to load. A backend that nobody may choose by accident, such as
@@ -154,7 +164,7 @@ def devices(*, as_json: Json = False) -> None:
         from crossmem.cli.inventory import take_inventory
         from crossmem.cli.views import show_devices
 
-        report = take_inventory()
+        report = take_inventory(verbose=verbose)
         if as_json:
             print_json(report)
         else:

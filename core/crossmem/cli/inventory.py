@@ -2,6 +2,7 @@
 """What ``crossmem devices`` finds: usable devices, and reasons for all that is not usable."""
 
 import crossmem
+from crossmem.cli.neighbours import look_at_barriers
 from crossmem.cli.problems import reason_and_hint
 from crossmem.cli.reports import BackendReport, DeviceReport, DevicesReport, PluginReport
 from crossmem.plugin import Registry, explain
@@ -11,7 +12,7 @@ from crossmem.sharing.base.process import current
 __all__ = ["take_inventory"]
 
 
-def take_inventory() -> DevicesReport:
+def take_inventory(*, verbose: bool = False) -> DevicesReport:
     """Look at every plugin and every backend, and return what can be used and what cannot.
 
     Raises
@@ -28,6 +29,7 @@ def take_inventory() -> DevicesReport:
     usable = {one.backend for one in found}
     unusable = [name for name in registry.names() if name not in usable]
     return DevicesReport(
+        barrier=look_at_barriers(process.settings.run_dir) if verbose else None,
         version=crossmem.__version__,
         default=default,
         default_reason=f"chosen by {choice.source}" if choice else explanation.problem,

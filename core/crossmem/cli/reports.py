@@ -182,6 +182,26 @@ class PluginReport(FrozenModel):
     error: str
 
 
+class NeighbourReport(FrozenModel):
+    """A process of this host that exports memory."""
+
+    pid: int
+    """0 where it is not visible."""
+
+    mode: Literal["membarrier", "fence"]
+    """How it and a process like this one order their accesses to shared words."""
+
+
+class BarrierReport(FrozenModel):
+    """How accesses to shared words are ordered, by this process and with each exporter."""
+
+    mode: Literal["membarrier", "fence"]
+    reason: str
+    """Why this process uses fences; empty where it does not."""
+
+    exporters: tuple[NeighbourReport, ...]
+
+
 class DevicesReport(FrozenModel):
     """Everything that ``crossmem devices`` found."""
 
@@ -195,6 +215,8 @@ class DevicesReport(FrozenModel):
     unusable: tuple[BackendReport, ...]
     failed_plugins: tuple[PluginReport, ...]
     disabled_plugins: tuple[PluginReport, ...]
+    barrier: BarrierReport | None = None
+    """Where ``--verbose`` asks for it."""
 
 
 class LawReport(FrozenModel):

@@ -2,12 +2,13 @@
 """How the reports of the commands look on a terminal."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
 from crossmem.cli.render import facts, grid, nbytes_text, output, plain, seconds_text
 from crossmem.cli.reports import (
+    BarrierReport,
     ConformanceMatrixReport,
     ConformanceReport,
     DemoReport,
@@ -165,9 +166,28 @@ def show_devices(report: DevicesReport) -> None:
         if problems:
             console.print(f"[bold]{title}[/bold]")
             console.print(facts(problems))
+    if report.barrier is not None:
+        console.print("[bold]Barrier of the words of leases[/bold]")
+        console.print(facts(_barrier_rows(report.barrier)))
     # The reason is for people; its hint stands on a second line.
     reason = report.default_reason.replace("\nHint: ", " ")
     console.print(facts([("Default device", f"{report.default or 'none'}: {reason}")]))
+
+
+def _barrier_rows(report: BarrierReport) -> list[tuple[str, str]]:
+    why = f": {report.reason}" if report.reason else ""
+    exporters = [
+        (f"  with process {one.pid}" if one.pid else "  with one not visible", one.mode)
+        for one in report.exporters
+    ]
+    return [("  this process", report.mode + why), *exporters]
+
+
+_LEASE_ENDS: Final[Mapping[str, str]] = {
+    "process": "the importer's process",
+    "process-if-visible": "the importer's process, or its connection if it has no pid here",
+    "connection": "the importer's connection",
+}
 
 
 def _capability_rows(capabilities: Capabilities) -> list[tuple[str, str]]:
@@ -183,7 +203,7 @@ def _capability_rows(capabilities: Capabilities) -> list[tuple[str, str]]:
         ("  sizes", f"multiples of {granule}, at most {largest}"),
         ("  can", ", ".join(name for name, able in flags.items() if able) or "-"),
         ("  cannot", ", ".join(name for name, able in flags.items() if not able) or "-"),
-        ("  leases end with", f"the importer's {capabilities.lease_end}"),
+        ("  leases end with", _LEASE_ENDS[capabilities.lease_end]),
     ]
 
 

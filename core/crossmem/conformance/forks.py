@@ -8,13 +8,23 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from crossmem.conformance import resources
 
-__all__ = ["in_child", "remember_descriptors", "sleeping_child", "unexpected_descriptors"]
+__all__ = [
+    "answer_of",
+    "in_child",
+    "remember_descriptors",
+    "sleeping_child",
+    "unexpected_descriptors",
+    "waiting_child",
+]
 
 _WITHIN_S: Final = 30.0
+_GO: Final = "go"
+_ANSWER: Final = "answer"
 
 _descriptors: list[str] = []
 
@@ -48,6 +58,7 @@ def in_child(
     *args: Any,
     uid: int | None = None,
     stays: bool = False,
+    within: float = _WITHIN_S,
     **options: Any,
 ) -> Any:
     """Call a function in a forked child; return what it returns there, raise what it raises.
@@ -59,6 +70,8 @@ def in_child(
         which another user may not be allowed to read.
     stays
         Whether the child lives on, with what the function made, until the peer is destroyed.
+    within
+        How long the function may take, in seconds.
     """
     reading, writing = os.pipe()
     pid = os.fork()
@@ -79,7 +92,7 @@ def in_child(
             os._exit(0)
     os.close(writing)
     try:
-        blob = _read_all(reading)
+        blob = _read_all(reading, within)
     finally:
         os.close(reading)
         if not stays:
@@ -92,18 +105,56 @@ def in_child(
     return value
 
 
+def waiting_child(folder: Path, function: Callable[..., Any], *args: Any) -> None:
+    """Fork a child that calls a function when :func:`answer_of` asks for what it returns.
+
+    Until then the child does nothing, whatever becomes of this process.
+
+    Parameters
+    ----------
+    folder
+        Empty; the child and whoever asks meet there.
+    """
+    if os.fork() != 0:
+        return
+    try:
+        _await(folder / _GO)
+        answer = repr(function(*args))
+    except BaseException as error:  # noqa: BLE001 - whoever asks looks at it
+        answer = repr(error)
+    finally:
+        unfinished = folder / "unfinished"
+        unfinished.write_text(answer, "utf-8")
+        unfinished.rename(folder / _ANSWER)
+        os._exit(0)
+
+
+def answer_of(folder: Path) -> str:
+    """Let a waiting child go on; return the ``repr`` of what its function returned or raised."""
+    (folder / _GO).touch()
+    _await(folder / _ANSWER)
+    return (folder / _ANSWER).read_text("utf-8")
+
+
+def _await(path: Path) -> None:
+    end = time.monotonic() + _WITHIN_S
+    while not path.exists():
+        assert time.monotonic() < end, f"{path.name} did not come within {_WITHIN_S} s"
+        time.sleep(0.002)
+
+
 def _become(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
-def _read_all(descriptor: int) -> bytes:
+def _read_all(descriptor: int, within: float) -> bytes:
     blob = bytearray()
-    end = time.monotonic() + _WITHIN_S
+    end = time.monotonic() + within
     while True:
         ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
-        assert ready, f"the child did not answer within {_WITHIN_S} s"
+        assert ready, f"the child did not answer within {within} s"
         piece = os.read(descriptor, 65536)
         if not piece:
             return bytes(blob)

@@ -10,7 +10,7 @@ from crossmem.models.report import FrozenModel
 
 __all__ = ["LAWS", "LawOutcome", "Recorder", "Report"]
 
-LAWS: Final = tuple(f"C{number}" for number in (*range(1, 28), 30))
+LAWS: Final = tuple(f"C{number}" for number in range(1, 31))
 """The laws of the contract."""
 
 Outcome = Literal["passed", "failed", "skipped"]

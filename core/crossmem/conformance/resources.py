@@ -6,7 +6,9 @@ import resource
 import threading
 from pathlib import Path
 
-__all__ = ["descriptors", "limit_descriptors", "shared_nbytes", "threads"]
+from crossmem.control.segments import CONTROL_NAME, ROW_NAME
+
+__all__ = ["descriptors", "lease_words", "limit_descriptors", "shared_nbytes", "threads"]
 
 
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
@@ -30,10 +32,17 @@ def threads() -> list[str]:
     return sorted(one.name for one in threading.enumerate())
 
 
-def shared_nbytes() -> int:
+def lease_words() -> list[str]:
+    """Return what is mapped of the words by which crossmem keeps leases."""
+    names = (CONTROL_NAME, ROW_NAME)
+    lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
+    return [line for line in lines if any(f"/memfd:{name} " in line for name in names)]
+
+
+def shared_nbytes(*, only_open: bool = False) -> int:
     """Return the size of all unnamed shared memory files that this process has open or mapped."""
     sizes: dict[tuple[int, int], int] = {}
-    for folder in ("fd", "map_files"):
+    for folder in ("fd",) if only_open else ("fd", "map_files"):
         for entry in Path("/proc/self", folder).iterdir():
             try:
                 if str(entry.readlink()).startswith("/memfd:"):

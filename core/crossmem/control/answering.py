@@ -3,9 +3,10 @@
 
 from typing import Final
 
+from crossmem.control.admission import Admission
 from crossmem.control.connection import ServerConnection
 from crossmem.control.leases import Holder
-from crossmem.control.registry import LeaseRegistry
+from crossmem.control.segments import SLOTS
 from crossmem.control.wire import (
     Grant,
     MessageType,
@@ -23,46 +24,57 @@ _NOTHING: Final = Exported()
 
 
 def answer(
-    leases: LeaseRegistry,
+    admission: Admission,
     connection: ServerConnection,
     holder: Holder,
     kind: MessageType,
     number: int,
     request: Request,
 ) -> list[Holder]:
-    """Give leases for all that a request asks for, up to the first refusal, and queue the reply.
+    """Admit a peer to all that a request asks for, up to the first refusal, and queue the reply.
 
     Returns
     -------
     list
         Processes from which the peer has taken over the reservation of a message.
     """
-    connection.granted_request, connection.granted = number, []
-    connection.is_answered = False
+    registry = admission.registry
     records: list[bytes] = []
     descriptors: list[int] = []
+    reply = connection.begin_reply()
     senders: list[Holder] = []
     context = proof_context(connection.nonce, request.nonce, number)
     for index, wanted in enumerate(request.wanted):
         if kind is MessageType.RESERVE:
-            admitted = leases.admit_reservation(holder, context, wanted)
+            admitted = admission.admit_reservation(holder, context, wanted)
         else:
-            admitted = leases.admit(holder, context, request.reported, wanted)
+            admitted = admission.admit(holder, context, request, wanted, reply.units)
         if isinstance(admitted, Refusal):
-            # All or none: the requester gives back what it got and reports this one.
+            # All or none: the requester forgets what it got and reports this one.
             records.append(pack_refusals(admitted, len(request.wanted) - index))
             break
-        lease, export = admitted
-        connection.granted.append(lease.number)
-        sender = leases.receive(wanted, holder)
-        if sender is not None:
-            senders.append(sender)
-        handle = export.handle
+        export, row = admitted.export, admitted.row
         # The sender of a message has the memory, or does not want it.
-        exported = _NOTHING if lease.in_message else export.exported
-        count = len(exported.descriptors)
-        grant = Grant(lease.number, handle.nbytes, handle.capacity, count, exported.payloads)
-        records.append(pack_grant(grant, handle.secret, context))
+        exported = _NOTHING if kind is MessageType.RESERVE else export.exported
+        if kind is MessageType.IMPORT and wanted.reservation:
+            sender = registry.receive(wanted.reservation, export, holder)
+            if sender is not None:
+                senders.append(sender)
+        if row is not None:
+            which = admitted.slot // SLOTS
+            reply.rows.append(row)
+            descriptors += registry.slots.descriptors[which], row
+            request = request._replace(known=request.known | 1 << which)
+        grant = Grant(
+            admitted.slot,
+            admitted.generation,
+            row is not None,
+            export.handle.nbytes,
+            export.handle.capacity,
+            len(exported.descriptors),
+            exported.payloads,
+        )
+        records.append(pack_grant(grant, export.handle.secret, context))
         descriptors += exported.descriptors
     connection.queue(number, b"".join(records), tuple(descriptors))
     return senders

@@ -1,57 +1,191 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an importer asks an exporter for, and the answers that it gets."""
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from crossmem.control.wire import ProtocolError, Refusal, unpack_replies, verify
+from crossmem.control.descriptors import close_aside
+from crossmem.control.holds import HoldTable
+from crossmem.control.link import Deadline, Link
+from crossmem.control.wire import (
+    HEADER,
+    LAST,
+    MAX_GRANT_DESCRIPTORS,
+    MAX_GRANT_NBYTES,
+    MessageType,
+    ProtocolError,
+    Refusal,
+    max_pages,
+    unpack_replies,
+    verify,
+)
 from crossmem.driver import Exported
 from crossmem.models import ShareableHandle
 
-__all__ = ["Leased", "read_reply"]
+__all__ = ["LateReplies", "Leased", "read_reply", "receive_reply"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Leased:
-    """A lease as the importer got it. Its receiver closes the export's descriptors."""
+    """What an importer may hold. Its receiver closes the descriptors of the export and the row."""
 
-    lease: int
+    slot: int
+    generation: int
     nbytes: int
     capacity: int
     exported: Exported
+    row: list[int] = field(default_factory=list)
+    """Descriptors of a control segment and of a new row for it, as long as they are not mapped."""
+    holds: HoldTable | None = None
+    """Where it is held, from the moment at which that begins."""
     is_recorded: bool = False
-    """Whether an import has the lease and ends it."""
+    """Whether an import has the hold and ends it."""
 
     def close_descriptors(self) -> None:
-        """Close what no driver took. If this is interrupted, it can be called again."""
-        exported = self.exported
-        while exported.descriptors:
-            descriptor, rest = exported.descriptors[0], exported.descriptors[1:]
-            exported.descriptors = rest
-            os.close(descriptor)
+        """Close what nobody took. If this is interrupted, it can be called again."""
+        # No call that a signal handler can interrupt stands between these two.
+        self.row += self.exported.descriptors
+        self.exported.descriptors = ()
+        close_aside(self.row)
+
+
+class LateReplies:
+    """Replies that are still to come, by the number of their request."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._pages)
+
+    def expect(self, number: int, asked: int) -> None:
+        """Expect a reply to a request for so many exports."""
+        self._pages[number] = max_pages(asked)
+
+    def forget(self, number: int) -> None:
+        """Expect a reply no more. Doing so twice is harmless."""
+        self._pages.pop(number, None)
+
+    def take_page(self, message: bytes) -> tuple[int, bool]:
+        """Count a message; return the number of its request, and whether it ends the reply.
+
+        Raises
+        ------
+        ProtocolError
+            It is no part of a reply that was asked for.
+        """
+        if len(message) < HEADER.size:
+            msg = f"a message of {len(message)} bytes"
+            raise ProtocolError(msg)
+        kind, flags, _reserved, number = HEADER.unpack_from(message)
+        left = self._pages.get(number, 0)
+        if kind != MessageType.REPLY or not left:
+            msg = f"a message of type {kind} that answers no request"
+            raise ProtocolError(msg)
+        self._pages[number] = left - 1
+        if flags & LAST:
+            self.forget(number)
+        return number, bool(flags & LAST)
+
+    def drop(self, link: Link, deadline: Deadline) -> None:
+        """Receive what has come, and close it. An exporter may never stop sending."""
+        received: list[int] = []
+        try:
+            while link.has_messages and deadline.remaining_s:
+                message, received = link.take()
+                self.take_page(message)
+                # One of the closers may still have the list.
+                close_aside(received)
+                received = []
+        except EOFError:
+            return
+        finally:
+            close_aside(received)
+
+
+def receive_reply(
+    link: Link,
+    number: int,
+    asked: int,
+    expected: LateReplies,
+    descriptors: list[int],
+    deadline: Deadline,
+) -> bytes:
+    """Receive the pages of one reply; ``descriptors`` gets what came along, whatever happens.
+
+    Parameters
+    ----------
+    link
+        The connection.
+    number, asked
+        Number of the request, and for how many exports it asks.
+    expected
+        The replies that may come before that one.
+    descriptors
+        Gets what came along.
+    deadline
+        When to give up.
+
+    Raises
+    ------
+    OwnerGoneError, OwnerUnresponsiveError
+        The owner dies, or does not answer in time.
+    DriverError
+        This process has no descriptor left.
+    ProtocolError
+        The owner sends what was not asked for.
+    """
+    most_nbytes, most_descriptors = asked * MAX_GRANT_NBYTES, asked * (MAX_GRANT_DESCRIPTORS + 2)
+    body = bytearray()
+    is_last = False
+    received: list[int] = []
+    try:
+        while not is_last:
+            message, received = link.receive(deadline)
+            which, is_last_page = expected.take_page(message)
+            if which == number:
+                is_last = is_last_page
+                # No call that a signal handler can interrupt stands between these two.
+                descriptors += received
+                received = []
+                body += message[HEADER.size :]
+                brought = len(descriptors)
+                if len(body) > most_nbytes or brought > most_descriptors:
+                    msg = f"{len(body)} bytes and {brought} descriptors for {asked} exports"
+                    raise ProtocolError(msg)
+            else:
+                # It came too late for its requester.
+                close_aside(received)
+                received = []
+            if not (is_last or deadline.remaining_s):
+                raise deadline.passed(link.owner)
+    finally:
+        if received:
+            close_aside(received)
+    return bytes(body)
 
 
 def read_reply(
     handles: Sequence[ShareableHandle], context: bytes, reply: bytes, descriptors: list[int]
 ) -> list[Leased | Refusal]:
     """Check a reply and hand out its descriptors."""
-    replies = unpack_replies(reply)
+    replies = unpack_replies(reply, len(handles))
     answers: list[Leased | Refusal] = []
     at = 0
-    # Their numbers are compared below.
-    for handle, one in zip(handles, replies, strict=False):
+    for handle, one in zip(handles, replies, strict=True):
         if isinstance(one, Refusal):
             answers.append(one)
             continue
         if not verify(one.proof, handle.secret, b"grant", context, one.record):
             msg = "it does not know the secret of the handle"
             raise ProtocolError(msg)
+        row = descriptors[at : at + 2 * one.has_row]
+        at += 2 * one.has_row
         mine = tuple(descriptors[at : at + one.descriptor_count])
         at += one.descriptor_count
         exported = Exported(one.payloads, mine)
-        answers.append(Leased(one.lease, one.nbytes, one.capacity, exported))
-    if len(replies) != len(handles) or at != len(descriptors):
-        msg = f"{len(replies)} answers, {len(descriptors)} descriptors to {len(handles)} asked"
+        answers.append(Leased(one.slot, one.generation, one.nbytes, one.capacity, exported, row))
+    if at != len(descriptors):
+        msg = f"{len(descriptors)} descriptors for grants of {at}"
         raise ProtocolError(msg)
     return answers

@@ -3,42 +3,50 @@
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from typing_extensions import override
 
-from crossmem.control.answers import Leased, read_reply
-from crossmem.control.limits import no_descriptors
-from crossmem.control.link import Deadline, Link, close_each, dial, owner_gone
+from crossmem.control.answers import LateReplies, Leased, read_reply, receive_reply
+from crossmem.control.descriptors import close_aside, close_each
+from crossmem.control.holds import HoldTable
+from crossmem.control.leases import new_number
+from crossmem.control.link import Deadline, Link, dial, owner_gone
 from crossmem.control.processes import is_dead
-from crossmem.control.unsent import Unsent
+from crossmem.control.segments import SLOTS
 from crossmem.control.wire import (
     HEADER,
     LAST,
-    MAX_REPLY_NBYTES,
+    MAX_WANTED,
     MessageType,
     ProtocolError,
     Refusal,
     Request,
     Wanted,
+    pack_ids,
     pack_request,
     pack_reservation,
-    pages,
     proof_context,
     prove,
 )
 from crossmem.driver.recording import call_into
-from crossmem.errors import AccessDeniedError, CrossmemError, OwnerGoneError, WrongHostError
+from crossmem.errors import (
+    AccessDeniedError,
+    CrossmemError,
+    OwnerGoneError,
+    OwnerUnresponsiveError,
+    WrongHostError,
+)
 from crossmem.locks import Rank, ordered_lock
 from crossmem.models import ProcessIdentity, ShareableHandle
 
 __all__ = ["OwnerConnection"]
 
-_MAX_WANTED: Final = 32_768
+_MAX_ENDED: Final = 4096
 _RECONNECT_S: Final = 0.005
 _ROLES: Final = {MessageType.IMPORT: b"import", MessageType.RESERVE: b"reserve"}
 """What a proof says that its maker wants, so that it is good for nothing else."""
@@ -51,6 +59,7 @@ class _Batch(NamedTuple):
     handles: Sequence[ShareableHandle]
     reservations: Sequence[int]
     reported: int
+    following: int
 
 
 class OwnerConnection:
@@ -62,22 +71,36 @@ class OwnerConnection:
         The exporting and the calling process.
     run_dir
         Where the path of the owner's server lies.
+    state
+        Guards the holds.
     """
 
-    def __init__(self, owner: ProcessIdentity, this: ProcessIdentity, run_dir: Path) -> None:
+    def __init__(
+        self,
+        owner: ProcessIdentity,
+        this: ProcessIdentity,
+        run_dir: Path,
+        state: "threading.RLock",
+    ) -> None:
         self.owner = owner
         self.users: set[object] = set()
         """Imports and calls that use this connection. The import table adds and removes them."""
         self._this = this
+        self._state = state
         self._run_dir = run_dir
         self._dialing: list[socket.socket] = []
         """Sockets that are being connected."""
-        self._lock = ordered_lock(Rank.CONNECTION)
+        self.lock = ordered_lock(Rank.CONNECTION)
+        """Held for a request and its reply."""
         self._link: Link | None = None
         self._pidfd: int | None = None
         self._request = 0
-        self._unsent = Unsent(lambda: self._link)
-        self._late_replies = False
+        self._session = new_number()
+        """Tells the owner which program this is: another one may have its pid."""
+        self._holds = HoldTable()
+        self._ended: dict[int, None] = {}
+        """Reservations of which the owner was not told yet that they have ended."""
+        self._late_replies = LateReplies()
 
     @override
     def __repr__(self) -> str:
@@ -113,7 +136,8 @@ class OwnerConnection:
         handles
             What to import; all of one backend.
         reservations
-            The number that came with each handle in a message, 0 without one.
+            The number that came with each handle in a message, 0 without one; or, for a message
+            of this process, the number that each reservation gets.
         reported
             This process's number for the exporter's whitelist.
         deadline
@@ -124,55 +148,95 @@ class OwnerConnection:
         Returns
         -------
         list
-            One answer for each handle, in order. The caller owns the leases and descriptors.
+            One answer for each handle, in order. The caller owns the descriptors, and holds.
 
         Raises
         ------
         OwnerGoneError, OwnerUnresponsiveError, WrongHostError, AccessDeniedError
-            Where the owner cannot be asked; no lease is left then.
+            Where the owner cannot be asked.
         DriverError
-            Where this process has no descriptor left; no lease is left then.
+            Where this process has no descriptor left.
         """
         answers: list[Leased | Refusal] = []
         taken: list[bool] = []
         try:
             try:
-                self._take_lock(taken, deadline)
-                for start in range(0, len(handles), _MAX_WANTED):
-                    part = slice(start, start + _MAX_WANTED)
-                    batch = _Batch(kind, handles[part], reservations[part], reported)
+                call_into(taken, self.lock.acquire, True, deadline.remaining_s)  # noqa: FBT003
+                if not taken[0]:
+                    raise deadline.passed(self.owner)
+                for start in range(0, len(handles), MAX_WANTED):
+                    part = slice(start, start + MAX_WANTED)
+                    following = max(0, len(handles) - part.stop)
+                    batch = _Batch(kind, handles[part], reservations[part], reported, following)
                     answers += self._round_trip(batch, deadline)
+                    for one in answers:
+                        if isinstance(one, Leased) and one.row:
+                            self._take_row(one)
+                    if isinstance(answers[-1], Refusal):
+                        # All or none, so nothing more is asked for.
+                        answers += [answers[-1]] * following
+                        break
             finally:
                 if taken and taken[0]:
-                    self._lock.release()
+                    self.lock.release()
             return answers
         except BaseException:
             # After the release, too: an interrupt there must not lose the answers.
             self.give_back(answers)
             raise
 
-    def reserve(
-        self, handles: Sequence[ShareableHandle], *, deadline: Deadline
-    ) -> list[Leased | Refusal]:
-        """Ask for the reservations of a message, as :meth:`request` does, without the memory."""
-        reservations = [0] * len(handles)
-        kind = MessageType.RESERVE
-        return self.request(handles, reservations, reported=0, deadline=deadline, kind=kind)
+    def _take_row(self, leased: Leased) -> None:
+        """Map the row that came with an answer."""
+        which = leased.slot // SLOTS
+        if self._holds.known >> which & 1:
+            # The owner is another program now, in the same process.
+            self._holds = HoldTable()
+        self._holds.add(which, leased.row)
+        close_each(leased.row)
 
-    def _take_lock(self, taken: list[bool], deadline: Deadline) -> None:
-        if not call_into(taken, self._lock.acquire, True, deadline.remaining_s):  # noqa: FBT003
-            raise deadline.passed(self.owner)
+    def hold(self, leased: Leased) -> bool:
+        """Write what an answer allows into the row; False if the exporter has moved on.
+
+        From here on the memory stays, until :meth:`end`.
+        """
+        with self._state:
+            leased.holds = self._holds
+            return leased.holds.hold(leased.slot, leased.generation, leased)
+
+    def end(self, leased: Leased) -> None:
+        """End a hold; never waits. Ending one twice is harmless."""
+        holds = leased.holds
+        if holds is None:
+            return
+        with self._state:
+            is_awaited = holds.end(leased.slot, leased)
+        link = self._link
+        if is_awaited and link is not None:
+            # If it cannot be sent now, the exporter looks at the row by itself.
+            link.send_now(pack_ids(MessageType.HINT, (leased.slot,)))
 
     def give_back(self, answers: Sequence[Leased | Refusal]) -> None:
-        """Close the descriptors and end the leases of answers that nobody uses."""
-        leased = [one for one in answers if isinstance(one, Leased) and not one.is_recorded]
-        for one in leased:
-            one.close_descriptors()
-        self.release([one.lease for one in leased])
+        """Close the descriptors and end the holds of answers that nobody uses."""
+        for one in answers:
+            if isinstance(one, Leased) and not one.is_recorded:
+                one.close_descriptors()
+                self.end(one)
 
-    def release(self, leases: Sequence[int]) -> None:
-        """End leases; never waits."""
-        self._unsent.release(leases)
+    def end_reservations(self, numbers: Sequence[int]) -> None:
+        """End reservations; never waits. What cannot be sent now, a later call sends."""
+        self._ended.update(dict.fromkeys(numbers))
+        self._send_ended()
+
+    def _send_ended(self) -> None:
+        """Send which reservations have ended, as far as that is possible without waiting."""
+        link = self._link
+        while self._ended and link is not None:
+            # Sending one twice is harmless, losing one is not.
+            part = list(self._ended)[:_MAX_ENDED]
+            if not link.send_now(pack_ids(MessageType.END, part)):
+                return
+            for number in part:
+                self._ended.pop(number, None)
 
     def discard(self, reservations: Sequence[int], deadline: Deadline) -> None:
         """End reservations, also where this process has not talked to the owner yet.
@@ -184,15 +248,17 @@ class OwnerConnection:
         """
         taken: list[bool] = []
         try:
-            self._take_lock(taken, deadline)
+            call_into(taken, self.lock.acquire, True, deadline.remaining_s)  # noqa: FBT003
+            if not taken[0]:
+                raise deadline.passed(self.owner)
             if self._link is None:
                 self._connect(deadline)
         except (EOFError, OwnerGoneError):
             return
         finally:
             if taken and taken[0]:
-                self._lock.release()
-        self.release(reservations)
+                self.lock.release()
+        self.end_reservations(reservations)
         # The owner may have closed the connection since it was used last.
         self.tend(deadline.remaining_s)
 
@@ -204,37 +270,29 @@ class OwnerConnection:
         timeout_s
             How long all of it may take.
         """
-        self._unsent.flush()
-        if not (self._unsent or self._late_replies):
+        self._send_ended()
+        if not (self._ended or self._late_replies):
             return
         deadline = Deadline(timeout_s)
         taken: list[bool] = []
         try:
-            if not call_into(taken, self._lock.acquire, False):  # noqa: FBT003
+            if not call_into(taken, self.lock.acquire, False):  # noqa: FBT003
                 return
-            if self._late_replies:
-                self._drop_late_replies(deadline)
             link = self._link
-            if self._unsent and self.is_owner_alive and (link is None or link.is_broken):
+            if self._late_replies and link is not None:
+                self._late_replies.drop(link, deadline)
+            if self._ended and self.is_owner_alive and (link is None or link.is_broken):
                 self._disconnect()
                 self._connect(deadline)
-                self._unsent.flush()
+                self._send_ended()
+        except ProtocolError:
+            self._disconnect()
         except (EOFError, CrossmemError):
             # It cannot be reached now. What waits is sent later, or ends with this process.
             return
         finally:
             if taken and taken[0]:
-                self._lock.release()
-
-    def _drop_late_replies(self, deadline: Deadline) -> None:
-        with suppress(EOFError):
-            # What is left of an exporter that never stops sending is for the next call.
-            while self._link is not None and self._link.has_messages and deadline.remaining_s:
-                received: list[int] = []
-                try:
-                    _message, received, _was_cut = self._link.take()
-                finally:
-                    close_each(received)
+                self.lock.release()
 
     def close(self) -> None:
         """Close the connection and stop watching the owner.
@@ -245,27 +303,31 @@ class OwnerConnection:
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             os.close(pidfd)
+        self._holds.close()
 
     def close_at_exit(self) -> None:
         """Send what waits and close, unless a thread waits for the owner: exit ends that wait."""
-        if self._lock.acquire(blocking=False):
+        if self.lock.acquire(blocking=False):
             try:
-                self._unsent.flush()
+                self._send_ended()
                 self.close()
             finally:
-                self._lock.release()
+                self.lock.release()
 
     def abandon(self) -> None:
         """Close every descriptor, and nothing else: for a forked child."""
         for connection in self._dialing:
             connection.close()
+        if self._link is not None:
+            self._link.abandon()
+            self._link = None
         self.close()
 
     def _disconnect(self) -> None:
         link, self._link = self._link, None
         if link is not None:
             link.close()
-        self._late_replies = False
+        self._late_replies = LateReplies()
 
     def _connect(self, deadline: Deadline) -> Link:
         try:
@@ -307,7 +369,8 @@ class OwnerConnection:
                 alive = self.is_owner_alive
                 self._disconnect()
                 if not alive:
-                    raise owner_gone(self.owner, "closed its lease server") from None
+                    what = "closed its lease server" if self._pidfd is None else "died"
+                    raise owner_gone(self.owner, what) from None
                 # A server with many connections lets go of some: ask again.
                 if not deadline.remaining_s:
                     raise deadline.passed(self.owner) from None
@@ -324,57 +387,23 @@ class OwnerConnection:
         for one, reservation in zip(batch.handles, batch.reservations, strict=True):
             proof = prove(one.secret, role, context, pack_reservation(reservation), one.core)
             wanted.append(Wanted(one.allocation, one.export, proof, reservation))
-        request = Request(link.nonce, batch.reported, self._this.start_time, wanted)
-        body = pack_request(request)
+        head = link.nonce, batch.reported, self._this.start_time, self._session, self._holds.known
+        body = pack_request(Request(*head, wanted, batch.following))
+        expected, asked = self._late_replies, len(wanted)
         descriptors: list[int] = []
         try:
-            # A cancellation that comes after a later request has no effect any more.
-            if self._unsent:
-                self._unsent.flush()
-                while self._unsent.has_cancelled:
-                    link.wait_for_room(deadline)
-                    self._unsent.flush()
-            for message in pages(batch.kind, number, body):
-                link.send(message, deadline)
-            reply = self._receive(link, number, descriptors, deadline)
+            if self._ended:
+                self._send_ended()
+            # From before it is sent: whatever a slow owner still answers holds nothing.
+            expected.expect(number, asked)
+            try:
+                link.send(HEADER.pack(batch.kind, LAST, 0, number) + body, deadline)
+            except OwnerUnresponsiveError:
+                # It was not sent.
+                expected.forget(number)
+                raise
+            reply = receive_reply(link, number, asked, expected, descriptors, deadline)
             return read_reply(batch.handles, context, reply, descriptors)
         except BaseException:
-            close_each(descriptors)
-            # Whatever was granted, or will be when a slow owner reads this, is taken back.
-            self._late_replies = True
-            self._unsent.cancel(number)
+            close_aside(descriptors)
             raise
-
-    def _receive(
-        self, link: Link, number: int, descriptors: list[int], deadline: Deadline
-    ) -> bytes:
-        body = bytearray()
-        kept = 0
-        are_lost = False
-        while True:
-            message, received, was_cut = link.receive(deadline)
-            # Before any call: an interrupt must find them.
-            descriptors += received
-            if len(message) < HEADER.size:
-                msg = f"a message of {len(message)} bytes"
-                raise ProtocolError(msg)
-            kind, flags, _reserved, request = HEADER.unpack_from(message)
-            if request != number:
-                # A reply that came too late for its requester, who has cancelled it.
-                close_each(descriptors, kept)
-                if not deadline.remaining_s:
-                    raise deadline.passed(self.owner)
-                continue
-            kept = len(descriptors)
-            are_lost = are_lost or was_cut
-            if kind != MessageType.REPLY or len(body) > MAX_REPLY_NBYTES:
-                msg = f"a message of type {kind} after {len(body)} bytes"
-                raise ProtocolError(msg)
-            body += message[HEADER.size :]
-            if flags & LAST:
-                break
-            if not deadline.remaining_s:
-                raise deadline.passed(self.owner)
-        if are_lost:
-            raise no_descriptors("recvmsg")
-        return bytes(body)

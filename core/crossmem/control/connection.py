@@ -7,15 +7,17 @@ import os
 import socket
 from collections import deque
 from collections.abc import Iterator
+from typing import Final, NamedTuple
 
+from crossmem.control.descriptors import refuses
 from crossmem.control.leases import Holder
 from crossmem.control.processes import peer_credentials
+from crossmem.control.records import Unit
+from crossmem.control.slots import OWN_MODE
 from crossmem.control.wire import (
     HEADER,
-    LAST,
     MAX_DESCRIPTORS,
     MAX_MESSAGE_NBYTES,
-    MAX_REQUEST_NBYTES,
     NONCE_NBYTES,
     MessageType,
     ProtocolError,
@@ -23,21 +25,40 @@ from crossmem.control.wire import (
     pages,
 )
 
-__all__ = ["ServerConnection"]
+__all__ = ["Reply", "ServerConnection"]
+
+_MSG_CTRUNC: Final = int(socket.MSG_CTRUNC)
+_FROM_CLIENTS: Final = frozenset(
+    {MessageType.IMPORT, MessageType.RESERVE, MessageType.END, MessageType.HINT}
+)
+
+
+class Reply(NamedTuple):
+    """What stays until a reply was sent, so that its descriptors are still what they were."""
+
+    units: list[Unit]
+    """The memory that it speaks of."""
+    rows: list[int]
+    """Descriptors of new rows."""
 
 
 class ServerConnection:
-    """One accepted connection. Nothing in it ever blocks or trusts the other side."""
+    """One accepted connection. Nothing in it ever blocks or trusts the other side.
+
+    Parameters
+    ----------
+    connection
+        The socket.
+    buffer
+        Room for one message and a byte.
+    """
 
     __slots__ = (
         "_buffer",
-        "_inbox",
-        "_inbox_request",
+        "_is_refusing",
         "_outbox",
-        "granted",
-        "granted_request",
+        "_replies",
         "holder",
-        "is_answered",
         "is_full",
         "nonce",
         "number",
@@ -53,20 +74,14 @@ class ServerConnection:
         self.pid, self.uid = peer_credentials(connection)
         self.nonce = os.urandom(NONCE_NBYTES)
         self.holder: Holder | None = None
-        self.granted: list[int] = []
-        """Leases given for the newest request, so that its requester can take it back."""
-        self.granted_request = 0
         self.is_full = False
         """Whether what is unsent waits for the peer to read, which epoll tells."""
         self._buffer = buffer
-        self._inbox = bytearray()
-        self._inbox_request = 0
-        self.is_answered = True
-        """Whether the reply to the newest request was sent as a whole."""
-        # Descriptors that wait here are the driver's. The leases that the reply gives keep them
-        # open, and nobody can end those before the reply is sent (see LeaseServer._release).
+        self._is_refusing = refuses(connection)
+        self._replies: list[Reply] = []
+        """What the replies in the outbox need."""
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
-        self._outbox.append((pack_hello(self.nonce), ()))
+        self._outbox.append((pack_hello(self.nonce, OWN_MODE), ()))
 
     def receive(self, at_most: int) -> Iterator[tuple[MessageType, int, bytes]]:
         """Yield the complete ones among the messages that have arrived.
@@ -85,8 +100,7 @@ class ServerConnection:
         """
         for _ in range(at_most):
             try:
-                # Descriptors that a peer attaches are dropped by the kernel: none are received.
-                size = self.socket.recv_into(self._buffer)
+                size = self._receive_into()
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -99,41 +113,31 @@ class ServerConnection:
             if not HEADER.size <= size <= MAX_MESSAGE_NBYTES:
                 msg = f"a message of {size} bytes"
                 raise ProtocolError(msg)
-            kind, flags, _reserved, request = HEADER.unpack_from(self._buffer)
+            kind, _flags, _reserved, request = HEADER.unpack_from(self._buffer)
             body = bytes(self._buffer[HEADER.size : size])
-            if kind not in {MessageType.IMPORT, MessageType.RESERVE}:
-                if kind not in {MessageType.RELEASE, MessageType.CANCEL}:
-                    msg = f"a message of type {kind}"
-                    raise ProtocolError(msg)
-                yield MessageType(kind), request, body
-                continue
-            if self._inbox or not flags & LAST:
-                self._collect(request, body, is_last=bool(flags & LAST))
-            if flags & LAST:
-                if self._inbox:
-                    body, self._inbox = bytes(self._inbox), bytearray()
-                yield MessageType(kind), request, body
+            if kind not in _FROM_CLIENTS:
+                msg = f"a message of type {kind}"
+                raise ProtocolError(msg)
+            yield MessageType(kind), request, body
 
-    def _collect(self, request: int, body: bytes, *, is_last: bool) -> None:
-        """Put a page of a long request behind the earlier ones."""
-        if self._inbox and request != self._inbox_request:
-            self._inbox.clear()
-        self._inbox_request = request
-        self._inbox += body
-        is_full = len(body) == MAX_MESSAGE_NBYTES - HEADER.size
-        if len(self._inbox) > MAX_REQUEST_NBYTES or not (is_last or is_full):
-            msg = f"{len(self._inbox)} bytes of a request in pages of {len(body)}"
+    def _receive_into(self) -> int:
+        """Receive one message; return its size, 0 if the other side has closed."""
+        if self._is_refusing:
+            return self.socket.recv_into(self._buffer)
+        # Taking a message that has descriptors would close them here. A look at it does not.
+        _size, _ancillary, flags, _address = self.socket.recvmsg_into(
+            (self._buffer,), 0, socket.MSG_PEEK
+        )
+        if flags & _MSG_CTRUNC:
+            msg = "descriptors"
             raise ProtocolError(msg)
+        return self.socket.recv_into(self._buffer)
 
-    @property
-    def is_collecting(self) -> bool:
-        """Whether a request has begun that is not complete."""
-        return bool(self._inbox)
-
-    @property
-    def collected_nbytes(self) -> int:
-        """Bytes of a request that is not complete."""
-        return len(self._inbox)
+    def begin_reply(self) -> Reply:
+        """Return what a reply needs, to be filled before it is queued."""
+        reply = Reply([], [])
+        self._replies.append(reply)
+        return reply
 
     def queue(self, request: int, body: bytes, descriptors: tuple[int, ...]) -> None:
         """Queue a reply; the descriptors go along in order."""
@@ -171,9 +175,12 @@ class ServerConnection:
                 self.is_full = error.errno == errno.EAGAIN
                 return False
             self._outbox.popleft()
-        self.is_answered = True
         return True
 
-    def forget_replies(self) -> None:
-        """Drop queued replies: what they grant was taken back."""
+    def finish(self) -> list[Unit]:
+        """Drop what was not sent, close the rows, and return the memory that replies spoke of."""
         self._outbox.clear()
+        replies, self._replies = self._replies, []
+        for descriptor in (one for reply in replies for one in reply.rows):
+            os.close(descriptor)
+        return [unit for reply in replies for unit in reply.units]

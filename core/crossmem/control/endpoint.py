@@ -10,15 +10,17 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from crossmem.control.descriptors import refuse
 from crossmem.errors import ConfigurationError
 from crossmem.models import ProcessIdentity
 
-__all__ = ["abstract_address", "listen", "new_socket", "socket_path"]
+__all__ = ["abstract_address", "is_silent", "listen", "new_socket", "server_paths", "socket_path"]
 
 _SUFFIX: Final = ".sock"
 _UNFINISHED: Final = ".new"
 _ATTEMPTS: Final = 10
 _BACKLOG: Final = 4096
+_SOCKETS: Final = Path("/proc/net/unix")
 
 
 def _name(owner: ProcessIdentity) -> str:
@@ -36,11 +38,35 @@ def abstract_address(owner: ProcessIdentity) -> str:
     return f"\0crossmem/{_name(owner)}"
 
 
+def server_paths(run_dir: Path) -> list[Path]:
+    """Return the paths of all lease servers in a run directory, of dead processes too."""
+    return sorted(run_dir.glob(f"*{_SUFFIX}"))
+
+
+def is_silent(owner: ProcessIdentity) -> bool:
+    """Whether a living owner is known to have no lease server any more.
+
+    The kernel lists the sockets of this network namespace, by the names to which they were bound.
+    If the owner is in the same namespace, as ``/proc`` tells those who may look, and has none of
+    them, it listens nowhere: neither at another path nor at its abstract address.
+    """
+    try:
+        mine, its = (Path(f"/proc/{one}/ns/net").stat() for one in ("self", owner.pid))
+        return os.path.samestat(mine, its) and _name(owner).encode() not in _SOCKETS.read_bytes()
+    except OSError:
+        return False
+
+
 def new_socket() -> socket.socket:
-    """Return a close-on-exec, non-blocking socket of the kind that leases use."""
-    return socket.socket(
+    """Return a close-on-exec, non-blocking socket of the kind that leases use.
+
+    If the kernel can refuse descriptors that the other side sends, it does so.
+    """
+    made = socket.socket(
         socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     )
+    refuse(made)
+    return made
 
 
 def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], Path]:
@@ -100,8 +126,12 @@ def _listen_at_path(path: Path) -> socket.socket:
             continue
         except OSError as error:
             listener.close()
-            unfinished.unlink(missing_ok=True)
+            # A read-only file system refuses this too, whether the name exists or not.
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
             msg = f"cannot listen at {path}: {error.strerror or error}"
+            if isinstance(error, IsADirectoryError):
+                hint = f"remove that directory and {unfinished.name}, or set CROSSMEM_RUN_DIR"
             raise ConfigurationError(msg, hint=hint) from error
         return listener
     msg = f"cannot listen at {path}: another process keeps removing {unfinished.name}"
@@ -130,19 +160,35 @@ def _prepare(run_dir: Path) -> None:
 
 
 def _sweep(run_dir: Path) -> None:
-    """Remove what dead processes left; another process may be sweeping at the same time."""
-    for path in run_dir.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            if path.suffix in {_SUFFIX, _UNFINISHED} and _is_refused(path):
+    """Remove the sockets of dead processes; another process may be sweeping at the same time.
+
+    Nothing else is touched. A socket that cannot be removed stays for the next process.
+    """
+    for path in (*server_paths(run_dir), *run_dir.glob(f"*{_UNFINISHED}")):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(path.lstat().st_mode) and _is_dead(path):
                 path.unlink()
 
 
-def _is_refused(path: Path) -> bool:
-    with new_socket() as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return True
-        except OSError:
+def _is_dead(path: Path) -> bool:
+    """Whether no process has a socket at a path, in whichever namespaces it is.
+
+    A live server does not notice this: the kernel refuses a datagram socket at once, because the
+    server's socket is of another kind. It gives another reason if there is no socket any more.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+        if not _is_refused(probe, path):
             return False
+    # The path is removed after this, so a connection is refused first. It reaches nobody.
+    with new_socket() as connection:
+        return _is_refused(connection, path)
+
+
+def _is_refused(probe: socket.socket, path: Path) -> bool:
+    try:
+        probe.connect(str(path))
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
     return False

@@ -25,12 +25,12 @@ class EventQueue:
     """
 
     def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+        self.registry = registry
         self._events: deque[Event] = deque()
 
     def note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
         """Add an event, if anybody observes."""
-        if not self._registry.observed:
+        if not self.registry.observed:
             return
         handle = export.handle
         self._events.append(
@@ -53,4 +53,4 @@ class EventQueue:
                 event = self._events.popleft()
             except IndexError:
                 return
-            self._registry.emit(event)
+            self.registry.emit(event)

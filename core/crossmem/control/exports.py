@@ -3,6 +3,7 @@
 
 from crossmem.control.leases import Holder
 from crossmem.control.records import Export, Unit
+from crossmem.control.rows import leases_of
 from crossmem.control.wire import Refusal, Status, Wanted
 from crossmem.models import ShareableHandle
 
@@ -54,17 +55,25 @@ class ExportTable:
             What is asked for.
         is_reserved
             Whether it is reserved for the process that asks: then it is given although it was
-            freed, and also while this process exits.
+            freed or withdrawn, and also while this process exits.
         """
         if self.is_exiting and not is_reserved:
             return Refusal(Status.EXITING, "the exporting process is exiting")
         found = self.find(allocation, export)
-        if found is not None and (is_reserved or not found.unit.is_retired):
-            return None
-        if found is None and not 0 < allocation <= self._newest_allocation:
-            return Refusal(Status.UNKNOWN, "there is no such allocation")
-        if found is None and export >= self._made.get(allocation, export + 1):
-            return Refusal(Status.UNKNOWN, "the allocation was not exported in this way")
+        if found is not None:
+            unit = found.unit
+            if is_reserved or not (unit.is_retired or found in unit.withdrawn):
+                return None
+            is_live = not unit.is_retired
+        else:
+            if not 0 < allocation <= self._newest_allocation:
+                return Refusal(Status.UNKNOWN, "there is no such allocation")
+            is_live = allocation in self._made
+            if is_live and export >= self._made[allocation]:
+                return Refusal(Status.UNKNOWN, "the allocation was not exported in this way")
+        if is_live:
+            # A withdrawn export leaves the table once nobody has it.
+            return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return Refusal(Status.STALE, "the allocation was freed")
 
     def refusal_of_reservation(
@@ -72,20 +81,30 @@ class ExportTable:
     ) -> Refusal | None:
         """Return why no message of a process may hold an export, None if it may.
 
-        A process that holds freed memory may send it on.
+        A process that holds freed memory may send it on. Nobody may send a withdrawn export on:
+        its receiver would import it for the first time.
         """
         refusal = self.refusal(wanted.allocation, wanted.export)
         if refusal is not None:
             export = self.find(wanted.allocation, wanted.export)
-            leases = export.unit.leases.values() if export is not None else ()
-            if any(lease.holder is holder for lease in leases):
+            if (
+                export is not None
+                and export not in export.unit.withdrawn
+                and holder in {one.holder for one in leases_of(export.unit)}
+            ):
                 refusal = self.refusal(wanted.allocation, wanted.export, is_reserved=True)
         return refusal
+
+    def drop(self, export: Export) -> None:
+        """Forget one export of memory that lives on. Doing so twice is harmless."""
+        number = export.handle.export
+        self._exports.get(export.unit.allocation, {}).pop(number, None)
+        export.unit.exports.pop(number, None)
 
     def forget(self, unit: Unit) -> None:
         """Forget the exports of memory. Doing so twice is harmless."""
         exports = self._exports.get(unit.allocation, {})
-        for number in unit.exports:
+        for number in list(unit.exports):
             exports.pop(number, None)
         if not exports:
             self._exports.pop(unit.allocation, None)

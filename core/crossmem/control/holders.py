@@ -8,7 +8,8 @@ from functools import partial
 from crossmem.control.connection import ServerConnection
 from crossmem.control.leases import Holder
 from crossmem.control.loop import EventLoop
-from crossmem.control.processes import is_dead, open_peer
+from crossmem.control.processes import is_dead, open_peer, pidfd_number
+from crossmem.control.wire import Request
 
 __all__ = ["HolderTable"]
 
@@ -27,21 +28,21 @@ class HolderTable:
     def __init__(self, loop: EventLoop, on_death: Callable[[Holder], None]) -> None:
         self._loop = loop
         self._on_death = on_death
-        self._holders: set[Holder] = set()
+        self._holders: dict[tuple[int, int, int], Holder] = {}
+        """By pid; by the number of its pidfd, or else by session, if the process is not visible;
+        and by user."""
+        self._detached: set[Holder] = set()
+        """Those without a connection that may still hold something."""
 
-    def with_leases(self) -> set[Holder]:
-        """Return the processes that hold anything."""
-        return {holder for holder in self._holders if holder.leases}
-
-    def find(self, connection: ServerConnection, start_time: int) -> Holder:
+    def find(self, connection: ServerConnection, request: Request) -> Holder:
         """Return the process at the other end of a connection, which is watched from now on.
 
         Parameters
         ----------
         connection
             The connection.
-        start_time
-            When the process says that it started, for kernels that do not show it.
+        request
+            What the process says of itself, for kernels that do not show it.
 
         Raises
         ------
@@ -52,22 +53,43 @@ class HolderTable:
         """
         if connection.holder is not None:
             return connection.holder
-        # A process that has become another user is another holder, which is admitted or not.
-        who = connection.pid, connection.uid
-        known = (one for one in self._holders if one.pid and (one.pid, one.uid) == who)
-        holder = next(known, None)
-        if holder is None or self.lose_if_dead(holder):
-            pidfd = open_peer(connection.socket, connection.pid, start_time)
-            holder = Holder(connection.pid, connection.uid, pidfd)
-            if pidfd is not None:
-                try:
-                    self._loop.watch(pidfd, partial(self.lose_if_dead, holder))
-                except OSError:
-                    os.close(pidfd)
-                    raise
-            self._holders.add(holder)
+        holder = self._known(connection) if connection.pid else None
+        if holder is None:
+            pidfd = open_peer(connection.socket, connection.pid, request.start_time)
+            holder = self._meet(connection, request, pidfd)
+        self._detached.discard(holder)
         connection.holder = holder
         holder.connections += 1
+        return holder
+
+    def _known(self, connection: ServerConnection, number: int = 0) -> Holder | None:
+        """Return a living process that is watched already.
+
+        A process that has become another user is another one, which is admitted or not.
+        """
+        holder = self._holders.get((connection.pid, number, connection.uid))
+        return None if holder is None or self.lose_if_dead(holder) else holder
+
+    def _meet(self, connection: ServerConnection, request: Request, pidfd: int | None) -> Holder:
+        """Watch a process, unless its pidfd shows that this is done already."""
+        number = 0
+        if not connection.pid:
+            number = pidfd_number(pidfd) or request.session
+            known = self._known(connection, number)
+            if known is not None:
+                # Else a process could have one pidfd of this one for each session that it invents.
+                if pidfd is not None:
+                    os.close(pidfd)
+                return known
+        who = connection.pid, number, connection.uid
+        holder = Holder(connection.pid, connection.uid, pidfd, key=who)
+        if pidfd is not None:
+            try:
+                self._loop.watch(pidfd, partial(self.lose_if_dead, holder))
+            except OSError:
+                os.close(pidfd)
+                raise
+        self._holders[who] = holder
         return holder
 
     def lose_if_dead(self, holder: Holder) -> bool:
@@ -81,16 +103,35 @@ class HolderTable:
 
     def forget_if_unused(self, holder: Holder) -> None:
         """Stop watching a process that has neither leases nor a connection."""
-        if holder.leases or holder.connections or holder not in self._holders:
+        if holder.connections:
             return
-        self._holders.remove(holder)
+        if holder.holds_something:
+            self._detached.add(holder)
+            return
+        self._detached.discard(holder)
+        if self._holders.get(holder.key) is holder:
+            del self._holders[holder.key]
         if holder.pidfd is not None:
             self._loop.unwatch(holder.pidfd)
-            os.close(holder.pidfd)
-            holder.pidfd = None
+        _close_pidfd(holder)
+
+    def forget_unused(self) -> None:
+        """Do so for each: what a process could hold may have been freed since it disconnected."""
+        for holder in list(self._detached):
+            self.forget_if_unused(holder)
 
     def close(self) -> None:
-        """Close every descriptor."""
-        for holder in list(self._holders):
-            if holder.pidfd is not None:
-                os.close(holder.pidfd)
+        """Close every descriptor. Closing twice is harmless.
+
+        A process closes them at its exit, and so does a child that it forks after that. By then,
+        their numbers may be other files'.
+        """
+        for holder in list(self._holders.values()):
+            _close_pidfd(holder)
+
+
+def _close_pidfd(holder: Holder) -> None:
+    # Forgotten before it is closed, so that nobody closes its number again.
+    pidfd, holder.pidfd = holder.pidfd, None
+    if pidfd is not None:
+        os.close(pidfd)

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 from crossmem.control.records import Export, Unit
+from crossmem.control.segments import Segment
 
-__all__ = ["Holder", "Lease", "LeaseTable", "name_holders"]
+__all__ = ["Holder", "Lease", "LeaseTable", "Row", "name_holders", "new_number"]
 
 
 @dataclass(slots=True, eq=False)
@@ -29,11 +30,17 @@ class Holder:
     connections
         How many connections it has.
     leases
-        What it holds, by number.
+        What it holds without a row, by number: this process itself, and reservations of messages.
     messages
-        Numbers of those leases that are reservations of messages.
+        Those of them that are reservations.
     whitelisted
         Exports for which it is on the vendor's whitelist, as long as there are such exports.
+    rows
+        The rows in which it holds the rest, by the session of its program and the control segment.
+    exports
+        What its rows may hold.
+    key
+        By what the lease server finds it.
     """
 
     pid: int
@@ -43,6 +50,22 @@ class Holder:
     leases: dict[int, "Lease"] = field(default_factory=dict)
     messages: dict[int, "Lease"] = field(default_factory=dict)
     whitelisted: WeakSet[Export] = field(default_factory=WeakSet)
+    rows: dict[tuple[int, int], "Row"] = field(default_factory=dict)
+    exports: set[Export] = field(default_factory=set)
+    key: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def holds_something(self) -> bool:
+        """Whether it has a lease, or may begin to hold an export."""
+        return bool(self.leases or self.exports)
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """The words in which one program says what it holds. This process only reads them."""
+
+    holder: Holder
+    segment: Segment
 
 
 class Lease(NamedTuple):
@@ -51,8 +74,8 @@ class Lease(NamedTuple):
     Parameters
     ----------
     number
-        Whoever knows it may end the lease, over any connection: the holder alone, or whoever has
-        the message.
+        Whoever knows it may end the lease: this process itself, or whoever has the message. 0 for
+        one that a row says.
     unit
         The memory that the lease keeps.
     export
@@ -74,7 +97,7 @@ class Lease(NamedTuple):
 
 
 class LeaseTable:
-    """All leases on this process's memory. Its user holds a lock around every call.
+    """Own leases and reservations of messages. Its user holds a lock around every call.
 
     Each change is either one statement or can be repeated: an exception of a signal handler leaves
     no lease half recorded that a second call would not end.
@@ -83,9 +106,11 @@ class LeaseTable:
     def __init__(self) -> None:
         self._leases: dict[int, Lease] = {}
 
-    def give(self, export: Export, holder: Holder, *, in_message: bool = False) -> Lease:
-        """Record a new lease."""
-        number = int.from_bytes(os.urandom(8), "little")
+    def give(
+        self, export: Export, holder: Holder, number: int = 0, *, in_message: bool = False
+    ) -> Lease:
+        """Record a new lease, under a number that a message's sender chose, or a new one."""
+        number = number or new_number()
         unit = export.unit
         lease = Lease(number, unit, export.handle.export, holder, time.time(), in_message)
         messages = holder.messages if in_message else {}
@@ -108,6 +133,9 @@ class LeaseTable:
         lease.holder.leases.pop(number, None)
         lease.holder.messages.pop(number, None)
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._leases
+
     def end(self, number: int) -> Lease | None:
         """Forget a lease; None if there is none of that number."""
         lease = self._leases.get(number)
@@ -129,6 +157,11 @@ class LeaseTable:
         return len(self._leases)
 
 
+def new_number() -> int:
+    """Return a number that nobody else can guess."""
+    return int.from_bytes(os.urandom(8), "little") or 1
+
+
 def name_holders(leases: Iterable[Lease]) -> str:
     """Return in words which processes hold leases, and whose messages do."""
     pids: dict[bool, set[int]] = {False: set(), True: set()}
@@ -137,4 +170,4 @@ def name_holders(leases: Iterable[Lease]) -> str:
     found = {kind: ", ".join(map(str, sorted(one))) for kind, one in pids.items()}
     parts = [found[False] and f"process {found[False]}"]
     parts.append(found[True] and f"a message of process {found[True]} that nobody received")
-    return " and ".join(filter(None, parts))
+    return " and ".join(filter(None, parts)) or "a process that is being answered"

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """An importer's connection to one lease server: found, checked, and watched for its end."""
 
-import array
 import os
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from crossmem.control.endpoint import abstract_address, new_socket, socket_path
-from crossmem.control.limits import name_descriptor_limit
+from crossmem.control.descriptors import admit, close_aside, close_connection, descriptors_in
+from crossmem.control.endpoint import abstract_address, is_silent, new_socket, socket_path
+from crossmem.control.limits import name_descriptor_limit, no_descriptors
 from crossmem.control.processes import belongs_to, is_dead, open_owner, open_peer, peer_credentials
 from crossmem.control.wire import (
     MAX_DESCRIPTORS,
     MAX_MESSAGE_NBYTES,
     NONCE_NBYTES,
     PROTOCOL_VERSION,
+    ProtocolError,
     unpack_hello,
 )
 from crossmem.driver.recording import call_into
@@ -31,12 +32,13 @@ from crossmem.errors import (
 )
 from crossmem.models import ProcessIdentity
 
-__all__ = ["Deadline", "Link", "close_each", "dial", "owner_gone"]
+__all__ = ["Deadline", "Link", "dial", "owner_gone"]
 
 _CONNECT_RETRY_S: Final = 0.005
 _MSG_CTRUNC: Final = int(socket.MSG_CTRUNC)
 """A plain number: the flags of the module are slow to combine."""
 
+_PEEK: Final = int(socket.MSG_PEEK | socket.MSG_CMSG_CLOEXEC)
 _SPIN_S: Final = 100e-6
 _DYING_S: Final = 0.2
 _OVERFLOW_UID: Final = 65534
@@ -88,7 +90,7 @@ class Link:
     def __init__(
         self, owner: ProcessIdentity, connection: socket.socket, pidfd: int | None
     ) -> None:
-        self._owner = owner
+        self.owner = owner
         self._socket = connection
         self._number = connection.fileno()
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES))
@@ -101,7 +103,15 @@ class Link:
         self.server_nonce = b""
 
     def close(self) -> None:
-        """Close the connection, not the pidfd."""
+        """Close the connection, however long what came makes that take. The pidfd stays."""
+        close_connection(self._socket)
+
+    def admit_descriptors(self) -> None:
+        """Let the owner send descriptors from now on."""
+        admit(self._socket)
+
+    def abandon(self) -> None:
+        """Close the connection in a forked child: it is not the last to do so."""
         self._socket.close()
 
     @property
@@ -152,14 +162,18 @@ class Link:
             writable.register(self.pidfd, select.POLLIN)
         self._wait(writable, deadline)
 
-    def receive(self, deadline: Deadline) -> tuple[bytes, list[int], bool]:
+    def receive(self, deadline: Deadline) -> tuple[bytes, list[int]]:
         """Wait for one message while the owner lives.
 
         Returns
         -------
         tuple
-            The message, its descriptors, which the caller owns, and whether some were lost
-            because this process has no room for them.
+            The message, and its descriptors, which the caller owns.
+
+        Raises
+        ------
+        DriverError
+            This process has no room for the descriptors. The message can be received later.
         """
         # Most owners answer sooner than a sleeping thread is woken up again.
         give_up = time.perf_counter() + _SPIN_S
@@ -170,7 +184,7 @@ class Link:
             self._wait(self._readable, deadline)
         return self.take()
 
-    def take(self) -> tuple[bytes, list[int], bool]:
+    def take(self) -> tuple[bytes, list[int]]:
         """Receive one message; raise ``BlockingIOError`` if there is none."""
         messages: list[tuple[int, list[tuple[int, int, bytes]], int, object]] = []
         received: list[int] = []
@@ -180,19 +194,24 @@ class Link:
                 self._socket.recvmsg_into,
                 (self._buffer,),
                 _CONTROL_NBYTES,
-                socket.MSG_CMSG_CLOEXEC,
+                _PEEK,
             )
             size, ancillary, flags, _address = messages[0]
-            received += _descriptors_in(ancillary)
+            received += descriptors_in(ancillary)
             if not size and not received:
                 raise EOFError
-            return bytes(self._buffer[:size]), received, bool(flags & _MSG_CTRUNC)
+            if flags & _MSG_CTRUNC:
+                # It stays in the queue: the kernel would close the others in this thread.
+                raise no_descriptors("recvmsg")
+            # Of a message without descriptors, or whose descriptors were duplicated, nothing closes.
+            size = self._socket.recv_into(self._buffer)
+            return bytes(self._buffer[:size]), received
         except BlockingIOError:
             raise
         except BaseException as error:
             # The kernel has opened them in this process, whatever interrupted the reading.
             for message in messages:
-                close_each(_descriptors_in(message[1]))
+                close_aside(descriptors_in(message[1]))
             if not isinstance(error, OSError):
                 raise
             raise EOFError from error
@@ -205,9 +224,9 @@ class Link:
             if any(number == self._number for number, _events in ready):
                 return
             if ready:
-                raise owner_gone(self._owner, "died")
+                raise owner_gone(self.owner, "died")
             if not remaining_s:
-                raise deadline.passed(self._owner)
+                raise deadline.passed(self.owner)
 
     def check_server(self, this: ProcessIdentity) -> None:
         """Make sure that the owner itself listens, and watch it from now on.
@@ -219,7 +238,7 @@ class Link:
         OwnerGoneError
             Where the owner is dead.
         """
-        owner = self._owner
+        owner = self.owner
         pid, uid = peer_credentials(self._socket)
         is_visible = owner.pid_namespace == this.pid_namespace
         # In another user namespace, a foreign user may look like nobody or like this one.
@@ -279,22 +298,29 @@ def dial(
     link: Link | None = None
     try:
         with name_descriptor_limit("socket"):
-            link = Link(owner, _connect(owner, this, run_dir, opened, deadline), pidfd)
+            link = Link(owner, _connect(owner, this, run_dir, opened, pidfd, deadline), pidfd)
             link.check_server(this)
-        message, received, _was_cut = link.receive(deadline)
-        close_each(received)
-        version, link.server_nonce = unpack_hello(message)
+        message, received = link.receive(deadline)
+        if received:
+            msg = f"{len(received)} descriptors before a request"
+            close_aside(received)
+            raise ProtocolError(msg)
+        version, link.server_nonce, _mode = unpack_hello(message)
         if version != PROTOCOL_VERSION:
             msg = (
                 f"process {owner.pid} speaks version {version} of the lease protocol, this "
                 f"process version {PROTOCOL_VERSION}"
             )
             raise UnsupportedError(msg, hint="use the same release of crossmem in both")
+        link.admit_descriptors()
     except BaseException:
         if link is not None:
-            link.close()
-            if link.pidfd is not None and link.pidfd != pidfd:
-                os.close(link.pidfd)
+            try:
+                link.close()
+            finally:
+                # A signal handler may have raised while the connection was being closed.
+                if link.pidfd is not None and link.pidfd != pidfd:
+                    os.close(link.pidfd)
         raise
     return link
 
@@ -304,11 +330,13 @@ def _connect(
     this: ProcessIdentity,
     run_dir: Path,
     opened: Callable[[socket.socket], None],
+    pidfd: int | None,
     deadline: Deadline,
 ) -> socket.socket:
     attempts: list[str] = []
     refused: list[bool] = []
-    for address in (str(socket_path(run_dir, owner)), abstract_address(owner)):
+    path = socket_path(run_dir, owner)
+    for address in (str(path), abstract_address(owner)):
         connection = new_socket()
         try:
             opened(connection)
@@ -321,11 +349,15 @@ def _connect(
             refused.append(isinstance(error, ConnectionRefusedError))
         else:
             return connection
-    if refused[0]:
-        # Its socket's path is there and nobody listens: it is dead, or about to be.
+    # A dying process closes its sockets shortly before it is dead. One that exits normally removes
+    # its path, too.
+    dying_s = _DYING_S if belongs_to(owner) else 0.0
+    if pidfd is not None and is_dead(pidfd, dying_s):
+        raise owner_gone(owner, "died")
+    is_alive = _raise_if_dead(owner, this, dying_s)
+    # If the path is a socket, nobody listens there; else the owner may listen at another path.
+    if (refused[0] and path.is_socket()) or (is_alive and is_silent(owner)):
         raise owner_gone(owner, "closed its lease server")
-    # A process that exits normally removes its path shortly before it is dead.
-    _raise_if_dead(owner, this, _DYING_S if belongs_to(owner) else 0.0)
     state = (
         "lives, but it is exiting, or its lease server cannot be reached from here"
         if owner.pid_namespace == this.pid_namespace
@@ -333,11 +365,8 @@ def _connect(
     )
     raise WrongHostError(
         f"process {owner.pid} {state}: {'; '.join(attempts)}",
-        hint=(
-            "if it is exiting, export the memory again in a process that lives on; processes in "
-            "different network namespaces need one run directory: mount the same directory in both "
-            "and name it in CROSSMEM_RUN_DIR"
-        ),
+        hint="if it is exiting, export the memory again in another process; processes of different "
+        "network namespaces need one directory, mounted in both and named in CROSSMEM_RUN_DIR",
     )
 
 
@@ -356,12 +385,15 @@ def _connect_to(
             return
 
 
-def _raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float) -> None:
-    """Raise where the owner is dead, or dies within that time: its sockets go before it does."""
+def _raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float) -> bool:
+    """Raise if the owner is dead, or dies within that time: its sockets go before it does.
+
+    Returns whether the owner is known to live.
+    """
     try:
         pidfd = open_owner(owner, this)
         if pidfd is None:
-            return
+            return False
         try:
             if is_dead(pidfd, dying_s):
                 raise owner_gone(owner, "is dead")
@@ -369,6 +401,7 @@ def _raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float
             os.close(pidfd)
     except ProcessLookupError:
         raise owner_gone(owner, "is dead") from None
+    return True
 
 
 def owner_gone(owner: ProcessIdentity, what: str) -> OwnerGoneError:
@@ -377,21 +410,3 @@ def owner_gone(owner: ProcessIdentity, what: str) -> OwnerGoneError:
         f"process {owner.pid}, which exported this memory, {what}",
         hint="export it again in a living process and send the new handle",
     )
-
-
-def _descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
-    received: list[int] = []
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            rights = array.array("i")
-            rights.frombytes(data[: len(data) - len(data) % rights.itemsize])
-            received += rights
-    return received
-
-
-def close_each(descriptors: list[int], kept: int = 0) -> None:
-    """Close descriptors, the last one first, down to ``kept``. Each leaves the list before that."""
-    while len(descriptors) > kept:
-        descriptor = descriptors[-1]
-        del descriptors[-1]
-        os.close(descriptor)

@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Final
 
 from crossmem.driver.recording import call_into
-from crossmem.models import ProcessIdentity, process_start_time
+from crossmem.models import LeaseEnd, ProcessIdentity, process_start_time
 
 __all__ = [
     "belongs_to",
-    "has_pidfds",
     "is_anybody",
     "is_dead",
+    "is_process",
+    "lease_end",
     "open_owner",
     "open_peer",
     "own_uid",
     "peer_credentials",
+    "pidfd_number",
 ]
 
 # Missing from the socket and os modules of Pythons built on older headers; the numbers are the
@@ -35,6 +37,10 @@ _UID_MAP: Final = Path("/proc/self/uid_map")
 _OVERFLOW_UID: Final = Path("/proc/sys/kernel/overflowuid")
 _DEFAULT_OVERFLOW_UID: Final = 65534
 _ALL_UIDS: Final = 2**32 - 1
+
+_PIDFS_MAGIC: Final = 0x50494446
+_STATFS_WORDS: Final = 32
+"""More than struct statfs has; the first one is the type of the file system."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -57,14 +63,50 @@ def _close_opened(opened: list[int]) -> None:
             os.close(descriptor)
 
 
+def lease_end() -> LeaseEnd:
+    """Return which processes this kernel lets this one watch to their end.
+
+    ``"process"``: every peer, by its socket (Linux 6.5). ``"process-if-visible"``: those that have
+    a pid here (Linux 5.3). ``"connection"``: none.
+    """
+    try:
+        return _lease_end()
+    except OSError:
+        # Out of descriptors, it promises least, and is asked again the next time.
+        return "connection"
+
+
 @cache
-def has_pidfds() -> bool:
-    """Whether this kernel can watch another process to its end."""
+def _lease_end() -> LeaseEnd:
     try:
         os.close(_pidfd_open(os.getpid()))
     except OSError as error:
-        return error.errno not in {errno.ENOSYS, errno.EPERM}
-    return True
+        if _is_full(error):
+            raise
+        return "connection"
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        pidfd = _peer_pidfd(ours)
+    if pidfd is None:
+        return "process-if-visible"
+    os.close(pidfd)
+    return "process"
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
+
+
+def _peer_pidfd(connection: socket.socket) -> int | None:
+    """Return a new pidfd of the process at the other end; None if this kernel gives none."""
+    opened: list[int] = []
+    try:
+        return call_into(opened, connection.getsockopt, socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except BaseException as error:
+        _close_opened(opened)
+        if _is_full(error) or not isinstance(error, OSError):
+            raise
+    return None
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int]:
@@ -120,7 +162,8 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     Returns
     -------
     int or None
-        None where this kernel offers no way.
+        None if nothing tells of its death: before Linux 6.5, the peer is in a pid namespace that is
+        not visible here, or ``/proc`` does not show it.
 
     Raises
     ------
@@ -129,29 +172,68 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     OSError
         Where no descriptor is left.
     """
-    opened: list[int] = []
-    try:
-        return call_into(opened, connection.getsockopt, socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except BaseException as error:
-        _close_opened(opened)
-        is_full = isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}
-        if is_full or not isinstance(error, OSError):
-            raise
-    if pid <= 0:
-        return None
+    found = _peer_pidfd(connection)
+    if found is not None or pid <= 0:
+        return found
     try:
         pidfd = _pidfd_open(pid)
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE, errno.ESRCH}:
             raise
         return None
+    is_it = False
     try:
-        if process_start_time(pid) != start_time:
-            raise ProcessLookupError(errno.ESRCH, "the peer is dead and its pid was reused")
-    except BaseException:
-        os.close(pidfd)
-        raise
-    return pidfd
+        is_it = is_process(pidfd, pid, start_time)
+    finally:
+        if not is_it:
+            os.close(pidfd)
+    return pidfd if is_it else None
+
+
+def pidfd_number(pidfd: int | None) -> int:
+    """Return what tells the process behind a pidfd from all others of this boot.
+
+    0 if there is no pidfd, or if the kernel gives all pidfds one number (before Linux 6.9).
+    """
+    if pidfd is None:
+        return 0
+    status = (ctypes.c_long * _STATFS_WORDS)()
+    is_numbered = not _libc.fstatfs(pidfd, status) and status[0] == _PIDFS_MAGIC
+    return os.fstat(pidfd).st_ino if is_numbered else 0
+
+
+def is_process(pidfd: int, pid: int, start_time: int) -> bool:
+    """Whether a pidfd is proven to be of the process that started at a time.
+
+    Parameters
+    ----------
+    pidfd, pid
+        A process by pidfd, and its pid in the pid namespace of this process.
+    start_time
+        When the process that is meant started, in clock ticks after boot.
+
+    Returns
+    -------
+    bool
+        False if ``/proc`` does not tell: it shows another pid namespace than this process's, or it
+        hides the process (``hidepid``).
+
+    Raises
+    ------
+    ProcessLookupError
+        The process that is meant is dead.
+    """
+    # With another pid namespace in /proc, the pid is another process's there.
+    if process_start_time(os.getpid()) == process_start_time("self"):
+        found = process_start_time(pid)
+        if found == start_time:
+            return True
+        if found is not None:
+            raise ProcessLookupError(errno.ESRCH, "the process is dead and its pid was reused")
+    # Also nothing is shown of a process that ended just now.
+    if is_dead(pidfd):
+        raise ProcessLookupError(errno.ESRCH, "the process is dead")
+    return False
 
 
 def open_owner(owner: ProcessIdentity, this: ProcessIdentity) -> int | None:
@@ -160,8 +242,8 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity) -> int | None:
     Returns
     -------
     int or None
-        None where it cannot be seen from here: another pid namespace, or a kernel without
-        pidfds.
+        None if it cannot be told from here: the owner is in another pid namespace, the kernel has
+        no pidfds, or ``/proc`` hides the owner.
 
     Raises
     ------
@@ -179,15 +261,15 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity) -> int | None:
         if error.errno == errno.EINVAL:
             raise ProcessLookupError(errno.ESRCH, "no such process") from error
         return None
+    is_it = False
     try:
-        # Where /proc shows another pid namespace, start times cannot be compared.
-        proc_is_ours = process_start_time(this.pid) == this.start_time
-        if is_dead(pidfd) or (proc_is_ours and process_start_time(owner.pid) != owner.start_time):
+        if is_dead(pidfd):
             raise ProcessLookupError(errno.ESRCH, "the process is dead")
-    except BaseException:
-        os.close(pidfd)
-        raise
-    return pidfd
+        is_it = is_process(pidfd, owner.pid, owner.start_time)
+    finally:
+        if not is_it:
+            os.close(pidfd)
+    return pidfd if is_it else None
 
 
 def belongs_to(owner: ProcessIdentity) -> bool:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from crossmem.control.processes import is_anybody
+from crossmem.control.slots import Slot
+from crossmem.control.wire import MAX_GRANT_DESCRIPTORS, MAX_PAYLOAD_NBYTES
 from crossmem.driver import Exported, Peer
-from crossmem.errors import ConfigurationError
+from crossmem.errors import ConfigurationError, UnsupportedError
 from crossmem.models import ShareableHandle
 
 __all__ = ["Allow", "Export", "Unit"]
@@ -82,10 +84,16 @@ class Unit:
     on_idle: Callable[[], None]
     exports: "dict[int, Export]" = field(default_factory=dict)
     leases: dict[int, Any] = field(default_factory=dict)
-    """The leases by number; only the lease table changes them."""
-    grants: int = 0
-    """How many peers the lease server is putting on the whitelist."""
+    """What this process itself and messages hold, by number; only the lease table changes it."""
+    pins: int = 0
+    """How many requests the lease server is answering with its exports."""
+    withdrawn: "set[Export]" = field(default_factory=set)
+    """Exports that were withdrawn, and that somebody still has."""
     is_retired: bool = False
+    was_granted: bool = False
+    """Whether a row may ever have held it."""
+    is_sealed: bool = False
+    """Whether nothing was granted since its slots moved on to generations that nobody knows."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -97,3 +105,20 @@ class Export:
     allow: Allow
     exported: Exported
     denied: int = 0
+    slot: Slot | None = None
+    """Its words in shared memory, from its first lease on."""
+    rows: dict[Any, memoryview] = field(default_factory=dict)
+    """The rows of those that were ever given a lease, and their words."""
+    since: dict[Any, float] = field(default_factory=dict)
+    """When each of those leases began that were not seen to have ended."""
+
+    def __post_init__(self) -> None:
+        payloads, descriptors = self.exported.payloads, self.exported.descriptors
+        nbytes = sum(map(len, payloads)) + 4 * len(payloads)
+        if len(descriptors) > MAX_GRANT_DESCRIPTORS or nbytes > MAX_PAYLOAD_NBYTES:
+            msg = (
+                f"the driver exported {nbytes} bytes and {len(descriptors)} descriptors; a lease "
+                f"carries {MAX_PAYLOAD_NBYTES} and {MAX_GRANT_DESCRIPTORS}"
+            )
+            hint = "allocate less at once, or ask the author of the backend for larger blocks"
+            raise UnsupportedError(msg, hint=hint, operation="export")

@@ -1,28 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process exports and who holds it: every decision of the lease server, and no socket."""
 
-import logging
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from crossmem.control import rows, words
 from crossmem.control.events import ENDED, LOST, EventQueue
+from crossmem.control.export_ends import ExportEnds
 from crossmem.control.exports import ExportTable
-from crossmem.control.leases import Holder, Lease, LeaseTable
-from crossmem.control.processes import own_uid
+from crossmem.control.leases import Holder, Lease, LeaseTable, Row
 from crossmem.control.records import Export, Unit
-from crossmem.control.threads import Bell
-from crossmem.control.wire import Refusal, Status, Wanted, pack_reservation, verify
-from crossmem.driver import Peer
-from crossmem.errors import AccessDeniedError, CrossmemError
+from crossmem.control.slots import SlotTable
+from crossmem.control.threads import Waiters
+from crossmem.control.wire import Refusal, Status
+from crossmem.errors import DriverError
 from crossmem.locks import Rank, ordered_lock
 from crossmem.models import EventKind, ProcessIdentity, ShareableHandle
 from crossmem.plugin import Registry
 
 __all__ = ["LeaseRegistry"]
-
-_log = logging.getLogger(__name__)
 
 
 class LeaseRegistry:
@@ -41,23 +38,54 @@ class LeaseRegistry:
     def __init__(self, identity: ProcessIdentity, registry: Registry, limit: int) -> None:
         self.lock = ordered_lock(Rank.LEASES)
         """Held for moments: no driver, plugin or finaliser runs under it."""
-        self._own_uid = own_uid()
         self._max_reservations = limit
-        self._events = EventQueue(registry)
         self._idle: deque[Unit] = deque()
         """Retired memory whose last lease has ended, and whose owner was not told."""
-        self._bells: set[Bell] = set()
-        """Each rings when a lease has ended, for a thread that waits for that."""
-        self._exports = ExportTable()
-        self._leases = LeaseTable()
+        self._waiters = Waiters(self.lock)
+        """Who waits for the end of a lease."""
         self._myself = Holder(identity.pid, identity.uid)
+        # The rest is used under the lock, here and by who admits peers.
+        self.events = EventQueue(registry)
+        self.exports = ExportTable()
+        self.leases = LeaseTable()
+        self.slots = SlotTable()
+        self.granted: dict[int, Export] = {}
+        """The exports that rows may hold, by slot."""
+        self._ends = ExportEnds(self.exports, self.slots, self.granted, self.events)
 
     # What the exporter's own threads call -------------------------------------------------
 
     def publish(self, export: Export) -> None:
         """Make an export importable."""
         with self.lock:
-            self._exports.add(export)
+            self.exports.add(export)
+
+    def withdraw(self, unit: Unit, handle: ShareableHandle) -> Refusal | None:
+        """Let nobody import by a handle of some memory for the first time from now on (law C28).
+
+        Who holds the export, and the messages under way that reserve it, keep it. Withdrawing twice
+        is harmless. Returns why the handle cannot be withdrawn.
+
+        Raises
+        ------
+        DriverError
+            The kernel forbids the barrier; try again later.
+        """
+        with self.lock:
+            export = self.exports.find(handle.allocation, handle.export)
+            if export is None or export.unit is not unit:
+                # An earlier attempt may have been interrupted.
+                self._ends.settle(unit)
+                refusal = self.exports.refusal(handle.allocation, handle.export)
+                # It was withdrawn before, and nobody has it any more.
+                is_gone = refusal is not None and refusal.status is not Status.UNKNOWN
+                return None if is_gone else Refusal(Status.UNKNOWN, "it is no export of this")
+            refusal = self._refusal_of_core(handle)
+            if refusal is None and not unit.is_retired:
+                if export not in unit.withdrawn:
+                    self.events.note(EventKind.WITHDRAWN, export, 0)
+                self._ends.withdraw(export)
+            return refusal
 
     def lease_to_myself(
         self, handle: ShareableHandle, reservation: int, leases: dict[bytes, int]
@@ -75,12 +103,13 @@ class LeaseRegistry:
         """
         number, export = handle.allocation, handle.export
         with self.lock:
-            is_reserved = self._leases.find_reservation(reservation, number, export) is not None
-            refusal = self._exports.refusal(number, export, is_reserved=is_reserved)
+            is_reserved = self.leases.find_reservation(reservation, number, export) is not None
+            refusal = self.exports.refusal(number, export, is_reserved=is_reserved)
             refusal = refusal or self._refusal_of_core(handle)
-            if refusal is None:
-                core = handle.core
-                given = self._leases.give(self._exports.get(number, export), self._myself)
+            core = handle.core
+            # An attempt that was interrupted may have got it.
+            if refusal is None and core not in leases:
+                given = self.leases.give(self.exports.get(number, export), self._myself)
                 # No call stands between giving the lease and recording it.
                 leases[core] = given.number
             return refusal
@@ -88,10 +117,10 @@ class LeaseRegistry:
     def refusal_of(self, handle: ShareableHandle) -> Refusal | None:
         """Return why nobody gets an export of this process, None if it can be given."""
         with self.lock:
-            return self._exports.refusal(handle.allocation, handle.export)
+            return self.exports.refusal(handle.allocation, handle.export)
 
     def reserve_mine(
-        self, handles: Sequence[ShareableHandle], timeout_s: float, numbers: list[int]
+        self, handles: Sequence[ShareableHandle], numbers: Sequence[int], timeout_s: float
     ) -> Refusal | None:
         """Reserve memory of this process for a message of its own; all or none.
 
@@ -101,10 +130,10 @@ class LeaseRegistry:
         ----------
         handles
             What the message speaks of.
+        numbers
+            A new number for each reservation. The caller ends them if this raises.
         timeout_s
             How long to wait.
-        numbers
-            Gets the number of each reservation. The caller ends them if this raises.
         """
         refusal: Refusal | None = None
 
@@ -114,20 +143,20 @@ class LeaseRegistry:
             if refusal is not None and refusal.status is Status.FULL:
                 return False
             for handle in handles:
-                refusal = refusal or self._exports.refusal_of_reservation(handle, self._myself)
+                refusal = refusal or self.exports.refusal_of_reservation(handle, self._myself)
                 refusal = refusal or self._refusal_of_core(handle)
             if refusal is None:
-                for one in handles:
-                    export = self._exports.get(one.allocation, one.export)
-                    numbers.append(self._reserve(export, self._myself).number)
+                for one, number in zip(handles, numbers, strict=True):
+                    export = self.exports.get(one.allocation, one.export)
+                    self.reserve(export, self._myself, number)
             return True
 
-        self._wait(is_settled, timeout_s)
+        self._waiters.wait(is_settled, timeout_s)
         self.tell()
         return refusal
 
     def _refusal_of_core(self, handle: ShareableHandle) -> Refusal | None:
-        known = self._exports.get(handle.allocation, handle.export).handle
+        known = self.exports.get(handle.allocation, handle.export).handle
         if known.core != handle.core:
             return Refusal(Status.UNKNOWN, "the handle's fields were changed")
         return None
@@ -142,47 +171,38 @@ class LeaseRegistry:
 
     def wait_idle(self, unit: Unit, timeout_s: float) -> bool:
         """Wait until memory has no lease; False if the time is over."""
-        return self._wait(lambda: not unit.leases, timeout_s)
+        if timeout_s:
+            with self.lock:
+                rows.wish((unit,))
+        return self._waiters.wait(lambda: not (_is_kept(unit) or rows.is_held(unit)), timeout_s)
 
     def wait_all_idle(self, timeout_s: float) -> bool:
         """Wait until no lease is left; False if the time is over.
 
         From now on nothing is granted but what messages under way reserve.
         """
-        self._exports.is_exiting = True
+        self.exports.is_exiting = True
         self.end([one.number for one in list(self._myself.leases.values()) if not one.in_message])
-        return self._wait(lambda: not len(self._leases), timeout_s)
+        held: list[Unit] | None = None
 
-    def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until something holds that the end of a lease can bring about.
+        def is_over() -> bool:
+            nonlocal held
+            if len(self.leases):
+                return False
+            if held is None:
+                # Nothing is granted any more.
+                held = list({one.unit for one in self.granted.values()})
+                rows.wish(held)
+            while held and not (_is_kept(held[-1]) or rows.is_held(held[-1])):
+                held.pop()
+            return not held
 
-        The lock is held while that is asked. It is asked until it holds, and never again.
-        """
-        end = time.monotonic() + timeout_s
-        while True:
-            bell = Bell()
-            try:
-                with self.lock:
-                    if is_over():
-                        return True
-                    self._bells.add(bell)
-                left_s = end - time.monotonic()
-                if left_s <= 0 or not bell.wait(left_s):
-                    with self.lock:
-                        return is_over()
-            finally:
-                self._bells.discard(bell)
-
-    @property
-    def has_leases(self) -> bool:
-        """Whether anybody but this process itself holds anything."""
-        with self.lock:
-            return len(self._leases) > len(self._myself.leases)
+        return self._waiters.wait(is_over, timeout_s)
 
     def leases_of(self, unit: Unit) -> tuple[Lease, ...]:
         """Return who holds memory, oldest lease first."""
         with self.lock:
-            return tuple(unit.leases.values())
+            return rows.leases_of(unit)
 
     def retire(self, unit: Unit, *, even_if_leased: bool) -> bool:
         """Stop granting memory and tell whether it is free of leases: one atomic step.
@@ -199,21 +219,44 @@ class LeaseRegistry:
         bool
             True if no lease remains. If one does, and ``even_if_leased`` is false, nothing has
             changed.
+
+        Raises
+        ------
+        DriverError
+            The kernel forbids the barrier. The memory can be retired later.
         """
         with self.lock:
-            is_leased = bool(unit.leases or unit.grants)
-            if even_if_leased or not is_leased:
+            if even_if_leased:
                 unit.is_retired = True
-            if not is_leased:
-                self._exports.forget(unit)
-        return not is_leased
+            elif unit.leases or unit.pins or rows.is_held(unit):
+                return False
+            is_idle = False
+            try:
+                if not (unit.leases or unit.pins) and rows.seal(unit):
+                    is_idle = unit.is_retired = True
+                    self._ends.forget(unit)
+                return is_idle
+            finally:
+                if not (is_idle or even_if_leased):
+                    rows.reopen(unit)
+
+    def cut_off(self, unit: Unit) -> bool:
+        """Let no process begin to hold memory, and tell whether none holds it; at exit."""
+        with self.lock:
+            unit.is_retired = True
+            return rows.seal(unit)
 
     def report(self) -> list[tuple[Unit, tuple[Export, ...], tuple[Lease, ...]]]:
         """Return everything that is exported: the memory, its exports and its leases."""
         with self.lock:
+            for export in self.granted.values():
+                for row in rows.ended_of(export):
+                    self._note_end(export, row, EventKind.LEASE_ENDED)
+            for unit in self.exports.units():
+                self._ends.settle(unit)
             return [
-                (unit, tuple(unit.exports.values()), tuple(unit.leases.values()))
-                for unit in self._exports.units()
+                (unit, tuple(unit.exports.values()), rows.leases_of(unit))
+                for unit in self.exports.units()
             ]
 
     def tell(self) -> None:
@@ -223,95 +266,19 @@ class LeaseRegistry:
             # Last: a thread that looks meanwhile must not miss it, and telling twice is harmless.
             with suppress(ValueError):
                 self._idle.remove(unit)
-        self._events.tell()
+        self.events.tell()
 
     # What the lease server's thread calls -------------------------------------------------
 
-    def admit(
-        self, holder: Holder, context: bytes, reported: int, wanted: Wanted
-    ) -> tuple[Lease, Export] | Refusal:
-        """Give a lease to a peer that may have it, after the vendor's whitelist knows the peer.
+    def refuse_more(self, holder: Holder, count: int, following: int = 0) -> Refusal | None:
+        """Return why messages of a process may not reserve ``count`` more exports now, or None.
 
-        Parameters
-        ----------
-        holder
-            The peer, as the kernel shows it.
-        context
-            What the peer's proof covers besides the export.
-        reported
-            The peer's number for the vendor's whitelist.
-        wanted
-            What it asks for.
+        ``following`` says how many the same message reserves in later requests.
         """
-        with self.lock:
-            export = self._find(holder, context, wanted)
-            if isinstance(export, Refusal):
-                return export
-            if export.unit.grant is None or export in holder.whitelisted:
-                return self._lease(export, holder)
-            export.unit.grants += 1
-        refusal = self._grant(export, holder, reported)
-        with self.lock:
-            unit = export.unit
-            unit.grants -= 1
-            if refusal is None:
-                holder.whitelisted.add(export)
-                # It may have been freed meanwhile.
-                found = self._find(holder, context, wanted)
-                if not isinstance(found, Refusal):
-                    return self._lease(found, holder)
-                refusal = found
-            self._note_if_idle(unit)
-            return refusal
-
-    def _find(self, holder: Holder, context: bytes, wanted: Wanted) -> Export | Refusal:
-        """Return the export that a peer asks for, if it may have it. The lock is held."""
-        allocation, number = wanted.allocation, wanted.export
-        held = self._leases.find_reservation(wanted.reservation, allocation, number)
-        refusal = self._exports.refusal(allocation, number, is_reserved=held is not None)
-        if refusal is not None:
-            return refusal
-        export = self._exports.get(allocation, number)
-        return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
-
-    def _lease(self, export: Export, holder: Holder) -> tuple[Lease, Export]:
-        self._events.note(EventKind.LEASED, export, holder.pid)
-        return self._leases.give(export, holder), export
-
-    def _grant(self, export: Export, holder: Holder, reported: int) -> Refusal | None:
-        """Put a peer on the vendor's whitelist. No lock is held: this is the driver's code."""
-        grant = export.unit.grant
-        assert grant is not None  # noqa: S101 - the caller has asked
-        try:
-            grant(export, Peer(holder.pid, reported))
-        except AccessDeniedError as error:
-            with self.lock:
-                return self._deny(export, holder, str(error))
-        except CrossmemError as error:
-            return Refusal(Status.FAILED, str(error))
-        except Exception as error:  # noqa: BLE001 - logged, and the peer is told
-            _log.exception("the driver failed to grant process %d access", holder.pid)
-            return Refusal(Status.FAILED, f"the exporter's driver failed: {error!r}")
-        return None
-
-    def admit_reservation(
-        self, holder: Holder, context: bytes, wanted: Wanted
-    ) -> tuple[Lease, Export] | Refusal:
-        """Reserve an export for a message of a peer. The parameters are those of :meth:`admit`."""
-        with self.lock:
-            refusal = self._exports.refusal_of_reservation(wanted, holder)
-            if refusal is not None:
-                return refusal
-            export = self._exports.get(wanted.allocation, wanted.export)
-            refusal = self._refusal_of_peer(holder, export, wanted, b"reserve", context)
-            return refusal or (self._reserve(export, holder), export)
-
-    def refuse_more(self, holder: Holder, count: int) -> Refusal | None:
-        """Return why messages of a process may not reserve so many more exports, or None."""
-        if self._is_room_for(holder, count):
+        if len(holder.messages) + count + following <= self._max_reservations:
             return None
-        if count > self._max_reservations:
-            reason = f"one message with {count} handles; {self._max_reservations} are allowed"
+        if count + following > self._max_reservations:
+            reason = f"{count + following} handles at once; {self._max_reservations} are allowed"
             return Refusal(Status.TOO_MANY, reason)
         who = f"process {holder.pid}" if holder.pid else "a process that is not visible"
         reason = (
@@ -320,7 +287,7 @@ class LeaseRegistry:
         )
         return Refusal(Status.FULL, reason)
 
-    def receive(self, wanted: Wanted, holder: Holder) -> Holder | None:
+    def receive(self, number: int, export: Export, holder: Holder) -> Holder | None:
         """Make a message's reservation its receiver's, which ends it once it has opened the memory.
 
         So it ends with the receiver if that dies before, and not with its sender. If the
@@ -332,69 +299,99 @@ class LeaseRegistry:
             Who had it.
         """
         with self.lock:
-            number = wanted.reservation
-            held = self._leases.find_reservation(number, wanted.allocation, wanted.export)
+            handle = export.handle
+            held = self.leases.find_reservation(number, handle.allocation, handle.export)
             if held is None or held.holder is holder:
                 return None
-            self._leases.pass_on(held, holder)
-            self._ring()
+            self.leases.pass_on(held, holder)
+            self._waiters.ring()
             return held.holder
 
     def end(self, numbers: Iterable[int]) -> set[Holder]:
-        """End leases by number, and return who held them."""
+        """End reservations and own leases by number, and return who had them."""
         holders: set[Holder] = set()
         with self.lock:
             for number in numbers:
-                lease = self._leases.end(number)
+                lease = self.leases.end(number)
                 if lease is not None:
                     holders.add(lease.holder)
                     self._after_end(lease, ENDED[lease.in_message])
         return holders
 
+    def hint(self, slots: Iterable[int]) -> None:
+        """Look at memory of which a peer says that a lease has ended."""
+        with self.lock:
+            exports = map(self.granted.get, set(slots))
+            for unit in {one.unit for one in exports if one is not None}:
+                self._note_if_idle(unit)
+            self._waiters.ring()
+
+    def unpin(self, units: Iterable[Unit]) -> None:
+        """Let memory be freed of which the server has answered."""
+        with self.lock:
+            for unit in units:
+                unit.pins -= 1
+                self._note_if_idle(unit)
+            self._waiters.ring()
+
     def lose(self, holder: Holder) -> None:
         """End all leases of a process that is dead."""
         with self.lock:
-            for lease in self._leases.end_all(holder):
+            for lease in self.leases.end_all(holder):
                 self._after_end(lease, LOST[lease.in_message])
+            for row in holder.rows.values():
+                self.forget_row(row)
+            holder.rows.clear()
+            for unit in {export.unit for export in holder.exports}:
+                self._note_if_idle(unit)
+            holder.exports.clear()
+            self._waiters.ring()
 
     # Under the lock ------------------------------------------------------------------------
 
-    def _reserve(self, export: Export, holder: Holder) -> Lease:
-        self._events.note(EventKind.RESERVED, export, holder.pid)
-        return self._leases.give(export, holder, in_message=True)
+    def reserve(self, export: Export, holder: Holder, number: int) -> None:
+        """Reserve an export for a message."""
+        self.events.note(EventKind.RESERVED, export, holder.pid)
+        self.leases.give(export, holder, number, in_message=True)
 
-    def _is_room_for(self, holder: Holder, count: int) -> bool:
-        return len(holder.messages) + count <= self._max_reservations
+    def forget_row(self, row: Row) -> None:
+        """Forget what a row holds, whose process is dead or never got it, and unmap it."""
+        for export in row.holder.exports:
+            if row in export.since:
+                is_held = export.slot is not None and words.load(row.segment.words, export.slot.at)
+                self._note_end(
+                    export, row, EventKind.LEASE_LOST if is_held else EventKind.LEASE_ENDED
+                )
+            export.rows.pop(row, None)
+        row.segment.close()
 
-    def _ring(self) -> None:
-        """Wake the threads that wait for the end of a lease."""
-        for bell in list(self._bells):
-            self._bells.discard(bell)
-            bell.ring()
-
-    def _refusal_of_peer(
-        self, holder: Holder, export: Export, wanted: Wanted, role: bytes, context: bytes
-    ) -> Refusal | None:
-        handle, reservation = export.handle, pack_reservation(wanted.reservation)
-        if not verify(wanted.proof, handle.secret, role, context, reservation, handle.core):
-            return Refusal(Status.UNKNOWN, "the secret or a field of the handle is wrong")
-        reason = export.allow.refuses(holder.pid, holder.uid, self._own_uid)
-        return None if reason is None else self._deny(export, holder, reason)
-
-    def _deny(self, export: Export, holder: Holder, reason: str) -> Refusal:
-        export.denied += 1
-        self._events.note(EventKind.DENIED, export, holder.pid, reason)
-        return Refusal(Status.DENIED, reason)
+    def _note_end(self, export: Export, row: Row, kind: EventKind) -> None:
+        export.since.pop(row, None)
+        self.events.note(kind, export, row.holder.pid)
 
     def _after_end(self, lease: Lease, kind: EventKind) -> None:
-        self._ring()
+        self._waiters.ring()
         unit = lease.unit
         export = unit.exports.get(lease.export)
-        if export is not None and (lease.in_message or lease.holder is not self._myself):
-            self._events.note(kind, export, lease.holder.pid)
+        if export is not None and lease.in_message:
+            self.events.note(kind, export, lease.holder.pid)
         self._note_if_idle(unit)
 
     def _note_if_idle(self, unit: Unit) -> None:
-        if unit.is_retired and not unit.leases and not unit.grants:
-            self._exports.forget(unit)
+        if unit.withdrawn and not unit.is_retired:
+            self._ends.settle(unit)
+        try:
+            is_idle = unit.is_retired and not _is_kept(unit) and rows.seal(unit)
+        except DriverError:
+            # There is no barrier. Whoever frees the memory is told.
+            is_idle = True
+        else:
+            if is_idle:
+                self._ends.forget(unit)
+        if is_idle:
             self._idle.append(unit)
+
+
+def _is_kept(unit: Unit) -> bool:
+    """Whether memory is kept by something else than a row."""
+    return bool(unit.leases or unit.pins)

@@ -12,18 +12,21 @@ import resource
 import socket
 import threading
 from collections import deque
-from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from crossmem.control.admission import Admission
 from crossmem.control.answering import answer
 from crossmem.control.connection import ServerConnection
+from crossmem.control.descriptors import close_connection
 from crossmem.control.endpoint import listen
 from crossmem.control.holders import HolderTable
 from crossmem.control.leases import Holder
 from crossmem.control.limits import name_descriptor_limit
 from crossmem.control.loop import EventLoop
+from crossmem.control.peer_log import PeerLog
 from crossmem.control.registry import LeaseRegistry
 from crossmem.control.threads import Bell, start_thread
 from crossmem.control.wire import (
@@ -46,7 +49,6 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.02
 _STOP_JOIN_S: Final = 2.0
-_MAX_COLLECTED_NBYTES: Final = 8 * 2**20
 _MAX_CAUGHT_UP: Final = 1000
 
 
@@ -76,6 +78,8 @@ class LeaseServer:
         self, identity: ProcessIdentity, run_dir: Path, registry: Registry, max_reservations: int
     ) -> None:
         self.leases = LeaseRegistry(identity, registry, max_reservations)
+        self._peer_log = PeerLog(_log)
+        self._admission = Admission(self.leases, self._peer_log)
         self._connections: dict[int, ServerConnection] = {}
         self._unsent: set[ServerConnection] = set()
         self._bells: deque[Bell] = deque()
@@ -91,6 +95,8 @@ class LeaseServer:
             self._loop = EventLoop()
             self._holders = HolderTable(self._loop, self._lose)
             try:
+                # Now, so that a first lease leaves nothing that was not there.
+                self.leases.slots.grow()
                 self._listeners, self._path = listen(run_dir, identity)
                 for listener in self._listeners:
                     self._loop.watch(listener.fileno(), partial(self._accept, listener))
@@ -115,7 +121,7 @@ class LeaseServer:
             How long to wait at most. A thread of Python's that never yields can delay this.
         """
         is_other = threading.get_ident() != self._thread.ident
-        if self.leases.has_leases and is_other and not self._stopping:
+        if self._connections and is_other and not self._stopping:
             bell = Bell()
             self._bells.append(bell)
             self._loop.wake()
@@ -129,21 +135,32 @@ class LeaseServer:
         if self._thread.is_alive() and threading.get_ident() != self._thread.ident:
             self._thread.join(_STOP_JOIN_S)
         # Importers that still find the path then learn that nobody listens any more.
+        for connection in list(self._connections.values()):
+            close_connection(connection.socket)
+            connection.finish()
+        self._connections.clear()
+        for listener in self._listeners:
+            close_connection(listener)
+        self._listeners.clear()
         self.abandon()
         self._unlink()
 
     def _unlink(self) -> None:
         if self._path is not None:
-            self._path.unlink(missing_ok=True)
+            # The run directory may be read-only by now. The next server removes the path.
+            with suppress(OSError):
+                self._path.unlink()
 
     def abandon(self) -> None:
         """Close every descriptor, and nothing else: for a forked child."""
         for connection in list(self._connections.values()):
             connection.socket.close()
+            connection.finish()
         self._holders.close()
         for listener in self._listeners:
             listener.close()
         self._loop.close()
+        self.leases.slots.close()
 
     # The thread ---------------------------------------------------------------------------
 
@@ -160,6 +177,7 @@ class LeaseServer:
             if self._bells:
                 self._answer_bells()
             self.leases.tell()
+            self._holders.forget_unused()
         while self._bells:
             self._bells.popleft().ring()
 
@@ -167,7 +185,12 @@ class LeaseServer:
         """Read all that has come, for the threads that wait for that."""
         bells = list(self._bells)
         try:
-            self._catch_up(self._holders.with_leases())
+            for _ in range(_MAX_CAUGHT_UP):
+                ready = self._loop.wait(0)
+                if not ready:
+                    break
+                for descriptor in ready:
+                    self._handle(descriptor)
         finally:
             for bell in bells:
                 self._bells.remove(bell)
@@ -179,10 +202,12 @@ class LeaseServer:
             return
         try:
             handler()
-        except Exception:  # noqa: BLE001 - logged, and the connection is dropped
+        except Exception as error:  # noqa: BLE001 - logged, and the connection is dropped
             # One peer's trouble must not end the thread that all others need.
-            _log.exception("a fault in the lease server, which goes on")
             connection = self._connections.get(descriptor)
+            pid = connection.pid if connection is not None else 0
+            text = f"a fault in the lease server, which goes on: {type(error).__name__}"
+            self._peer_log.warning(pid, text, error)
             if connection is not None:
                 self._drop(connection)
 
@@ -214,28 +239,29 @@ class LeaseServer:
             connection = ServerConnection(accepted, self._buffer)
             self._loop.watch(connection.number, lambda: self._serve(connection, at_most=1))
         except OSError:
-            accepted.close()
+            close_connection(accepted)
             return
         self._connections[connection.number] = connection
         self._flush(connection)
 
     def _make_room(self) -> None:
-        """Let go of the oldest connection of a process without leases, where there are many.
+        """Let go of the oldest connection, where there are many.
 
-        An importer that needs it again connects again.
+        An importer that needs it again connects again. What it holds, its row says, unless the end
+        of its connection is all that tells of its death.
         """
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         # Each costs two descriptors once it has asked: its own, and the pidfd of its process.
         if len(self._connections) < soft // 4:
             return
         for connection in list(self._connections.values()):
-            if connection.holder is not None and connection.holder.leases:
+            holder = connection.holder
+            if holder is not None and holder.pidfd is None and holder.holds_something:
                 continue
             # It may have asked for something that was not read yet, or ended something.
             self._serve(connection, at_most=_MAX_CAUGHT_UP)
-            if connection.holder is None or not connection.holder.leases:
-                self._drop(connection)
-                return
+            self._drop(connection)
+            return
 
     def _serve(self, connection: ServerConnection, *, at_most: int) -> None:
         """Handle what a peer has sent."""
@@ -247,33 +273,22 @@ class LeaseServer:
             for kind, request, body in connection.receive(at_most):
                 if kind is MessageType.IMPORT or kind is MessageType.RESERVE:
                     self._answer(connection, kind, request, unpack_request(body))
-                elif kind is MessageType.RELEASE:
-                    self._release(unpack_ids(body))
-                elif connection.granted_request == request:
-                    connection.forget_replies()
-                    connection.is_answered = True
-                    self._release(connection.granted)
-            if connection.is_collecting:
-                self._limit_collected()
+                elif kind is MessageType.END:
+                    for holder in self.leases.end(unpack_ids(body)):
+                        self._holders.forget_if_unused(holder)
+                else:
+                    self.leases.hint(unpack_ids(body))
         except EOFError:
             self._drop(connection)
         except ProtocolError as error:
-            who = connection.pid or "that is not visible here"
-            _log.warning("dropping the connection of process %s: %s", who, error)
+            self._peer_log.warning(connection.pid, f"its connection is dropped: it sent {error}")
             self._drop(connection)
-
-    def _limit_collected(self) -> None:
-        """Drop who hoards most, where unfinished requests take too much memory together."""
-        connections = list(self._connections.values())
-        if sum(one.collected_nbytes for one in connections) > _MAX_COLLECTED_NBYTES:
-            strangers = [one for one in connections if not (one.holder and one.holder.leases)]
-            self._drop(max(strangers or connections, key=lambda one: one.collected_nbytes))
 
     def _answer(
         self, connection: ServerConnection, kind: MessageType, number: int, request: Request
     ) -> None:
         try:
-            holder = self._holders.find(connection, request.start_time)
+            holder = self._holders.find(connection, request)
         except ProcessLookupError:
             self._drop(connection)
             return
@@ -282,11 +297,11 @@ class LeaseServer:
             self._refuse(connection, number, request, refusal)
             return
         if kind is MessageType.RESERVE:
-            full = self.leases.refuse_more(holder, len(request.wanted))
+            full = self.leases.refuse_more(holder, len(request.wanted), request.following)
             if full is not None:
                 self._refuse(connection, number, request, full)
                 return
-        for sender in answer(self.leases, connection, holder, kind, number, request):
+        for sender in answer(self._admission, connection, holder, kind, number, request):
             self._holders.forget_if_unused(sender)
         self._flush(connection)
 
@@ -303,52 +318,32 @@ class LeaseServer:
             sent = connection.flush()
         except EOFError:
             # It gets nothing more. What it has sent is still read, and then its end.
-            connection.forget_replies()
             connection.socket.shutdown(socket.SHUT_WR)
             sent = True
-        if not sent:
-            # Nothing more is read from a peer until it has read what it asked for.
-            if not connection.is_full and (was_full or connection not in self._unsent):
-                _log.warning(
-                    "the reply to process %s waits until others have read theirs: too many "
-                    "descriptors of this user are under way (ulimit -n)",
-                    connection.pid,
-                )
-            self._unsent.add(connection)
-            self._loop.change(connection.number, write=connection.is_full)
-        elif connection in self._unsent:
-            self._unsent.remove(connection)
-            self._loop.change(connection.number, read=True)
-
-    def _catch_up(self, holders: set[Holder]) -> None:
-        """Read what these processes have already sent, and see which of them are dead."""
-        if not holders:
+        if sent:
+            self.leases.unpin(connection.finish())
+            if connection in self._unsent:
+                self._unsent.remove(connection)
+                self._loop.change(connection.number, read=True)
             return
-        for connection in list(self._connections.values()):
-            if connection.holder in holders:
-                self._serve(connection, at_most=_MAX_CAUGHT_UP)
-        for holder in holders:
-            self._holders.lose_if_dead(holder)
-
-    def _release(self, numbers: Sequence[int]) -> None:
-        ended = set(numbers)
-        for connection in self._unsent:
-            # What was not sent cannot be known, except in part to who reads half a reply.
-            if not connection.is_answered and not ended.isdisjoint(connection.granted):
-                msg = "a release of what has not been received yet"
-                raise ProtocolError(msg)
-        for holder in self.leases.end(numbers):
-            self._holders.forget_if_unused(holder)
+        # Nothing more is read from a peer until it has read what it asked for.
+        if not connection.is_full and (was_full or connection not in self._unsent):
+            self._peer_log.warning(
+                connection.pid,
+                "its reply waits until others have read theirs: too many descriptors of this user "
+                "are under way (ulimit -n)",
+            )
+        self._unsent.add(connection)
+        self._loop.change(connection.number, write=connection.is_full)
 
     def _drop(self, connection: ServerConnection) -> None:
         """Close a connection. Its leases stay where the process can be watched (law C11)."""
-        self._connections.pop(connection.number, None)
+        if self._connections.pop(connection.number, None) is None:
+            return
         self._unsent.discard(connection)
         self._loop.unwatch(connection.number)
-        connection.socket.close()
-        if not connection.is_answered:
-            # Its peer does not know of these leases, so nobody else will end them.
-            self.leases.end(connection.granted)
+        close_connection(connection.socket)
+        self.leases.unpin(connection.finish())
         holder, connection.holder = connection.holder, None
         if holder is None:
             return
@@ -362,7 +357,7 @@ class LeaseServer:
         """End everything that a dead process held, and what it had sent to end."""
         for connection in list(self._connections.values()):
             if connection.holder is holder:
-                # It may have ended others' leases, too: those of messages that it received.
+                # It may have ended reservations of messages that it received.
                 self._serve(connection, at_most=_MAX_CAUGHT_UP)
         self.leases.lose(holder)
         for connection in list(self._connections.values()):

@@ -1,12 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting threads and waiting for them, safe against exceptions of signal handlers (law C30)."""
 
+import logging
 import threading
+import time
 from _thread import start_new_thread
+from collections.abc import Callable
+from typing import Final
 
 from crossmem.control.limits import no_thread
+from crossmem.driver.recording import call_into
 
-__all__ = ["Bell", "start_thread"]
+__all__ = ["LOOK_AGAIN_S", "Bell", "PassingThread", "Waiters", "start_thread"]
+
+LOOK_AGAIN_S: Final = 0.5
+"""How often rows are read for who waits: the message that a lease has ended may fail."""
+_STOP_S: Final = 5.0
+_log = logging.getLogger(__name__)
 
 
 class Bell:
@@ -27,6 +37,105 @@ class Bell:
     def wait(self, timeout_s: float = threading.TIMEOUT_MAX) -> bool:
         """Wait until it has rung; False if the time is over."""
         return self._silence.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+
+
+class PassingThread:
+    """A daemon thread that exists only while there is something to do.
+
+    Parameters
+    ----------
+    turn
+        Does it, and may wait on :attr:`bell`. Called again and again.
+    is_needed
+        Whether there is something to do.
+    """
+
+    def __init__(self, turn: Callable[[], None], is_needed: Callable[[], bool]) -> None:
+        self._turn = turn
+        self._is_needed = is_needed
+        self._running = threading.Lock()
+        """Held as long as the thread runs."""
+        self._is_stopping = False
+        self.bell = Bell()
+        """Wakes the thread."""
+
+    def start(self) -> bool:
+        """Start the thread, unless it runs; False if this process can have no more threads."""
+        taken: list[bool] = []
+        started: list[int] = []
+        try:
+            call_into(taken, self._running.acquire, False)  # noqa: FBT003
+            if taken[0] and not self._is_stopping:
+                # Not threading.Thread: its start() waits in Python, where a signal handler may
+                # raise, and finalisers come here.
+                call_into(started, start_new_thread, self._run, ())
+        except RuntimeError:
+            return False
+        finally:
+            if taken and taken[0] and not started:
+                self._running.release()
+        return True
+
+    def _must_run(self) -> bool:
+        return self._is_needed() and not self._is_stopping
+
+    def _run(self) -> None:
+        while True:
+            while self._must_run():
+                try:
+                    self._turn()
+                except BaseException:
+                    # No signal handler runs here. A fault must not end the thread for good.
+                    _log.exception("a fault in a thread of crossmem, which goes on")
+                    self.bell.wait(LOOK_AGAIN_S)
+            self._running.release()
+            # What came between the last look and the release found a running thread.
+            if not (self._must_run() and self._running.acquire(blocking=False)):
+                return
+
+    def stop(self) -> None:
+        """End the thread; for a normal exit."""
+        self._is_stopping = True
+        self.bell.ring()
+        if self._running.acquire(timeout=_STOP_S):
+            self._running.release()
+
+
+class Waiters:
+    """Threads that wait until something holds that others bring about.
+
+    Parameters
+    ----------
+    lock
+        Held while that is asked. It is asked until it holds, and never again.
+    """
+
+    def __init__(self, lock: "threading.RLock") -> None:
+        self._lock = lock
+        self._bells: set[Bell] = set()
+
+    def ring(self) -> None:
+        """Let all of them ask again."""
+        for bell in list(self._bells):
+            self._bells.discard(bell)
+            bell.ring()
+
+    def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until it holds, asking every half second at least; False if the time is over."""
+        end = time.monotonic() + timeout_s
+        while True:
+            bell = Bell()
+            try:
+                with self._lock:
+                    if is_over():
+                        return True
+                    self._bells.add(bell)
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    return False
+                bell.wait(min(left_s, LOOK_AGAIN_S))
+            finally:
+                self._bells.discard(bell)
 
 
 def start_thread(thread: threading.Thread) -> None:

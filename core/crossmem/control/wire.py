@@ -2,7 +2,7 @@
 """The messages between an importer and a lease server, and how both prove the secret.
 
 One ``SOCK_SEQPACKET`` packet is one message: a header of type, flags and request id, then a body.
-Requests and replies that do not fit into one message continue in further ones, all with the same
+A request fits into one message. A reply that does not continues in further ones, all with the same
 request id, until one has the flag LAST. Nothing is ever unpickled; every length is bounded.
 
 ====== ================ =======================================================================
@@ -12,8 +12,8 @@ HELLO  server to client protocol version, nonce of the connection
 IMPORT client to server nonce, identity of the peer, then one record for each export asked for
 RESERVE client to server as IMPORT: reservations of a message, without the memory itself
 REPLY  server to client one record for each export asked for; descriptors travel alongside
-RELEASE client to server lease ids
-CANCEL client to server empty: whatever this request id was granted is released
+END    client to server numbers of reservations that end
+HINT   client to server slots of which a lease has ended, where the exporter wished to know
 ====== ================ =======================================================================
 """
 
@@ -29,17 +29,22 @@ __all__ = [
     "HEADER",
     "LAST",
     "MAX_DESCRIPTORS",
+    "MAX_GRANT_DESCRIPTORS",
+    "MAX_GRANT_NBYTES",
     "MAX_MESSAGE_NBYTES",
-    "MAX_REQUEST_NBYTES",
+    "MAX_PAYLOAD_NBYTES",
+    "MAX_WANTED",
     "NONCE_NBYTES",
     "PROTOCOL_VERSION",
     "Grant",
+    "Hello",
     "MessageType",
     "ProtocolError",
     "Refusal",
     "Request",
     "Status",
     "Wanted",
+    "max_pages",
     "pack_grant",
     "pack_hello",
     "pack_ids",
@@ -58,8 +63,14 @@ __all__ = [
 
 PROTOCOL_VERSION: Final = 3
 MAX_MESSAGE_NBYTES: Final = 60_000
-MAX_REQUEST_NBYTES: Final = 2 * 2**20
-MAX_REPLY_NBYTES: Final = 64 * 2**20
+MAX_WANTED: Final = 1024
+"""Exports that one request asks for at most."""
+MAX_GRANT_NBYTES: Final = 64 * 2**10
+"""Bytes of one record of a reply."""
+MAX_PAYLOAD_NBYTES: Final = MAX_GRANT_NBYTES - 128
+"""Of them, the vendor's bytes with the length of each."""
+MAX_GRANT_DESCRIPTORS: Final = 16
+"""Descriptors that open one export."""
 MAX_DESCRIPTORS: Final = 253
 """Descriptors in one message: SCM_MAX_FD of the kernel."""
 NONCE_NBYTES: Final = 16
@@ -68,11 +79,14 @@ PROOF_NBYTES: Final = 16
 HEADER: Final = struct.Struct("<BBHQ")
 LAST: Final = 1
 
+_MAX_REASON: Final = 300
+"""Characters that an error repeats of what a peer says."""
+
 _HELLO: Final = struct.Struct("<H16s")
-_REQUEST: Final = struct.Struct("<16sQQI")
+_REQUEST: Final = struct.Struct("<16sQQQQII")
 _WANTED: Final = struct.Struct("<QI16sQ")
 _REPLY: Final = struct.Struct("<BH")
-_GRANT: Final = struct.Struct("<QQQHI")
+_GRANT: Final = struct.Struct("<QQ?QQHI")
 _PAYLOAD: Final = struct.Struct("<I")
 
 
@@ -86,8 +100,8 @@ class MessageType(IntEnum):
     HELLO = 1
     IMPORT = 2
     REPLY = 3
-    RELEASE = 4
-    CANCEL = 5
+    END = 4
+    HINT = 5
     RESERVE = 6
 
 
@@ -104,15 +118,25 @@ class Status(IntEnum):
     """The sender has as many messages under way as it may; later there may be room."""
     TOO_MANY = 7
     """One message asks for more than a sender may ever reserve."""
+    WITHDRAWN = 8
 
 
 _GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)
 
 
+class Hello(NamedTuple):
+    """What a server says first. ``mode`` is how it orders its accesses to shared words."""
+
+    version: int
+    nonce: bytes
+    mode: int
+
+
 class Wanted(NamedTuple):
     """One export that an importer asks for, with its proof that it knows the secret.
 
-    ``reservation`` is the number that came with the handle in a message, 0 without one.
+    ``reservation`` is the number that came with the handle in a message, 0 without one; in a
+    RESERVE, the number that the reservation gets.
     """
 
     allocation: int
@@ -122,21 +146,33 @@ class Wanted(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request for any number of exports of one backend."""
+    """One request for any number of exports of one backend.
+
+    ``session`` tells the programs apart that one process runs. ``known`` has a bit for each control
+    segment of which this one has a row. ``following`` says for how many further exports the same
+    message asks in requests after this one.
+    """
 
     nonce: bytes
     reported: int
     start_time: int
+    session: int
+    known: int
     wanted: Sequence[Wanted]
+    following: int = 0
 
 
 class Grant(NamedTuple):
-    """A lease, with the true sizes and all that the importer's driver needs.
+    """What a row may hold, with the true sizes and all that the importer's driver needs.
 
-    ``record`` and ``proof`` are what was received, for the importer to verify.
+    It holds nothing until the importer has written ``generation`` into the word of ``slot``. With
+    ``has_row`` the first two descriptors are the control segment and a row. ``record`` and
+    ``proof`` are what was received, for the importer to verify.
     """
 
-    lease: int
+    slot: int
+    generation: int
+    has_row: bool
     nbytes: int
     capacity: int
     descriptor_count: int
@@ -182,46 +218,52 @@ def pages(kind: MessageType, request: int, body: bytes) -> list[bytes]:
     return made
 
 
-def pack_hello(nonce: bytes) -> bytes:
+def max_pages(asked: int) -> int:
+    """Return how many messages a reply has at most that answers for so many exports."""
+    nbytes, descriptors = asked * MAX_GRANT_NBYTES, asked * (MAX_GRANT_DESCRIPTORS + 2)
+    room = MAX_MESSAGE_NBYTES - HEADER.size
+    return 2 + nbytes // room + descriptors // MAX_DESCRIPTORS
+
+
+def pack_hello(nonce: bytes, mode: int = 0) -> bytes:
     """Make the server's first message."""
     hello = _HELLO.pack(PROTOCOL_VERSION, nonce)
-    return HEADER.pack(MessageType.HELLO, LAST, 0, 0) + hello
+    return HEADER.pack(MessageType.HELLO, LAST, mode, 0) + hello
 
 
-def unpack_hello(message: bytes) -> tuple[int, bytes]:
-    """Return protocol version and nonce of a server's first message."""
+def unpack_hello(message: bytes) -> Hello:
+    """Read a server's first message."""
     if len(message) != HEADER.size + _HELLO.size or message[0] != MessageType.HELLO:
         msg = "the first message is no HELLO"
         raise ProtocolError(msg)
     version, nonce = _HELLO.unpack_from(message, HEADER.size)
-    return version, nonce
+    return Hello(version, nonce, HEADER.unpack_from(message)[2])
 
 
 def pack_request(request: Request) -> bytes:
-    """Make the body of an IMPORT or HOLD."""
-    head = _REQUEST.pack(request.nonce, request.reported, request.start_time, len(request.wanted))
-    return b"".join((head, *starmap(_WANTED.pack, request.wanted)))
+    """Make the body of an IMPORT or RESERVE."""
+    *head, wanted, following = request
+    packed = _REQUEST.pack(*head, following, len(wanted))
+    return b"".join((packed, *starmap(_WANTED.pack, wanted)))
 
 
 def unpack_request(body: bytes) -> Request:
-    """Read the body of an IMPORT or HOLD."""
+    """Read the body of an IMPORT or RESERVE."""
     if len(body) < _REQUEST.size:
         msg = "a request is too short"
         raise ProtocolError(msg)
-    nonce, reported, start_time, count = _REQUEST.unpack_from(body)
+    nonce, reported, start_time, session, known, following, count = _REQUEST.unpack_from(body)
     records = memoryview(body)[_REQUEST.size :]
-    if count == 0 or len(records) != count * _WANTED.size:
+    if not 0 < count <= MAX_WANTED or len(records) != count * _WANTED.size:
         msg = f"a request for {count} exports has {len(records)} bytes of records"
         raise ProtocolError(msg)
     wanted = tuple(Wanted(*fields) for fields in _WANTED.iter_unpack(records))
-    return Request(nonce, reported, start_time, wanted)
+    return Request(nonce, reported, start_time, session, known, wanted, following)
 
 
 def pack_grant(grant: Grant, secret: bytes, context: bytes) -> bytes:
     """Make one record of a REPLY, with the proof that its maker knows the secret."""
-    head = _GRANT.pack(
-        grant.lease, grant.nbytes, grant.capacity, grant.descriptor_count, len(grant.payloads)
-    )
+    head = _GRANT.pack(*grant[:6], len(grant.payloads))
     payloads = [_PAYLOAD.pack(len(one)) + one for one in grant.payloads]
     record = b"".join((head, *payloads))
     proof = prove(secret, b"grant", context, record)
@@ -230,45 +272,53 @@ def pack_grant(grant: Grant, secret: bytes, context: bytes) -> bytes:
 
 def pack_refusals(refusal: Refusal, count: int = 1) -> bytes:
     """Make records of a REPLY that grant nothing. The first says why, for all of them."""
-    reason = refusal.reason.encode()[:1000]
+    reason = refusal.reason.encode(errors="backslashreplace")[:1000]
     others = _REPLY.pack(refusal.status, 0) * (count - 1)
     return b"".join((_REPLY.pack(refusal.status, len(reason)), reason, others))
 
 
-def unpack_replies(body: bytes) -> list[Grant | Refusal]:
-    """Read the body of a REPLY."""
+def unpack_replies(body: bytes, count: int = 1) -> list[Grant | Refusal]:
+    """Read the body of a REPLY to a request for so many exports.
+
+    No more records are read than were asked for.
+    """
     replies: list[Grant | Refusal] = []
     at = 0
     try:
-        while at < len(body):
+        while len(replies) < count:
             status, length = _REPLY.unpack_from(body, at)
             at += _REPLY.size
             if status != Status.GRANTED:
                 reason = body[at : at + length].decode(errors="replace")
-                replies.append(Refusal(Status(status), reason))
                 at += length
+                replies.append(Refusal(Status(status), _printable(reason)))
                 continue
             start = at
-            lease, nbytes, capacity, descriptors, count = _GRANT.unpack_from(body, at)
+            slot, generation, has_row, nbytes, capacity, fds, parts = _GRANT.unpack_from(body, at)
             at += _GRANT.size
             payloads = []
-            for _ in range(count):
+            for _ in range(parts):
                 (size,) = _PAYLOAD.unpack_from(body, at)
                 at += _PAYLOAD.size
                 payloads.append(body[at : at + size])
                 at += size
             record, proof = body[start:at], body[at : at + PROOF_NBYTES]
             at += PROOF_NBYTES
-            replies.append(
-                Grant(lease, nbytes, capacity, descriptors, tuple(payloads), record, proof)
-            )
+            sizes = nbytes, capacity, fds
+            replies.append(Grant(slot, generation, has_row, *sizes, tuple(payloads), record, proof))
     except (struct.error, ValueError) as error:
         msg = f"a reply cannot be read: {error}"
         raise ProtocolError(msg) from error
     if at != len(body):
-        msg = "a reply ends in the middle of a record"
+        msg = f"a reply of {len(body)} bytes has {at} bytes of records for {count} exports"
         raise ProtocolError(msg)
     return replies
+
+
+def _printable(reason: str) -> str:
+    """Return what a peer says as one short line that no terminal obeys."""
+    shown = repr(reason)[1:-1]
+    return shown if len(shown) <= _MAX_REASON else f"{shown[:_MAX_REASON]}..."
 
 
 def pack_reservation(number: int) -> bytes:
@@ -276,14 +326,14 @@ def pack_reservation(number: int) -> bytes:
     return number.to_bytes(8, "little")
 
 
-def pack_ids(kind: MessageType, request: int, ids: Sequence[int]) -> bytes:
-    """Make a RELEASE or CANCEL."""
-    return HEADER.pack(kind, LAST, 0, request) + struct.pack(f"<{len(ids)}Q", *ids)
+def pack_ids(kind: MessageType, ids: Sequence[int]) -> bytes:
+    """Make an END or HINT."""
+    return HEADER.pack(kind, LAST, 0, 0) + struct.pack(f"<{len(ids)}Q", *ids)
 
 
 def unpack_ids(body: bytes) -> tuple[int, ...]:
-    """Read the lease ids of a RELEASE."""
+    """Read the numbers of an END or HINT."""
     if len(body) % 8:
-        msg = "a release is cut off in the middle of a lease id"
+        msg = "a message is cut off in the middle of a number"
         raise ProtocolError(msg)
     return struct.unpack(f"<{len(body) // 8}Q", body)

@@ -75,6 +75,9 @@ class Exported:
     descriptors
         File descriptors to pass along. They stay the driver's: core sends copies, and the
         driver closes them in ``release_export`` or ``free``.
+
+    A lease carries at most 64 KiB of payloads and 16 descriptors. Core refuses to export what has
+    more.
     """
 
     payloads: tuple[bytes, ...] = ()
@@ -244,7 +247,8 @@ class Driver(ABC):
         """Close every inherited descriptor; called in a forked child, on a driver of its parent.
 
         The driver is not used again: a child that imports gets a new one (law C18). It must not
-        make vendor calls.
+        make vendor calls. If the capability ``host_visible`` is true, it leaves mappings alone: the
+        child may have views of them. Other memory must not be mapped in the child.
         """
 
     def peer_identity(self) -> int:

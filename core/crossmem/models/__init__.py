@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that cross a process or plugin boundary."""
 
-from crossmem.models.capabilities import Capabilities
+from crossmem.models.capabilities import Capabilities, LeaseEnd
 from crossmem.models.device import DeviceInfo
 from crossmem.models.events import Event, EventKind
 from crossmem.models.handle import MAX_HANDLE_NBYTES, ShareableHandle
@@ -15,6 +15,7 @@ __all__ = [
     "DeviceInfo",
     "Event",
     "EventKind",
+    "LeaseEnd",
     "ProcessIdentity",
     "ShareableHandle",
     "process_start_time",

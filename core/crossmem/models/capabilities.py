@@ -3,11 +3,14 @@
 
 from dataclasses import dataclass, fields
 from math import inf
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias, get_args
 
 from crossmem.guards import check_fields, is_flag, is_name, is_within
 
-__all__ = ["Capabilities"]
+__all__ = ["Capabilities", "LeaseEnd"]
+
+LeaseEnd: TypeAlias = Literal["process", "process-if-visible", "connection"]
+"""What ends a lease that nobody released; see :attr:`Capabilities.lease_end`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,9 @@ class Capabilities:
     """Largest request that can succeed, in bytes (C16)."""
 
     host_visible: bool
-    """The CPU can read and write device addresses, so ``view()`` works."""
+    """The CPU can read and write device addresses, so ``view()`` works.
+
+    Forked children then have the memory mapped, and their views work on (C18)."""
 
     readonly_exports: bool
     """``export(access="ro")`` is enforced by the device or the kernel (C23)."""
@@ -62,9 +67,12 @@ class Capabilities:
     dlpack_device_type: int | None = None
     """DLPack's number for the kind of device; None where it has none."""
 
-    lease_end: Literal["process", "connection"] = "process"
-    """What ends a lease that was not released: the importer's death, or, where this kernel has
-    no pidfd, the end of its connection (C11). Set by crossmem, not by the backend."""
+    lease_end: LeaseEnd = "process"
+    """What ends a lease that was not released (C11). ``"process"``: the importer's death, of every
+    importer. ``"process-if-visible"``: the death of an importer that has a pid in the pid namespace
+    of the exporter, and the end of its last connection for any other, because this kernel is older
+    than Linux 6.5. ``"connection"``: that of every importer, because this kernel has no pidfds.
+    Each lease of :func:`crossmem.exports` says which it is. Set by crossmem, not by the backend."""
 
     def __post_init__(self) -> None:
         check_fields(self, _RULES)
@@ -85,5 +93,8 @@ _RULES: Final = {
         lambda value: value is None or is_within(value, 1, _MAX_DLPACK_TYPE),
         f"None or an integer from 1 to {_MAX_DLPACK_TYPE}",
     ),
-    "lease_end": (lambda value: value in ("process", "connection"), "'process' or 'connection'"),
+    "lease_end": (
+        lambda value: value in get_args(LeaseEnd),
+        " or ".join(map(repr, get_args(LeaseEnd))),
+    ),
 }

@@ -4,9 +4,15 @@
 import os
 import struct
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
+
+from crossmem.errors import ConfigurationError
 
 __all__ = ["ProcessIdentity", "process_start_time"]
+
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE: Final = Path("/proc/self/ns/pid")
 
 
 def process_start_time(pid: int | Literal["self"]) -> int | None:
@@ -68,17 +74,30 @@ class ProcessIdentity(_Fields):
 
     @classmethod
     def of_this_process(cls) -> "ProcessIdentity":
-        """Read the identity of the calling process from the kernel."""
-        pid = os.getpid()
-        return cls(
-            pid=pid,
-            uid=os.geteuid(),
-            start_time=process_start_time("self") or 0,
-            boot_id=bytes.fromhex(
-                Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip().replace("-", "")
-            ),
-            pid_namespace=Path("/proc/self/ns/pid").stat().st_ino,
-        )
+        """Read the identity of the calling process from the kernel.
+
+        Raises
+        ------
+        ConfigurationError
+            ``/proc`` is not mounted, or shows another pid namespace than this process's.
+        OSError
+            This process has no descriptor left.
+        """
+        try:
+            return cls(
+                pid=os.getpid(),
+                uid=os.geteuid(),
+                start_time=process_start_time("self") or 0,
+                boot_id=bytes.fromhex(_BOOT_ID.read_text("utf-8").strip().replace("-", "")),
+                pid_namespace=_PID_NAMESPACE.stat().st_ino,
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            raise ConfigurationError(
+                f"this process cannot be told from others without {error.filename}: "
+                f"{error.strerror}",
+                hint="mount the proc file system of this process's pid namespace at /proc: "
+                "mount -t proc proc /proc",
+            ) from error
 
     def to_bytes(self) -> bytes:
         """Return the fixed 40-byte form used in handles and addresses."""

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from crossmem.arrays import Kind, Layout, from_text
 from crossmem.errors import CrossmemError, InvalidHandleError, InvalidSizeError
 from crossmem.models import ShareableHandle
+from crossmem.trees.counting import check_values
 from crossmem.trees.nodes import to_base64
 
 __all__ = ["CELL_NBYTES", "MAX_MESSAGE_NBYTES", "Cell", "Message", "Row"]
@@ -163,6 +164,8 @@ def _decode(blob: bytes) -> Message:
     from crossmem.trees.body import read_body  # noqa: PLC0415
 
     try:
+        # The parser takes 30 times the size of a text that is all brackets.
+        check_values(text)
         body = read_body(text)
     except ValueError as error:
         raise _refuse(str(error)) from None

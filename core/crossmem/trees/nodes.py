@@ -35,14 +35,12 @@ from crossmem.arrays.libraries import require, used
 from crossmem.errors import ConfigurationError, CrossmemError, InvalidHandleError, UnsupportedError
 from crossmem.guards import shorten
 from crossmem.trees.classes import make_dataclass, make_named_tuple, name_of, refuse_more, values_of
+from crossmem.trees.counting import MAX_VALUES
 
 __all__ = ["FORMS", "MAX_DEPTH", "read", "to_base64", "write"]
 
 MAX_DEPTH: Final = 32
 """How deep containers may be nested in one another."""
-
-_MAX_VALUES: Final = 2**21
-"""Of all that is in containers. What is in one that occurs in many places counts in each."""
 
 _MAX_INTEGER_BITS: Final = 4096
 """Texts of larger ones take JSON long to read."""
@@ -119,8 +117,8 @@ class _Writer:
 
     def _count(self, values: Any, path: tuple[Any, ...]) -> None:
         self._values += len(values)
-        if self._values > _MAX_VALUES:
-            msg = f"there are more than {_MAX_VALUES} values, with those of {_name(path)}"
+        if self._values > MAX_VALUES:
+            msg = f"there are more than {MAX_VALUES} values, with those of {_name(path)}"
             hint = "what is in a container that occurs twice counts twice; numbers fit in arrays"
             raise ConfigurationError(msg, operation="share", hint=hint)
 

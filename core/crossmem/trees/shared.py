@@ -235,7 +235,9 @@ class Shared:
         Others keep what they have received. Whoever receives later gets a
         :class:`crossmem.StaleHandleError`, where the memory was copied or adopted for this.
         """
-        if self._is_closed or self._process.is_closed:
+        if self._is_closed:
+            return
+        if is_current(self._process) and self._process.is_closed:
             return
         refuse_foreign(self._process, self)
         with self._lock:

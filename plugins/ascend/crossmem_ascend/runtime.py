@@ -7,10 +7,10 @@ the emulation fit, and no adapter stands between; :mod:`crossmem_ascend.library`
 library this shape.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
-from crossmem.errors import BackendUnavailableError
+from crossmem.errors import BackendUnavailableError, CrossmemError
 from crossmem_ascend.errors import BACKEND, REPEAT_INITIALIZE, SUCCESS, error_for
 
 __all__ = [
@@ -138,7 +138,11 @@ class Rt(Protocol):
 
 
 class Acl(Protocol):
-    """The module ``acl``. ``get_soc_name`` and ``get_recent_err_msg`` may be missing."""
+    """The module ``acl``.
+
+    ``get_soc_name``, ``get_recent_err_msg`` and ``crossmem_fault``, which an emulation has, may be
+    missing.
+    """
 
     @property
     def rt(self) -> Rt: ...
@@ -193,6 +197,12 @@ class Vendor:
             What it returned.
         """
         if code != SUCCESS:
+            # A binding that failed itself, in place of the vendor, says so.
+            told: Callable[[], CrossmemError | None] | None
+            told = getattr(self.acl, "crossmem_fault", None)
+            fault = told() if told is not None else None
+            if fault is not None:
+                raise fault
             recent = getattr(self.acl, "get_recent_err_msg", None)
             # Several lines, with the names of source files; the error has to fit a log's line.
             detail = " ".join((recent() or "").split()) if recent is not None else ""

@@ -97,6 +97,8 @@ class EmulatedDriver(Driver):
             foreign_memory=False,
             dlpack_device_type=_DLPACK_CPU,
         )
+        self._is_inherited = self._capabilities.host_visible
+        """Whether forked children have the memory mapped, too (law C18)."""
         self._advise_huge = options.hugepages and memory.wants_huge_page_advice()
         self._prefault = options.prefault
         self._poison = options.poison
@@ -128,7 +130,9 @@ class EmulatedDriver(Driver):
                     raise _full(account, capacity)
                 account.free_nbytes -= capacity
                 block.capacity = capacity
-            block.reference, block.pointer = memory.create(capacity, self._flags)
+            block.reference, block.pointer = memory.create(
+                capacity, self._flags, is_inherited=self._is_inherited
+            )
             if self._prepares:
                 self._prepare(block)
         except BaseException as error:
@@ -202,7 +206,8 @@ class EmulatedDriver(Driver):
 
     @override
     def after_fork_in_child(self) -> None:
-        memory.drop_inherited()
+        # Mappings stay: the child may have views of them (law C18).
+        memory.close_inherited()
 
     @override
     def import_(
@@ -278,7 +283,13 @@ class EmulatedDriver(Driver):
     def _map(self, source: Block | Imported, access: Access, at: int = 0) -> int:
         protection = READ_WRITE if access == "rw" else READ
         try:
-            return memory.map_shared(source.reference, source.capacity, protection, at=at)
+            return memory.map_shared(
+                source.reference,
+                source.capacity,
+                protection,
+                is_inherited=self._is_inherited,
+                at=at,
+            )
         except SystemCallError as error:
             info = self._devices[source.ordinal]
             raise _translate(error, "attach", info, source.capacity) from None

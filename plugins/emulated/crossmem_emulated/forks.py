@@ -26,7 +26,8 @@ def _after_fork_in_child() -> None:
     global _generation  # noqa: PLW0603
     _generation += 1
     if _is_expected:
-        memory.drop_inherited()
+        memory.close_inherited()
+        memory.unmap_inherited()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -12,6 +12,7 @@ All processes of one emulated host are in one pid namespace and of one user.
 
 import contextlib
 import ctypes
+import logging
 import os
 import sqlite3
 import threading
@@ -21,15 +22,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
-from crossmem.errors import ConfigurationError
+from crossmem.errors import ConfigurationError, CrossmemError, OutOfMemoryError
 from crossmem.models.identity import process_start_time
 
-__all__ = ["HostLostError", "Machine", "ticks_since_boot"]
+__all__ = ["HostLostError", "Machine", "log_fault", "ticks_since_boot"]
+
+_log = logging.getLogger(__name__)
 
 _BUSY_TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.001
 _PRIMARY: Final = 0xFF
 _VERSION: Final = 2
+_SPARE_NBYTES: Final = 128 << 10
+"""SQLite takes room in such pieces; with less, a failed write means that the disk is full."""
+
+_UNUSABLE: Final = frozenset(
+    {
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+    }
+)
 _Result = TypeVar("_Result")
 
 _SCHEMA: Final = """
@@ -146,7 +160,14 @@ class Machine:
     @property
     def boot(self) -> Path:
         """The database of this boot: process numbers of another boot mean nothing."""
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
+        path = Path("/proc/sys/kernel/random/boot_id")
+        try:
+            boot_id = path.read_text("utf-8").strip()
+        except (FileNotFoundError, PermissionError) as error:
+            raise ConfigurationError(
+                f"an emulated host needs {path}: {error.strerror}",
+                hint="mount the proc file system at /proc: mount -t proc proc /proc",
+            ) from None
         return self.folder / f"host-{_VERSION}-{boot_id}.sqlite"
 
     def _opened(self) -> sqlite3.Connection:
@@ -280,6 +301,34 @@ class Machine:
         tables.execute(_DELETE_UNHELD)
         return False
 
+    def fault_of(self, error: Exception) -> CrossmemError | None:
+        """Return the error for a database that the system keeps from working, None for another.
+
+        The vendor whose emulation asks has no code for it, so its drivers would blame the vendor.
+        """
+        code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
+        if code == sqlite3.SQLITE_FULL or (code in _UNUSABLE and self._is_full()):
+            return OutOfMemoryError(
+                f"the emulated host has no room: the file system of {self.folder} is full",
+                hint="free space there (a container's /dev/shm: --shm-size), or set "
+                "CROSSMEM_EMULATED_STATE to a folder of another file system",
+            )
+        if code not in _UNUSABLE:
+            return None
+        return ConfigurationError(
+            f"the emulated host's folder {self.folder} cannot be used: {error}",
+            hint="set CROSSMEM_EMULATED_STATE to a folder that this user can write to",
+        )
+
+    def _is_full(self) -> bool:
+        try:
+            found = os.statvfs(self.folder)
+        except OSError:
+            return False
+        # A file system without a limit on files says that it has none at all.
+        has_no_files = found.f_files > 0 and not found.f_favail
+        return has_no_files or found.f_bavail * found.f_frsize < _SPARE_NBYTES
+
     def reap(self, tables: sqlite3.Connection) -> None:
         """Remove what dead processes left."""
         for (process,) in tables.execute("SELECT number FROM process").fetchall():
@@ -324,6 +373,17 @@ class Machine:
             # Another connection would believe what SQLite remembers of this one's locks. Closing it
             # would take the lock of another thread, which does not exist here.
             _lost.add(self.identity)
+
+
+def log_fault(fault: CrossmemError | None) -> None:
+    """Tell a program in C, once, what the vendor's code cannot."""
+    text = str(fault)
+    if fault is not None and text not in _told:
+        _told.add(text)
+        _log.error("%s", text)
+
+
+_told: set[str] = set()
 
 
 def _end(connection: sqlite3.Connection) -> None:

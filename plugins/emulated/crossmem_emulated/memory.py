@@ -25,11 +25,11 @@ __all__ = [
     "READ_WRITE",
     "SystemCallError",
     "advise_huge",
+    "close_inherited",
     "copy",
     "cover",
     "create",
     "creation_flags",
-    "drop_inherited",
     "duplicate_at",
     "fill",
     "is_mapped",
@@ -41,6 +41,7 @@ __all__ = [
     "reserve",
     "sealed_nbytes",
     "unmap",
+    "unmap_inherited",
     "wants_huge_page_advice",
 ]
 
@@ -62,11 +63,18 @@ _MREMAP_MAYMOVE: Final = 1
 _MREMAP_FIXED: Final = 2
 _NOTHING: Final = MAP_PRIVATE | MAP_ANONYMOUS | _MAP_NORESERVE
 
-_NAME: Final = "crossmem"
-_LINK: Final = "/memfd:crossmem (deleted)"
+_HOST_NAME: Final = "crossmem"
+"""Of memory that forked children have mapped as well."""
+_DEVICE_NAME: Final = "crossmem-device"
+"""Of memory that is mapped in the process alone that has mapped it."""
+_DEVICE_LINK: Final = f"/memfd:{_DEVICE_NAME} (deleted)"
+_LINKS: Final = frozenset({f"/memfd:{_HOST_NAME} (deleted)", _DEVICE_LINK})
 _SIZE_SEALS: Final = F_SEAL_SHRINK | F_SEAL_GROW
 # Without F_SEAL_SEAL, an importer could add seals that keep other importers from writing.
 _ALL_SEALS: Final = _SIZE_SEALS | F_SEAL_SEAL
+_TMPFS_MAGIC: Final = 0x01021994
+_STATFS_WORDS: Final = 32
+"""More than struct statfs has; the first one is the type of the file system."""
 _FAILED: Final = -1
 _MOST_NBYTES: Final = (1 << 64) - 1
 _HUGE_PAGE_SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
@@ -91,6 +99,11 @@ _madvise.restype = c_int
 _mremap = _libc.mremap
 _mremap.argtypes = (c_size_t, c_size_t, c_size_t, c_int, c_size_t)
 _mremap.restype = c_ssize_t
+
+
+_fstatfs = _libc.fstatfs
+_fstatfs.argtypes = (c_int, ctypes.POINTER(ctypes.c_long))
+_fstatfs.restype = c_int
 
 
 class SystemCallError(OSError):
@@ -123,7 +136,7 @@ def creation_flags() -> int:
     """
     flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL
     try:
-        descriptor = memfd_create(_NAME, flags)
+        descriptor = memfd_create(_HOST_NAME, flags)
     except OSError as error:
         if error.errno != EINVAL:
             raise SystemCallError("memfd_create", error.errno or 0) from None
@@ -132,7 +145,9 @@ def creation_flags() -> int:
     return flags
 
 
-def create(nbytes: int, flags: int, *, unmapped_nbytes: int = 0) -> tuple[int, int]:
+def create(
+    nbytes: int, flags: int, *, is_inherited: bool, unmapped_nbytes: int = 0
+) -> tuple[int, int]:
     """Make memory that nobody can resize and map it.
 
     Parameters
@@ -141,6 +156,8 @@ def create(nbytes: int, flags: int, *, unmapped_nbytes: int = 0) -> tuple[int, i
         Size in bytes, a multiple of the page size.
     flags
         What :func:`creation_flags` returned.
+    is_inherited
+        As for :func:`map_shared`.
     unmapped_nbytes
         How much longer the file is than what is mapped of it.
 
@@ -151,13 +168,14 @@ def create(nbytes: int, flags: int, *, unmapped_nbytes: int = 0) -> tuple[int, i
     """
     call = "memfd_create"
     opened: list[int] = []
+    name = _HOST_NAME if is_inherited else _DEVICE_NAME
     try:
-        descriptor = call_into(opened, memfd_create, _NAME, flags)
+        descriptor = call_into(opened, memfd_create, name, flags)
         call = "ftruncate"
         ftruncate(descriptor, nbytes + unmapped_nbytes)
         call = "fcntl(F_ADD_SEALS)"
         fcntl(descriptor, F_ADD_SEALS, _ALL_SEALS)
-        return descriptor, map_shared(descriptor, nbytes, READ_WRITE)
+        return descriptor, map_shared(descriptor, nbytes, READ_WRITE, is_inherited=is_inherited)
     except BaseException as error:
         for one in opened:
             close(one)
@@ -166,8 +184,10 @@ def create(nbytes: int, flags: int, *, unmapped_nbytes: int = 0) -> tuple[int, i
         raise
 
 
-def map_shared(descriptor: int, nbytes: int, protection: int, *, at: int = 0) -> int:
-    """Map memory and return its address; a forked child will not have the mapping.
+def map_shared(
+    descriptor: int, nbytes: int, protection: int, *, is_inherited: bool, at: int = 0
+) -> int:
+    """Map memory and return its address.
 
     The mapping stays when the descriptor is closed.
 
@@ -177,6 +197,8 @@ def map_shared(descriptor: int, nbytes: int, protection: int, *, at: int = 0) ->
         All of which memory.
     protection
         What the mapping may do.
+    is_inherited
+        Whether forked children have the mapping, too. It keeps the pages alive there.
     at
         Where in what :func:`reserve` gave it has to be; 0 for anywhere.
     """
@@ -187,7 +209,7 @@ def map_shared(descriptor: int, nbytes: int, protection: int, *, at: int = 0) ->
         pointer = call_into(mapped, _mmap, at, nbytes, protection, flags, descriptor, 0)
         if pointer == _FAILED:
             raise libc_error("mmap")
-        if _madvise(pointer, nbytes, _MADV_DONTFORK):
+        if not is_inherited and _madvise(pointer, nbytes, _MADV_DONTFORK):
             raise libc_error("madvise(MADV_DONTFORK)")
         return pointer
     except BaseException:
@@ -207,6 +229,8 @@ def unmap(pointer: int, nbytes: int) -> None:
 
 def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
     """Reserve addresses without memory, where any access faults, and return the first.
+
+    A forked child has what is mapped there as :func:`map_shared` says, and nothing in between.
 
     Parameters
     ----------
@@ -251,7 +275,10 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
 
 
 def duplicate_at(source: int, nbytes: int, target: int) -> None:
-    """Map memory a second time, at reserved addresses, without a descriptor of it."""
+    """Map memory a second time, at reserved addresses, without a descriptor of it.
+
+    A forked child has the second mapping if it has the first.
+    """
     # With an old size of 0, a shared mapping is not moved but mapped once more.
     if _mremap(source, 0, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, target) == _FAILED:
         raise libc_error("mremap")
@@ -299,10 +326,15 @@ def is_mapped(start: int, nbytes: int) -> bool:
 def sealed_nbytes(descriptor: int) -> int | None:
     """Return the size in bytes of memory that can never change it, None for all else.
 
-    The size is not believed before the seals are seen: once they are, it stays.
+    The size is not believed before the seals are seen: once they are, it stays. A file of huge
+    pages has the same seals, but an access to a page that was punched out of it can raise SIGBUS.
+    So the file must lie on tmpfs.
     """
     try:
         if fcntl(descriptor, F_GET_SEALS) & _SIZE_SEALS != _SIZE_SEALS:
+            return None
+        status = (ctypes.c_long * _STATFS_WORDS)()
+        if _fstatfs(descriptor, status) or status[0] != _TMPFS_MAGIC:
             return None
         # Cheaper than fstat, and nobody reads or writes this file through its position.
         return lseek(descriptor, 0, SEEK_END)
@@ -348,30 +380,39 @@ def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
     return False
 
 
-def drop_inherited() -> None:
-    """Give up, in a forked child, all memory of this kind that came from the parent.
+def close_inherited() -> None:
+    """Close, in a forked child, all descriptors of such memory that came from the parent.
 
-    Descriptors are always inherited. A mapping is only where another thread of the parent was
-    between making and protecting it. Both are found by name, so that this works at any moment
-    without a record that every allocation and import would have to keep.
+    They are found by name. So this works at any moment, without a record that every allocation and
+    import would have to keep, and it closes no number that is another file's by now.
     """
     try:
         # Not through pathlib: there may be many thousands of descriptors.
         names = os.listdir("/proc/self/fd")  # noqa: PTH208
-        lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
         # Without /proc no memory was shared either: its addresses are derived from there.
         return
     for name in names:
         # The descriptor that listed the folder is closed again.
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}") != _LINK:  # noqa: PTH115
+            if os.readlink(f"/proc/self/fd/{name}") not in _LINKS:  # noqa: PTH115
                 continue
-            # One that is to live on in another program is the application's, as it was made here
-            # for it.
+            # A descriptor that is to live on in another program is the application's.
             if not os.get_inheritable(int(name)):
                 close(int(name))
+
+
+def unmap_inherited() -> None:
+    """Unmap, in a forked child, the parent's memory that is not for children.
+
+    The child has such a mapping only if another thread of the parent was between making and
+    protecting it at the fork.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return
     for line in lines:
-        if line.endswith(_LINK):
+        if line.endswith(_DEVICE_LINK):
             first, last = (int(part, 16) for part in line.split(" ", 1)[0].split("-"))
             munmap(first, last - first)

@@ -106,7 +106,9 @@ class PageStore:
                     raise NoRoomError
             try:
                 spare = memory.PAGE_NBYTES if is_labelled else 0
-                descriptor, address = memory.create(nbytes, self._flags, unmapped_nbytes=spare)
+                descriptor, address = memory.create(
+                    nbytes, self._flags, is_inherited=False, unmapped_nbytes=spare
+                )
             except memory.SystemCallError as error:
                 raise NoRoomError(str(error)) from None
             pages = Pages(0, device, nbytes, address, descriptor, None)
@@ -149,7 +151,9 @@ class PageStore:
                 try:
                     if _file_of(opened) != (filesystem, inode):
                         return None
-                    address = memory.map_shared(opened, nbytes, memory.READ_WRITE)
+                    address = memory.map_shared(
+                        opened, nbytes, memory.READ_WRITE, is_inherited=False
+                    )
                 finally:
                     close(opened)
             except (FileNotFoundError, ProcessLookupError):
@@ -185,7 +189,7 @@ class PageStore:
         try:
             own = os.dup(descriptor)
             try:
-                address = memory.map_shared(own, nbytes, memory.READ_WRITE)
+                address = memory.map_shared(own, nbytes, memory.READ_WRITE, is_inherited=False)
             except BaseException:
                 close(own)
                 raise

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from crossmem.errors import BackendUnavailableError, ConfigurationError
 from crossmem.models import DeviceInfo
-from crossmem_hip.errors import INSUFFICIENT_DRIVER, INVALID_DEVICE, NO_DEVICE, error_for
+from crossmem_hip.errors import INSUFFICIENT_DRIVER, INVALID_DEVICE, NO_DEVICE
 from crossmem_hip.runtime import Vendor
 
 __all__ = ["find_devices"]
@@ -42,7 +42,7 @@ def _count(vendor: Vendor) -> int:
         count = vendor.rt.getDeviceCount()
     except vendor.error as error:
         status: int = error.status  # type: ignore[attr-defined]
-        refusal = error_for(family, "getDeviceCount", status)
+        refusal = vendor.refusal("getDeviceCount", error)
         # ROCm 5 says "invalid device" where it means that there is none.
         if status not in {INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE}:
             raise refusal from error

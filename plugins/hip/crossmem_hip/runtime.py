@@ -188,7 +188,14 @@ class Vendor:
         return hasattr(self.rt, function)
 
     def refusal(self, function: str, error: Exception) -> CrossmemError:
-        """Return the error for what the runtime raised from one of its functions."""
+        """Return the error for what the runtime raised from one of its functions.
+
+        A binding that failed itself, in place of the vendor, says so by ``crossmem_fault``.
+        """
+        told: Callable[[], CrossmemError | None] | None = getattr(self.rt, "crossmem_fault", None)
+        fault = told() if told is not None else None
+        if fault is not None:
+            return fault
         status: int = error.status  # type: ignore[attr-defined]
         return error_for(self.family, function, status)
 

@@ -209,7 +209,7 @@ def test_accounts_lose_no_update(
     monkeypatch: pytest.MonkeyPatch, free_nbytes: Callable[[EmulatedDriver, int], int]
 ) -> None:
     # Without the kernel's part, nearly all of the time goes into accounting.
-    monkeypatch.setattr(memory, "create", lambda *_: (-1, 0))
+    monkeypatch.setattr(memory, "create", lambda *_, **__: (-1, 0))
     monkeypatch.setattr(memory, "munmap", lambda *_: 0)
     monkeypatch.setattr("crossmem_emulated.driver.close", lambda _: None)
     driver = EmulatedDriver(Options(capacity_nbytes=100 * PAGE, granularity="page"))
@@ -279,8 +279,8 @@ def test_huge_pages_are_asked_for_where_option_kernel_and_size_say_so(
     driver.unmap(mapped)
     driver.free(block)
 
-    dontfork, hugepage = 10, 14
-    assert advice == ([dontfork, hugepage] if advised else [dontfork]) * 2
+    hugepage = 14
+    assert advice == ([hugepage] if advised else []) * 2
 
 
 def test_copying_lets_other_threads_run(driver: EmulatedDriver) -> None:

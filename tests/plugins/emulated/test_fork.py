@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A forked child keeps nothing of its parent alive, and starts over."""
+"""A forked child keeps the pages of host memory, nothing else of its parent, and starts over."""
 
 import subprocess
 from collections.abc import Callable
@@ -27,14 +27,18 @@ def in_child(driver, check):
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-def no_memory():
+def no_descriptors():
     links = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
              if os.path.lexists(f"/proc/self/fd/{name}")]
     assert not [link for link in links if "crossmem" in link], links
+
+def no_memory():
+    no_descriptors()
     assert mappings() == 0
 """
 
-KEEPS_NOTHING = """
+KEEPS_VIEWS = """
+import ctypes
 driver = EmulatedDriver(Options(capacity_nbytes=8 << 20))
 blocks = [driver.allocate(0, 1, "memfd") for _ in range(3)]
 readonly = driver.export(blocks[0], "memfd", "ro", raw=False)
@@ -50,17 +54,21 @@ other = os.memfd_create("someone else's")
 here = (descriptors(), mappings())
 
 def check():
-    no_memory()
+    no_descriptors()
+    # What the parent had mapped, and its own of what it makes.
+    assert mappings() == here[1]
+    memory.fill(blocks[0].pointer, 1, 3)
     os.fstat(other)
     # The parent's blocks do not count here.
     own = EmulatedDriver(Options(capacity_nbytes=8 << 20))
     block = own.allocate(0, 8 << 20, "memfd")
     memory.fill(block.pointer, block.capacity, 1)
     # What the child made itself is its own until it forks too.
-    assert in_child(own, no_memory) == 0
+    assert in_child(own, no_descriptors) == 0
     memory.fill(block.pointer, block.capacity, 2)
     own.free(block)
-    no_memory()
+    no_descriptors()
+    assert mappings() == here[1]
 
 assert in_child(driver, check) == 0
 assert (descriptors(), mappings()) == here
@@ -71,35 +79,59 @@ except OutOfMemoryError:
 else:
     sys.exit("the child's account reached the parent")
 memory.fill(blocks[1].pointer, 1, 7)
+assert ctypes.string_at(blocks[0].pointer, 1) == b"\\3"
 """
 
 UNPROTECTED_MAPPING = """
+from crossmem_emulated import forks
+forks.expect()
 driver = EmulatedDriver(Options())
+descriptor, pointer = memory.create(2 << 20, memory.creation_flags(), is_inherited=False)
+unprotected = memory._mmap(0, 2 << 20, 3, 1, descriptor, 0)
 block = driver.allocate(0, 1, "memfd")
-pointer = memory._mmap(0, 2 << 20, 3, 1, block.reference, 0)
-assert mappings() == 2
-assert in_child(driver, no_memory) == 0
-assert mappings() == 2
+assert mappings() == 3
+
+def check():
+    no_descriptors()
+    # Memory of the host stays.
+    assert mappings() == 1
+    memory.fill(block.pointer, 1, 1)
+
+assert in_child(driver, check) == 0
+assert mappings() == 3
 """
 
 WHILE_THREADS_ALLOCATE = """
 import threading
+from crossmem_emulated import forks
+is_inherited = sys.argv[1] == "host"
+if not is_inherited:
+    forks.expect()
+flags = memory.creation_flags()
 driver = EmulatedDriver(Options(granularity="page"))
 stop = threading.Event()
 
 def churn():
     while not stop.is_set():
-        block = driver.allocate(0, 1, "memfd")
-        exported = driver.export(block, "memfd", "ro", raw=False)
-        driver.release_export(block, exported)
-        driver.free(block)
+        if is_inherited:
+            block = driver.allocate(0, 1, "memfd")
+            exported = driver.export(block, "memfd", "ro", raw=False)
+            driver.release_export(block, exported)
+            driver.free(block)
+        else:
+            descriptor, pointer = memory.create(4096, flags, is_inherited=False)
+            memory.unmap(pointer, 4096)
+            os.close(descriptor)
 
 threads = [threading.Thread(target=churn) for _ in range(3)]
 for thread in threads:
     thread.start()
 sys.setswitchinterval(1e-6)
 def check():
-    no_memory()
+    if is_inherited:
+        no_descriptors()
+    else:
+        no_memory()
     own = EmulatedDriver(Options())
     own.free(own.allocate(0, 1, "memfd"))
 
@@ -124,8 +156,8 @@ assert "crossmem" not in listing, listing
 """
 
 
-def test_a_child_has_no_descriptor_and_no_mapping_and_counts_for_itself(run: Run) -> None:
-    ended = run(FORK + KEEPS_NOTHING, fresh=True)
+def test_a_child_has_no_descriptor_keeps_views_and_counts_for_itself(run: Run) -> None:
+    ended = run(FORK + KEEPS_VIEWS, fresh=True)
 
     assert ended.returncode == 0, ended.stderr
 
@@ -137,8 +169,9 @@ def test_a_mapping_that_was_not_yet_protected_is_taken_away(run: Run) -> None:
 
 
 @pytest.mark.ci
-def test_a_fork_at_any_moment_of_other_threads_keeps_nothing(run: Run) -> None:
-    ended = run(FORK + WHILE_THREADS_ALLOCATE, fresh=True)
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_a_fork_at_any_moment_of_other_threads_keeps_no_descriptor(run: Run, kind: str) -> None:
+    ended = run(FORK + WHILE_THREADS_ALLOCATE, kind, fresh=True)
 
     assert ended.returncode == 0, ended.stderr
 

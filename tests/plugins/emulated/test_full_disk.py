@@ -62,7 +62,7 @@ assert held() == before, (held(), before)
 with full_disk(), machine.transaction():
     opened = store.open(pages.number, hold=True)
     store.release(opened)
-    again = memory.map_shared(pages.descriptor, UNIT, memory.READ_WRITE)
+    again = memory.map_shared(pages.descriptor, UNIT, memory.READ_WRITE, is_inherited=False)
     store.allocate(0, UNIT)
 assert held() == (before[0], before[1] + 1), (held(), before)
 memory.fill(again, UNIT, 7)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory as the kernel gives it."""
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -18,7 +19,7 @@ MFD_NOEXEC_SEAL = 0x8
 
 @pytest.fixture
 def created() -> Iterator[tuple[int, int]]:
-    descriptor, pointer = memory.create(PAGE, memory.creation_flags())
+    descriptor, pointer = memory.create(PAGE, memory.creation_flags(), is_inherited=True)
     yield descriptor, pointer
     memory.unmap(pointer, PAGE)
     os.close(descriptor)
@@ -66,12 +67,27 @@ def test_kernels_before_6_3_are_asked_for_what_they_know(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(memory, "memfd_create", old_kernel)
     flags = memory.creation_flags()
-    descriptor, pointer = memory.create(PAGE, flags)
+    descriptor, pointer = memory.create(PAGE, flags, is_inherited=False)
 
     assert memory.sealed_nbytes(descriptor) == PAGE
     assert not os.get_inheritable(descriptor)
     memory.unmap(pointer, PAGE)
     os.close(descriptor)
+
+
+def test_huge_pages_are_no_such_memory() -> None:
+    try:
+        descriptor = os.memfd_create("huge", os.MFD_HUGETLB | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        pytest.skip(f"this kernel has no huge pages: {error}")
+    try:
+        os.ftruncate(descriptor, 1 << 30)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+
+        assert memory.sealed_nbytes(descriptor) is None
+    finally:
+        os.close(descriptor)
 
 
 def test_a_refusal_of_memfds_is_not_taken_for_an_old_kernel(
@@ -96,12 +112,28 @@ def test_probing_keeps_nothing(footprint: Callable[[], object]) -> None:
 
 def test_the_mapping_outlives_the_descriptor(footprint: Callable[[], object]) -> None:
     before = footprint()
-    descriptor, pointer = memory.create(PAGE, memory.creation_flags())
+    descriptor, pointer = memory.create(PAGE, memory.creation_flags(), is_inherited=True)
     os.close(descriptor)
     memory.fill(pointer, PAGE, 7)
     memory.copy(pointer + 1, pointer, 1)
     memory.unmap(pointer, PAGE)
 
+    assert footprint() == before
+
+
+def test_memory_that_a_fork_would_copy_is_not_left(
+    monkeypatch: pytest.MonkeyPatch, footprint: Callable[[], object]
+) -> None:
+    def refuse(*_: object) -> int:
+        ctypes.set_errno(errno.EINVAL)
+        return -1
+
+    before = footprint()
+    monkeypatch.setattr(memory, "_madvise", refuse)
+    with pytest.raises(memory.SystemCallError) as caught:
+        memory.create(PAGE, memory.creation_flags(), is_inherited=False)
+
+    assert (caught.value.call, caught.value.code) == ("madvise(MADV_DONTFORK)", errno.EINVAL)
     assert footprint() == before
 
 

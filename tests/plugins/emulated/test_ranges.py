@@ -126,7 +126,6 @@ def test_more_than_there_are_addresses(driver: EmulatedDriver) -> None:
 
 
 def test_a_piece_that_a_fork_would_copy_is_not_left(
-    driver: EmulatedDriver,
     block: Block,
     pointer: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -142,8 +141,15 @@ def test_a_piece_that_a_fork_would_copy_is_not_left(
 
     with monkeypatch.context() as patch:
         patch.setattr(memory, "_madvise", refuse_once)
-        with pytest.raises(DriverError, match="DONTFORK"):
-            driver.map_at(block, pointer)
+        with pytest.raises(memory.SystemCallError) as caught:
+            memory.map_shared(
+                block.reference,
+                block.capacity,
+                memory.READ_WRITE,
+                is_inherited=False,
+                at=pointer,
+            )
+        assert caught.value.call == "madvise(MADV_DONTFORK)"
 
     assert footprint() == before
     assert permissions(pointer) == "---p"
@@ -200,8 +206,8 @@ def lines():
 # Fill up the number of mappings that a process may have.
 while True:
     try:
-        last = memory.map_shared(block.reference, PAGE, memory.READ)
-        memory.map_shared(block.reference, PAGE, memory.READ_WRITE)
+        last = memory.map_shared(block.reference, PAGE, memory.READ, is_inherited=True)
+        memory.map_shared(block.reference, PAGE, memory.READ_WRITE, is_inherited=True)
     except OSError:
         break
 before = lines()
@@ -234,6 +240,7 @@ def test_a_full_table_of_mappings_leaves_the_range_whole(run: Run, how: str) -> 
 
 
 FORKED = """
+import ctypes
 import warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 driver = EmulatedDriver(Options())
@@ -242,6 +249,7 @@ reserved = driver.reserve(0, 8 << 20)
 pointer = reserved.pointer
 driver.map_at(block, pointer)
 driver.unmap_at(driver.map_at(block, pointer + (4 << 20)))
+memory.fill(pointer, 1, 1)
 
 def inside():
     with open("/proc/self/maps") as file:
@@ -250,15 +258,15 @@ def inside():
 
 child = os.fork()
 if not child:
-    # Before any handler of ours runs.
-    os._exit(len(inside()))
+    found = inside()
+    memory.fill(pointer + 1, 1, 2)
+    os._exit(found != [pointer])
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert inside()
-memory.fill(pointer, 1, 1)
+assert ctypes.string_at(pointer, 2) == b"\\1\\2"
 """
 
 
-def test_a_child_has_nothing_of_a_range(run: Run) -> None:
+def test_a_child_has_the_pieces_of_a_range_and_nothing_in_between(run: Run) -> None:
     ended = run(FORKED, fresh=True)
 
     assert ended.returncode == 0, ended.stderr

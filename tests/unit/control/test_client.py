@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The importer's connection with exporters that no real server is like."""
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.control.client import OwnerConnection
+from crossmem.control.wire import HEADER, MessageType, max_pages
 from crossmem.models import ProcessIdentity
 
 
@@ -18,18 +22,40 @@ class Flood:
 
     def __init__(self) -> None:
         self.begun = time.monotonic()
+        self.taken = 0
+        self.is_closed = False
 
     def take(self) -> tuple[bytes, list[int], bool]:
         assert time.monotonic() - self.begun < 5 * SLOWNESS, "it is read without end"
-        return b"one more", [], False
+        self.taken += 1
+        return HEADER.pack(MessageType.REPLY, 0, 0, 7) + b"one more", [], False
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
-def test_a_flood_of_late_replies_takes_no_longer_than_allowed(tmp_path: Path) -> None:
+@pytest.fixture
+def connection(tmp_path: Path) -> Any:
     this = ProcessIdentity.of_this_process()
-    connection: Any = OwnerConnection(this, this, tmp_path)
-    connection._link = Flood()
-    connection._late_replies = True
+    made: Any = OwnerConnection(this, this, tmp_path, threading.RLock())
+    made._link = Flood()
+    return made
+
+
+def test_a_flood_of_late_replies_takes_no_longer_than_allowed(connection: Any) -> None:
+    connection._late_replies.expect(7, 10**9)
 
     connection.tend(0.1)
 
     assert time.monotonic() - connection._link.begun >= 0.1
+
+
+def test_a_late_reply_is_no_longer_than_what_was_asked_for(connection: Any) -> None:
+    connection._late_replies.expect(7, 1)
+    flood = connection._link
+
+    connection.tend(60)
+
+    assert flood.is_closed
+    assert flood.taken == max_pages(1) + 1
+    assert connection._link is None

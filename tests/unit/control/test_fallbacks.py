@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands in where the kernel has no better way, and what refuses nonsense early."""
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -59,6 +60,58 @@ def test_a_reused_pid_is_not_the_peer(pair: Pair) -> None:
         processes.open_peer(pair[0], os.getpid(), 1)
 
 
+@pytest.fixture
+def fresh_answer() -> Iterator[None]:
+    """What this kernel can do is found out anew, before and after the test."""
+    processes._lease_end.cache_clear()
+    yield
+    processes._lease_end.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_answer")
+def test_the_capability_says_which_peers_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert processes.lease_end() == "process"
+
+    # Before Linux 6.5, peers without a pid here have no pidfd, though the kernel has pidfds.
+    monkeypatch.setattr(processes, "_SO_PEERPIDFD", 9999)
+    processes._lease_end.cache_clear()
+    assert processes.lease_end() == "process-if-visible"
+
+    # Before Linux 5.3, no process has one.
+    monkeypatch.setattr(processes, "_SYS_PIDFD_OPEN", 9999)
+    processes._lease_end.cache_clear()
+    assert processes.lease_end() == "connection"
+
+
+@pytest.mark.usefixtures("fresh_answer")
+def test_without_a_descriptor_the_weakest_promise_is_made_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "_pidfd_open", fail)
+        assert processes.lease_end() == "connection"
+
+    assert processes.lease_end() == "process"
+
+
+@pytest.mark.usefixtures("old_kernel")
+def test_a_peer_that_proc_does_not_show_cannot_be_watched(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is hidden (hidepid), or /proc shows another pid namespace: it is not dead for that."""
+    shown = {os.getpid(): 1, "self": 1, 1: None}
+    monkeypatch.setattr(processes, "process_start_time", shown.__getitem__)
+    assert processes.open_peer(pair[0], 1, 1) is None
+
+    # Whose pid it is in /proc, nobody knows.
+    shown = {os.getpid(): 2, "self": 1, 1: 5}
+    monkeypatch.setattr(processes, "process_start_time", shown.__getitem__)
+    assert processes.open_peer(pair[0], 1, 1) is None
+
+
 @pytest.mark.usefixtures("old_kernel")
 def test_an_invisible_peer_cannot_be_watched(pair: Pair) -> None:
     assert processes.open_peer(pair[0], 0, 0) is None
@@ -83,9 +136,9 @@ def test_without_a_pidfd_the_connection_tells_of_the_end(pair: Pair) -> None:
 
 
 def test_replies_that_end_early_are_refused() -> None:
-    body = pack_grant(Grant(1, 2, 3, 0, (b"vendor",)), b"s" * 16, b"context")
+    body = pack_grant(Grant(7, 1, True, 2, 3, 0, (b"vendor",)), b"s" * 16, b"context")
 
-    assert unpack_replies(body)[0][:5] == (1, 2, 3, 0, (b"vendor",))
+    assert unpack_replies(body)[0][:7] == (7, 1, True, 2, 3, 0, (b"vendor",))
 
     for size in range(1, len(body)):
         with pytest.raises(ProtocolError):
@@ -161,3 +214,14 @@ def test_arguments_of_the_wrong_type_are_refused() -> None:
             handle.offset = 3
         with pytest.raises(AttributeError, match="immutable"):
             del handle.offset
+
+
+def test_what_a_peer_says_is_shortened_and_escaped() -> None:
+    reason = "\x1b[2Jno lease\nTraceback: é" + "x" * 5000
+
+    (refusal,) = unpack_replies(pack_refusals(Refusal(Status.FAILED, reason)))
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason.startswith("\\x1b[2Jno lease\\nTraceback: é")
+    assert len(refusal.reason) <= 303
+    assert refusal.reason.isprintable()

@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds of messages in the lease registry, without a socket or another process."""
+"""Reservations in the lease registry, without a socket or another process."""
 
+import logging
+import mmap
 import threading
 from typing import Any
 
 import pytest
 
-from crossmem.control.leases import Holder, Lease, LeaseTable, name_holders
+from crossmem.control.admission import Admission, Admitted
+from crossmem.control.leases import Holder, Lease, LeaseTable, name_holders, new_number
+from crossmem.control.peer_log import PeerLog
 from crossmem.control.records import Allow, Export, Unit
 from crossmem.control.registry import LeaseRegistry
-from crossmem.control.wire import Refusal, Status, Wanted, pack_reservation, prove
+from crossmem.control.segments import HEADER_WORDS
+from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_reservation, prove
 from crossmem.driver import Exported
 from crossmem.models import Event, EventKind, ProcessIdentity, ShareableHandle
 from crossmem.plugin import Registry, hookimpl
 from crossmem.settings import Settings
 
+LOG = logging.getLogger(__name__)
 CONTEXT = b"this connection, this request"
 MAX_RESERVATIONS = 3
 
@@ -72,9 +78,38 @@ def wanted(handle: ShareableHandle, role: bytes, number: int = 0) -> Wanted:
 
 
 def reserve_mine(made: LeaseRegistry, *handles: ShareableHandle) -> list[int]:
-    numbers: list[int] = []
-    assert made.reserve_mine(handles, 0.01, numbers) is None
+    numbers = [new_number() for _ in handles]
+    assert made.reserve_mine(handles, numbers, 0.01) is None
     return numbers
+
+
+def refusal_of_mine(made: LeaseRegistry, handles: list[ShareableHandle], timeout_s: float) -> Any:
+    return made.reserve_mine(handles, [new_number() for _ in handles], timeout_s)
+
+
+def admit(made: LeaseRegistry, peer: Holder, wanted: Wanted) -> Admitted | Refusal:
+    """Let a peer hold an export, and have it told so."""
+    pinned: list[Unit] = []
+    request = Request(bytes(16), 0, 0, 1, 1, ())
+    admitted = Admission(made, PeerLog(LOG)).admit(peer, CONTEXT, request, wanted, pinned)
+    made.unpin(pinned)
+    return admitted
+
+
+def admit_reservation(
+    made: LeaseRegistry, peer: Holder, handle: ShareableHandle
+) -> Admitted | Refusal:
+    """Reserve memory for a message of a peer."""
+    asked = wanted(handle, b"reserve", new_number())
+    return Admission(made, PeerLog(LOG)).admit_reservation(peer, CONTEXT, asked)
+
+
+def write_row(peer: Holder, admitted: object, word: int) -> None:
+    """Write the word of an export, as the peer would: through a mapping of its own."""
+    assert isinstance(admitted, Admitted)
+    assert admitted.row is not None
+    with mmap.mmap(admitted.row, 0) as row, memoryview(row).cast("Q") as words:
+        words[HEADER_WORDS + admitted.slot] = word
 
 
 def status_of(answer: object) -> Status:
@@ -89,17 +124,20 @@ def test_a_reservation_keeps_freed_memory_and_its_number_gives_it(
     (number,) = reserve_mine(made, handle)
     assert not made.retire(unit, even_if_leased=True)
 
-    assert status_of(made.admit(peer, CONTEXT, 0, wanted(handle, b"import"))) is Status.STALE
-    admitted = made.admit(peer, CONTEXT, 0, wanted(handle, b"import", number))
+    assert status_of(admit(made, peer, wanted(handle, b"import"))) is Status.STALE
+    admitted = admit(made, peer, wanted(handle, b"import", number))
+    write_row(peer, admitted, 1)
 
-    assert not isinstance(admitted, Refusal)
     assert [(one.holder.pid, one.in_message) for one in made.leases_of(unit)] == [
         (handle.owner.pid, True),
         (peer.pid, False),
     ]
     made.release_mine([number, number])
     assert idle == []
-    made.release_mine([admitted[0].number])
+    write_row(peer, admitted, 0)
+    assert isinstance(admitted, Admitted)
+    made.hint([admitted.slot, 2**40])
+    made.tell()
     assert idle == ["idle"]
 
 
@@ -111,9 +149,10 @@ def test_a_reservation_is_received_once_and_ends_with_its_receiver(
     made.retire(unit, even_if_leased=True)
 
     with made.lock:
-        sender = made.receive(wanted(handle, b"import", number), peer)
-        assert made.receive(wanted(handle, b"import", number), peer) is None
-        assert made.receive(wanted(handle, b"import", number + 1), peer) is None
+        export = unit.exports[0]
+        sender = made.receive(number, export, peer)
+        assert made.receive(number, export, peer) is None
+        assert made.receive(number + 1, export, peer) is None
     assert sender is not None
     assert (len(sender.messages), len(peer.messages)) == (0, 1)
 
@@ -130,22 +169,22 @@ def test_the_proof_covers_the_number_and_what_is_wanted(registry: Made, peer: Ho
     right = wanted(handle, b"import", number)
 
     for wrong in (right._replace(reservation=0), wanted(handle, b"reserve", number)):
-        assert status_of(made.admit(peer, CONTEXT, 0, wrong)) is Status.UNKNOWN
-    wrong = wanted(handle, b"import")
-    assert status_of(made.admit_reservation(peer, CONTEXT, wrong)) is Status.UNKNOWN
-    assert not isinstance(
-        made.admit_reservation(peer, CONTEXT, wanted(handle, b"reserve")), Refusal
-    )
+        assert status_of(admit(made, peer, wrong)) is Status.UNKNOWN
+    # A number that is taken, and none.
+    for wrong in (right, wanted(handle, b"reserve", number), wanted(handle, b"reserve")):
+        answer = Admission(made, PeerLog(LOG)).admit_reservation(peer, CONTEXT, wrong)
+        assert status_of(answer) is Status.UNKNOWN
+    assert not isinstance(admit_reservation(made, peer, handle), Refusal)
 
 
-def test_own_holds_are_all_or_none(registry: Made) -> None:
+def test_own_reservations_are_all_or_none(registry: Made) -> None:
     made, handle, _idle, unit = registry
     never = handle_of(handle.owner, allocation=2)
     changed = handle_of(handle.owner, nbytes=101)
     unknown = handle_of(handle.owner, export=1)
 
     for bad in (never, changed, unknown):
-        assert status_of(made.reserve_mine([handle, bad], 0.01, [])) is Status.UNKNOWN
+        assert status_of(refusal_of_mine(made, [handle, bad], 0.01)) is Status.UNKNOWN
 
     assert made.leases_of(unit) == ()
 
@@ -156,8 +195,8 @@ def test_messages_of_one_process_are_bounded_and_others_have_room(
     made, handle, _idle, _unit = registry
     first, *_ = reserve_mine(made, handle, handle)
 
-    assert status_of(made.reserve_mine([handle, handle], 0.01, [])) is Status.FULL
-    assert status_of(made.reserve_mine([handle] * 4, 60, [])) is Status.TOO_MANY
+    assert status_of(refusal_of_mine(made, [handle, handle], 0.01)) is Status.FULL
+    assert status_of(refusal_of_mine(made, [handle] * 4, 60)) is Status.TOO_MANY
     assert made.refuse_more(peer, MAX_RESERVATIONS) is None
 
     made.release_mine([first])
@@ -167,10 +206,10 @@ def test_messages_of_one_process_are_bounded_and_others_have_room(
 
 @pytest.mark.parametrize("how", ["ended", "received"])
 def test_who_waits_for_room_is_told(registry: Made, peer: Holder, how: str) -> None:
-    made, handle, _idle, _unit = registry
+    made, handle, _idle, unit = registry
     first, *_ = reserve_mine(made, *[handle] * MAX_RESERVATIONS)
     answers: list[object] = []
-    waiting = threading.Thread(target=lambda: answers.append(made.reserve_mine([handle], 20, [])))
+    waiting = threading.Thread(target=lambda: answers.append(refusal_of_mine(made, [handle], 20)))
     waiting.start()
     waiting.join(0.1)
     assert answers == []
@@ -179,7 +218,7 @@ def test_who_waits_for_room_is_told(registry: Made, peer: Holder, how: str) -> N
         made.release_mine([first])
     else:
         with made.lock:
-            made.receive(wanted(handle, b"import", first), peer)
+            made.receive(first, unit.exports[0], peer)
     waiting.join(10)
 
     assert answers == [None]
@@ -187,19 +226,13 @@ def test_who_waits_for_room_is_told(registry: Made, peer: Holder, how: str) -> N
 
 def test_freed_memory_is_held_by_who_has_it_and_nobody_else(registry: Made, peer: Holder) -> None:
     made, handle, _idle, unit = registry
-    admitted = made.admit(peer, CONTEXT, 0, wanted(handle, b"import"))
-    assert not isinstance(admitted, Refusal)
+    write_row(peer, admit(made, peer, wanted(handle, b"import")), 1)
     made.retire(unit, even_if_leased=True)
     other = Holder(peer.pid + 1, peer.uid)
 
-    assert status_of(made.reserve_mine([handle], 0.01, [])) is Status.STALE
-    assert (
-        status_of(made.admit_reservation(other, CONTEXT, wanted(handle, b"reserve")))
-        is Status.STALE
-    )
-    assert not isinstance(
-        made.admit_reservation(peer, CONTEXT, wanted(handle, b"reserve")), Refusal
-    )
+    assert status_of(refusal_of_mine(made, [handle], 0.01)) is Status.STALE
+    assert status_of(admit_reservation(made, other, handle)) is Status.STALE
+    assert not isinstance(admit_reservation(made, peer, handle), Refusal)
 
 
 def test_an_exit_ends_own_imports_and_waits_for_messages(registry: Made, peer: Holder) -> None:
@@ -210,14 +243,16 @@ def test_an_exit_ends_own_imports_and_waits_for_messages(registry: Made, peer: H
     assert not made.wait_all_idle(0.01)
 
     assert [one.number for one in made.leases_of(unit)] == [number]
-    assert status_of(made.admit(peer, CONTEXT, 0, wanted(handle, b"import"))) is Status.EXITING
-    admitted = made.admit(peer, CONTEXT, 0, wanted(handle, b"import", number))
-    assert not isinstance(admitted, Refusal)
-    made.release_mine([number, admitted[0].number])
+    assert status_of(admit(made, peer, wanted(handle, b"import"))) is Status.EXITING
+    admitted = admit(made, peer, wanted(handle, b"import", number))
+    write_row(peer, admitted, 1)
+    made.release_mine([number])
+    assert not made.wait_all_idle(0.01)
+    write_row(peer, admitted, 0)
     assert made.wait_all_idle(0.01)
 
 
-def test_observers_are_told_of_holds(peer: Holder) -> None:
+def test_observers_are_told_of_reservations(peer: Holder) -> None:
     identity = ProcessIdentity.of_this_process()
     observer, registry = Observer(), Registry(Settings())
     registry.register(observer, name="observer")
@@ -226,7 +261,7 @@ def test_observers_are_told_of_holds(peer: Holder) -> None:
     made.publish(Export(Unit(1, None, lambda: None), handle, Allow(), Exported()))
 
     (mine,) = reserve_mine(made, handle)
-    made.admit_reservation(peer, CONTEXT, wanted(handle, b"reserve"))
+    admit_reservation(made, peer, handle)
     made.release_mine([mine])
     with made.lock:
         made.lose(peer)
@@ -264,6 +299,7 @@ def test_who_holds_is_said_in_words() -> None:
     def lease(pid: int, *, in_message: bool = False) -> Lease:
         return Lease(pid, Unit(1, None, lambda: None), 0, Holder(pid, 0), 0.0, in_message)
 
+    assert name_holders([]) == "a process that is being answered"
     assert name_holders([lease(12), lease(3), lease(3)]) == "process 3, 12"
     assert (
         name_holders([lease(4), lease(7, in_message=True)])

@@ -2,27 +2,36 @@
 """What the lease server leaves behind, reads late and lets go of."""
 
 import errno
+import fcntl
+import logging
+import os
 import resource
 import select
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack
+import time
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typing_extensions import override
 
-from crossmem.control import wire
+from crossmem.control import holders, peer_log, processes, segments, wire
 from crossmem.control.connection import ServerConnection
+from crossmem.control.descriptors import admit
 from crossmem.control.endpoint import new_socket
+from crossmem.control.leases import new_number
 from crossmem.control.records import Allow, Export, Unit
+from crossmem.control.segments import HEADER_WORDS
 from crossmem.control.server import LeaseServer
-from crossmem.driver import Exported
+from crossmem.driver import Exported, Peer
 from crossmem.models import ProcessIdentity, ShareableHandle
 from crossmem.plugin import Registry
 
 SECRET = b"sixteen bytes  ."
+REQUEST = wire.Request(bytes(16), 0, ProcessIdentity.of_this_process().start_time, 1, 0, ())
 
 
 class Refs:
@@ -67,14 +76,16 @@ def handle(server: Any) -> ShareableHandle:
     return publish(server, 1)
 
 
-def publish(server: Any, allocation: int) -> ShareableHandle:
+def publish(
+    server: Any, allocation: int, grant: Callable[[Export, Peer], None] | None = None
+) -> ShareableHandle:
     """Let a server export something; return its handle."""
     handle = ShareableHandle(
         backend="emulated", mechanism="memfd", device="host:0", allocation=allocation, export=0,
         secret=SECRET, owner=ProcessIdentity.of_this_process(), nbytes=100, capacity=4096,
         access="rw",
     )  # fmt: skip
-    unit = Unit(allocation, None, lambda: None)
+    unit = Unit(allocation, grant, lambda: None)
     export = Export(unit, handle, Allow(), Exported())
     server.leases.publish(export)
     return handle
@@ -82,8 +93,8 @@ def publish(server: Any, allocation: int) -> ShareableHandle:
 
 def reserve(server: Any, handle: ShareableHandle, count: int) -> list[int]:
     """Reserve an export for a message of this process so many times; return the numbers."""
-    numbers: list[int] = []
-    assert server.leases.reserve_mine([handle] * count, 0, numbers) is None
+    numbers = [new_number() for _ in range(count)]
+    assert server.leases.reserve_mine([handle] * count, numbers, 0) is None
     return numbers
 
 
@@ -96,6 +107,7 @@ def leases_of(server: Any, allocation: int) -> list[Any]:
 def accept(server: Any, importer: socket.socket) -> ServerConnection:
     """Connect an importer and return the server's end, greeted."""
     importer.connect(str(server._path))
+    admit(importer)
     server._accept(server._listeners[0])
     importer.recv(1000)
     found: ServerConnection = list(server._connections.values())[-1]
@@ -108,6 +120,7 @@ def ask(
     connection: ServerConnection,
     handle: ShareableHandle,
     are_right: list[bool],
+    session: int = 1,
 ) -> list[wire.Grant | wire.Refusal]:
     """Ask for an export so many times, with right and wrong proofs, in one request."""
     context = wire.proof_context(connection.nonce, bytes(16), 1)
@@ -116,15 +129,16 @@ def ask(
         wire.Wanted(handle.allocation, 0, proof if is_right else bytes(16))
         for is_right in are_right
     ]
-    request = wire.Request(bytes(16), 0, handle.owner.start_time, wanted)
+    request = wire.Request(bytes(16), 0, handle.owner.start_time, session, 0, wanted)
     server._answer(connection, wire.MessageType.IMPORT, 1, request)
-    return wire.unpack_replies(importer.recv(wire.MAX_MESSAGE_NBYTES)[wire.HEADER.size :])
+    reply = importer.recv(wire.MAX_MESSAGE_NBYTES)
+    return wire.unpack_replies(reply[wire.HEADER.size :], len(are_right))
 
 
-def send_releases(importer: socket.socket, numbers: list[int]) -> None:
+def send_ends(importer: socket.socket, numbers: list[int]) -> None:
     """End reservations, each in a message of its own."""
     for number in numbers:
-        importer.send(wire.pack_ids(wire.MessageType.RELEASE, 0, [number]))
+        importer.send(wire.pack_ids(wire.MessageType.END, [number]))
 
 
 def test_an_importer_that_cannot_be_watched_leaves_nothing(server: Any) -> None:
@@ -134,7 +148,7 @@ def test_an_importer_that_cannot_be_watched_leaves_nothing(server: Any) -> None:
         connection = ServerConnection(ours, server._buffer)
         before = sorted(Path("/proc/self/fd").iterdir())
         with pytest.raises(OSError, match="No space left"):
-            server._holders.find(connection, ProcessIdentity.of_this_process().start_time)
+            server._holders.find(connection, REQUEST)
 
         assert sorted(Path("/proc/self/fd").iterdir()) == before
         assert not server._holders._holders
@@ -159,9 +173,9 @@ def test_processes_that_ask_in_vain_leave_half_of_the_descriptors(
             connection = accept(server, stack.enter_context(new_socket()))
             # As if each were of another process.
             connection.pid = 2**23 + number
-            server._holders.find(connection, 0)
+            server._holders.find(connection, REQUEST)
 
-        pidfds = [one for one in server._holders._holders if one.pidfd is not None]
+        pidfds = [one for one in server._holders._holders.values() if one.pidfd is not None]
         assert len(server._connections) + len(pidfds) <= 50
         assert connection.number in server._connections
 
@@ -195,16 +209,83 @@ def test_a_reply_whose_descriptors_cannot_be_sent_is_told_of_once(
         assert connection in server._unsent
         (record,) = caplog.records
         assert "ulimit -n" in record.getMessage()
-        connection.forget_replies()
+        connection.finish()
         server._flush(connection)
         assert not server._unsent
+
+
+# Plugins and peers that make trouble ----------------------------------------------------------
+
+
+class UnprintableError(Exception):
+    """An exception whose text raises as well."""
+
+    @override
+    def __repr__(self) -> str:
+        msg = "no text"
+        raise ValueError(msg)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("a fault\nof the plugin"), SystemExit(3), CancelledError(), UnprintableError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_grant_that_raises_is_one_refusal_and_one_line(
+    server: Any, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    def grant(_export: Export, _peer: Peer) -> None:
+        raise error
+
+    handle = publish(server, 1, grant)
+    unit = server.leases.exports.get(1, 0).unit
+    with new_socket() as importer:
+        connection = accept(server, importer)
+        for _ in range(3):
+            (refusal,) = ask(server, importer, connection, handle, [True])
+            assert isinstance(refusal, wire.Refusal)
+            assert refusal.status is wire.Status.FAILED
+            assert type(error).__name__ in refusal.reason
+            assert "\n" not in refusal.reason
+
+    (record,) = caplog.records
+    assert type(error).__name__ in record.getMessage()
+    assert not unit.pins
+    assert server.leases.retire(unit, even_if_leased=False)
+
+
+def test_a_peer_makes_one_line_a_second(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    log = peer_log.PeerLog(logging.getLogger(__name__))
+    for _ in range(7):
+        log.warning(12, "it talks")
+    log.warning(13, "it talks, too")
+    now[0] += 1
+    log.warning(12, "it still talks")
+
+    assert [one.getMessage() for one in caplog.records] == [
+        "process 12: it talks",
+        "process 13: it talks, too",
+        "process 12: it still talks (6 more lines about it were left out)",
+    ]
+
+
+def test_peers_without_end_take_bounded_memory() -> None:
+    log: Any = peer_log.PeerLog(logging.getLogger(__name__))
+    for pid in range(1, 3000):
+        log.warning(pid, "it talks")
+
+    assert len(log._written) <= 1024
 
 
 # What was sent and not read yet ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_told_by", ["reading", "writing"])
-def test_releases_are_read_though_their_sender_closed_with_a_reply_unread(
+def test_ends_are_read_though_their_sender_closed_with_a_reply_unread(
     server: Any, handle: ShareableHandle, is_told_by: str
 ) -> None:
     with new_socket() as importer:
@@ -213,7 +294,7 @@ def test_releases_are_read_though_their_sender_closed_with_a_reply_unread(
         connection.queue(1, b"a reply", ())
         if is_told_by == "reading":
             server._flush(connection)
-        send_releases(importer, numbers)
+        send_ends(importer, numbers)
         importer.close()
         if is_told_by == "writing":
             server._flush(connection)
@@ -231,7 +312,7 @@ def test_who_cannot_be_sent_a_reply_sees_the_end_and_is_read_until_its_own(
         connection.queue(1, b"a reply", (2**20,))
         server._flush(connection)
         assert importer.recv(1000) == b""
-        send_releases(importer, reserve(server, handle, 3))
+        send_ends(importer, reserve(server, handle, 3))
         importer.close()
         server._serve(connection, at_most=10)
 
@@ -239,12 +320,12 @@ def test_who_cannot_be_sent_a_reply_sees_the_end_and_is_read_until_its_own(
         assert not server._connections
 
 
-def test_releases_are_read_before_a_connection_is_let_go_of(
+def test_ends_are_read_before_a_connection_is_let_go_of(
     server: Any, handle: ShareableHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with new_socket() as importer:
         accept(server, importer)
-        send_releases(importer, reserve(server, handle, 3))
+        send_ends(importer, reserve(server, handle, 3))
         monkeypatch.setattr(resource, "getrlimit", lambda _which: (0, 0))
         server._make_room()
 
@@ -266,52 +347,147 @@ def test_after_the_first_refusal_nothing_is_looked_at(server: Any, handle: Share
             wire.Status.UNKNOWN, "the secret or a field of the handle is wrong"
         )
         assert others == [wire.Refusal(wire.Status.UNKNOWN, "")] * 10_001
-        assert [one.number for one in leases_of(server, 1)] == [granted.lease]
+        assert leases_of(server, 1) == []
 
 
-class Numbers(list[int]):
-    """Lease numbers that count how often they are gone through."""
+def test_catching_up_reads_all_that_has_come_and_ends(server: Any, handle: ShareableHandle) -> None:
+    with new_socket() as importer:
+        accept(server, importer)
+        send_ends(importer, reserve(server, handle, 10))
+        server._answer_bells()
 
-    turns = 0
-
-    @override
-    def __iter__(self) -> Iterator[int]:
-        self.turns += 1
-        return super().__iter__()
+        assert leases_of(server, 1) == []
 
 
-def test_a_release_is_looked_at_once_however_many_replies_wait(
+# Rows -------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_sent_once_and_again_to_who_lost_it(server: Any, handle: ShareableHandle) -> None:
+    with new_socket() as importer:
+        connection = accept(server, importer)
+        both = ask(server, importer, connection, handle, [True, True])
+        (again,) = ask(server, importer, connection, handle, [True])
+        (holder,) = server._holders._holders.values()
+
+    assert [one.has_row for one in both if isinstance(one, wire.Grant)] == [True, False]
+    assert isinstance(again, wire.Grant)
+    assert again.has_row
+    assert len(holder.rows) == 1
+    (export,) = holder.exports
+    assert list(export.rows) == list(holder.rows.values())
+
+
+def test_no_process_gets_rows_without_end(server: Any, handle: ShareableHandle) -> None:
+    with new_socket() as importer:
+        connection = accept(server, importer)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        answers = []
+        for session in range(1, 12):
+            answers += ask(server, importer, connection, handle, [True], session=session)
+
+    statuses = [one.status if isinstance(one, wire.Refusal) else None for one in answers]
+    assert statuses == [None] * 8 + [wire.Status.TOO_MANY] * 3
+    # Its rows were sent, and this process has none of them open.
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+
+
+def test_memory_is_not_freed_while_a_reply_with_its_descriptors_waits(
+    server: Any, handle: ShareableHandle
+) -> None:
+    with new_socket() as importer:
+        connection: Any = accept(server, importer)
+        connection.socket = Refs(connection.socket)
+        with suppress(BlockingIOError):
+            ask(server, importer, connection, handle, [True])
+        (unit,) = server.leases.exports.units()
+
+        assert not server.leases.retire(unit, even_if_leased=True)
+        server._drop(connection)
+        assert server.leases.retire(unit, even_if_leased=True)
+
+
+def test_an_invisible_process_is_one_however_many_sessions_it_invents(
     server: Any, handle: ShareableHandle
 ) -> None:
     with ExitStack() as stack:
-        for _ in range(20):
-            connection = accept(server, stack.enter_context(new_socket()))
-            connection.is_answered = False
-            server._unsent.add(connection)
-        (number,) = reserve(server, handle, 1)
-        numbers = Numbers([number])
-        server._release(numbers)
-        server._unsent.clear()
+        found = set()
+        for session in range(1, 20):
+            importer = stack.enter_context(new_socket())
+            hidden: Any = accept(server, importer)
+            hidden.pid = 0
+            ask(server, importer, hidden, handle, [True], session=session)
+            found.add(hidden.holder)
 
-        assert leases_of(server, 1) == []
-        # Once to compare them with what waits, and once to end them.
-        assert numbers.turns <= 2
+        holder = hidden.holder
+        if not processes.pidfd_number(holder.pidfd):
+            pytest.skip("this kernel gives all pidfds one number (before Linux 6.9)")
+        assert found == {holder}
+        assert len(holder.rows) == 8
 
 
-def test_catching_up_asks_once_for_each_importer_however_much_it_has(
-    server: Any, monkeypatch: pytest.MonkeyPatch
+def test_invisible_processes_of_an_older_kernel_are_told_apart_by_session(
+    server: Any, handle: ShareableHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    receive, read = ServerConnection.receive, []
+    monkeypatch.setattr(holders, "pidfd_number", lambda _pidfd: 0)
+    with new_socket() as one, new_socket() as two:
+        for session, importer in enumerate((one, two), 1):
+            hidden: Any = accept(server, importer)
+            hidden.pid = 0
+            ask(server, importer, hidden, handle, [True], session=session)
 
-    def read_and_count(connection: ServerConnection, at_most: int) -> Iterator[Any]:
-        read.append(connection.number)
-        return receive(connection, at_most)
+        found = {connection.holder for connection in server._connections.values()}
+        assert len(found) == 2
 
+
+def test_who_is_not_visible_is_nobody_else(server: Any, handle: ShareableHandle) -> None:
+    with new_socket() as one, new_socket() as two:
+        visible, hidden = accept(server, one), accept(server, two)
+        ask(server, one, visible, handle, [True])
+        hidden.pid = 0
+        # Its session is the other's pid.
+        ask(server, two, hidden, handle, [True], session=visible.pid)
+
+        assert visible.holder is not hidden.holder
+        assert visible.holder is not None
+        assert visible.holder.pid == visible.pid
+
+
+def test_rows_that_were_not_sent_are_closed_in_the_end(tmp_path: Path) -> None:
+    def open_rows() -> int:
+        names = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+        return sum("crossmem-row" in name for name in names)
+
+    server: Any = LeaseServer(ProcessIdentity.of_this_process(), tmp_path / "r", Registry(), 10)
+    handle, before = publish(server, 1), open_rows()
     with new_socket() as importer:
-        connection = accept(server, importer)
-        for number in range(1, 6):
-            ask(server, importer, connection, publish(server, number), [True])
-        monkeypatch.setattr(ServerConnection, "receive", read_and_count)
-        server._answer_bells()
+        connection: Any = accept(server, importer)
+        connection.socket = Refs(connection.socket)
+        with suppress(BlockingIOError):
+            ask(server, importer, connection, handle, [True])
+        assert open_rows() == before + 1
+        server.stop()
+        assert open_rows() == before
 
-        assert read == [connection.number]
+
+def test_an_old_kernel_seals_without_that_of_later_writing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add, refused = fcntl.fcntl, []
+
+    def before_linux_5_1(descriptor: int, command: int, seals: int = 0) -> int:
+        if command == fcntl.F_ADD_SEALS and seals & 0x10:
+            refused.append(seals)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return add(descriptor, command, seals)
+
+    monkeypatch.setattr(fcntl, "fcntl", before_linux_5_1)
+    made: list[int] = []
+    segment = segments.create("crossmem-control", made, is_written_by_maker=True)
+    received = segments.receive(made[0], is_writable=False)
+    segment.words[HEADER_WORDS] = 7
+
+    assert received.words[HEADER_WORDS] == 7
+    assert refused == [0x10]
+    segment.close()
+    received.close()
+    os.close(made[0])

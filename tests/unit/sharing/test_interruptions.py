@@ -2,19 +2,30 @@
 """What comes in between: signal handlers and finalisers, in a thread that has a lock."""
 
 import gc
+import itertools
+import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import crossmem
+from crossmem.conformance import resources
+from crossmem.conformance.interrupts import Interrupted, Interrupts
 from crossmem.conformance.pool import settle
+from crossmem.control.client import OwnerConnection
 from crossmem.plugin import Registry
 from crossmem.sharing.base import process
 from crossmem.sharing.base.array_index import ArrayIndex
 from crossmem.sharing.importer import attach
-from crossmem.sharing.importer.record import State
+from crossmem.sharing.importer.record import State, Use
+from crossmem.sharing.importer.table import ImportTable
+
+COUNTED = tuple(f"{Path(crossmem.__file__).parent}/{one}/" for one in ("control", "sharing"))
 
 
 def ends_meanwhile(lock: Any, step: Callable[[], object]) -> bool:
@@ -31,6 +42,11 @@ def ends_meanwhile(lock: Any, step: Callable[[], object]) -> bool:
         has_ended = ended.wait(5)
     thread.join()
     return has_ended
+
+
+def pidfds() -> int:
+    """Return how many processes this one watches."""
+    return sum("[pidfd]" in one for one in resources.descriptors())
 
 
 def test_a_first_call_may_be_interrupted_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,3 +171,75 @@ def test_what_another_thread_kept_from_being_given_back_waits_for_no_call() -> N
 
         # Nothing of crossmem is called here.
         assert settle(lambda: [] if use.is_done else ["it is not given back"]) == []
+
+
+def test_an_interrupt_while_a_dead_owner_is_forgotten_keeps_no_descriptor(tmp_path: Path) -> None:
+    # Locks that assert their order are Python, where signal handlers run for ever here.
+    user: Any = type("User", (), {"state": threading.RLock()})()
+    table = ImportTable(user)
+    this = process.current().identity
+
+    def forget_with_an_interrupt_at(number: int) -> bool:
+        ended = os.fork()
+        if not ended:
+            os._exit(0)
+        connection = OwnerConnection(this, this, tmp_path, user.state)
+        connection.lock = user.state
+        connection._pidfd = os.pidfd_open(ended)
+        os.waitpid(ended, 0)
+        table._connections[this] = connection
+        interrupts = Interrupts(number, counts)
+        with suppress(Interrupted), interrupts:
+            table.forget_dead_owners()
+        table.forget_dead_owners()
+        assert table._connections == {}, interrupts.place
+        assert pidfds() == before, interrupts.place
+        return interrupts.count >= number
+
+    def counts(path: str) -> bool | None:
+        return True if path.startswith(COUNTED) else None
+
+    before = pidfds()
+    assert sum(1 for _ in takewhile(forget_with_an_interrupt_at, itertools.count(1))) > 10
+
+
+def test_giving_up_waits_for_no_other_thread() -> None:
+    with crossmem.device("emulated:0").allocate(8) as memory:
+        mapping = crossmem.attach(memory.export())
+        assert mapping._record is not None
+        record = mapping._record.record
+        assert record is not None
+        use = Use(process.current(), b"")
+        use.record = record
+        record.uses.add(use)
+
+        is_over = ends_meanwhile(
+            record.lock, lambda: attach._give_up(process.current(), (use,), KeyboardInterrupt())
+        )
+
+        assert is_over
+        assert settle(lambda: [] if use.is_done else ["kept"]) == []
+        mapping.unmap()
+
+
+def test_an_interrupted_map_keeps_no_import_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_record: Any, _use: Any, *, remappable: bool) -> int:
+        raise KeyboardInterrupt
+
+    def map_and_close() -> None:
+        with pytest.raises(KeyboardInterrupt), imported:
+            imported.map()
+        closed.append(imported.closed)
+
+    closed: list[bool] = []
+    with crossmem.device("emulated:0").allocate(8) as memory:
+        first = crossmem.attach(memory.export())
+        imported = crossmem.import_handle(memory.export())
+        assert first._record is not None
+        record = first._record.record
+        assert record is not None
+        monkeypatch.setattr(type(record), "map", interrupted)
+        ends_meanwhile(record.lock, map_and_close)
+        first.unmap()
+
+    assert closed == [True]

@@ -245,7 +245,7 @@ def test_deeper_trees_of_strangers_are_refused() -> None:
 
 
 def test_containers_that_multiply_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "_MAX_VALUES", 1000)
+    monkeypatch.setattr(nodes, "MAX_VALUES", 1000)
     value: Any = []
     for _ in range(30):
         value = [value, value]

@@ -43,11 +43,23 @@ class ArrayIndex:
     A finaliser or a signal handler may come in between any two steps of a thread that is in here,
     and make arrays or look for them. So only the outermost call changes the lists, and whatever
     comes in between finds them as they are.
+
+    Parameters
+    ----------
+    lock
+        Guards the lists.
+    inherited
+        The index of the process that forked this one. Its arrays are readable here, but no handle
+        of them can be made.
     """
 
-    def __init__(self, lock: threading.RLock) -> None:
+    def __init__(self, lock: threading.RLock, inherited: "ArrayIndex | None" = None) -> None:
         self._lock = lock
         self._is_busy = False
+        self._inherited = inherited
+        if inherited is not None:
+            # A thread that is not in this process may have the parent's lock for ever.
+            inherited._lock, inherited._is_busy = lock, False
         self._spots: dict[int, list[_Spot]] = {}
         """By start, those of similar lengths together: lengths of one list have as many bits. So
         only few neighbours in a list can reach an address, however large others are."""
@@ -88,6 +100,15 @@ class ArrayIndex:
                 return self._search(pointer, nbytes)
             finally:
                 self._is_busy = was_busy
+
+    def is_inherited(self, pointer: int, nbytes: int) -> bool:
+        """Whether memory of a parent process shows all of these addresses."""
+        parent = self._inherited
+        while parent is not None:
+            if parent.find(pointer, nbytes) is not None:
+                return True
+            parent = parent._inherited
+        return False
 
     def _search(self, pointer: int, nbytes: int) -> Indexed | None:
         found, last = None, -1

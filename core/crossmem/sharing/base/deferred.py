@@ -7,29 +7,27 @@ goes on with what is left. Finalisers only enter records here.
 """
 
 import logging
-import threading
-from _thread import start_new_thread
+import time
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar
 
 from typing_extensions import override
 
-from crossmem.control.threads import Bell
-from crossmem.driver.recording import call_into
+from crossmem.control.threads import LOOK_AGAIN_S, PassingThread
 from crossmem.errors import CrossmemError
 
 __all__ = ["Call", "DeferredWork", "Record"]
 
 _log = logging.getLogger(__name__)
 
-_REAPER_PERIOD_S: Final = 0.5
-_STOP_S: Final = 5.0
-
 
 class Record:
     """What outlives an object that applications hold, until its resources are given back."""
 
-    __slots__ = ("is_done",)
+    __slots__ = ("__weakref__", "is_done")
+
+    is_shared: ClassVar = False
+    """Whether others may keep the resource, see :meth:`leave_to_others`."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -91,21 +89,27 @@ class DeferredWork:
         """Freed memory whose leases have not ended."""
         self.idle: dict[Record, None] = {}
         """Freed memory whose last lease has ended. The lease server enters records."""
-        self._reaping = threading.Lock()
-        """Held as long as the reaper runs."""
-        self._wake = Bell()
-        """Wakes the reaper."""
-        self._is_stopping = False
+        self._look_at = 0.0
+        """When the reaper looks at what waits, 0 if it has not begun to count."""
+        self._reaper = PassingThread(self._reap, self._is_pending)
 
-    def run(self, record: Record) -> None:
-        """Give back what a record in ``ready`` stands for, and raise what the vendor says."""
+    def run(self, record: Record, *, blocking: bool = True) -> None:
+        """Give back what a record in ``ready`` stands for, and raise what the vendor says.
+
+        Parameters
+        ----------
+        blocking
+            False leaves the record to the reaper if another thread works on the same resource.
+        """
         try:
-            record.give_back(blocking=True)
+            record.give_back(blocking=blocking)
         finally:
             if record.is_done:
                 self.ready.pop(record, None)
         if record in self.waiting:
             self.ready.pop(record, None)
+        elif not (blocking or record.is_done):
+            self.start_reaper()
 
     def drain(self, *, wait: bool = False) -> None:
         """Go on with everything that is ready.
@@ -113,15 +117,16 @@ class DeferredWork:
         Parameters
         ----------
         wait
-            Whether to wait for a thread that frees memory whose last lease has ended. No other
-            thread is waited for.
+            Whether to look at the leases of all freed memory, and to wait for a thread that frees
+            it. No other thread is waited for.
         """
+        freed = tuple(self.waiting) if wait else ()
         tried: set[Record] = set()
         # Giving back one resource may drop the object of another.
-        while todo := [one for one in (*self.idle, *self.ready) if one not in tried]:
+        while todo := [one for one in (*freed, *self.idle, *self.ready) if one not in tried]:
             tried.update(todo)
             for record in todo:
-                self._try(record, blocking=wait and record in self.idle)
+                self._try(record, blocking=wait and record not in self.ready)
 
     def _try(self, record: Record, *, blocking: bool) -> None:
         try:
@@ -147,44 +152,29 @@ class DeferredWork:
 
         If no thread can be had, the next call of crossmem does this work.
         """
-        taken: list[bool] = []
-        started: list[int] = []
-        try:
-            call_into(taken, self._reaping.acquire, False)  # noqa: FBT003
-            if taken[0] and not self._is_stopping:
-                # Not threading.Thread: its start() waits in Python, where a signal handler may
-                # raise, and finalisers come here.
-                call_into(started, start_new_thread, self._reap, ())
-        except RuntimeError:
-            return
-        finally:
-            if taken and taken[0] and not started:
-                self._reaping.release()
+        self._reaper.start()
 
     def note_idle(self, record: Record) -> None:
         """Enter freed memory whose last lease has ended, and wake the reaper."""
         self.idle[record] = None
-        self._wake.ring()
+        self._reaper.bell.ring()
 
-    @property
     def _is_pending(self) -> bool:
         # Another thread may have freed the memory before its first thread noted that it waits.
         self.waiting.difference_update([one for one in list(self.waiting) if one.is_done])
-        return bool(self.ready or self.idle or self.waiting) and not self._is_stopping
+        return bool(self.ready or self.idle or self.waiting)
 
     def _reap(self) -> None:
-        while True:
-            while self._is_pending:
-                self.drain()
-                self._wake.wait(_REAPER_PERIOD_S)
-            self._reaping.release()
-            # A record that came between the last look and the release found a running reaper.
-            if not (self._is_pending and self._reaping.acquire(blocking=False)):
-                return
+        """Give back what is ready, and from time to time look at what waits."""
+        self._look_at = self._look_at or time.monotonic() + LOOK_AGAIN_S
+        self.drain()
+        self._reaper.bell.wait(max(0.0, self._look_at - time.monotonic()))
+        if time.monotonic() >= self._look_at:
+            self._look_at = 0.0
+            for record in list(self.waiting):
+                # Its importers may have been cut off before they could send a message.
+                self._try(record, blocking=False)
 
     def stop(self) -> None:
         """End the reaper; for a normal exit."""
-        self._is_stopping = True
-        self._wake.ring()
-        if self._reaping.acquire(timeout=_STOP_S):
-            self._reaping.release()
+        self._reaper.stop()

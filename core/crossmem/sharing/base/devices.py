@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self, cast
 
 from typing_extensions import override
 
-from crossmem.control.processes import has_pidfds
+from crossmem.control.processes import lease_end
 from crossmem.driver import Driver
 from crossmem.errors import (
     BusyError,
@@ -95,7 +95,7 @@ class LocalDevice:
         self.runtime = runtime
         self.capabilities: Capabilities = replace(
             driver.capabilities(info.ordinal, mechanism),
-            lease_end="process" if has_pidfds() else "connection",
+            lease_end=lease_end(),
         )
         self.mechanism = mechanism or self.capabilities.mechanisms[0]
         self._siblings = {self.mechanism: self}

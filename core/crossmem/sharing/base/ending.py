@@ -12,19 +12,21 @@ from crossmem.errors import ClosedError
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.process import Process, may_release, refuse_foreign
 
-__all__ = ["Endable"]
+__all__ = ["Endable", "end_because"]
 
 
 class Endable:
     """An object that gives its resources back once."""
 
-    __slots__ = ("__weakref__", "_process", "_record")
+    __slots__ = ("__weakref__", "_process", "_record", "_why_ended")
 
     _ended_by: ClassVar[str]
     """Name of the method that ends it."""
 
     _process: Process
     _record: Record | None
+    _why_ended: str
+    """Why crossmem itself has ended the object; unset if it has not."""
 
     @property
     def closed(self) -> bool:
@@ -34,7 +36,8 @@ class Endable:
     def _ended(self) -> Exception:
         """Return the error for the use of this object, which has no record."""
         refuse_foreign(self._process, self)
-        return ClosedError(f"{self!r} cannot be used any more")
+        why = getattr(self, "_why_ended", None)
+        return ClosedError(f"{self!r} cannot be used any more{f': {why}' if why else ''}")
 
     def _end(self) -> None:
         """End the object. Ending it twice is harmless.
@@ -47,10 +50,13 @@ class Endable:
             The vendor refused to take the resource. Later calls of crossmem go on with it.
         """
         process, record = self._process, self._record
-        if record is None or process.is_closed:
+        if record is None:
             return
         if process.is_inherited:
+            # Before any lock: a thread that is not in this child may have it for ever.
             refuse_foreign(process, self)
+        if process.is_closed:
+            return
         deferred = process.deferred
         ready = deferred.ready
         if ready or deferred.idle:
@@ -63,7 +69,7 @@ class Endable:
             # Two statements that no signal handler can separate.
             self._record = None
             ready[record] = None
-            if record.leave_to_others():
+            if record.is_shared and record.leave_to_others():
                 ready.pop(record, None)
                 return
         if process.is_inside:
@@ -104,3 +110,22 @@ class Endable:
                 stacklevel=2,
                 source=self,
             )
+
+
+def end_because(one: Endable, why: str) -> None:
+    """End an object that its user has not ended; later uses raise an error that says why.
+
+    Raises
+    ------
+    BusyError
+        The object is in use. Nothing has changed then.
+    CrossmemError
+        The vendor refused to take the resource. Later calls of crossmem go on with it.
+    """
+    # Before the end, so that no use after it misses the reason.
+    one._why_ended = why
+    try:
+        one._end()
+    finally:
+        if one._record is not None:
+            del one._why_ended

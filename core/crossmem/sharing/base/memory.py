@@ -39,8 +39,8 @@ class Memory(Copyable):
         """Return the memory itself as a memoryview, without a copy.
 
         The view, and whatever is made from it, keeps this object alive; while one exists, the
-        memory cannot be unmapped or freed. A forked child must not touch a view that it
-        inherited: the memory is not mapped there, and the access ends the child (SIGSEGV).
+        memory cannot be unmapped or freed. A forked child reads and writes the same memory through
+        a view that it inherited, and keeps the pages until it ends. It cannot make new views.
 
         Raises
         ------
@@ -49,7 +49,7 @@ class Memory(Copyable):
         ClosedError, ForkedProcessError
             Where the memory may not be used any more.
         """
-        self.ptr  # noqa: B018 - raises before the lock of a parent process could be waited for
+        self.ptr  # noqa: B018 - raises if the memory may not be used
         if not self.device.capabilities.host_visible:
             msg = f"memory of {self.device.name} cannot be viewed by the CPU"
             raise UnsupportedError(msg, operation="view", hint="use read() and write()")
@@ -98,6 +98,7 @@ class Memory(Copyable):
         ClosedError, ForkedProcessError
             Where the memory may not be used any more.
         """
+        self.ptr  # noqa: B018 - as in view()
         return views.array(self, views.kind_of_arrays(self.device), shape, dtype, strides, offset)
 
     def as_tensor(
@@ -119,6 +120,7 @@ class Memory(Copyable):
         torch.Tensor
             On the CPU where that can address the memory, else on the device.
         """
+        self.ptr  # noqa: B018 - as in view()
         return views.array(self, "torch", shape, dtype, strides, offset)
 
     @property
@@ -150,6 +152,8 @@ class Memory(Copyable):
         if not self.device.capabilities.cuda_array_interface:
             msg = f"memory of {self.device.name} has no addresses of CUDA or HIP"
             raise AttributeError(msg)
+        # Before the lock, which in a forked child may be held for ever.
+        self.ptr  # noqa: B018
         with self._process.state:
             self._usage.add_view(self)
             self._is_lent = self._is_left = True
@@ -192,6 +196,7 @@ class Memory(Copyable):
         BufferError
             Where the memory cannot be given like this, as the protocol wants it.
         """
+        self.ptr  # noqa: B018 - as in view()
         return views.capsule(
             self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
         )
@@ -201,6 +206,8 @@ class Memory(Copyable):
         return views.dlpack_device(self)
 
     def _take_anchor(self) -> ViewAnchor:
+        # Before the lock, which in a forked child may be held for ever.
+        self.ptr  # noqa: B018
         with self._process.state:
             pointer = self.ptr
             anchor = self._anchor() if self._anchor is not None else None

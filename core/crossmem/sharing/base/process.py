@@ -89,7 +89,7 @@ class Process:
         self.index_lock = ordered_lock(Rank.INDEX)
         self.regions: RegionIndex[Described] = RegionIndex(self.index_lock)
         """Device addresses of crossmem's own memory."""
-        self.arrays = ArrayIndex(self.index_lock)
+        self.arrays = ArrayIndex(self.index_lock, _inherited_arrays)
         """Memory in which arrays can lie."""
         self._parts: dict[type[Part], Any] = {}
         self.is_exiting = False
@@ -262,6 +262,8 @@ _lock = ordered_lock(Rank.FORK)
 _held: Process | None = None
 _inherited: Registry | None = None
 """The plugins that the parent had found, in a forked child."""
+_inherited_arrays: ArrayIndex | None = None
+"""The memory in which arrays of the parent can lie, in a forked child."""
 _forked_backends: frozenset[str] = frozenset()
 """Backends that an ancestor used before it forked and that cannot be used after that."""
 
@@ -371,15 +373,15 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _current, _held, _inherited, _forked_backends  # noqa: PLW0603
+    global _current, _held, _inherited, _inherited_arrays, _forked_backends  # noqa: PLW0603
     parent, _held, _current = _held, None, None
     if parent is not None:
         parent.resume_after_fork()
     _release(_lock)
     if parent is not None:
         parent.is_inherited = True
+        _inherited, _inherited_arrays = parent.registry, parent.arrays
         _forked_backends |= parent.abandon()
-        _inherited = parent.registry
         atexit.unregister(parent.shut_down)
 
 

@@ -3,7 +3,7 @@
 
 import os
 import time
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from typing_extensions import override
 
@@ -23,6 +23,7 @@ from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.base.process import CATCH_UP_S, Process, drain
 from crossmem.sharing.exporter.record import AllocationRecord, Allocations, BlockRecord
+from crossmem.sharing.exporter.withdrawal import withdraw
 
 __all__ = ["Allocation", "Busy", "allocate", "export_again", "record_of"]
 
@@ -30,6 +31,7 @@ Busy = Literal["defer", "raise", "wait"]
 """What ``free`` does while other processes hold leases."""
 
 _EVERYONE_OF_THIS_USER = Allow()
+_MOST_TURNS: Final = 3
 
 
 class Allocation(Memory):
@@ -90,7 +92,8 @@ class Allocation(Memory):
     ) -> ShareableHandle:
         """Return a handle with which other processes import this memory.
 
-        Exporting again with the same arguments gives an equal handle and costs nothing (C3).
+        Exporting again with the same arguments gives an equal handle and costs nothing, until
+        that handle is withdrawn (C3).
 
         Parameters
         ----------
@@ -138,6 +141,38 @@ class Allocation(Memory):
             raise self._ended()
         return handle
 
+    def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
+        """Let no process import by a handle for the first time from now on (C28).
+
+        The memory stays. Processes that hold it by this handle keep it, and so do messages under
+        way that were sent before. :meth:`export` gives a new handle. Withdrawing twice is
+        harmless.
+
+        Parameters
+        ----------
+        handle
+            What :meth:`export` returned, or a part of it: the export is withdrawn with all its
+            parts. Other exports of this memory stay as they are.
+
+        Raises
+        ------
+        UnsupportedError
+            The handle is raw: its importers ask nobody.
+        InvalidHandleError
+            It is no handle of this allocation.
+        DriverError
+            The kernel forbids the barrier that tells the importers. Withdraw again later.
+        ClosedError, ForkedProcessError
+            The memory may not be used any more.
+        """
+        drain()
+        record = self._record
+        if record is None or not self._process.is_usable:
+            raise self._ended()
+        if not isinstance(handle, ShareableHandle):
+            handle = ShareableHandle.from_bytes(handle)
+        withdraw(record, handle)
+
     def free(self, *, busy: Busy = "defer", timeout: float | None = None) -> None:
         """Give the memory back. Freeing twice is harmless.
 
@@ -162,7 +197,7 @@ class Allocation(Memory):
             if that had been deferred.
         """
         record = self._record
-        if record is None or self._process.is_closed:
+        if record is None or (self._process.is_closed and not self._process.is_inherited):
             return
         if timeout is not None or type(busy) is not str or busy != "defer":
             check_choice("busy", busy, ("defer", "raise", "wait"), "free")
@@ -175,15 +210,19 @@ class Allocation(Memory):
         """Retire memory that nobody leases, as one step with the check; raise if it is leased."""
         process = self._process
         deadline = time.monotonic() + wait_s
+        turns = 0
         while (unit := record.unit) is not None and process.server is not None:
             leases = process.server.leases
-            if leases.leases_of(unit):
+            if unit.pins or leases.leases_of(unit):
                 process.server.catch_up(CATCH_UP_S)
             with process.state:
                 self._refuse_if_used("free")
                 if leases.retire(unit, even_if_leased=False):
                     return
-            if not leases.wait_idle(unit, max(0.0, deadline - time.monotonic())):
+            turns += 1
+            left_s = max(0.0, deadline - time.monotonic())
+            # A lease that comes and goes must not make this last.
+            if not leases.wait_idle(unit, left_s) or (turns > _MOST_TURNS and not left_s):
                 holders = name_holders(leases.leases_of(unit))
                 msg = f"allocation {record.number} is leased by {holders}"
                 raise BusyError(
@@ -192,7 +231,8 @@ class Allocation(Memory):
 
     @override
     def _refuse_if_used(self, operation: str) -> None:
-        super()._refuse_if_used(operation)
+        if self._usage.copies or self._anchor is not None or self._is_lent:
+            super()._refuse_if_used(operation)
         record = self._record
         if record is not None and record.pieces:
             msg = f"{self!r} is shown by {len(record.pieces)} pieces of address ranges"
@@ -273,6 +313,7 @@ def export_again(
                 device.driver.synchronize(device.ordinal)
             handle = _export(record, allow, access, lease=lease)
             record.handles[key] = handle
+            record.loose_exports.discard((handle.allocation, handle.export))
             is_new = True
         else:
             is_new = False
@@ -306,7 +347,10 @@ def _export(
     )
     if (record.offset, record.nbytes) != (0, handle.nbytes):
         handle = handle.slice(record.offset, record.nbytes)
-    process.part(Allocations).exported[handle.allocation, handle.export] = record
+    named = handle.allocation, handle.export
+    # Until a handle is given out, this alone finds the entry.
+    record.loose_exports.add(named)
+    record.allocations.exported[named] = record
     if lease:
         export = Export(record.unit_for_leases(), handle, allow or _EVERYONE_OF_THIS_USER, exported)
         process.start_server().leases.publish(export)

@@ -69,10 +69,12 @@ class AllocationRecord(Record):
     """The record of an allocation, from before the driver allocates until all is given back."""
 
     __slots__ = (
+        "allocations",
         "device",
         "export_numbers",
         "handles",
         "is_retired",
+        "loose_exports",
         "memory",
         "nbytes",
         "number",
@@ -90,6 +92,7 @@ class AllocationRecord(Record):
     def __init__(self, process: Process, device: LocalDevice, memory: BlockRecord) -> None:
         self.is_done = False
         self.process = process
+        self.allocations = process.part(Allocations)
         self.device = device
         self.memory = memory
         self.nbytes = 0
@@ -106,6 +109,9 @@ class AllocationRecord(Record):
         self.pieces: set[object] = set()
         """Pieces of address ranges that were mapped through the allocation."""
         self.usage = Usage()
+        self.loose_exports: set[tuple[int, int]] = set()
+        """Exports of which no handle is given out any more, or yet: those that were withdrawn, as
+        long as somebody may have them, and those that were interrupted."""
 
     @property
     def lock(self) -> "threading.RLock":
@@ -134,7 +140,7 @@ class AllocationRecord(Record):
 
     def enter(self) -> None:
         """Enter the memory into the records of the process."""
-        self.process.part(Allocations).live[self] = None
+        self.allocations.live[self] = None
         if self.process.registry.observed:
             self.tell(self._began)
 
@@ -186,16 +192,19 @@ class AllocationRecord(Record):
             waiting = process.deferred.waiting
             leases = process.server.leases
             is_idle = leases.retire(unit, even_if_leased=True)
-            if not is_idle and blocking:
-                # An importer may have sent the end of its lease before it told the application.
+            if not is_idle and blocking and unit.pins:
+                # The server's thread is about to finish what an importer has received.
                 process.server.catch_up(CATCH_UP_S)
                 is_idle = leases.retire(unit, even_if_leased=True)
             if not is_idle:
                 waiting.add(self)
                 process.deferred.start_reaper()
                 return
-            waiting.discard(self)
         self.free_now(blocking=blocking)
+        if self.is_done:
+            # Not before: nobody else may know of memory that another thread works on, or that the
+            # vendor does not take back now.
+            process.deferred.waiting.discard(self)
 
     def free_now(self, *, blocking: bool) -> None:
         """Give the memory back, whoever leases it."""
@@ -224,7 +233,8 @@ class AllocationRecord(Record):
         blocks = self.memory.blocks
         if blocks:
             failure = wait_for_work(self.device)
-            self.memory.release_exports(blocks[0])
+            if self.memory.exported:
+                self.memory.release_exports(blocks[0])
             self.device.driver.free(blocks[0])
             blocks.clear()
         self._leave()
@@ -232,10 +242,12 @@ class AllocationRecord(Record):
 
     def _leave(self) -> None:
         """Leave the records of the process. The lock is held."""
-        allocations = self.process.part(Allocations)
+        allocations = self.allocations
         self.process.regions.remove(self)
         for handle in self.handles.values():
             allocations.exported.pop((handle.allocation, handle.export), None)
+        for export in self.loose_exports:
+            allocations.exported.pop(export, None)
         allocations.live.pop(self, None)
         unit, self.unit = self.unit, None
         if unit is not None:
@@ -251,10 +263,9 @@ class AllocationRecord(Record):
         """
         if self.usage.is_active:
             return
-        if not self.device.capabilities.survives_owner and self._is_leased:
-            return
         try:
-            self.free_now(blocking=False)
+            if self.device.capabilities.survives_owner or not self._is_leased:
+                self.free_now(blocking=False)
         except CrossmemError as error:
             warnings.warn(f"at exit: {error}", ResourceWarning, stacklevel=1)
 
@@ -262,8 +273,7 @@ class AllocationRecord(Record):
     def _is_leased(self) -> bool:
         # A message that is still under way leads nowhere once this process has exited.
         server, unit = self.process.server, self.unit
-        leases = () if server is None or unit is None else server.leases.leases_of(unit)
-        return any(not lease.in_message for lease in leases)
+        return server is not None and unit is not None and not server.leases.cut_off(unit)
 
 
 class Allocations(Part):

@@ -2,7 +2,9 @@
 """What this process exports, to whom, and what waits to be freed."""
 
 from dataclasses import dataclass
+from typing import Literal
 
+from crossmem.control.leases import Lease
 from crossmem.models import ShareableHandle
 from crossmem.sharing.base.process import current, drain
 from crossmem.sharing.exporter.record import Allocations
@@ -25,12 +27,17 @@ class LeaseInfo:
     in_message
         Whether a message holds the memory that was sent and not received yet. The process is
         then its sender; for the moment in which it is received, the receiver.
+    ends_with
+        What ends the lease if the process does not release it: its death, or the end of its last
+        connection to this process, because nothing else tells of its death here. See the
+        capability ``lease_end``.
     """
 
     pid: int
     uid: int
     since: float
     in_message: bool = False
+    ends_with: Literal["process", "connection"] = "process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,8 @@ class ExportInfo:
         How often somebody was refused because of ``allow``.
     waiting
         Whether the memory was freed and waits for these leases to end.
+    withdrawn
+        Whether the export was withdrawn. It is listed until these leases have ended.
     """
 
     handle: ShareableHandle
@@ -57,6 +66,7 @@ class ExportInfo:
     leases: tuple[LeaseInfo, ...]
     denied: int
     waiting: bool
+    withdrawn: bool = False
 
 
 def exports() -> list[ExportInfo]:
@@ -74,16 +84,29 @@ def exports() -> list[ExportInfo]:
             nbytes=export.handle.length,
             capacity=export.handle.capacity,
             leases=tuple(
-                LeaseInfo(lease.holder.pid, lease.holder.uid, lease.since, lease.in_message)
+                _info_of(lease, process.identity.pid)
                 for lease in leases
                 if lease.export == export.handle.export
             ),
             denied=export.denied,
             waiting=unit.is_retired,
+            withdrawn=export in unit.withdrawn,
         )
         for unit, published, leases in process.server.leases.report()
         for export in published
     ]
+
+
+def _info_of(lease: Lease, own_pid: int) -> LeaseInfo:
+    holder = lease.holder
+    is_watched = holder.pidfd is not None or holder.pid == own_pid
+    return LeaseInfo(
+        holder.pid,
+        holder.uid,
+        lease.since,
+        lease.in_message,
+        "process" if is_watched else "connection",
+    )
 
 
 def collect() -> int:

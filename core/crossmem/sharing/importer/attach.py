@@ -17,6 +17,12 @@ from crossmem.sharing.importer.messages import check_reservation
 from crossmem.sharing.importer.record import ImportRecord, ImportRequest, Use
 from crossmem.sharing.importer.request import check_readonly, request_of
 from crossmem.sharing.importer.table import ImportTable
+from crossmem.sharing.importer.watcher import (
+    KEEP,
+    OnOwnerDeath,
+    asks_for_release,
+    end_with_owner,
+)
 
 __all__ = ["Readonly", "attach", "attach_many", "attach_reserved", "import_handle"]
 
@@ -29,6 +35,7 @@ def import_handle(
     device: LocalDevice | str | None = None,
     readonly: Readonly = False,
     timeout: float | None = None,
+    on_owner_death: OnOwnerDeath = KEEP,
 ) -> Import:
     """Import memory that another process exported.
 
@@ -44,6 +51,11 @@ def import_handle(
         far as crossmem's own API goes. Handles of read-only exports are always read-only.
     timeout
         How long the exporter may take to answer, in seconds; ``CROSSMEM_TIMEOUT`` where None.
+    on_owner_death
+        What happens when the exporter dies. ``"keep"``: the import stays until it is closed.
+        ``"release"``: within a second, a thread of crossmem closes the import and its mappings,
+        or, if views or arrays of them are alive, as soon as the last of those is gone (C29). Uses
+        of the closed objects raise :class:`ClosedError`.
 
     Returns
     -------
@@ -63,17 +75,23 @@ def import_handle(
     WrongHostError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         The memory is out of this process's reach; the message says what is missing (C15).
     UnsupportedError
-        The backend does not offer what was asked for.
+        The backend does not offer what was asked for. ``"release"`` was asked for a raw handle,
+        whose importers do not learn of the exporter's death.
     """
     process = drain()
     found = handle if type(handle) is ShareableHandle else _decode(handle)
+    ends_with_owner = on_owner_death is not KEEP and asks_for_release(on_owner_death, (found,))
     use = Use(process, found.core)
     try:
-        record = process.part(ImportTable).join(use, device, readonly)
+        table = process.part(ImportTable)
+        record = table.join(use, device, readonly)
         if record is None:
-            record = _open(process, found, use, device, readonly, timeout)
+            record = _open(table, found, use, device, readonly, timeout)
         is_readonly = record.access == "ro" or readonly is not False
-        return Import(use, record, found, readonly=is_readonly)
+        imported = Import(use, record, found, readonly=is_readonly)
+        if ends_with_owner:
+            end_with_owner(imported, use, use)
+        return imported
     except BaseException as error:
         _give_up(process, (use,), error)
         raise
@@ -85,6 +103,7 @@ def attach(
     device: LocalDevice | str | None = None,
     readonly: Readonly = False,
     timeout: float | None = None,
+    on_owner_death: OnOwnerDeath = KEEP,
 ) -> Mapping:
     """Import and map in one step; unmapping closes the import.
 
@@ -92,14 +111,19 @@ def attach(
     """
     process = drain()
     found = handle if type(handle) is ShareableHandle else _decode(handle)
+    ends_with_owner = on_owner_death is not KEEP and asks_for_release(on_owner_death, (found,))
     use = Use(process, found.core)
     try:
-        record = process.part(ImportTable).join(use, device, readonly)
+        table = process.part(ImportTable)
+        record = table.join(use, device, readonly)
         if record is None:
-            record = _open(process, found, use, device, readonly, timeout)
+            record = _open(table, found, use, device, readonly, timeout)
         base = record.map(use, remappable=False)
         is_readonly = record.access == "ro" or readonly is not False
-        return Mapping(use, record, found, base, readonly=is_readonly)
+        mapping = Mapping(use, record, found, base, readonly=is_readonly)
+        if ends_with_owner:
+            end_with_owner(mapping, use, use)
+        return mapping
     except BaseException as error:
         _give_up(process, (use,), error)
         raise
@@ -111,6 +135,7 @@ def attach_many(
     device: LocalDevice | str | None = None,
     readonly: Readonly = False,
     timeout: float | None = None,
+    on_owner_death: OnOwnerDeath = KEEP,
 ) -> list[Mapping]:
     """Attach any number of handles with one round trip to each exporter; all or none.
 
@@ -120,8 +145,10 @@ def attach_many(
     process = drain()
     check_device(device)
     check_readonly(readonly)
-    requests = [request_of(process, _decode(one), device, readonly) for one in handles]
-    return _attach_all(process, requests, readonly, timeout)[0]
+    found = [_decode(one) for one in handles]
+    ends_with_owner = on_owner_death is not KEEP and asks_for_release(on_owner_death, found)
+    requests = [request_of(process, one, device, readonly) for one in found]
+    return _attach_all(process, requests, readonly, timeout, ends_with_owner=ends_with_owner)[0]
 
 
 def attach_reserved(
@@ -173,6 +200,8 @@ def _attach_all(
     requests: Sequence[ImportRequest],
     readonly: Readonly,
     timeout: float | None,
+    *,
+    ends_with_owner: bool = False,
 ) -> tuple[list[Mapping], list[Use]]:
     if not requests:
         return [], []
@@ -187,6 +216,8 @@ def _attach_all(
             base = record.map(use, remappable=False)
             is_readonly = record.access == "ro" or readonly is not False
             mappings.append(Mapping(use, record, request.handle, base, readonly=is_readonly))
+            if ends_with_owner:
+                end_with_owner(mappings[-1], use, use)
     except BaseException as error:
         _give_up(process, uses, error)
         raise
@@ -194,7 +225,7 @@ def _attach_all(
 
 
 def _open(
-    process: Process,
+    table: ImportTable,
     handle: ShareableHandle,
     use: Use,
     device: LocalDevice | str | None,
@@ -202,7 +233,7 @@ def _open(
     timeout: float | None,
 ) -> ImportRecord:
     """Make a use one of an import that may not be open yet, and return that."""
-    table = process.part(ImportTable)
+    process = use.process
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     request = request_of(process, handle, device, readonly)
     table.acquire((request,), (use,), timeout_s)
@@ -213,13 +244,17 @@ def _open(
 
 
 def _give_up(process: Process, uses: Sequence[Use], error: BaseException) -> None:
-    """End uses of a call that raises; what the vendor refuses is left to later calls."""
+    """End uses of a call that raises; what the vendor refuses is left to later calls.
+
+    Another thread may be asking for the same memory, with a longer timeout. The reaper ends the
+    use after that, because the time of this call may be over.
+    """
     ready = process.deferred.ready
     for use in uses:
         ready[use] = None
     for use in uses:
         try:
-            process.deferred.run(use)
+            process.deferred.run(use, blocking=False)
         except CrossmemError as failure:
             error.add_note(f"cleaning up failed too: {failure}")
 

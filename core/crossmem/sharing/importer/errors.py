@@ -19,12 +19,17 @@ __all__ = ["error_of"]
 
 _ERRORS: Final[dict[Status, type[CrossmemError]]] = {
     Status.STALE: StaleHandleError,
+    Status.WITHDRAWN: StaleHandleError,
     Status.UNKNOWN: InvalidHandleError,
     Status.DENIED: AccessDeniedError,
     Status.EXITING: OwnerGoneError,
     Status.FAILED: DriverError,
     Status.FULL: BusyError,
     Status.TOO_MANY: BusyError,
+}
+
+_HINTS: Final = {
+    Status.WITHDRAWN: "ask the exporter for a new handle; Allocation.export() makes one"
 }
 
 
@@ -34,6 +39,7 @@ def error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
     return error(
         f"process {handle.owner.pid} gives no lease on allocation {handle.allocation}: "
         f"{refusal.reason}",
+        hint=_HINTS.get(refusal.status),
         operation="import",
         backend=handle.backend,
         device=handle.device,

@@ -11,6 +11,7 @@ from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.importer.record import ImportRecord, Use
+from crossmem.sharing.importer.watcher import end_with_owner
 
 __all__ = ["Import", "Mapping", "Readonly", "asked_readonly", "children_of", "record_of_import"]
 
@@ -93,9 +94,16 @@ class Import(Endable):
                 # A signal handler may have done so since.
                 record_of_import(self)
             base = record.map(use, remappable=True)
-            return Mapping(use, record, self.handle, base, readonly=self.readonly)
+            mapping = Mapping(use, record, self.handle, base, readonly=self.readonly)
+            if parent.ends_with_owner:
+                end_with_owner(mapping, use, use)
+            return mapping
         except BaseException:
             process.deferred.ready[use] = None
+            # Another thread may have the lock, so the use ends later. No mapping shows it, and the
+            # import can be closed before that.
+            if parent.children is not None:
+                parent.children.discard(use)
             process.drain()
             raise
 

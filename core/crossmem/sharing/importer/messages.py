@@ -30,9 +30,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from crossmem.control.answers import Leased
+from crossmem.control.leases import new_number
 from crossmem.control.link import Deadline
-from crossmem.control.wire import Refusal, Status
+from crossmem.control.wire import MessageType, Refusal, Status
 from crossmem.errors import (
     BusyError,
     ClosedError,
@@ -96,8 +96,8 @@ def reserve(handles: Sequence[ShareableHandle], *, timeout: float | None = None)
     given: dict[ProcessIdentity, list[int]] = {}
     try:
         for owner, part in wanted.items():
-            # In the dictionary before anything is given.
-            numbers = given[owner] = []
+            # In the dictionary before anything is asked for.
+            numbers = given[owner] = [new_number() for _ in part]
             asked = list(part.values())
             if owner == process.identity:
                 _reserve_own(process, asked, deadline, numbers)
@@ -169,7 +169,7 @@ def _reserve_own(
     process: Process, asked: Sequence[ShareableHandle], deadline: Deadline, numbers: list[int]
 ) -> None:
     leases = process.start_server().leases
-    refusal = leases.reserve_mine(asked, deadline.remaining_s, numbers)
+    refusal = leases.reserve_mine(asked, numbers, deadline.remaining_s)
     if refusal is not None:
         raise _error_of(refusal, asked[0])
 
@@ -185,22 +185,18 @@ def _reserve_at(
     pause_s = _FIRST_PAUSE_S
     with process.part(ImportTable).connected(owner) as connection:
         while True:
-            answers: list[Leased | Refusal] = []
-            try:
-                answers = connection.reserve(asked, deadline=deadline)
-                refused = [
-                    (answer, handle)
-                    for answer, handle in zip(answers, asked, strict=True)
-                    if isinstance(answer, Refusal)
-                ]
-                if not refused:
-                    numbers += [one.lease for one in answers if isinstance(one, Leased)]
-                    return
-            except BaseException:
-                if not numbers:
-                    connection.give_back(answers)
-                raise
-            connection.give_back(answers)
+            answers = connection.request(
+                asked, numbers, reported=0, deadline=deadline, kind=MessageType.RESERVE
+            )
+            refused = [
+                (answer, handle)
+                for answer, handle in zip(answers, asked, strict=True)
+                if isinstance(answer, Refusal)
+            ]
+            if not refused:
+                return
+            # Those before the first refusal were given.
+            connection.end_reservations(numbers)
             refusal, handle = refused[0]
             # If the next answer would come too late, this one says what is wrong.
             if refusal.status is not Status.FULL or deadline.remaining_s <= pause_s:
@@ -228,6 +224,6 @@ def _error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
 def _end(process: Process, owner: ProcessIdentity, numbers: Sequence[int]) -> None:
     if owner != process.identity:
         with process.part(ImportTable).connected(owner) as connection:
-            connection.release(numbers)
+            connection.end_reservations(numbers)
     elif process.server is not None:
         process.server.leases.release_mine(numbers)

@@ -55,6 +55,8 @@ class OwnImport(ImportRecord):
         if refusal is not None:
             raise error_of(refusal, handle)
         self.state = State.OPEN
+        if len(self.leases) > 1:
+            self.tidy()
 
     @override
     def end_reservations(self, numbers: list[int]) -> None:
@@ -103,15 +105,14 @@ class OwnImport(ImportRecord):
 
     @override
     def _close(self) -> None:
-        self.end_reservations(list(self.leases.values()))
+        self.ending += self.leases.values()
         self.leases.clear()
+        self._end_leases()
 
     @override
-    def _end_lease(self, core: bytes) -> None:
-        number = self.leases.get(core)
-        if number is not None:
-            self.end_reservations([number])
-            del self.leases[core]
+    def _end_leases(self) -> None:
+        self.end_reservations(self.ending)
+        self.ending.clear()
 
 
 def own_memory_gone(process: Process, handle: ShareableHandle) -> CrossmemError:

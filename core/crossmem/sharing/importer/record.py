@@ -3,8 +3,9 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 
@@ -78,6 +79,7 @@ class ImportRecord:
     __slots__ = (
         "access",
         "device",
+        "ending",
         "forget",
         "is_leaving",
         "is_remappable",
@@ -117,15 +119,17 @@ class ImportRecord:
         self.is_remappable = True
         self.is_leaving = False
         """Whether the address was taken from its users, and not yet given back."""
-        self.leases: dict[bytes, int] = {}
-        """Numbers of the leases, by the core of the handle that each was given for."""
+        self.leases: dict[bytes, Any] = {}
+        """The leases, by the core of the handle that each was given for."""
+        self.ending: list[Any] = []
+        """Leases that nobody may use any more, and that are not ended yet."""
         self.shortcuts: list[tuple[bytes, object, object]] = []
         """Arguments by which the table finds this record without looking closer."""
         self.usage = Usage()
 
-    def is_ready_for(self, handle: ShareableHandle) -> bool:
-        """Whether it is open, and the exporter gave a lease for the handle's secret."""
-        return self.state is State.OPEN and handle.core in self.leases
+    def is_ready_for(self, core: bytes) -> bool:
+        """Whether it is open, and the exporter gave a lease for the core of a handle."""
+        return self.state is State.OPEN and core in self.leases
 
     def map(self, use: "Use", *, remappable: bool) -> int:
         """Let a user have the address, and return it. The first one has the vendor map it.
@@ -162,15 +166,33 @@ class ImportRecord:
                 self.state = State.CLOSING
         if self.state is State.CLOSING:
             return self.close()
-        if len(self.leases) > 1 and not any(one.core == use.core for one in list(self.uses)):
-            # Another export's users keep the vendor open, but its owner may free this one's memory.
-            failure = wait_for_work(self.device)
-            self._end_lease(use.core)
-            return failure
+        failure = self.end_unused() if len(self.leases) > 1 or self.ending else None
         # An import that cannot be mapped again keeps its address for users who may still map it.
         if self.mapped and not self.mapped_uses and self.is_remappable:
-            return self._stop_mapping()
-        return None
+            return self._stop_mapping() or failure
+        return failure
+
+    def end_unused(self) -> CrossmemError | None:
+        """End the leases that no user has: their owner may free that memory. The lock is held.
+
+        The users of other exports keep the vendor's open. What is returned is as for :meth:`leave`.
+        """
+        with self.process.state:
+            used = {one.core for one in self.uses}
+            # Who comes for one of them from here on asks for another lease.
+            for core in [one for one in self.leases if one not in used]:
+                call_into(self.ending, self.leases.pop, core)
+        failure = wait_for_work(self.device) if self.ending else None
+        self._end_leases()
+        return failure
+
+    def tidy(self) -> None:
+        """End leases whose users left while another export was being leased. The lock is held.
+
+        What cannot be ended now is ended when somebody leaves.
+        """
+        with suppress(CrossmemError):
+            self.end_unused()
 
     def close(self) -> CrossmemError | None:
         """Give everything back. The lock is held, and nobody uses it.
@@ -236,14 +258,17 @@ class ImportRecord:
     def _close(self) -> None:
         raise NotImplementedError
 
-    def _end_lease(self, core: bytes) -> None:
+    def _end_leases(self) -> None:
+        """End the leases in ``ending``. If this is interrupted, it can be called again."""
         raise NotImplementedError
 
 
 class Use(Record):
     """One user of an import: an import object, a mapping, or both in one."""
 
-    __slots__ = ("children", "core", "parent", "process", "record")
+    __slots__ = ("children", "core", "ends_with_owner", "parent", "process", "record")
+
+    is_shared: ClassVar = True
 
     def __init__(self, process: Process, core: bytes) -> None:
         self.is_done = False
@@ -255,6 +280,8 @@ class Use(Record):
         """The import object through which the memory was mapped."""
         self.children: set[object] | None = None
         """Mappings and pieces of address ranges that were made through this import object."""
+        self.ends_with_owner = False
+        """Whether it is closed when the exporter has died (law C29)."""
 
     @override
     def leave_to_others(self) -> bool:
@@ -291,7 +318,7 @@ class Use(Record):
         finally:
             if taken and taken[0]:
                 lock.release()
-        if was_open and record.state is State.CLOSED:
+        if was_open and record.state is State.CLOSED and self.process.registry.observed:
             record.tell(EventKind.RELEASED)
         if failure is not None:
             raise failure

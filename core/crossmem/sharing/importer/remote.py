@@ -41,15 +41,20 @@ class RemoteImport(ImportRecord):
         """The vendor's import, as long as there is one."""
         self._was_opened = False
 
-    def open(self, request: ImportRequest, leased: Leased) -> None:
-        """Take over a lease, and open the memory if it is not open yet. The lock is held.
+    def open(self, request: ImportRequest, leased: Leased) -> bool:
+        """Hold the memory, and open it if it is not open yet. The lock is held.
+
+        Returns
+        -------
+        bool
+            False if the exporter has taken back what it granted. Nothing has happened then.
 
         Raises
         ------
         InvalidHandleError
             The sizes in the handle are not the exporter's, or not those of what is open already.
         DriverError
-            The vendor's call failed. The caller then still owns the lease.
+            The vendor's call failed. The caller then still owns the hold.
         """
         handle = request.handle
         if (leased.nbytes, leased.capacity) != (handle.nbytes, handle.capacity):
@@ -66,6 +71,8 @@ class RemoteImport(ImportRecord):
             )
             raise InvalidHandleError(msg, operation="import")
         device, opened, core = self.device, self.imported, handle.core
+        if self.connection is not None and not self.connection.hold(leased):
+            return False
         if opened:
             leased.close_descriptors()
         try:
@@ -89,9 +96,12 @@ class RemoteImport(ImportRecord):
             if opened:
                 leased.exported.descriptors = ()
                 leased.is_recorded = True
-                self.leases[core] = leased.lease
+                self.leases[core] = leased
                 self.state = State.OPEN
                 self._was_opened = True
+        if len(self.leases) > 1:
+            self.tidy()
+        return True
 
     @override
     def tell(self, kind: EventKind) -> None:
@@ -119,7 +129,7 @@ class RemoteImport(ImportRecord):
     def end_reservations(self, numbers: list[int]) -> None:
         """Tell the exporter, at once if it reads."""
         if self.connection is not None:
-            self.connection.release(numbers)
+            self.connection.end_reservations(numbers)
 
     @property
     @override
@@ -171,14 +181,13 @@ class RemoteImport(ImportRecord):
         self.process.regions.remove(self)
         connection = self.connection
         if connection is not None:
-            if self.leases:
-                connection.release(list(self.leases.values()))
-                self.leases.clear()
+            self.ending += self.leases.values()
+            self.leases.clear()
+            self._end_leases()
             connection.users.discard(self)
 
     @override
-    def _end_lease(self, core: bytes) -> None:
-        number = self.leases.get(core)
-        if number is not None and self.connection is not None:
-            self.connection.release([number])
-            del self.leases[core]
+    def _end_leases(self) -> None:
+        while self.ending and self.connection is not None:
+            self.connection.end(self.ending[0])
+            del self.ending[0]

@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from operator import itemgetter
 from typing import ClassVar, Final
 
 from typing_extensions import override
@@ -61,7 +60,8 @@ class ImportTable(Part):
         record = self._shortcuts.get((use.core, device, readonly))
         if record is not None:
             with self._process.state:
-                if record.state is State.OPEN:
+                # Its lease may have ended while other exports keep the memory open.
+                if record.is_ready_for(use.core):
                     use.record = record
                     record.uses.add(use)
                     return record
@@ -98,7 +98,7 @@ class ImportTable(Part):
             if handle.raw is not None:
                 publish_raw(self._process, handle)
             record = self._claim(request, use, deadline)
-            if not record.is_ready_for(handle):
+            if not record.is_ready_for(handle.core):
                 missing[record, handle.core] = (request, record)
         if known and len(self._connections) > known:
             self.forget_dead_owners()
@@ -153,30 +153,22 @@ class ImportTable(Part):
         return OwnImport(process, request, key, self._forget, owned)
 
     def _open(self, missing: list[tuple[ImportRequest, ImportRecord]], deadline: Deadline) -> None:
-        """Lease and open what is missing."""
-        # One order for all threads, so that two batches cannot wait for each other.
-        records = sorted(set(map(itemgetter(1), missing)), key=id)
-        taken: list[bool] = []
-        try:
-            for record in records:
-                acquire, within_s = record.lock.acquire, deadline.remaining_s
-                if not call_into(taken, acquire, True, within_s):  # noqa: FBT003
-                    raise _slow_thread()
-            remote: dict[tuple[ProcessIdentity, str], list[tuple[ImportRequest, RemoteImport]]] = {}
-            for request, record in missing:
-                if record.is_ready_for(request.handle):
-                    continue
-                if isinstance(record, OwnImport):
-                    record.open(request.handle, request.reservation)
-                elif isinstance(record, RemoteImport):
-                    handle = request.handle
-                    remote.setdefault((handle.owner, handle.backend), []).append((request, record))
-            for batch in remote.values():
-                self._open_remote(batch, deadline)
-        finally:
-            for record, is_taken in zip(records, taken, strict=False):
-                if is_taken:
-                    record.lock.release()
+        """Lease and open what is missing. No lock of an import is held while an exporter answers.
+
+        So whoever has the same memory open can map, unmap and close it meanwhile.
+        """
+        remote: dict[tuple[ProcessIdentity, str], list[tuple[ImportRequest, RemoteImport]]] = {}
+        for request, record in missing:
+            handle = request.handle
+            if isinstance(record, OwnImport):
+                with record.lock:
+                    _refuse_closed(record)
+                    if not record.is_ready_for(handle.core):
+                        record.open(handle, request.reservation)
+            elif isinstance(record, RemoteImport):
+                remote.setdefault((handle.owner, handle.backend), []).append((request, record))
+        for batch in remote.values():
+            self._open_remote(batch, deadline)
         if self._process.registry.observed:
             for _, record in missing:
                 record.tell(EventKind.IMPORTED)
@@ -191,26 +183,66 @@ class ImportTable(Part):
             for one, opened in batch:
                 handle = one.handle
                 exported = Exported((handle.raw or b"",))
-                opened.open(one, Leased(0, handle.nbytes, handle.capacity, exported))
+                _open_one(one, opened, Leased(0, 0, handle.nbytes, handle.capacity, exported))
             return
-        answers: list[Leased | Refusal] = []
+        reported = request.device.driver.peer_identity()
+        while batch:
+            answers: list[Leased | Refusal] = []
+            try:
+                batch = self._ask(connection, batch, reported, deadline, answers)
+                late: list[tuple[ImportRequest, RemoteImport]] = []
+                is_unused = False
+                for pair, answer in zip(batch, answers, strict=True):
+                    one, opened = pair
+                    if isinstance(answer, Refusal):
+                        raise error_of(answer, one.handle)
+                    if not _open_one(one, opened, answer):
+                        late.append(pair)
+                    is_unused = is_unused or not answer.is_recorded
+                if is_unused:
+                    # Another thread was faster, or the exporter took back what it had granted: it
+                    # frees the memory, or tried to.
+                    connection.give_back(answers)
+                if late and not deadline.remaining_s:
+                    raise deadline.passed(connection.owner)
+            except BaseException:
+                connection.give_back(answers)
+                raise
+            batch = late
+
+    def _ask(
+        self,
+        connection: OwnerConnection,
+        batch: list[tuple[ImportRequest, RemoteImport]],
+        reported: int,
+        deadline: Deadline,
+        answers: list[Leased | Refusal],
+    ) -> list[tuple[ImportRequest, RemoteImport]]:
+        """Ask for what no other thread has opened meanwhile, and return that.
+
+        ``answers`` gets what the exporter says, which is the caller's, also if this raises.
+        """
+        taken: list[bool] = []
         try:
+            call_into(taken, connection.lock.acquire, True, deadline.remaining_s)  # noqa: FBT003
+            if not taken[0]:
+                raise deadline.passed(connection.owner)
+            missing: list[tuple[ImportRequest, RemoteImport]] = []
             handles: list[ShareableHandle] = []
             reservations: list[int] = []
-            for one, _ in batch:
-                handles.append(one.handle)
-                reservations.append(one.reservation)
-            reported = request.device.driver.peer_identity()
-            answers = connection.request(
+            for pair in batch:
+                one, record = pair
+                if record.state is not State.OPEN or one.handle.core not in record.leases:
+                    missing.append(pair)
+                    handles.append(one.handle)
+                    reservations.append(one.reservation)
+            answers += connection.request(
                 handles, reservations, reported=reported, deadline=deadline
             )
-            for (one, opened), answer in zip(batch, answers, strict=True):
-                if isinstance(answer, Refusal):
-                    raise error_of(answer, one.handle)
-                opened.open(one, answer)
-        except BaseException:
-            connection.give_back(answers)
-            raise
+            return missing
+        finally:
+            if taken and taken[0]:
+                connection.lock.release()
 
     def _forget(self, record: ImportRecord) -> None:
         """Take an import out of the table."""
@@ -240,7 +272,8 @@ class ImportTable(Part):
         connection = self._connections.get(owner)
         if connection is None:
             process = self._process
-            connection = OwnerConnection(owner, process.identity, process.settings.run_dir)
+            run_dir = process.settings.run_dir
+            connection = OwnerConnection(owner, process.identity, run_dir, process.state)
             self._connections[owner] = connection
         return connection
 
@@ -256,18 +289,18 @@ class ImportTable(Part):
         for owner, connection in list(self._connections.items()):
             if connection.users or connection.is_owner_alive:
                 continue
+            # Closed before it is forgotten: if this is interrupted, the next call closes the rest.
+            if not _close_unused(connection):
+                continue
             with self._process.state:
-                is_unused = not connection.users
-                if is_unused:
-                    self._connections.pop(owner, None)
-            if is_unused:
-                connection.close()
+                if not connection.users and self._connections.get(owner) is connection:
+                    del self._connections[owner]
 
     @override
     def close_at_exit(self) -> None:
         """Close what is still open. Memory that is viewed or copied is left to the kernel."""
         for record in list(self._records.values()):
-            # A thread that waits for an exporter has the lock; exit does not wait for it.
+            # A thread may be at the vendor with it; exit does not wait for that.
             if record.usage.is_active or not record.lock.acquire(blocking=False):
                 continue
             try:
@@ -285,6 +318,39 @@ class ImportTable(Part):
         """Close every descriptor, and nothing else: for a forked child."""
         for connection in self._connections.values():
             connection.abandon()
+
+
+def _open_one(request: ImportRequest, record: RemoteImport, leased: Leased) -> bool:
+    """Open an import, unless another thread has; False if the exporter has taken back the grant."""
+    with record.lock:
+        if record.state is State.NEW:
+            return record.open(request, leased)
+        _refuse_closed(record)
+        return record.is_ready_for(request.handle.core) or record.open(request, leased)
+
+
+def _refuse_closed(record: ImportRecord) -> None:
+    # Somebody uses it, so nothing but the exit has closed it.
+    if record.state is State.CLOSED:
+        msg = "this process is exiting and imports nothing more"
+        raise ClosedError(msg, operation="import")
+
+
+def _close_unused(connection: OwnerConnection) -> bool:
+    """Close a connection, unless somebody has begun to use it; say so.
+
+    A later user connects again.
+    """
+    taken: list[bool] = []
+    try:
+        # A user is noted before it takes this lock.
+        is_unused = call_into(taken, connection.lock.acquire, False) and not connection.users  # noqa: FBT003
+        if is_unused:
+            connection.close()
+        return is_unused
+    finally:
+        if taken and taken[0]:
+            connection.lock.release()
 
 
 def _slow_thread() -> OwnerUnresponsiveError:

@@ -14,6 +14,7 @@ from crossmem.sharing.base.memory import Memory
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.exporter.allocation import Allocation, record_of
 from crossmem.sharing.importer.mapping import Import, children_of, record_of_import
+from crossmem.sharing.importer.watcher import end_with_owner
 from crossmem.sharing.ranges.record import PieceRecord, RangeRecord, Source
 
 __all__ = ["AddressRange", "Piece", "reserve"]
@@ -115,7 +116,12 @@ class AddressRange(Endable):
                 self._live()
                 _source_of(memory)
             piece.map()
-            return Piece(piece, memory.nbytes)
+            made = Piece(piece, memory.nbytes)
+            if isinstance(memory, Import):
+                use, _imported = record_of_import(memory)
+                if use.ends_with_owner:
+                    end_with_owner(made, piece, use)
+            return made
         except BaseException:
             process.deferred.ready[piece] = None
             process.drain()

@@ -12,6 +12,7 @@ from typing_extensions import override
 from crossmem.driver import AddressRanges, Block, Imported, Mapped, Reserved
 from crossmem.driver.recording import call_into
 from crossmem.errors import BusyError, CrossmemError, InvalidSizeError, UnsupportedError
+from crossmem.locks import Rank, ordered_lock
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import LocalDevice, wait_for_work
 from crossmem.sharing.base.process import Part, Process
@@ -128,6 +129,7 @@ class RangeRecord(Record):
         "_reserved",
         "device",
         "driver",
+        "lock",
         "nbytes",
         "pieces",
         "process",
@@ -142,6 +144,8 @@ class RangeRecord(Record):
         self.device = device
         self.driver = driver
         self.nbytes = nbytes
+        self.lock = ordered_lock(Rank.ALLOCATION)
+        """Held while the driver gives the addresses back: the reaper may come to that as well."""
         self.pieces: list[PieceRecord] = []
         """By offset; guarded by the lock of the state."""
         self.shows_own: bool | None = None
@@ -213,12 +217,21 @@ class RangeRecord(Record):
     @override
     def give_back(self, *, blocking: bool) -> None:
         """Give the addresses back; no piece is mapped there."""
-        if self._reserved:
-            self.driver.release(self._reserved[0])
-            self._reserved.clear()
-        self.process.regions.remove(self)
-        self.process.part(Ranges).live.pop(self, None)
-        self.is_done = True
+        taken: list[bool] = []
+        lock = self.lock
+        try:
+            call_into(taken, lock.acquire, blocking)
+            if not taken[0] or self.is_done:
+                return
+            if self._reserved:
+                self.driver.release(self._reserved[0])
+                self._reserved.clear()
+            self.process.regions.remove(self)
+            self.process.part(Ranges).live.pop(self, None)
+            self.is_done = True
+        finally:
+            if taken and taken[0]:
+                lock.release()
 
 
 class Ranges(Part):

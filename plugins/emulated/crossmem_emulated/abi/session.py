@@ -4,10 +4,11 @@
 import os
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from crossmem.errors import ConfigurationError
 from crossmem.plugin import Breach, Emulation, EmulationReport, EmulationRequest
@@ -22,6 +23,8 @@ from crossmem_emulated.machine import HostLostError, Machine
 from crossmem_emulated.options import VARIABLES, Options
 
 __all__ = ["prepare"]
+
+_Answer = TypeVar("_Answer")
 
 _FAULT: Final = re.compile(r"(?P<call>\w+)=(?P<code>-?\d+)(?::(?P<skip>\d+)(?::(?P<count>\d+))?)?")
 _STATE: Final = "CROSSMEM_EMULATED_STATE"
@@ -97,19 +100,23 @@ def prepare(
                 state = own / "host"
                 variables[_STATE] = str(state)
             calls = own / "calls"
-            calls.mkdir()
+            try:
+                calls.mkdir()
+            except OSError as error:
+                raise _no_folder(own.parent, error) from None
             variables[CALLS_VARIABLE] = str(calls)
         machine = Machine(state, "")
         stack.callback(machine.close)
         faults = Faults(machine)
         for text in request.faults:
             # A host that was there before does not keep what was meant for this program.
-            stack.callback(_remove_fault, faults, _add_fault(faults, library, text))
-        start = len(Journal(machine).read())
+            number = _ask(machine, partial(_add_fault, faults, library, text))
+            stack.callback(_remove_fault, faults, number)
+        start = len(_ask(machine, Journal(machine).read))
         close = stack.pop_all().close
 
     def report() -> EmulationReport:
-        found = Journal(machine).read()[start:]
+        found = _ask(machine, Journal(machine).read)[start:]
         return EmulationReport(
             violations=tuple(Breach(*one) for one in found),
             calls=read_calls(calls) if calls else {},
@@ -127,9 +134,31 @@ def _own_folder(stack: ExitStack, *, is_wanted: bool) -> Path | None:
     try:
         folder = HeldFolder(parent, _OWN)
     except OSError as error:
-        raise ConfigurationError(f"no folder can be made in {parent}: {error.strerror}") from None
+        raise _no_folder(parent, error) from None
     stack.callback(folder.remove)
     return folder.path
+
+
+def _no_folder(parent: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"no folder can be made in {parent}: {error.strerror}",
+        hint=f"free space in {parent}, or make it writable (a container's /dev/shm: --shm-size)",
+    )
+
+
+def _ask(machine: Machine, question: Callable[[], _Answer]) -> _Answer:
+    """Return what the tables of an emulated host say.
+
+    Raises
+    ------
+    OutOfMemoryError, ConfigurationError
+        The file system of its folder is full, or cannot be written to.
+    """
+    try:
+        return question()
+    except sqlite3.OperationalError as error:
+        fault = machine.fault_of(error)
+        raise fault or error from None
 
 
 def _remove_fault(faults: Faults, number: int) -> None:

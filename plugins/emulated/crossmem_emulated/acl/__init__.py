@@ -12,6 +12,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from crossmem.errors import CrossmemError
 from crossmem_emulated.acl import (
     access,
     callbacks,
@@ -32,7 +33,7 @@ from crossmem_emulated.acl.process import AclProcess
 from crossmem_emulated.acl.profiles import PROFILES, profile_named
 from crossmem_emulated.acl.util import Util
 from crossmem_emulated.journal import Faults, Violation
-from crossmem_emulated.machine import Machine
+from crossmem_emulated.machine import Machine, log_fault
 from crossmem_emulated.options import Options
 
 __all__ = ["PROFILES", "Acl", "Violation"]
@@ -148,7 +149,13 @@ class Acl:
         tuple
             The outputs, None where none are to be written, and the code.
         """
-        return self._process.answer(ENTRIES[name], list(values))
+        answered = self._process.answer(ENTRIES[name], list(values))
+        log_fault(self._process.fault)
+        return answered
+
+    def crossmem_fault(self) -> CrossmemError | None:
+        """Return why this thread's last call failed, if the vendor has no code for it."""
+        return self._process.fault
 
     def rename_error(self, name: str, text: str | None) -> None:
         """Let the last error be one of a C function: the emulation's own, or another text."""

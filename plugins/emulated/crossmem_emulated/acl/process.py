@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from crossmem.errors import CrossmemError
 from crossmem_emulated import forks
 from crossmem_emulated.acl.calls import Entry, Refused, parse
 from crossmem_emulated.acl.codes import Code
@@ -187,6 +188,7 @@ class AclProcess:
 
     def answer(self, called: Entry, values: list[Any]) -> tuple[tuple[Any, ...] | None, int]:
         """Call a function: return its outputs, None where there are none to be had, and a code."""
+        self.thread.fault = None
         try:
             with self._turn():
                 outputs = self._call(called, values)
@@ -199,7 +201,13 @@ class AclProcess:
             return self._refuse(called, Refused(Code.RT_RESOURCE_ALLOC_FAIL, text))
         except (HostLostError, sqlite3.OperationalError) as error:
             text = f"the emulated host does not answer: {error}"
+            self.thread.fault = self.machine.fault_of(error)
             return self._refuse(called, Refused(Code.RT_DRV_INTERNAL_ERROR, text))
+
+    @property
+    def fault(self) -> CrossmemError | None:
+        """Why this thread's last call failed, if the emulation itself was the cause."""
+        return getattr(self.thread, "fault", None)
 
     def _turn(self) -> threading.RLock:
         """Return the lock, renewed in a child that nothing keeps from using the device."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from crossmem.errors import CrossmemError
 from crossmem_emulated.hip import (
     attributes,
     blocks,
@@ -43,7 +44,7 @@ from crossmem_emulated.hip.pools import MemPoolProps
 from crossmem_emulated.hip.process import HipProcess, Quirk, Setup
 from crossmem_emulated.hip.profiles import PROFILES, profile_named
 from crossmem_emulated.journal import Faults, Violation
-from crossmem_emulated.machine import Machine
+from crossmem_emulated.machine import Machine, log_fault
 from crossmem_emulated.options import Options
 
 __all__ = [
@@ -221,7 +222,14 @@ class Runtime:
     def call(self, name: str, *arguments: Any, **named: Any) -> tuple[int, Any]:
         """Call a function as C does: return code and result; a failure is remembered."""
         called = ENTRIES[name]
-        return self._process.call(called, parse(called, arguments, named))
+        status, value = self._process.call(called, parse(called, arguments, named))
+        if status:
+            log_fault(self._process.fault)
+        return status, value
+
+    def crossmem_fault(self) -> CrossmemError | None:
+        """Return why this thread's last failed call failed, if the vendor has no code for it."""
+        return self._process.fault
 
     def refuse(self, name: str, status: int) -> int:
         """Answer a call from C with a code, after what every call checks first."""

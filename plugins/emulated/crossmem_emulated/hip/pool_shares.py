@@ -55,7 +55,9 @@ def _mem_pool_export_to_shareable_handle(
     visible = process.setup.visible
     access = [(visible[device], flags) for device, flags in pool.access.items()]
     note = _NOTE.pack(_MAGIC, *process.machine.identity, visible[pool.device], len(access))
-    descriptor, address = memory.create(memory.PAGE_NBYTES, memory.creation_flags())
+    descriptor, address = memory.create(
+        memory.PAGE_NBYTES, memory.creation_flags(), is_inherited=False
+    )
     try:
         memory.unmap(address, memory.PAGE_NBYTES)
         os.pwrite(descriptor, note + b"".join(_ACCESS.pack(*one) for one in access), 0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from crossmem.errors import CrossmemError
 from crossmem_emulated import forks
 from crossmem_emulated.addresses import Space
 from crossmem_emulated.hip.calls import Entry, Refused
@@ -173,6 +174,7 @@ class HipProcess:
 
         The code of a failure is kept for ``getLastError`` (HIP-E20).
         """
+        fault: CrossmemError | None = None
         try:
             with self._turn(called):
                 value = self._work(called, values)
@@ -184,8 +186,9 @@ class HipProcess:
                 self.violate(called.name, refused.rule, refused.text)
         except (NoRoomError, OSError, MemoryError):
             status = int(Status.OUT_OF_MEMORY)
-        except (HostLostError, sqlite3.OperationalError):
-            status = int(Status.UNKNOWN)
+        except (HostLostError, sqlite3.OperationalError) as error:
+            status, fault = int(Status.UNKNOWN), self.machine.fault_of(error)
+        self.thread.fault = fault
         self.thread.last_status = status
         if status != Status.NOT_READY or self.profile.keeps_not_ready:
             self.thread.last_error = status
@@ -253,6 +256,11 @@ class HipProcess:
             # A forked child may have no way to tell.
             with suppress(HostLostError, sqlite3.OperationalError):
                 self.journal.record(call, rule, text)
+
+    @property
+    def fault(self) -> CrossmemError | None:
+        """Why this thread's last failed call failed, if the emulation itself was the cause."""
+        return getattr(self.thread, "fault", None)
 
     def last_error(self, *, is_cleared: bool) -> int:
         """Return the code of this thread's last failure."""

@@ -25,13 +25,11 @@ PAYLOAD: Final = struct.Struct("<4sQQ")
 
 # With these seals, no process can shrink the file under another one's mapping.
 SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-MADV_DONTFORK: Final = 10
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _mmap: Final[Callable[..., int | None]] = _libc.mmap
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
@@ -52,8 +50,7 @@ def _map(descriptor: int, nbytes: int, protection: int) -> int:
     pointer = _mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, 0)
     if pointer in {None, ctypes.c_void_p(-1).value}:
         _fail("mmap", ctypes.get_errno())
-    # A forked child must keep nothing alive.
-    _libc.madvise(pointer, nbytes, MADV_DONTFORK)
+    # Forked children keep the mapping: the memory is host-visible, so they may have views of it.
     return pointer or 0
 
 

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How exports end: with their memory, or withdrawn while the memory lives on (law C28).
+
+The user of this module holds the lock of the lease registry.
+"""
+
+from contextlib import suppress
+from heapq import heappush
+
+from crossmem.control import words
+from crossmem.control.events import EventQueue
+from crossmem.control.exports import ExportTable
+from crossmem.control.records import Export, Unit
+from crossmem.control.slots import SlotTable
+from crossmem.errors import DriverError
+from crossmem.models import EventKind
+
+__all__ = ["ExportEnds"]
+
+
+class ExportEnds:
+    """Forgets exports that nobody has.
+
+    Parameters
+    ----------
+    exports
+        The exports by number.
+    slots
+        Gets back the slots of forgotten exports.
+    granted
+        The exports that rows may hold, by slot.
+    events
+        Gets the ends of leases that nobody has seen before.
+    """
+
+    def __init__(
+        self, exports: ExportTable, slots: SlotTable, granted: dict[int, Export], events: EventQueue
+    ) -> None:
+        self._exports = exports
+        self._slots = slots
+        self._granted = granted
+        self._events = events
+
+    def forget(self, unit: Unit, withdrawn: Export | None = None) -> None:
+        """Forget exports that nobody has. Doing so twice is harmless.
+
+        Parameters
+        ----------
+        unit
+            The memory.
+        withdrawn
+            One of its exports; None: all of them.
+        """
+        for export in list(unit.exports.values()) if withdrawn is None else (withdrawn,):
+            slot = export.slot
+            if slot is not None:
+                self._granted.pop(slot.number, None)
+                # Two statements that no signal handler can separate.
+                export.slot = None
+                heappush(self._slots.free, slot.number)
+            for row in export.since if self._events.registry.observed else ():
+                self._events.note(EventKind.LEASE_ENDED, export, row.holder.pid)
+            export.since.clear()
+            # Last: what is in the set is forgotten with its rows, and nobody reads these any more.
+            for row in export.rows:
+                row.holder.exports.discard(export)
+        if withdrawn is None:
+            unit.withdrawn.clear()
+            self._exports.forget(unit)
+        else:
+            self._exports.drop(withdrawn)
+            unit.withdrawn.discard(withdrawn)
+
+    def withdraw(self, export: Export) -> None:
+        """Let nobody begin to hold an export, but who has a reservation. Twice is harmless.
+
+        Raises
+        ------
+        DriverError
+            The kernel forbids the barrier. An importer that was granted the export before may
+            still begin to hold it, until a repetition of this call succeeds.
+        """
+        # From here on it is granted to nobody.
+        export.unit.withdrawn.add(export)
+        self._end(export)
+
+    def settle(self, unit: Unit) -> None:
+        """Forget those withdrawn exports of live memory that nobody has any more."""
+        for export in list(unit.withdrawn):
+            slot = export.slot
+            if _is_reserved(export):
+                continue
+            if slot is None or not words.any_of(export.rows.values(), slot.at):
+                # Without a barrier, the export is forgotten with its memory.
+                with suppress(DriverError):
+                    self._end(export)
+
+    def _end(self, export: Export) -> None:
+        """Make what was granted stale, and forget the export unless somebody has it."""
+        slot = export.slot
+        if slot is not None:
+            slot.move_on(is_live=True)
+            # An importer that saw the old generation has its word in the row when this ends.
+            words.barrier()
+            if words.any_of(export.rows.values(), slot.at):
+                return
+        if not _is_reserved(export):
+            if slot is not None:
+                slot.move_on(is_live=False)
+            self.forget(export.unit, export)
+
+
+def _is_reserved(export: Export) -> bool:
+    """Whether a message or this process itself has an export."""
+    leases = export.unit.leases
+    return any(one.export == export.handle.export for one in list(leases.values()))

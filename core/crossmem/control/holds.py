@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The importer's side of leases: a word in a row of its own for each export that it holds.
+
+To hold, the importer writes the generation into its row and then reads it in the exporter's
+control segment: an exporter that freed meanwhile sees the one, or the importer sees the other. To
+end a hold, it writes 0. If the exporter has moved on by then, it waits, and gets a message.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from crossmem.control import words
+from crossmem.control.barrier import IS_REGISTERED
+from crossmem.control.segments import HEADER_WORDS, SLOTS, Segment, receive
+from crossmem.control.slots import FENCED, MODE, REGISTERED
+from crossmem.driver.recording import call_into
+from crossmem.errors import InvalidHandleError
+
+__all__ = ["HoldTable"]
+
+_MAX_SEGMENTS: Final = 64
+
+
+class HoldTable:
+    """The holds of this process on the memory of one exporter. Its user holds a lock."""
+
+    def __init__(self) -> None:
+        self.known = 0
+        """The segments of which this process has a row: one bit for each."""
+        self._segments: dict[int, tuple[Segment, Segment, bool]] = {}
+        """By number: control, row, and whether this process uses fences."""
+        self._held: dict[int, tuple[int, set[object]]] = {}
+        """By slot: the word in the row, and who holds it."""
+
+    def add(self, number: int, descriptors: Sequence[int]) -> None:
+        """Map a control segment and the row that belongs to it. The caller closes both descriptors.
+
+        Raises
+        ------
+        InvalidHandleError
+            They are something else.
+        OutOfMemoryError
+            This process has no room for another mapping.
+        """
+        if number >= _MAX_SEGMENTS:
+            raise _no_words()
+        made: list[Segment] = []
+        try:
+            call_into(made, partial(receive, descriptors[0], is_writable=False))
+            call_into(made, partial(receive, descriptors[1], is_writable=True))
+            control, row = made
+            is_fenced = not IS_REGISTERED or words.load(control.words, MODE) != REGISTERED
+            words.store(row.words, MODE, FENCED if is_fenced else REGISTERED)
+            self._segments[number] = (control, row, is_fenced)
+            self.known |= 1 << number
+        except BaseException:
+            for segment in made:
+                segment.close()
+            raise
+
+    def hold(self, slot: int, generation: int, holder: object) -> bool:
+        """Let somebody hold a slot; False if the exporter has moved on.
+
+        :meth:`end` ends the hold, also if this raises.
+
+        Raises
+        ------
+        InvalidHandleError
+            The exporter has sent no words for that slot.
+        """
+        which = self._segments.get(slot // SLOTS)
+        if which is None:
+            raise _no_words()
+        control, row, is_fenced = which
+        at = HEADER_WORDS + slot % SLOTS
+        held = self._held.get(slot)
+        if held is None or not held[1]:
+            held = self._held[slot] = (generation, set())
+            words.store(row.words, at, generation)
+            if is_fenced:
+                words.fence()
+        # Not before: another thread that finds a holder relies on the word.
+        held[1].add(holder)
+        return words.observe(control.words, at) == generation
+
+    def end(self, slot: int, holder: object) -> bool:
+        """End somebody's hold, and tell whether the exporter waits for a message of that.
+
+        Ending one twice is harmless.
+        """
+        held = self._held.get(slot)
+        if held is None:
+            return False
+        held[1].discard(holder)
+        if held[1]:
+            return False
+        control, row, is_fenced = self._segments[slot // SLOTS]
+        at = HEADER_WORDS + slot % SLOTS
+        words.publish(row.words, at, 0)
+        if is_fenced:
+            words.fence()
+        is_awaited = words.load(control.words, at) != held[0]
+        self._held.pop(slot, None)
+        return is_awaited
+
+    def close(self) -> None:
+        """Unmap the segments. The exporter is dead, or nothing of it is held."""
+        for control, row, _is_fenced in self._segments.values():
+            control.close()
+            row.close()
+        self.known = 0
+        self._segments.clear()
+        self._held.clear()
+
+
+def _no_words() -> InvalidHandleError:
+    msg = "the exporter names words of leases that this process does not have"
+    return InvalidHandleError(msg, operation="import")

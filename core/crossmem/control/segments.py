@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments of words in shared memory: sealed memfds that a forked child does not have mapped."""
+
+import ctypes
+import errno
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from weakref import WeakSet
+
+from crossmem.control.limits import no_descriptors
+from crossmem.driver.recording import call_into
+from crossmem.errors import InvalidHandleError, OutOfMemoryError
+
+__all__ = [
+    "CONTROL_NAME",
+    "HEADER_WORDS",
+    "ROW_NAME",
+    "SLOTS",
+    "WORDS",
+    "Segment",
+    "create",
+    "receive",
+]
+
+CONTROL_NAME: Final = "crossmem-control"
+ROW_NAME: Final = "crossmem-row"
+_LINKS: Final = tuple(f"/memfd:{name} (deleted)" for name in (CONTROL_NAME, ROW_NAME))
+"""How ``/proc`` shows the segments, which exporters name."""
+
+SLOTS: Final = 1 << 20
+"""How many slots a segment has words for. It takes memory only where words were used."""
+HEADER_WORDS: Final = 8
+"""Words before those of the slots."""
+WORDS: Final = HEADER_WORDS + SLOTS
+
+_PAGE_NBYTES: Final = os.sysconf("SC_PAGESIZE")
+_NBYTES: Final = -(-WORDS * 8 // _PAGE_NBYTES) * _PAGE_NBYTES
+_PROT_READ: Final = 1
+_PROT_READ_WRITE: Final = 3
+_MAP_SHARED: Final = 1
+_MADV_DONTFORK: Final = 10
+_FAILED: Final = ctypes.c_void_p(-1).value
+_F_SEAL_FUTURE_WRITE: Final = 0x10
+"""No writable mapping can be made any more; those that exist stay. Not in Python's fcntl."""
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+_libc = ctypes.CDLL(None, use_errno=True)
+# Python's own mmap object duplicates the descriptor, and unmaps the address in a forked child,
+# where something else may lie by then.
+_mmap = _libc.mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_munmap = _libc.munmap
+_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_madvise = _libc.madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class Segment:
+    """Words at an address of this process, which a forked child does not have.
+
+    Parameters
+    ----------
+    descriptor
+        A memfd of the size of a segment. The caller closes it.
+    is_writable
+        Whether this process writes them.
+
+    Raises
+    ------
+    OutOfMemoryError
+        This process has no room for another mapping.
+    """
+
+    def __init__(self, descriptor: int, *, is_writable: bool) -> None:
+        self._mapped: list[int | None] = []
+        self.is_private = False
+        """Whether it is certain that no forked child has the words mapped."""
+        self.words = memoryview(b"")
+        """The words; released once the segment was closed."""
+        _segments.add(self)
+        protection = _PROT_READ_WRITE if is_writable else _PROT_READ
+        try:
+            address = call_into(
+                self._mapped, _mmap, None, _NBYTES, protection, _MAP_SHARED, descriptor, 0
+            )
+            if address == _FAILED or address is None:
+                self._mapped.clear()
+                code = ctypes.get_errno()
+                msg = f"no room to map a segment of leases: {os.strerror(code)}"
+                raise OutOfMemoryError(msg, hint="see /proc/sys/vm/max_map_count and ulimit -v")
+            self.is_private = not _madvise(address, _NBYTES, _MADV_DONTFORK)
+            array = (ctypes.c_uint64 * WORDS).from_address(address)
+            words = memoryview(array).cast("B").cast("Q")
+            self.words = words if is_writable else words.toreadonly()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Unmap the words. Nobody reads them any more. Closing twice is harmless."""
+        self.words.release()
+        mapped, self._mapped = self._mapped, []
+        if mapped:
+            _munmap(mapped[0], _NBYTES)
+
+    __del__ = close
+
+    def abandon(self) -> None:
+        """Forget the words, which a forked child does not have."""
+        self.words.release()
+        self._mapped.clear()
+
+
+_segments: WeakSet[Segment] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # Something else may lie at these addresses one day.
+    segments = list(_segments)
+    for segment in segments:
+        segment.abandon()
+    if not all(segment.is_private for segment in segments):
+        _unmap_inherited()
+
+
+def _unmap_inherited() -> None:
+    """Unmap the segments that another thread of the parent had mapped and not yet protected.
+
+    Such an address may be recorded nowhere, so the segments are found by name.
+    """
+    with suppress(OSError):
+        for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():
+            if line.endswith(_LINKS):
+                first, last = (int(part, 16) for part in line.split(" ", 1)[0].split("-"))
+                _munmap(first, last - first)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> Segment:
+    """Create a segment of zeroes that nobody can resize. Its maker or its receiver writes it.
+
+    Parameters
+    ----------
+    name
+        What ``/proc`` shows.
+    descriptors
+        Gets the descriptor to pass on, which the caller closes, also if this raises.
+    is_written_by_maker
+        Whether this process writes and all others can only read; else it reads.
+
+    Raises
+    ------
+    DriverError, OutOfMemoryError, OSError
+        This process has no descriptor, no room or no memfd.
+    """
+    try:
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        descriptor = call_into(descriptors, os.memfd_create, name, flags)
+        os.ftruncate(descriptor, _NBYTES)
+        segment = Segment(descriptor, is_writable=is_written_by_maker)
+    except OSError as error:
+        is_full = error.errno in {errno.EMFILE, errno.ENFILE}
+        raise (no_descriptors("memfd_create") if is_full else error) from error
+    try:
+        if is_written_by_maker:
+            # The kernel has that since Linux 5.1.
+            with suppress(OSError):
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        segment.close()
+        raise
+    return segment
+
+
+def receive(descriptor: int, *, is_writable: bool) -> Segment:
+    """Map a segment that another process created, after checking that it cannot be resized.
+
+    Raises
+    ------
+    InvalidHandleError
+        It is no such segment.
+    OutOfMemoryError
+        This process has no room for another mapping.
+    """
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        seals = 0
+    # Huge pages, whose holes raise SIGBUS, never come in that size.
+    if seals & _SEALS != _SEALS or os.fstat(descriptor).st_size != _NBYTES:
+        msg = "the exporter sent something else than a segment of leases"
+        raise InvalidHandleError(msg, operation="import")
+    return Segment(descriptor, is_writable=is_writable)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The owner's side of leases: control segments, which it writes, and rows, which it reads.
+
+A slot stands for one export. The control segment has its generation: odd as long as the export
+lives, even once the memory was freed, and never the same again.
+"""
+
+from heapq import heappop
+from typing import Final, NamedTuple
+
+from crossmem.control import segments, words
+from crossmem.control.barrier import IS_REGISTERED
+from crossmem.control.descriptors import close_each
+from crossmem.control.segments import HEADER_WORDS, SLOTS, Segment
+
+__all__ = ["FENCED", "MODE", "REGISTERED", "Slot", "SlotTable"]
+
+MODE: Final = 0
+"""Index of the word that says how the segment's writer orders its accesses."""
+REGISTERED: Final = 1
+"""It uses the barrier of ``membarrier``, or lets others use it."""
+FENCED: Final = 2
+"""It uses fences of its own, and the other side must as well."""
+OWN_MODE: Final = REGISTERED if IS_REGISTERED else FENCED
+"""What this process does."""
+
+
+class Slot(NamedTuple):
+    """The word of one export.
+
+    Parameters
+    ----------
+    number
+        Which slot, over all segments.
+    words
+        The control segment.
+    at
+        Index of the word, in the control segment and in each row.
+    """
+
+    number: int
+    words: memoryview
+    at: int
+
+    @property
+    def generation(self) -> int:
+        """The generation now."""
+        return words.load(self.words, self.at)
+
+    def move_on(self, *, is_live: bool) -> None:
+        """Begin the next generation that is odd, or even.
+
+        Nobody who was given an earlier one can begin to hold, and who ends a hold of an earlier one
+        sends a message.
+        """
+        generation = words.load(self.words, self.at)
+        words.store(self.words, self.at, generation + 1 + (generation % 2 == is_live))
+
+
+class SlotTable:
+    """The control segments, and which of their slots are free. Its user holds a lock."""
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
+        """The control segments, in order."""
+        self.descriptors: list[int] = []
+        """Of the control segments, to pass on."""
+        self.free: list[int] = []
+        """A heap of slots that were given back: no row holds them, their generation is even."""
+        self._count = 0
+
+    def take(self) -> Slot:
+        """Return the lowest free slot, live, in a new segment if there is none.
+
+        Raises
+        ------
+        DriverError, OutOfMemoryError, OSError
+            As for :meth:`grow`.
+        """
+        if self.free:
+            number = heappop(self.free)
+        else:
+            number = self._count
+            if number == SLOTS * len(self.segments):
+                self.grow()
+            self._count += 1
+        which, at = divmod(number, SLOTS)
+        slot = Slot(number, self.segments[which].words, HEADER_WORDS + at)
+        slot.move_on(is_live=True)
+        return slot
+
+    def grow(self) -> None:
+        """Add a control segment.
+
+        Raises
+        ------
+        DriverError, OutOfMemoryError, OSError
+            This process has no descriptor or no room for a segment.
+        """
+        try:
+            segment = segments.create(
+                segments.CONTROL_NAME, self.descriptors, is_written_by_maker=True
+            )
+            words.store(segment.words, MODE, OWN_MODE)
+            self.segments.append(segment)
+        except BaseException:
+            close_each(self.descriptors, len(self.segments))
+            raise
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        close_each(self.descriptors)

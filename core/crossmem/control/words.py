@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations on words that processes share. Every access to such a word is one of these.
+
+A word has 8 bytes, is aligned, and is written by one process alone. CPython copies an item of a
+``memoryview`` with format ``Q`` by one move of the processor, so no reader sees half a store.
+
+x86-64 keeps stores in order and loads in order; a load may still come before an earlier store. On
+other processors :func:`publish` and :func:`observe` add a fence. Only :func:`barrier` orders a
+store before a later load.
+"""
+
+from _thread import allocate_lock
+from collections.abc import Iterable
+from operator import itemgetter
+
+from crossmem.control.barrier import IS_ORDERED, IS_REGISTERED, membarrier
+
+__all__ = ["any_of", "barrier", "fence", "load", "observe", "publish", "store"]
+
+
+def load(words: memoryview, index: int) -> int:
+    """Return a word."""
+    value: int = words[index]
+    return value
+
+
+def store(words: memoryview, index: int, value: int) -> None:
+    """Write a word."""
+    words[index] = value
+
+
+def publish(words: memoryview, index: int, value: int) -> None:
+    """Write a word after all earlier accesses of this thread."""
+    if not IS_ORDERED:
+        fence()
+    words[index] = value
+
+
+def observe(words: memoryview, index: int) -> int:
+    """Return a word before all later accesses of this thread."""
+    value: int = words[index]
+    if not IS_ORDERED:
+        fence()
+    return value
+
+
+def any_of(several: Iterable[memoryview], index: int) -> bool:
+    """Whether the word of that index is not 0 in any of several segments."""
+    return any(map(itemgetter(index), several))
+
+
+def fence() -> None:
+    """Order all earlier accesses of this thread before all later ones.
+
+    Releasing a lock and taking the same lock are a full fence: an instruction with the lock prefix
+    on x86-64; a store-release and a load-acquire, which stay in order, on aarch64.
+    """
+    lock = allocate_lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()
+
+
+barrier = membarrier if IS_REGISTERED else fence
+"""Order the accesses of this thread, and those of every importer that uses no fence itself."""

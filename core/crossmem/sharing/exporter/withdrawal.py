@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an export is withdrawn while its memory lives on (law C28)."""
+
+from crossmem.control.records import Unit
+from crossmem.errors import ClosedError, InvalidHandleError, UnsupportedError
+from crossmem.models import ShareableHandle
+from crossmem.sharing.exporter.record import AllocationRecord
+
+__all__ = ["withdraw"]
+
+
+def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
+    """Withdraw the export that a handle names; see :meth:`crossmem.Allocation.withdraw`."""
+    device, process = record.device, record.process
+    if handle.raw is not None:
+        msg = "a raw handle cannot be withdrawn, because its importers ask nobody"
+        raise UnsupportedError(
+            msg, operation="withdraw", backend=device.backend, hint="export with lease=True"
+        )
+    export = handle.allocation, handle.export
+    with record.lock:
+        unit, server = record.unit, process.server
+        if record.is_done or record.is_retired:
+            msg = f"allocation {record.number} of this process was freed"
+            raise ClosedError(msg, operation="withdraw")
+        is_mine = handle.owner == process.identity and handle.allocation == record.number
+        if not is_mine or unit is None or server is None:
+            raise _no_export(record, handle)
+        # Other adoptions of the same memory have its number, too.
+        if record.allocations.exported.get(export) is record:
+            # First: so the record forgets the export in time, whatever interrupts the rest.
+            record.loose_exports.add(export)
+        for arguments, known in list(record.handles.items()):
+            if known.core == handle.core:
+                del record.handles[arguments]
+    refusal = server.leases.withdraw(unit, handle)
+    with record.lock:
+        _forget_gone(record, unit)
+    server.leases.tell()
+    if refusal is not None:
+        raise _no_export(record, handle)
+
+
+def _forget_gone(record: AllocationRecord, unit: Unit) -> None:
+    """Forget the loose exports that nobody has any more. The lock of the record is held."""
+    for export in list(record.loose_exports):
+        if export[1] not in unit.exports and not record.is_done:
+            record.allocations.exported.pop(export, None)
+            record.loose_exports.discard(export)
+
+
+def _no_export(record: AllocationRecord, handle: ShareableHandle) -> InvalidHandleError:
+    msg = (
+        f"the handle of allocation {handle.allocation} of process {handle.owner.pid} is no export "
+        f"of allocation {record.number} of this process"
+    )
+    hint = "withdraw a handle through the allocation that exported it"
+    return InvalidHandleError(msg, operation="withdraw", hint=hint)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread that lets memory go whose owner died (law C29).
+
+It exists as long as an import is open that asked for it. Several times a second it looks whether
+the owners live: by their pidfds, which the connections have, or by the ends of the connections
+where there is no pidfd.
+"""
+
+import logging
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from typing import ClassVar, Final, Literal, NamedTuple
+
+from typing_extensions import override
+
+from crossmem.control.client import OwnerConnection
+from crossmem.control.limits import no_thread
+from crossmem.control.threads import PassingThread
+from crossmem.errors import BusyError, CrossmemError, UnsupportedError
+from crossmem.guards import check_choice
+from crossmem.models import ShareableHandle
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.ending import Endable, end_because
+from crossmem.sharing.base.process import Part, Process
+from crossmem.sharing.importer.record import ImportRecord, Use
+from crossmem.sharing.importer.remote import RemoteImport
+
+__all__ = ["KEEP", "OnOwnerDeath", "OwnerWatcher", "asks_for_release", "end_with_owner"]
+
+OnOwnerDeath = Literal["keep", "release"]
+"""What becomes of an import when its owner dies: it stays, or it is closed."""
+KEEP: Final = "keep"
+"""The default; most callers are recognised by it without a call."""
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.2
+"""How often the owners are looked at, and views of memory whose owner is dead."""
+_LOOK_AGAIN_S: Final = 0.02
+"""How soon a dead owner is looked at again: another thread may be connecting anew."""
+
+
+class _Watched(NamedTuple):
+    """An open import, mapping or piece. The watcher keeps none of them alive."""
+
+    record: weakref.ref[Record]
+    shown: weakref.ref[Endable]
+
+
+class OwnerWatcher(Part):
+    """Ends imports of this process when their owners have died."""
+
+    closing: ClassVar = -3
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self._watched: dict[OwnerConnection, dict[int, _Watched]] = {}
+        """By owner, and by the identity of the record. Guarded by the lock of the state."""
+        self._suspects: set[OwnerConnection] = set()
+        """Owners that were dead at the last look."""
+        self._thread = PassingThread(self._look, self._is_needed)
+
+    def watch(self, shown: Endable, record: Record, imported: ImportRecord) -> None:
+        """End an object soon after its memory's owner has died and its last view is gone.
+
+        Parameters
+        ----------
+        shown
+            The import, mapping or piece.
+        record
+            Its record.
+        imported
+            What it shows. An import of this process's own memory has no owner that could die first.
+
+        Raises
+        ------
+        DriverError
+            This process can have no more threads.
+        """
+        if not isinstance(imported, RemoteImport) or imported.connection is None:
+            return
+        connection, key = imported.connection, id(record)
+        with self._process.state:
+            watched = self._watched.setdefault(connection, {})
+            # A record that has given everything back is garbage. The callback is C code, so no
+            # signal handler can cut it short.
+            gone = weakref.ref(record, partial(watched.pop, key))
+            watched[key] = _Watched(gone, weakref.ref(shown))
+        if not self._thread.start():
+            raise no_thread("crossmem-watcher")
+
+    def _is_needed(self) -> bool:
+        with self._process.state:
+            for connection, watched in list(self._watched.items()):
+                if not watched:
+                    del self._watched[connection]
+            if not self._watched:
+                self._suspects.clear()
+            return bool(self._watched)
+
+    def _look(self) -> None:
+        """Look at each owner once, and end what shows memory of the dead."""
+        dead = {one for one in list(self._watched) if _is_owner_dead(one)}
+        # Without a pidfd, an owner whose connection is being made anew looks dead for a moment.
+        certain, self._suspects = dead & self._suspects, dead
+        for connection in certain:
+            self._let_go(connection)
+        self._thread.bell.wait(_LOOK_S if dead == certain else _LOOK_AGAIN_S)
+
+    def _let_go(self, connection: OwnerConnection) -> None:
+        pid = connection.owner.pid
+        why = f'its owner, process {pid}, died, and on_owner_death="release" closed it'
+        # The newest first: mappings were made after the imports that they belong to.
+        for one in reversed(list(self._watched.get(connection, {}).values())):
+            record, shown = one.record(), one.shown()
+            if record is None or record.is_done:
+                continue
+            try:
+                if shown is None or shown.closed:
+                    # It was dropped, or the vendor has refused so far to take it back.
+                    self._process.drain()
+                else:
+                    end_because(shown, why)
+            except BusyError:
+                # A view is alive, or a mapping of this import.
+                continue
+            except CrossmemError as error:
+                _log.debug("letting go of memory of process %d: %s", pid, error)
+            except Exception:  # noqa: BLE001 - logged with its traceback
+                # A fault of the driver's must not end the thread that other imports need.
+                _log.exception("letting go of memory of process %d failed", pid)
+
+    @override
+    def close_at_exit(self) -> None:
+        """End the thread."""
+        self._thread.stop()
+
+
+def _is_owner_dead(connection: OwnerConnection) -> bool:
+    try:
+        return connection.is_owner_dead(within_s=0.0)
+    except (OSError, TypeError, ValueError):
+        # The last import of that owner was closed meanwhile, and the connection with it.
+        return False
+
+
+def asks_for_release(on_owner_death: object, handles: Iterable[ShareableHandle]) -> bool:
+    """Return whether imports shall end when their owners die, after checking that they can.
+
+    Raises
+    ------
+    ConfigurationError
+        The value is neither ``"keep"`` nor ``"release"``.
+    UnsupportedError
+        An owner would have to be watched that nobody connects to.
+    """
+    check_choice("on_owner_death", on_owner_death, ("keep", "release"), "import")
+    if on_owner_death == "keep":
+        return False
+    for handle in handles:
+        if handle.raw is not None:
+            msg = "the owner of a raw handle is not watched, because its importers ask nobody"
+            hint = 'import it with on_owner_death="keep"'
+            raise UnsupportedError(msg, operation="import", backend=handle.backend, hint=hint)
+    return True
+
+
+def end_with_owner(shown: Endable, record: Record, use: Use) -> None:
+    """End an object when the owner of what it shows has died; see :meth:`OwnerWatcher.watch`.
+
+    Parameters
+    ----------
+    shown
+        An import, or a mapping or piece that was made through one.
+    record
+        Its record.
+    use
+        The use of the import.
+    """
+    use.ends_with_owner = True
+    if use.record is not None:
+        use.process.part(OwnerWatcher).watch(shown, record, use.record)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many values the JSON of a tree has, counted before anything is built of it.
+
+A writer counts the values of each container, and :func:`crossmem.trees.nodes.write` refuses more
+than ``MAX_VALUES``. The receiver of a message from a stranger counts in the same way. The count
+reads the text once, in memory that does not depend on the text.
+"""
+
+import re
+from typing import Final
+
+__all__ = ["MAX_VALUES", "check_values"]
+
+MAX_VALUES: Final = 2**21
+"""Values in all containers of a tree. A container that occurs twice counts twice."""
+
+_MAX_NESTING: Final = 200
+"""The parser refuses more brackets inside one another."""
+
+_MIN_ROW_NBYTES: Final = 24
+"""The description of an array is longer, and has at most three brackets."""
+
+_TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
+_TOKENS: Final = re.compile(
+    rb"""
+    ((?:,|%(text)s|[^\[\]{},"]++|\[[ ]*+\]|\{"[a-z]":(?:\[\]|%(text)s|[0-9]++)\}){1,4096}+)
+    | (\[|\{(?:[ \t\r\n]*+"(?P<tag>[a-z])")?)
+    | [\]}]
+    """
+    % {b"text": _TEXT},
+    re.VERBOSE | re.DOTALL,
+)
+"""Commas and what has no values of its own; or an opening bracket, with the tag of an object; or a
+closing one."""
+_RUN, _OPENING = 1, 2
+
+_TEXTS: Final = re.compile(_TEXT, re.DOTALL)
+_TREE_KEY: Final = re.compile(rb'"tree"[ \t\r\n]*+:[ \t\r\n]*+\Z')
+
+# What a list in the text is. The first two have values that count.
+_VALUES, _PAIRS, _PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN = range(8)
+_FLAT, _TREE, _BODY = range(8, 11)
+"""A list outside the tree, what stands behind the key of the tree, and the outermost object."""
+_FIRST_TAGGED: Final = 16
+"""Objects of the tree follow, by the code of their tag."""
+
+_HOLDS_NODES: Final = frozenset({_VALUES, _PAIR, _AGAIN, _TREE})
+_LIST_IN: Final[dict[int, int]] = {
+    **dict.fromkeys(_HOLDS_NODES, _VALUES),
+    _PAIRS: _PAIR,
+    _ORDERED: _PAIRS,
+    _CLASS: _PAIRS,
+    _NAMED: _VALUES,
+    _FLAT: _FLAT,
+    _BODY: _FLAT,
+    **{
+        _FIRST_TAGGED + ord(tag): role
+        for tag, role in {
+            "t": _VALUES,
+            "d": _PAIRS,
+            "o": _ORDERED,
+            "c": _CLASS,
+            "n": _NAMED,
+            "z": _TEXT_PAIR,
+            "s": _TEXT_PAIR,
+            "i": _AGAIN,
+        }.items()
+    },
+}
+"""What a list is that stands in a list or behind a tag."""
+
+_COMMAS: Final = {
+    **dict.fromkeys((_PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN), 1),
+    _BODY: 3,
+}
+"""How many commas there may be, in all but the lists that are counted and those outside the tree.
+Objects of the tree have none."""
+
+
+def check_values(text: bytes, most: int = MAX_VALUES) -> None:
+    """Refuse the JSON of a message if its tree has too many values.
+
+    A text that passes may still be no message.
+
+    Parameters
+    ----------
+    text
+        The JSON.
+    most
+        How many values are allowed.
+
+    Raises
+    ------
+    ValueError
+        There are more, or so many brackets as no writer makes.
+    """
+    # Few have so many brackets and commas, those in texts included.
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > most:
+        _count(text, most)
+
+
+def _count(text: bytes, most: int) -> int:
+    """Return how many values the tree has. The memory that this takes is bounded."""
+    values = brackets = 0
+    most_brackets = 3 * len(text) // _MIN_ROW_NBYTES
+    stack: list[tuple[int, int]] = []
+    role, commas, is_tree = _BODY, 0, False
+    for match in _TOKENS.finditer(text):
+        kind = match.lastindex
+        if kind == _RUN:
+            run = match[0]
+            is_tree = role == _BODY and _TREE_KEY.search(run) is not None
+            bare = _TEXTS.sub(b"", run) if b'"' in run else run
+            found = bare.count(b",")
+            if role <= _PAIRS:
+                values += found
+            elif role == _FLAT:
+                brackets += bare.count(b"[")
+            elif found:
+                commas += found
+                if commas > _COMMAS.get(role, 0):
+                    raise _malformed()
+        elif kind == _OPENING:
+            inner = _role_of(_TREE if is_tree else role, match) if stack else _BODY
+            stack.append((role, commas))
+            role, commas, is_tree = inner, 0, False
+            brackets += role == _FLAT
+            values += role <= _PAIRS
+            if len(stack) > _MAX_NESTING:
+                raise _malformed()
+        elif not stack:
+            raise _malformed()
+        else:
+            role, commas = stack.pop()
+        if values > most or brackets > most_brackets:
+            msg = f"there are more than {most} values in them"
+            raise ValueError(msg)
+    return values
+
+
+def _role_of(role: int, match: "re.Match[bytes]") -> int:
+    """Return what a list or an object is that begins in a list or an object."""
+    tag = match["tag"]
+    if tag is not None and role in _HOLDS_NODES:
+        return _FIRST_TAGGED + tag[0]
+    inner = _LIST_IN.get(role) if match[0] == b"[" else None
+    if inner is None:
+        raise _malformed()
+    return inner
+
+
+def _malformed() -> ValueError:
+    return ValueError("their lists and objects are nested in a way that nobody writes")

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Words of leases are mapped in no forked child, whatever another thread was about to do."""
+
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from crossmem.conformance.forks import in_child
+from crossmem.conformance.resources import lease_words
+from crossmem.control import segments
+
+
+@pytest.fixture
+def made() -> Iterator[list[segments.Segment]]:
+    """Return what a test makes; all of it is closed after the test."""
+    found: list[segments.Segment] = []
+    yield found
+    for segment in found:
+        segment.close()
+
+
+def make(made: list[segments.Segment], name: str) -> None:
+    descriptors: list[int] = []
+    made.append(segments.create(name, descriptors, is_written_by_maker=True))
+    os.close(descriptors[0])
+
+
+def words_of_a_child() -> list[str]:
+    with warnings.catch_warnings():
+        # Newer Pythons warn of forks among threads, which this is about.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found: list[str] = in_child(lease_words)
+    return found
+
+
+@pytest.mark.parametrize("name", [segments.CONTROL_NAME, segments.ROW_NAME])
+def test_a_child_has_no_segment(made: list[segments.Segment], name: str) -> None:
+    before = len(lease_words())
+    make(made, name)
+
+    assert len(lease_words()) == before + 1
+    assert words_of_a_child() == []
+    assert len(lease_words()) == before + 1
+
+
+@pytest.mark.parametrize("name", [segments.CONTROL_NAME, segments.ROW_NAME])
+def test_a_child_has_no_segment_that_another_thread_was_about_to_protect(
+    made: list[segments.Segment], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    madvise, is_mapped, goes_on = segments._madvise, threading.Event(), threading.Event()
+
+    def advise_late(*arguments: Any) -> int:
+        is_mapped.set()
+        assert goes_on.wait(60)
+        return int(madvise(*arguments))
+
+    monkeypatch.setattr(segments, "_madvise", advise_late)
+    before = len(lease_words())
+    thread = threading.Thread(target=make, args=(made, name))
+    thread.start()
+    try:
+        assert is_mapped.wait(60)
+        assert len(lease_words()) == before + 1
+        assert words_of_a_child() == []
+    finally:
+        goes_on.set()
+        thread.join(60)
+    assert len(lease_words()) == before + 1
+    made[0].words[0] = 1
