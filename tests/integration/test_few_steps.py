@@ -21,7 +21,7 @@ MANY = 3000
 
 def test_a_first_attach_from_a_known_exporter(start_peer: "StartPeer") -> None:
     exporter, importer = start_peer(tracing=False), start_peer(tracing=False)
-    blobs = [exporter.call(actions.offer, name, NBYTES) for name in "ab"]
+    blobs = [exporter.call(actions.offer, name, NBYTES) for name in "abcdefghij"]
 
     calls = importer.call(step_actions.first_attach_calls, blobs)
 

@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from crossmem.control.descriptors import close_aside
 from crossmem.control.holds import HoldTable
@@ -15,14 +16,53 @@ from crossmem.control.wire import (
     MessageType,
     ProtocolError,
     Refusal,
+    Request,
+    Wanted,
     max_pages,
+    pack_request,
+    pack_reservation,
+    prove,
     unpack_replies,
     verify,
 )
 from crossmem.driver import Exported
 from crossmem.models import ShareableHandle
 
-__all__ = ["LateReplies", "Leased", "read_reply", "receive_reply"]
+__all__ = ["Batch", "LateReplies", "Leased", "read_reply", "receive_reply"]
+
+
+_ROLES: Final = {MessageType.IMPORT: b"import", MessageType.RESERVE: b"reserve"}
+"""What a proof says that its maker wants, so that it is good for nothing else."""
+
+
+class Batch(NamedTuple):
+    """What one request asks for."""
+
+    kind: MessageType
+    handles: Sequence[ShareableHandle]
+    reservations: Sequence[int]
+    reported: int
+    following: int
+
+    def pack(self, number: int, nonce: bytes, context: bytes, this: tuple[int, int, int]) -> bytes:
+        """Return the request.
+
+        Parameters
+        ----------
+        number
+            The request's.
+        nonce, context
+            What its proofs are good for: the importer's part of it, and all of it.
+        this
+            The importer: its start time, its session, and which rows it has.
+        """
+        wanted: list[Wanted] = []
+        for one, reservation in zip(self.handles, self.reservations, strict=True):
+            reserved = pack_reservation(reservation)
+            proof = prove(one.secret, _ROLES[self.kind], context, reserved, one.core)
+            wanted.append(Wanted(one.allocation, one.export, proof, reservation))
+        request = Request(nonce, self.reported, *this, wanted, self.following)
+        return HEADER.pack(self.kind, LAST, 0, number) + pack_request(request)
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +124,7 @@ class LateReplies:
             raise ProtocolError(msg)
         self._pages[number] = left - 1
         if flags & LAST:
-            self.forget(number)
+            self._pages.pop(number, None)
         return number, bool(flags & LAST)
 
     def drop(self, link: Link, deadline: Deadline) -> None:

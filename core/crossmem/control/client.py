@@ -7,36 +7,31 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from typing_extensions import override
 
-from crossmem.control.answers import LateReplies, Leased, read_reply, receive_reply
+from crossmem.control.answers import Batch, LateReplies, Leased, read_reply, receive_reply
 from crossmem.control.descriptors import close_aside, close_each
+from crossmem.control.dialing import dial
 from crossmem.control.holds import HoldTable
 from crossmem.control.leases import new_number
-from crossmem.control.link import Deadline, Link, dial, owner_gone
+from crossmem.control.link import Deadline, Link, owner_gone
 from crossmem.control.processes import is_dead
 from crossmem.control.segments import SLOTS
 from crossmem.control.wire import (
-    HEADER,
-    LAST,
     MAX_WANTED,
     MessageType,
     ProtocolError,
     Refusal,
-    Request,
-    Wanted,
     pack_ids,
-    pack_request,
-    pack_reservation,
     proof_context,
-    prove,
 )
 from crossmem.driver.recording import call_into
 from crossmem.errors import (
     AccessDeniedError,
     CrossmemError,
+    DriverError,
     OwnerGoneError,
     OwnerUnresponsiveError,
     WrongHostError,
@@ -48,18 +43,6 @@ __all__ = ["OwnerConnection"]
 
 _MAX_ENDED: Final = 4096
 _RECONNECT_S: Final = 0.005
-_ROLES: Final = {MessageType.IMPORT: b"import", MessageType.RESERVE: b"reserve"}
-"""What a proof says that its maker wants, so that it is good for nothing else."""
-
-
-class _Batch(NamedTuple):
-    """What one request asks for."""
-
-    kind: MessageType
-    handles: Sequence[ShareableHandle]
-    reservations: Sequence[int]
-    reported: int
-    following: int
 
 
 class OwnerConnection:
@@ -167,7 +150,7 @@ class OwnerConnection:
                 for start in range(0, len(handles), MAX_WANTED):
                     part = slice(start, start + MAX_WANTED)
                     following = max(0, len(handles) - part.stop)
-                    batch = _Batch(kind, handles[part], reservations[part], reported, following)
+                    batch = Batch(kind, handles[part], reservations[part], reported, following)
                     answers += self._round_trip(batch, deadline)
                     for one in answers:
                         if isinstance(one, Leased) and one.row:
@@ -285,7 +268,7 @@ class OwnerConnection:
                 self._disconnect()
                 self._connect(deadline)
                 self._send_ended()
-        except ProtocolError:
+        except (ProtocolError, DriverError):
             self._disconnect()
         except (EOFError, CrossmemError):
             # It cannot be reached now. What waits is sent later, or ends with this process.
@@ -353,7 +336,7 @@ class OwnerConnection:
 
     # One request ---------------------------------------------------------------------------
 
-    def _round_trip(self, batch: _Batch, deadline: Deadline) -> list[Leased | Refusal]:
+    def _round_trip(self, batch: Batch, deadline: Deadline) -> list[Leased | Refusal]:
         was_closed = False
         while True:
             try:
@@ -375,21 +358,20 @@ class OwnerConnection:
                 if not deadline.remaining_s:
                     raise deadline.passed(self.owner) from None
                 time.sleep(_RECONNECT_S)
+            except DriverError:
+                # What came did not fit, so it waits unread. The next request asks anew.
+                self._disconnect()
+                raise
             except ProtocolError as error:
                 self._disconnect()
                 raise self._stranger(error) from None
 
-    def _exchange(self, link: Link, batch: _Batch, deadline: Deadline) -> list[Leased | Refusal]:
+    def _exchange(self, link: Link, batch: Batch, deadline: Deadline) -> list[Leased | Refusal]:
         self._request = number = self._request + 1
         context = proof_context(link.server_nonce, link.nonce, number)
-        role = _ROLES[batch.kind]
-        wanted: list[Wanted] = []
-        for one, reservation in zip(batch.handles, batch.reservations, strict=True):
-            proof = prove(one.secret, role, context, pack_reservation(reservation), one.core)
-            wanted.append(Wanted(one.allocation, one.export, proof, reservation))
-        head = link.nonce, batch.reported, self._this.start_time, self._session, self._holds.known
-        body = pack_request(Request(*head, wanted, batch.following))
-        expected, asked = self._late_replies, len(wanted)
+        this = self._this.start_time, self._session, self._holds.known
+        message = batch.pack(number, link.nonce, context, this)
+        expected, asked = self._late_replies, len(batch.handles)
         descriptors: list[int] = []
         try:
             if self._ended:
@@ -397,7 +379,7 @@ class OwnerConnection:
             # From before it is sent: whatever a slow owner still answers holds nothing.
             expected.expect(number, asked)
             try:
-                link.send(HEADER.pack(batch.kind, LAST, 0, number) + body, deadline)
+                link.send(message, deadline)
             except OwnerUnresponsiveError:
                 # It was not sent.
                 expected.forget(number)

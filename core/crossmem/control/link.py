@@ -1,38 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An importer's connection to one lease server: found, checked, and watched for its end."""
+"""An importer's connection to one lease server: checked, and watched for its end."""
 
 import os
 import select
 import socket
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from crossmem.control.descriptors import admit, close_aside, close_connection, descriptors_in
-from crossmem.control.endpoint import abstract_address, is_silent, new_socket, socket_path
-from crossmem.control.limits import name_descriptor_limit, no_descriptors
-from crossmem.control.processes import belongs_to, is_dead, open_owner, open_peer, peer_credentials
+from crossmem.control.limits import no_descriptors
+from crossmem.control.processes import is_dead, open_owner, open_peer, peer_credentials
 from crossmem.control.wire import (
     MAX_DESCRIPTORS,
     MAX_MESSAGE_NBYTES,
     NONCE_NBYTES,
-    PROTOCOL_VERSION,
-    ProtocolError,
-    unpack_hello,
 )
 from crossmem.driver.recording import call_into
 from crossmem.errors import (
     AccessDeniedError,
-    CrossmemError,
     OwnerGoneError,
     OwnerUnresponsiveError,
-    UnsupportedError,
-    WrongHostError,
 )
 from crossmem.models import ProcessIdentity
 
-__all__ = ["Deadline", "Link", "dial", "owner_gone"]
+__all__ = ["Deadline", "Link", "owner_gone", "raise_if_dead"]
 
 _CONNECT_RETRY_S: Final = 0.005
 _MSG_CTRUNC: Final = int(socket.MSG_CTRUNC)
@@ -203,7 +194,7 @@ class Link:
             if flags & _MSG_CTRUNC:
                 # It stays in the queue: the kernel would close the others in this thread.
                 raise no_descriptors("recvmsg")
-            # Of a message without descriptors, or whose descriptors were duplicated, nothing closes.
+            # The kernel closes nothing: the message had no descriptors, or they are open here.
             size = self._socket.recv_into(self._buffer)
             return bytes(self._buffer[:size]), received
         except BlockingIOError:
@@ -244,7 +235,7 @@ class Link:
         # In another user namespace, a foreign user may look like nobody or like this one.
         is_right_user = uid in {owner.uid, this.uid, _OVERFLOW_UID}
         if not is_right_user or (is_visible and pid != owner.pid):
-            _raise_if_dead(owner, this, 0.0)
+            raise_if_dead(owner, this, 0.0)
             msg = (
                 f"the address of process {owner.pid} of user {owner.uid} is held by process {pid} "
                 f"of user {uid}"
@@ -263,129 +254,7 @@ class Link:
                 raise owner_gone(owner, "is dead")
 
 
-def dial(
-    owner: ProcessIdentity,
-    this: ProcessIdentity,
-    run_dir: Path,
-    opened: Callable[[socket.socket], None],
-    pidfd: int | None,
-    deadline: Deadline,
-) -> Link:
-    """Connect to an owner's lease server, check who is there, and read its first message.
-
-    Parameters
-    ----------
-    owner, this
-        The exporting and the calling process.
-    run_dir
-        Where the path of the owner's server lies.
-    opened
-        Makes a socket known to whoever must close it in a forked child.
-    pidfd
-        The owner's, where it is known already.
-    deadline
-        When to give up.
-
-    Raises
-    ------
-    OwnerGoneError, OwnerUnresponsiveError, WrongHostError, AccessDeniedError, UnsupportedError
-        Why the owner cannot be asked.
-    DriverError
-        Where this process has no descriptor left.
-    EOFError
-        Where the owner has closed the connection already.
-    """
-    link: Link | None = None
-    try:
-        with name_descriptor_limit("socket"):
-            link = Link(owner, _connect(owner, this, run_dir, opened, pidfd, deadline), pidfd)
-            link.check_server(this)
-        message, received = link.receive(deadline)
-        if received:
-            msg = f"{len(received)} descriptors before a request"
-            close_aside(received)
-            raise ProtocolError(msg)
-        version, link.server_nonce, _mode = unpack_hello(message)
-        if version != PROTOCOL_VERSION:
-            msg = (
-                f"process {owner.pid} speaks version {version} of the lease protocol, this "
-                f"process version {PROTOCOL_VERSION}"
-            )
-            raise UnsupportedError(msg, hint="use the same release of crossmem in both")
-        link.admit_descriptors()
-    except BaseException:
-        if link is not None:
-            try:
-                link.close()
-            finally:
-                # A signal handler may have raised while the connection was being closed.
-                if link.pidfd is not None and link.pidfd != pidfd:
-                    os.close(link.pidfd)
-        raise
-    return link
-
-
-def _connect(
-    owner: ProcessIdentity,
-    this: ProcessIdentity,
-    run_dir: Path,
-    opened: Callable[[socket.socket], None],
-    pidfd: int | None,
-    deadline: Deadline,
-) -> socket.socket:
-    attempts: list[str] = []
-    refused: list[bool] = []
-    path = socket_path(run_dir, owner)
-    for address in (str(path), abstract_address(owner)):
-        connection = new_socket()
-        try:
-            opened(connection)
-            _connect_to(connection, address, owner, deadline)
-        except BaseException as error:
-            connection.close()
-            if not isinstance(error, OSError) or isinstance(error, CrossmemError):
-                raise
-            attempts.append(f"{address.replace(chr(0), '@')}: {error.strerror or error}")
-            refused.append(isinstance(error, ConnectionRefusedError))
-        else:
-            return connection
-    # A dying process closes its sockets shortly before it is dead. One that exits normally removes
-    # its path, too.
-    dying_s = _DYING_S if belongs_to(owner) else 0.0
-    if pidfd is not None and is_dead(pidfd, dying_s):
-        raise owner_gone(owner, "died")
-    is_alive = _raise_if_dead(owner, this, dying_s)
-    # If the path is a socket, nobody listens there; else the owner may listen at another path.
-    if (refused[0] and path.is_socket()) or (is_alive and is_silent(owner)):
-        raise owner_gone(owner, "closed its lease server")
-    state = (
-        "lives, but it is exiting, or its lease server cannot be reached from here"
-        if owner.pid_namespace == this.pid_namespace
-        else "is in another pid namespace; it is dead, or cannot be reached from here"
-    )
-    raise WrongHostError(
-        f"process {owner.pid} {state}: {'; '.join(attempts)}",
-        hint="if it is exiting, export the memory again in another process; processes of different "
-        "network namespaces need one directory, mounted in both and named in CROSSMEM_RUN_DIR",
-    )
-
-
-def _connect_to(
-    connection: socket.socket, address: str, owner: ProcessIdentity, deadline: Deadline
-) -> None:
-    while True:
-        try:
-            connection.connect(address)
-        except BlockingIOError:
-            # The backlog is full: the owner lives, but does not accept.
-            if not deadline.remaining_s:
-                raise deadline.passed(owner) from None
-            time.sleep(_CONNECT_RETRY_S)
-        else:
-            return
-
-
-def _raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float) -> bool:
+def raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float) -> bool:
     """Raise if the owner is dead, or dies within that time: its sockets go before it does.
 
     Returns whether the owner is known to live.

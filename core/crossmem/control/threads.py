@@ -84,7 +84,7 @@ class PassingThread:
             while self._must_run():
                 try:
                     self._turn()
-                except BaseException:
+                except BaseException:  # noqa: BLE001 - logged with its traceback
                     # No signal handler runs here. A fault must not end the thread for good.
                     _log.exception("a fault in a thread of crossmem, which goes on")
                     self.bell.wait(LOOK_AGAIN_S)

@@ -321,9 +321,8 @@ def _printable(reason: str) -> str:
     return shown if len(shown) <= _MAX_REASON else f"{shown[:_MAX_REASON]}..."
 
 
-def pack_reservation(number: int) -> bytes:
-    """Return the number of a reservation as proofs cover it."""
-    return number.to_bytes(8, "little")
+pack_reservation = struct.Struct("<Q").pack
+"""Returns the number of a reservation as proofs cover it."""
 
 
 def pack_ids(kind: MessageType, ids: Sequence[int]) -> bytes:

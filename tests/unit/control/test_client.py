@@ -25,10 +25,10 @@ class Flood:
         self.taken = 0
         self.is_closed = False
 
-    def take(self) -> tuple[bytes, list[int], bool]:
+    def take(self) -> tuple[bytes, list[int]]:
         assert time.monotonic() - self.begun < 5 * SLOWNESS, "it is read without end"
         self.taken += 1
-        return HEADER.pack(MessageType.REPLY, 0, 0, 7) + b"one more", [], False
+        return HEADER.pack(MessageType.REPLY, 0, 0, 7) + b"one more", []
 
     def close(self) -> None:
         self.is_closed = True
