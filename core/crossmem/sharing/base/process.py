@@ -7,13 +7,15 @@ A forked child gets a new state. Objects of the old one notice by comparing it w
 """
 
 import atexit
-import itertools
 import logging
 import os
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from functools import partial
+from itertools import count, repeat
+from operator import methodcaller
 from typing import Any, ClassVar, Final, TypeVar
 
 from crossmem.control.leases import name_holders
@@ -84,7 +86,7 @@ class Process:
         """Of the locks that are held for moments. Nobody waits for these conditions."""
         # The program that this one replaced by exec had the same pid and start time. It used up
         # more than a microsecond for each of its numbers, so these are none of them (C6).
-        self.numbers = itertools.count(time.process_time_ns() // 1000 + 1)
+        self.numbers = count(time.process_time_ns() // 1000 + 1)
         self.deferred = DeferredWork()
         self.index_lock = ordered_lock(Rank.INDEX)
         self.regions: RegionIndex[Described] = RegionIndex(self.index_lock)
@@ -233,23 +235,11 @@ class Process:
     fork_safe_backends: frozenset[str] = frozenset()
     """Backends of which every device that was found here says that it is fork-safe."""
 
-    def hold_for_fork(self) -> None:
-        """Let no other thread be in the middle of something while the process forks."""
-        self.lock.acquire()
-        if self.server is not None:
-            self.server.leases.lock.acquire()
-
-    def resume_after_fork(self) -> None:
-        """Undo :meth:`hold_for_fork`."""
-        if self.server is not None:
-            _release(self.server.leases.lock)
-        _release(self.lock)
-
-
-def _release(lock: "threading.RLock") -> None:
-    """Release a lock, unless a signal handler raised before it could be taken."""
-    with suppress(RuntimeError):
-        lock.release()
+    @property
+    def held_for_fork(self) -> list["threading.RLock"]:
+        """Locks that let no other thread be in the middle of something while the process forks."""
+        server = self.server
+        return [self.lock] if server is None else [self.lock, server.leases.lock]
 
 
 def _closing_of(part: Part) -> int:
@@ -259,7 +249,11 @@ def _closing_of(part: Part) -> int:
 _current: Process | None = None
 # Reentrant: a signal handler may come in while its thread makes or forks the state.
 _lock = ordered_lock(Rank.FORK)
-_held: Process | None = None
+_held_for_fork: list["threading.RLock"] = []
+"""The locks that this thread has taken in order to fork."""
+_releases: Final = map(any, map(partial(map, methodcaller("release")), repeat(_held_for_fork)))
+"""Each step releases all of them. A hook after a fork is C code: a signal that came during the fork
+would end one in Python at its entry, and the locks would stay held."""
 _inherited: Registry | None = None
 """The plugins that the parent had found, in a forked child."""
 _inherited_arrays: ArrayIndex | None = None
@@ -357,27 +351,20 @@ def refuse_forked_backend(backend: str) -> None:
 
 
 def _before_fork() -> None:
-    global _held  # noqa: PLW0603
-    _lock.acquire()
-    _held = _current
-    if _held is not None:
-        _held.hold_for_fork()
-
-
-def _after_fork_in_parent() -> None:
-    global _held  # noqa: PLW0603
-    if _held is not None:
-        _held.resume_after_fork()
-        _held = None
-    _release(_lock)
+    _held_for_fork.clear()
+    locks = [_lock]
+    while locks:
+        # One step, which no signal handler can cut short.
+        _held_for_fork.extend(filter(methodcaller("acquire"), locks))
+        # Asked under the first lock: no other thread makes or ends the state from then on.
+        is_first = len(_held_for_fork) == 1
+        locks = _current.held_for_fork if is_first and _current is not None else []
 
 
 def _after_fork_in_child() -> None:
-    global _current, _held, _inherited, _inherited_arrays, _forked_backends  # noqa: PLW0603
-    parent, _held, _current = _held, None, None
-    if parent is not None:
-        parent.resume_after_fork()
-    _release(_lock)
+    global _current, _inherited, _inherited_arrays, _forked_backends  # noqa: PLW0603
+    parent, _current = _current, None
+    next(_releases)
     if parent is not None:
         parent.is_inherited = True
         _inherited, _inherited_arrays = parent.registry, parent.arrays
@@ -387,6 +374,6 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(
     before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
+    after_in_parent=_releases.__next__,
     after_in_child=_after_fork_in_child,
 )
