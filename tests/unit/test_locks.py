@@ -4,7 +4,8 @@
 import ast
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,28 +129,60 @@ def test_observers_are_told_without_a_lock() -> None:
         registry.emit(event)
 
 
-@pytest.mark.parametrize("held", [0, 1, 2])
-def test_a_fork_that_a_signal_handler_interrupts_leaves_no_lock_held(
-    monkeypatch: pytest.MonkeyPatch, held: int
-) -> None:
-    state = current()
-    server = state.start_server()
-    locks: list[Any] = [process._lock, state.lock, server.leases.lock]
+@pytest.mark.parametrize("held", [0, 1, 2, 3])
+def test_a_fork_that_a_signal_handler_interrupts_leaves_no_lock_held(held: int) -> None:
+    locks = locks_of_a_fork()
     # What the hook that runs before a fork had taken when a handler raised.
     for lock in locks[:held]:
         lock.acquire()
-    monkeypatch.setattr(process, "_held", state if held > 1 else None)
+    if held:
+        process._held_for_fork[threading.get_ident()] = locks[:held]
 
-    process._after_fork_in_parent()
+    next(process._releases)
 
-    answers: list[bool] = []
+    assert all(in_another_thread(partial(takes, locks)))
 
-    def take_each() -> None:
-        for lock in locks:
-            answers.append(lock.acquire(timeout=5))
+
+def test_two_threads_that_fork_at_once_leave_no_lock_held() -> None:
+    locks = locks_of_a_fork()
+    turns = [threading.Event(), threading.Event()]
+
+    def fork() -> None:
+        turns[0].set()
+        process._before_fork()
+        turns[1].set()
+        next(process._releases)
+
+    process._before_fork()
+    other = threading.Thread(target=fork)
+    other.start()
+    assert turns[0].wait(5)
+    assert not turns[1].wait(0.1)
+    next(process._releases)
+    other.join(5)
+
+    assert turns[1].is_set()
+    assert all(in_another_thread(partial(takes, locks)))
+
+
+def locks_of_a_fork() -> list[Any]:
+    state = current()
+    state.start_server()
+    return [process._lock, *state.held_for_fork]
+
+
+def takes(locks: list[Any]) -> list[bool]:
+    answers = []
+    for lock in locks:
+        answers.append(lock.acquire(timeout=1))
+        if answers[-1]:
             lock.release()
+    return answers
 
-    other = threading.Thread(target=take_each)
+
+def in_another_thread(function: Callable[[], list[bool]]) -> list[bool]:
+    answers: list[bool] = []
+    other = threading.Thread(target=lambda: answers.extend(function()))
     other.start()
     other.join()
-    assert answers == [True, True, True]
+    return answers

@@ -249,11 +249,14 @@ def _closing_of(part: Part) -> int:
 _current: Process | None = None
 # Reentrant: a signal handler may come in while its thread makes or forks the state.
 _lock = ordered_lock(Rank.FORK)
-_held_for_fork: list["threading.RLock"] = []
-"""The locks that this thread has taken in order to fork."""
-_releases: Final = map(any, map(partial(map, methodcaller("release")), repeat(_held_for_fork)))
-"""Each step releases all of them. A hook after a fork is C code: a signal that came during the fork
-would end one in Python at its entry, and the locks would stay held."""
+_held_for_fork: dict[int, list["threading.RLock"]] = {}
+"""By thread: the locks that it has taken in order to fork, :data:`_lock` first."""
+_of_this_thread: Final = map(_held_for_fork.pop, iter(threading.get_ident, None), repeat(()))
+_releases: Final = map(
+    any, map(partial(map, methodcaller("release")), map(reversed, _of_this_thread))
+)
+"""Each step releases those of the calling thread. A hook after a fork is C code, because a signal
+that came during the fork would end one in Python at its entry, and the locks would stay held."""
 _inherited: Registry | None = None
 """The plugins that the parent had found, in a forked child."""
 _inherited_arrays: ArrayIndex | None = None
@@ -351,14 +354,12 @@ def refuse_forked_backend(backend: str) -> None:
 
 
 def _before_fork() -> None:
-    _held_for_fork.clear()
-    locks = [_lock]
-    while locks:
-        # One step, which no signal handler can cut short.
-        _held_for_fork.extend(filter(methodcaller("acquire"), locks))
-        # Asked under the first lock: no other thread makes or ends the state from then on.
-        is_first = len(_held_for_fork) == 1
-        locks = _current.held_for_fork if is_first and _current is not None else []
+    # Each step takes and records locks, and no signal handler can cut it in half.
+    held = _held_for_fork.setdefault(threading.get_ident(), [])
+    held.extend(filter(methodcaller("acquire"), (_lock,)))
+    # Asked under the first lock: no other thread makes or ends the state from then on.
+    if _current is not None:
+        held.extend(filter(methodcaller("acquire"), _current.held_for_fork))
 
 
 def _after_fork_in_child() -> None:
