@@ -39,6 +39,7 @@ if typing.TYPE_CHECKING:
         OwnerUnresponsiveError,
         StaleHandleError,
         UnsupportedError,
+        WaitTimeoutError,
         WrongHostError,
     )
     from crossmem.models import Capabilities, DeviceInfo, ShareableHandle
@@ -79,6 +80,7 @@ else:
                 "OwnerUnresponsiveError",
                 "StaleHandleError",
                 "UnsupportedError",
+                "WaitTimeoutError",
                 "WrongHostError",
             ),
             "crossmem.models": ("Capabilities", "DeviceInfo", "ShareableHandle"),
@@ -131,6 +133,7 @@ __all__ = [
     "Shared",
     "StaleHandleError",
     "UnsupportedError",
+    "WaitTimeoutError",
     "WrongHostError",
     "__version__",
     "attach",

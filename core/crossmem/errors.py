@@ -15,6 +15,7 @@ what to do next. Each class also derives from the builtin that a Python reader e
     ├── StaleHandleError        (LookupError)          the memory was freed, or the handle withdrawn
     ├── OwnerGoneError          (ConnectionError)      the exporting process is dead
     ├── OwnerUnresponsiveError  (TimeoutError)         the exporting process did not answer in time
+    ├── WaitTimeoutError        (TimeoutError)         what was waited for did not happen in time
     ├── WrongHostError          (RuntimeError)         the exporter cannot be reached from here
     ├── AccessDeniedError       (PermissionError)      the exporter does not admit this process
     ├── BusyError               (RuntimeError)         something still uses the memory
@@ -44,6 +45,7 @@ __all__ = [
     "OwnerUnresponsiveError",
     "StaleHandleError",
     "UnsupportedError",
+    "WaitTimeoutError",
     "WrongHostError",
 ]
 
@@ -54,9 +56,12 @@ class CrossmemError(Exception):
     Parameters
     ----------
     message
-        What failed, with the value and what was allowed.
+        What failed, with the value and what was allowed: one line of at most 200 characters.
     hint
-        What the reader can do next.
+        What the reader can do next, of at most 200 characters.
+    details
+        What does not fit there, such as every path that was tried, one per line. ``str()`` leaves
+        it out.
     operation
         The public operation that failed, such as ``"attach"``.
     backend, device
@@ -72,6 +77,7 @@ class CrossmemError(Exception):
         message: str,
         *,
         hint: str | None = None,
+        details: str = "",
         operation: str | None = None,
         backend: str | None = None,
         device: str | None = None,
@@ -79,6 +85,7 @@ class CrossmemError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.details = details
         self.operation = operation
         self.backend = backend
         self.device = device
@@ -128,6 +135,10 @@ class OwnerUnresponsiveError(CrossmemError, TimeoutError):
     """The exporting process lives but did not answer in time."""
 
 
+class WaitTimeoutError(CrossmemError, TimeoutError):
+    """Another process did not do in time what this one waited for."""
+
+
 class WrongHostError(CrossmemError, RuntimeError):
     """The exporter is on another host or boot, or in namespaces that cannot be reached."""
 
@@ -175,11 +186,19 @@ class DriverError(CrossmemError, RuntimeError):
         code: int = 0,
         name: str = "",
         hint: str | None = None,
+        details: str = "",
         operation: str | None = None,
         backend: str | None = None,
         device: str | None = None,
     ) -> None:
-        super().__init__(message, hint=hint, operation=operation, backend=backend, device=device)
+        super().__init__(
+            message,
+            hint=hint,
+            details=details,
+            operation=operation,
+            backend=backend,
+            device=device,
+        )
         self.call = call
         self.code = code
         self.name = name
