@@ -179,14 +179,15 @@ def test_an_interrupt_while_a_dead_owner_is_forgotten_keeps_no_descriptor(tmp_pa
     table = ImportTable(user)
     this = process.current().identity
 
+    # Its pidfd tells of its end, reaped or not.
+    ended = os.fork()
+    if not ended:
+        os._exit(0)
+
     def forget_with_an_interrupt_at(number: int) -> bool:
-        ended = os.fork()
-        if not ended:
-            os._exit(0)
         connection = OwnerConnection(this, this, tmp_path, user.state)
         connection.lock = user.state
         connection._pidfd = os.pidfd_open(ended)
-        os.waitpid(ended, 0)
         table._connections[this] = connection
         interrupts = Interrupts(number, counts)
         with suppress(Interrupted), interrupts:
@@ -200,7 +201,11 @@ def test_an_interrupt_while_a_dead_owner_is_forgotten_keeps_no_descriptor(tmp_pa
         return True if path.startswith(COUNTED) else None
 
     before = pidfds()
-    assert sum(1 for _ in takewhile(forget_with_an_interrupt_at, itertools.count(1))) > 10
+    os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)
+    try:
+        assert sum(1 for _ in takewhile(forget_with_an_interrupt_at, itertools.count(1))) > 10
+    finally:
+        os.waitpid(ended, 0)
 
 
 def test_giving_up_waits_for_no_other_thread() -> None:

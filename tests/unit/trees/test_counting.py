@@ -99,7 +99,7 @@ def cost_of(blob: bytes) -> int:
 
 
 @pytest.fixture(scope="module")
-def costs() -> dict[str, int]:
+def costs(unmeasured: None) -> dict[str, int]:
     """Return by how many bytes a process grows while it refuses each hostile message."""
     script = (
         f"import runpy, sys; sys.path[:0] = {sys.path!r}; "
