@@ -16,6 +16,7 @@ import random
 import sys
 import tempfile
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -49,6 +50,7 @@ import crossmem  # noqa: E402
 from crossmem.conformance import actions  # noqa: E402
 from crossmem.conformance.interrupts import Interrupted, Interrupts  # noqa: E402
 from crossmem.conformance.peers import Peer  # noqa: E402
+from crossmem.control import descriptors  # noqa: E402
 from crossmem.sharing.base.process import current  # noqa: E402
 from crossmem.sharing.exporter.record import Allocations  # noqa: E402
 
@@ -62,6 +64,7 @@ DRIVERS: Final = (
 )
 NBYTES: Final = 5000
 CANARY: Final = b"canary"
+CLOSED_WITHIN_S: Final = 5.0
 
 
 def counts(path: str) -> bool | None:
@@ -108,6 +111,10 @@ class World:
     def state(self) -> dict[str, Any]:
         """Return what an interrupt must not change for good."""
         process = current()
+        # Threads of their own close what a peer sent.
+        end = time.monotonic() + CLOSED_WITHIN_S
+        while (descriptors._closing or descriptors._closers) and time.monotonic() < end:
+            time.sleep(0.001)
         links = []
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
             try:
