@@ -26,7 +26,7 @@ from crossmem.control.wire import (
     verify,
 )
 from crossmem.driver import Exported
-from crossmem.models import ShareableHandle
+from crossmem.models import ProcessIdentity, ShareableHandle
 
 __all__ = ["Batch", "LateReplies", "Leased", "read_reply", "receive_reply"]
 
@@ -206,13 +206,28 @@ def receive_reply(
 
 
 def read_reply(
-    handles: Sequence[ShareableHandle], context: bytes, reply: bytes, descriptors: list[int]
+    owner: ProcessIdentity,
+    handles: Sequence[ShareableHandle],
+    context: bytes,
+    reply: bytes,
+    descriptors: list[int],
+    deadline: Deadline,
 ) -> list[Leased | Refusal]:
-    """Check a reply and hand out its descriptors."""
-    replies = unpack_replies(reply, len(handles))
+    """Check a reply and hand out its descriptors.
+
+    Raises
+    ------
+    OwnerUnresponsiveError
+        The reply is so long that reading it takes until the deadline.
+    ProtocolError
+        The reply is none to a request for these handles.
+    """
     answers: list[Leased | Refusal] = []
     at = 0
-    for handle, one in zip(handles, replies, strict=True):
+    for handle, one in zip(handles, unpack_replies(reply, len(handles)), strict=True):
+        # Only long replies take long to read.
+        if answers and not deadline.remaining_s:
+            raise deadline.passed(owner)
         if isinstance(one, Refusal):
             answers.append(one)
             continue

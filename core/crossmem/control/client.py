@@ -43,6 +43,7 @@ __all__ = ["OwnerConnection"]
 
 _MAX_ENDED: Final = 4096
 _RECONNECT_S: Final = 0.005
+_LONGEST_RECONNECT_S: Final = 0.5
 
 
 class OwnerConnection:
@@ -337,7 +338,7 @@ class OwnerConnection:
     # One request ---------------------------------------------------------------------------
 
     def _round_trip(self, batch: Batch, deadline: Deadline) -> list[Leased | Refusal]:
-        was_closed = False
+        was_closed, pause_s = False, _RECONNECT_S
         while True:
             try:
                 link = self._link or self._connect(deadline)
@@ -355,9 +356,11 @@ class OwnerConnection:
                     what = "closed its lease server" if self._pidfd is None else "died"
                     raise owner_gone(self.owner, what) from None
                 # A server with many connections lets go of some: ask again.
-                if not deadline.remaining_s:
+                left_s = deadline.remaining_s
+                if not left_s:
                     raise deadline.passed(self.owner) from None
-                time.sleep(_RECONNECT_S)
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, _LONGEST_RECONNECT_S)
             except DriverError:
                 # What came did not fit, so it waits unread. The next request asks anew.
                 self._disconnect()
@@ -385,7 +388,7 @@ class OwnerConnection:
                 expected.forget(number)
                 raise
             reply = receive_reply(link, number, asked, expected, descriptors, deadline)
-            return read_reply(batch.handles, context, reply, descriptors)
+            return read_reply(link.owner, batch.handles, context, reply, descriptors, deadline)
         except BaseException:
             close_aside(descriptors)
             raise

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from crossmem.control.descriptors import refuses
+from crossmem.control.in_flight import InFlight
 from crossmem.control.leases import Holder
 from crossmem.control.processes import peer_credentials
 from crossmem.control.records import Unit
@@ -152,8 +153,13 @@ class ServerConnection:
             part = descriptors[start : start + MAX_DESCRIPTORS]
             self._outbox.append((message, part))
 
-    def flush(self) -> bool:
+    def flush(self, in_flight: InFlight) -> bool:
         """Send what is queued as far as the peer takes it; return whether all is sent.
+
+        Parameters
+        ----------
+        in_flight
+            Says whether more descriptors may be sent.
 
         Raises
         ------
@@ -164,8 +170,14 @@ class ServerConnection:
             message, descriptors = self._outbox[0]
             try:
                 if descriptors:
+                    is_counted = self.uid != in_flight.own_uid
+                    if is_counted and not in_flight.has_room(self.uid, len(descriptors)):
+                        self.is_full = False
+                        return False
                     rights = array.array("i", descriptors)
                     self.socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                    if is_counted:
+                        in_flight.note(self.socket, self.uid, len(descriptors))
                 else:
                     self.socket.send(message)
             except OSError as error:

@@ -3,7 +3,9 @@
 
 Closing the last descriptor of a TCP socket waits as long as ``SO_LINGER`` says, and the sender of
 a descriptor chooses that. Closing a file of FUSE waits for its server. So threads that peers or
-applications wait for never close what a peer sent, unless the driver took it.
+applications wait for never close what a peer sent, unless the driver took it. A peer that sends
+such descriptors again and again must not fill the descriptor table with those that wait: see
+:func:`is_behind`.
 """
 
 import array
@@ -23,6 +25,7 @@ __all__ = [
     "close_connection",
     "close_each",
     "descriptors_in",
+    "is_behind",
     "refuse",
     "refuses",
 ]
@@ -34,6 +37,8 @@ _MAX_CLOSERS: Final = 8
 _CREDENTIALS: Final = socket.CMSG_SPACE(12)
 """Room for a pid, a user and a group, and for no descriptor."""
 _PEEK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+_NO_LINGER: Final = bytes(8)
+"""A struct linger whose time is not in use."""
 
 
 def refuse(connection: socket.socket) -> None:
@@ -101,6 +106,11 @@ def close_connection(connection: socket.socket) -> None:
         close_aside([connection])
 
 
+def is_behind(most: int) -> bool:
+    """Whether more than so many lists of descriptors, or connections, wait to be closed."""
+    return len(_closing) > most
+
+
 def _is_empty(connection: socket.socket) -> bool:
     """Whether no message waits unread, and none can come any more."""
     with suppress(OSError):
@@ -165,7 +175,13 @@ def _close(one: int | socket.socket) -> None:
     # Whatever it answers, the kernel has closed it.
     with suppress(OSError):
         if isinstance(one, int):
-            os.close(one)
+            try:
+                sent = socket.socket(fileno=one)
+            except OSError:
+                os.close(one)
+                return
+            with sent:
+                sent.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         else:
             one.close()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from crossmem.control.descriptors import close_aside
+from crossmem.control.descriptors import close_aside, is_behind
 from crossmem.control.endpoint import abstract_address, is_silent, new_socket, socket_path
 from crossmem.control.limits import name_descriptor_limit
 from crossmem.control.link import Deadline, Link, owner_gone, raise_if_dead
@@ -21,6 +21,8 @@ __all__ = ["dial"]
 
 _CONNECT_RETRY_S: Final = 0.005
 _DYING_S: Final = 0.2
+_MAX_CLOSING: Final = 8
+"""How many replies of owners may wait to be closed when a connection begins."""
 
 
 def dial(
@@ -55,6 +57,11 @@ def dial(
     EOFError
         Where the owner has closed the connection already.
     """
+    # An owner may send descriptors that take long to close on each connection anew.
+    while is_behind(_MAX_CLOSING):
+        if not deadline.remaining_s:
+            raise deadline.passed(owner)
+        time.sleep(_CONNECT_RETRY_S)
     link: Link | None = None
     try:
         with name_descriptor_limit("socket"):
@@ -100,7 +107,7 @@ def _connect(
         connection = new_socket()
         try:
             opened(connection)
-            _connect_to(connection, address, owner, deadline)
+            _connect_to(connection, address, owner, this, deadline)
         except BaseException as error:
             connection.close()
             if not isinstance(error, OSError) or isinstance(error, CrossmemError):
@@ -131,13 +138,19 @@ def _connect(
 
 
 def _connect_to(
-    connection: socket.socket, address: str, owner: ProcessIdentity, deadline: Deadline
+    connection: socket.socket,
+    address: str,
+    owner: ProcessIdentity,
+    this: ProcessIdentity,
+    deadline: Deadline,
 ) -> None:
     while True:
         try:
             connection.connect(address)
         except BlockingIOError:
-            # The backlog is full: the owner lives, but does not accept.
+            # The backlog is full: the owner lives but does not accept, or another process has taken
+            # the address of a dead owner.
+            raise_if_dead(owner, this, 0.0)
             if not deadline.remaining_s:
                 raise deadline.passed(owner) from None
             time.sleep(_CONNECT_RETRY_S)

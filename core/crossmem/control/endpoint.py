@@ -14,7 +14,15 @@ from crossmem.control.descriptors import refuse
 from crossmem.errors import ConfigurationError
 from crossmem.models import ProcessIdentity
 
-__all__ = ["abstract_address", "is_silent", "listen", "new_socket", "server_paths", "socket_path"]
+__all__ = [
+    "abstract_address",
+    "is_abstract",
+    "is_silent",
+    "listen",
+    "new_socket",
+    "server_paths",
+    "socket_path",
+]
 
 _SUFFIX: Final = ".sock"
 _UNFINISHED: Final = ".new"
@@ -36,6 +44,11 @@ def socket_path(run_dir: Path, owner: ProcessIdentity) -> Path:
 def abstract_address(owner: ProcessIdentity) -> str:
     """Return the abstract address of a process's lease server in its network namespace."""
     return f"\0crossmem/{_name(owner)}"
+
+
+def is_abstract(listener: socket.socket) -> bool:
+    """Whether a socket listens at an abstract address, where every user can connect."""
+    return not isinstance(listener.getsockname(), str)
 
 
 def server_paths(run_dir: Path) -> list[Path]:

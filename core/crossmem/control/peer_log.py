@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log lines about peers, which a peer cannot make more of than one a second."""
+"""Log lines about peers: at most one a second about each, and ten a second about all."""
 
 import logging
 import time
@@ -9,10 +9,12 @@ __all__ = ["PeerLog"]
 
 _EVERY_S: Final = 1.0
 _MAX_PEERS: Final = 1024
+_MAX_LINES: Final = 10
+"""In a second, about all peers: a peer that forks is a new one each time."""
 
 
 class PeerLog:
-    """Writes at most one line a second about each process, and counts those that it leaves out.
+    """Writes few lines a second about each process and about all, and counts those left out.
 
     Parameters
     ----------
@@ -24,6 +26,12 @@ class PeerLog:
         self._log = log
         self._written: dict[int, tuple[float, int]] = {}
         """By pid: when the last line was written, and how many were left out since."""
+        self._second = 0.0
+        """When the present second began."""
+        self._lines = 0
+        """How many lines this second has, those that are left out too."""
+        self._unwritten = 0
+        """Lines about peers of which none was written in their second."""
 
     def warning(self, pid: int, text: str, error: BaseException | None = None) -> None:
         """Write a line.
@@ -38,15 +46,24 @@ class PeerLog:
             What was raised; its traceback is logged for debugging.
         """
         now = time.monotonic()
+        if now - self._second >= _EVERY_S:
+            self._second, self._lines = now, 0
         at, left_out = self._written.pop(pid, (-_EVERY_S, 0))
         if now - at < _EVERY_S:
             self._written[pid] = (at, left_out + 1)
+            return
+        self._lines += 1
+        if self._lines > _MAX_LINES:
+            self._unwritten += 1 + left_out
             return
         while len(self._written) >= _MAX_PEERS:
             del self._written[next(iter(self._written))]
         self._written[pid] = (now, 0)
         who = f"process {pid}" if pid else "a process that is not visible here"
         more = f" ({left_out} more lines about it were left out)" if left_out else ""
+        if self._unwritten:
+            more += f" ({self._unwritten} lines about other processes were left out)"
+            self._unwritten = 0
         self._log.warning("%s: %s%s", who, text, more)
         if error is not None:
             self._log.debug("%s: %s", who, text, exc_info=error)

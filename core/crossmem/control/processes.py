@@ -257,8 +257,9 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity) -> int | None:
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE, errno.ESRCH}:
             raise
-        # A number that cannot be a pid is nobody's pid.
-        if error.errno == errno.EINVAL:
+        # A number that cannot be a pid is nobody's pid; nor is that of a thread (ENOENT from Linux
+        # 6.16 on).
+        if error.errno in {errno.EINVAL, errno.ENOENT}:
             raise ProcessLookupError(errno.ESRCH, "no such process") from error
         return None
     is_it = False

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from crossmem.control.processes import is_anybody
 from crossmem.control.slots import Slot
-from crossmem.control.wire import MAX_GRANT_DESCRIPTORS, MAX_PAYLOAD_NBYTES
+from crossmem.control.wire import MAX_GRANT_DESCRIPTORS, MAX_PAYLOAD_NBYTES, MAX_PAYLOADS
 from crossmem.driver import Exported, Peer
 from crossmem.errors import ConfigurationError, UnsupportedError
 from crossmem.models import ShareableHandle
@@ -115,10 +115,12 @@ class Export:
     def __post_init__(self) -> None:
         payloads, descriptors = self.exported.payloads, self.exported.descriptors
         nbytes = sum(map(len, payloads)) + 4 * len(payloads)
-        if len(descriptors) > MAX_GRANT_DESCRIPTORS or nbytes > MAX_PAYLOAD_NBYTES:
+        are_many = len(payloads) > MAX_PAYLOADS or len(descriptors) > MAX_GRANT_DESCRIPTORS
+        if are_many or nbytes > MAX_PAYLOAD_NBYTES:
             msg = (
-                f"the driver exported {nbytes} bytes and {len(descriptors)} descriptors; a lease "
-                f"carries {MAX_PAYLOAD_NBYTES} and {MAX_GRANT_DESCRIPTORS}"
+                f"the driver exported {len(payloads)} payloads of {nbytes} bytes and "
+                f"{len(descriptors)} descriptors; a lease carries {MAX_PAYLOADS}, "
+                f"{MAX_PAYLOAD_NBYTES} and {MAX_GRANT_DESCRIPTORS}"
             )
             hint = "allocate less at once, or ask the author of the backend for larger blocks"
             raise UnsupportedError(msg, hint=hint, operation="export")

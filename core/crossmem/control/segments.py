@@ -193,8 +193,13 @@ def receive(descriptor: int, *, is_writable: bool) -> Segment:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:
         seals = 0
+    is_refusing = bool(seals & (fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE))
     # Huge pages, whose holes raise SIGBUS, never come in that size.
-    if seals & _SEALS != _SEALS or os.fstat(descriptor).st_size != _NBYTES:
+    if (
+        seals & _SEALS != _SEALS
+        or os.fstat(descriptor).st_size != _NBYTES
+        or (is_writable and is_refusing)
+    ):
         msg = "the exporter sent something else than a segment of leases"
         raise InvalidHandleError(msg, operation="import")
     return Segment(descriptor, is_writable=is_writable)

@@ -11,6 +11,7 @@ import logging
 import resource
 import socket
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
@@ -21,12 +22,14 @@ from crossmem.control.admission import Admission
 from crossmem.control.answering import answer
 from crossmem.control.connection import ServerConnection
 from crossmem.control.descriptors import close_connection
-from crossmem.control.endpoint import listen
 from crossmem.control.holders import HolderTable
+from crossmem.control.in_flight import InFlight
 from crossmem.control.leases import Holder
 from crossmem.control.limits import name_descriptor_limit
+from crossmem.control.listeners import Listeners
 from crossmem.control.loop import EventLoop
 from crossmem.control.peer_log import PeerLog
+from crossmem.control.processes import own_uid
 from crossmem.control.registry import LeaseRegistry
 from crossmem.control.threads import Bell, start_thread
 from crossmem.control.wire import (
@@ -50,6 +53,8 @@ _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.02
 _STOP_JOIN_S: Final = 2.0
 _MAX_CAUGHT_UP: Final = 1000
+_READ_ENDS_S: Final = 0.01
+"""How long to read what a peer has sent to end, before its connection is closed."""
 
 
 class LeaseServer:
@@ -82,27 +87,25 @@ class LeaseServer:
         self._admission = Admission(self.leases, self._peer_log)
         self._connections: dict[int, ServerConnection] = {}
         self._unsent: set[ServerConnection] = set()
+        self._in_flight = InFlight(own_uid())
+        self._served: set[tuple[int, int]] = set()
+        """Processes, by pid and user, of which a message was read in this round."""
         self._bells: deque[Bell] = deque()
         """Each rings once everything that had come by then was read."""
         self._stopping = False
-        self._accept_paused = False
-        self._has_warned = False
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES + 1))
-        self._listeners: list[socket.socket] = []
-        self._path: Path | None = None
         self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
         with name_descriptor_limit("socket"):
             self._loop = EventLoop()
             self._holders = HolderTable(self._loop, self._lose)
+            self._listeners = Listeners(self._loop, self._accept)
             try:
                 # Now, so that a first lease leaves nothing that was not there.
                 self.leases.slots.grow()
-                self._listeners, self._path = listen(run_dir, identity)
-                for listener in self._listeners:
-                    self._loop.watch(listener.fileno(), partial(self._accept, listener))
+                self._listeners.open(run_dir, identity)
             except BaseException:
+                self._listeners.close()
                 self.abandon()
-                self._unlink()
                 raise
 
     def start(self) -> None:
@@ -134,22 +137,12 @@ class LeaseServer:
         self._loop.wake()
         if self._thread.is_alive() and threading.get_ident() != self._thread.ident:
             self._thread.join(_STOP_JOIN_S)
-        # Importers that still find the path then learn that nobody listens any more.
         for connection in list(self._connections.values()):
             close_connection(connection.socket)
             connection.finish()
         self._connections.clear()
-        for listener in self._listeners:
-            close_connection(listener)
-        self._listeners.clear()
+        self._listeners.close()
         self.abandon()
-        self._unlink()
-
-    def _unlink(self) -> None:
-        if self._path is not None:
-            # The run directory may be read-only by now. The next server removes the path.
-            with suppress(OSError):
-                self._path.unlink()
 
     def abandon(self) -> None:
         """Close every descriptor, and nothing else: for a forked child."""
@@ -157,8 +150,8 @@ class LeaseServer:
             connection.socket.close()
             connection.finish()
         self._holders.close()
-        for listener in self._listeners:
-            listener.close()
+        self._in_flight.abandon()
+        self._listeners.abandon()
         self._loop.close()
         self.leases.slots.close()
 
@@ -166,12 +159,11 @@ class LeaseServer:
 
     def _run(self) -> None:
         while not self._stopping:
-            waiting = self._accept_paused or bool(self._unsent)
+            waiting = self._listeners.is_paused or bool(self._unsent)
             ready = self._loop.wait(_RETRY_S if waiting else None)
             if self._stopping:
                 break
-            for descriptor in ready:
-                self._handle(descriptor)
+            self._handle_all(ready)
             if waiting:
                 self._retry()
             if self._bells:
@@ -189,12 +181,16 @@ class LeaseServer:
                 ready = self._loop.wait(0)
                 if not ready:
                     break
-                for descriptor in ready:
-                    self._handle(descriptor)
+                self._handle_all(ready)
         finally:
             for bell in bells:
                 self._bells.remove(bell)
                 bell.ring()
+
+    def _handle_all(self, ready: list[int]) -> None:
+        self._served.clear()
+        for descriptor in ready:
+            self._handle(descriptor)
 
     def _handle(self, descriptor: int) -> None:
         handler = self._loop.handler_of(descriptor)
@@ -214,30 +210,14 @@ class LeaseServer:
     def _retry(self) -> None:
         for connection in list(self._unsent):
             self._flush(connection)
-        if self._accept_paused:
-            self._accept_paused = False
-            for listener in self._listeners:
-                self._loop.change(listener.fileno(), read=True)
+        if self._listeners.is_paused:
+            self._listeners.resume()
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            accepted, _address = listener.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            # Connections wait in the backlog until a descriptor is free again.
-            if not self._has_warned:
-                _log.warning("no importer can connect: %s", error)
-            self._has_warned = True
-            self._accept_paused = True
-            for one in self._listeners:
-                self._loop.change(one.fileno())
-            return
-        self._has_warned = False
+    def _accept(self, accepted: socket.socket) -> None:
         self._make_room()
         try:
             connection = ServerConnection(accepted, self._buffer)
-            self._loop.watch(connection.number, lambda: self._serve(connection, at_most=1))
+            self._loop.watch(connection.number, partial(self._serve, connection))
         except OSError:
             close_connection(accepted)
             return
@@ -258,24 +238,44 @@ class LeaseServer:
             holder = connection.holder
             if holder is not None and holder.pidfd is None and holder.holds_something:
                 continue
-            # It may have asked for something that was not read yet, or ended something.
-            self._serve(connection, at_most=_MAX_CAUGHT_UP)
+            self._read_ends(connection)
             self._drop(connection)
             return
 
-    def _serve(self, connection: ServerConnection, *, at_most: int) -> None:
-        """Handle what a peer has sent."""
+    def _read_ends(self, connection: ServerConnection) -> None:
+        """Read what a peer has sent to end, before its connection is closed.
+
+        What it asked for, it asks for again on another connection, or it is dead. A forked child of
+        a dead peer may go on sending.
+        """
+        until = time.monotonic() + _READ_ENDS_S
+        with suppress(EOFError, ProtocolError):
+            for kind, _request, body in connection.receive(_MAX_CAUGHT_UP):
+                if kind is MessageType.END:
+                    self._end(body)
+                if time.monotonic() > until:
+                    return
+
+    def _end(self, body: bytes) -> None:
+        for holder in self.leases.end(unpack_ids(body)):
+            self._holders.forget_if_unused(holder)
+
+    def _serve(self, connection: ServerConnection) -> None:
+        """Handle one message of a peer, and of one connection of a process in each round."""
+        process = connection.pid, connection.uid
+        if process in self._served:
+            return
+        self._served.add(process)
         if connection in self._unsent:
             self._flush(connection)
             if connection in self._unsent:
                 return
         try:
-            for kind, request, body in connection.receive(at_most):
+            for kind, request, body in connection.receive(1):
                 if kind is MessageType.IMPORT or kind is MessageType.RESERVE:
                     self._answer(connection, kind, request, unpack_request(body))
                 elif kind is MessageType.END:
-                    for holder in self.leases.end(unpack_ids(body)):
-                        self._holders.forget_if_unused(holder)
+                    self._end(body)
                 else:
                     self.leases.hint(unpack_ids(body))
         except EOFError:
@@ -315,7 +315,7 @@ class LeaseServer:
     def _flush(self, connection: ServerConnection) -> None:
         was_full = connection.is_full
         try:
-            sent = connection.flush()
+            sent = connection.flush(self._in_flight)
         except EOFError:
             # It gets nothing more. What it has sent is still read, and then its end.
             connection.socket.shutdown(socket.SHUT_WR)
@@ -330,8 +330,8 @@ class LeaseServer:
         if not connection.is_full and (was_full or connection not in self._unsent):
             self._peer_log.warning(
                 connection.pid,
-                "its reply waits until others have read theirs: too many descriptors of this user "
-                "are under way (ulimit -n)",
+                "its reply waits until others have read theirs: too many descriptors are under way "
+                "(ulimit -n)",
             )
         self._unsent.add(connection)
         self._loop.change(connection.number, write=connection.is_full)
@@ -342,7 +342,7 @@ class LeaseServer:
             return
         self._unsent.discard(connection)
         self._loop.unwatch(connection.number)
-        close_connection(connection.socket)
+        self._in_flight.close(connection.socket)
         self.leases.unpin(connection.finish())
         holder, connection.holder = connection.holder, None
         if holder is None:
@@ -358,7 +358,7 @@ class LeaseServer:
         for connection in list(self._connections.values()):
             if connection.holder is holder:
                 # It may have ended reservations of messages that it received.
-                self._serve(connection, at_most=_MAX_CAUGHT_UP)
+                self._read_ends(connection)
         self.leases.lose(holder)
         for connection in list(self._connections.values()):
             if connection.holder is holder:

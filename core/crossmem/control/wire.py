@@ -19,7 +19,7 @@ HINT   client to server slots of which a lease has ended, where the exporter wis
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from hmac import compare_digest
 from itertools import starmap
@@ -32,6 +32,7 @@ __all__ = [
     "MAX_GRANT_DESCRIPTORS",
     "MAX_GRANT_NBYTES",
     "MAX_MESSAGE_NBYTES",
+    "MAX_PAYLOADS",
     "MAX_PAYLOAD_NBYTES",
     "MAX_WANTED",
     "NONCE_NBYTES",
@@ -69,6 +70,8 @@ MAX_GRANT_NBYTES: Final = 64 * 2**10
 """Bytes of one record of a reply."""
 MAX_PAYLOAD_NBYTES: Final = MAX_GRANT_NBYTES - 128
 """Of them, the vendor's bytes with the length of each."""
+MAX_PAYLOADS: Final = 1024
+"""How many payloads open one export."""
 MAX_GRANT_DESCRIPTORS: Final = 16
 """Descriptors that open one export."""
 MAX_DESCRIPTORS: Final = 253
@@ -277,25 +280,24 @@ def pack_refusals(refusal: Refusal, count: int = 1) -> bytes:
     return b"".join((_REPLY.pack(refusal.status, len(reason)), reason, others))
 
 
-def unpack_replies(body: bytes, count: int = 1) -> list[Grant | Refusal]:
-    """Read the body of a REPLY to a request for so many exports.
-
-    No more records are read than were asked for.
-    """
-    replies: list[Grant | Refusal] = []
+def unpack_replies(body: bytes, count: int = 1) -> Iterator[Grant | Refusal]:
+    """Yield the records of a REPLY to a request for so many exports, each once it is asked for."""
     at = 0
     try:
-        while len(replies) < count:
+        for _ in range(count):
             status, length = _REPLY.unpack_from(body, at)
             at += _REPLY.size
             if status != Status.GRANTED:
                 reason = body[at : at + length].decode(errors="replace")
                 at += length
-                replies.append(Refusal(Status(status), _printable(reason)))
+                yield Refusal(Status(status), _printable(reason))
                 continue
             start = at
             slot, generation, has_row, nbytes, capacity, fds, parts = _GRANT.unpack_from(body, at)
             at += _GRANT.size
+            if parts > MAX_PAYLOADS:
+                msg = f"{parts} payloads"
+                raise ValueError(msg)
             payloads = []
             for _ in range(parts):
                 (size,) = _PAYLOAD.unpack_from(body, at)
@@ -305,14 +307,13 @@ def unpack_replies(body: bytes, count: int = 1) -> list[Grant | Refusal]:
             record, proof = body[start:at], body[at : at + PROOF_NBYTES]
             at += PROOF_NBYTES
             sizes = nbytes, capacity, fds
-            replies.append(Grant(slot, generation, has_row, *sizes, tuple(payloads), record, proof))
+            yield Grant(slot, generation, has_row, *sizes, tuple(payloads), record, proof)
     except (struct.error, ValueError) as error:
         msg = f"a reply cannot be read: {error}"
         raise ProtocolError(msg) from error
     if at != len(body):
         msg = f"a reply of {len(body)} bytes has {at} bytes of records for {count} exports"
         raise ProtocolError(msg)
-    return replies
 
 
 def _printable(reason: str) -> str:

@@ -106,12 +106,18 @@ def leases_of(server: Any, allocation: int) -> list[Any]:
 
 def accept(server: Any, importer: socket.socket) -> ServerConnection:
     """Connect an importer and return the server's end, greeted."""
-    importer.connect(str(server._path))
+    importer.connect(str(server._listeners._path))
     admit(importer)
-    server._accept(server._listeners[0])
+    server._listeners._accept(server._listeners._sockets[0])
     importer.recv(1000)
     found: ServerConnection = list(server._connections.values())[-1]
     return found
+
+
+def serve(server: Any, connection: ServerConnection) -> None:
+    """Handle what a peer has sent, in rounds of the loop."""
+    for _ in range(10):
+        server._handle_all([connection.number])
 
 
 def ask(
@@ -132,7 +138,7 @@ def ask(
     request = wire.Request(bytes(16), 0, handle.owner.start_time, session, 0, wanted)
     server._answer(connection, wire.MessageType.IMPORT, 1, request)
     reply = importer.recv(wire.MAX_MESSAGE_NBYTES)
-    return wire.unpack_replies(reply[wire.HEADER.size :], len(are_right))
+    return list(wire.unpack_replies(reply[wire.HEADER.size :], len(are_right)))
 
 
 def send_ends(importer: socket.socket, numbers: list[int]) -> None:
@@ -157,8 +163,8 @@ def test_an_importer_that_cannot_be_watched_leaves_nothing(server: Any) -> None:
 def test_a_connection_that_cannot_be_watched_is_closed(server: Any) -> None:
     with new_socket() as importer:
         server._loop.epoll = Full(server._loop.epoll)
-        importer.connect(str(server._path))
-        server._accept(server._listeners[0])
+        importer.connect(str(server._listeners._path))
+        server._listeners._accept(server._listeners._sockets[0])
 
         assert not server._connections
         assert importer.recv(1) == b""
@@ -298,7 +304,7 @@ def test_ends_are_read_though_their_sender_closed_with_a_reply_unread(
         importer.close()
         if is_told_by == "writing":
             server._flush(connection)
-        server._serve(connection, at_most=10)
+        serve(server, connection)
 
         assert leases_of(server, 1) == []
         assert not server._connections
@@ -314,7 +320,7 @@ def test_who_cannot_be_sent_a_reply_sees_the_end_and_is_read_until_its_own(
         assert importer.recv(1000) == b""
         send_ends(importer, reserve(server, handle, 3))
         importer.close()
-        server._serve(connection, at_most=10)
+        serve(server, connection)
 
         assert leases_of(server, 1) == []
         assert not server._connections

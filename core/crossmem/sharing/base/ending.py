@@ -8,7 +8,7 @@ object to the queue of deferred work, and then works on it. A finaliser does the
 import warnings
 from typing import ClassVar, Self
 
-from crossmem.errors import ClosedError
+from crossmem.errors import BusyError, ClosedError
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.process import Process, may_release, refuse_foreign
 
@@ -18,10 +18,13 @@ __all__ = ["Endable", "end_because"]
 class Endable:
     """An object that gives its resources back once."""
 
-    __slots__ = ("__weakref__", "_process", "_record", "_why_ended")
+    __slots__ = ("__weakref__", "_is_left", "_process", "_record", "_why_ended")
 
     _ended_by: ClassVar[str]
     """Name of the method that ends it."""
+
+    _is_left: bool
+    """Whether dropping the object is the way to end it; unset if it is not."""
 
     _process: Process
     _record: Record | None
@@ -84,24 +87,26 @@ class Endable:
     def _refuse_if_used(self, operation: str) -> None:
         """Raise if the object is in use. The lock of the state is held."""
 
-    def _is_given_up(self) -> bool:
-        """Whether dropping the object is the way to end it."""
-        return False
-
     def __enter__(self) -> Self:
         if self._record is None or not self._process.is_usable:
             raise self._ended()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._end()
+        try:
+            self._end()
+        except BusyError:
+            if error is None:
+                raise
+            # That error says more, and its traceback may be what keeps the users of this object.
+            self._is_left = True
 
     def __del__(self) -> None:
         record = getattr(self, "_record", None)
         if record is None or not may_release(self._process):
             return
         self._process.deferred.ready[record] = None
-        if self._is_given_up():
+        if getattr(self, "_is_left", False):
             self._process.deferred.start_reaper()
         else:
             warnings.warn(

@@ -21,7 +21,7 @@ __all__ = ["Memory", "is_left_to_views", "leave_to_views", "usage_of", "view_anc
 class Memory(Copyable):
     """Bytes that this process can address."""
 
-    __slots__ = ("_anchor", "_is_left", "_is_lent")
+    __slots__ = ("_anchor", "_is_lent")
 
     def __init__(
         self, process: Process, device: LocalDevice, nbytes: int, usage: Usage, *, readonly: bool
@@ -223,20 +223,6 @@ class Memory(Copyable):
 
     def _has_views(self) -> bool:
         return self._is_lent or (self._anchor is not None and self._anchor() is not None)
-
-    @override
-    def _is_given_up(self) -> bool:
-        return self._is_left
-
-    @override
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        try:
-            self._end()
-        except BusyError:
-            if error is None:
-                raise
-            # That error says more, and its traceback may be what keeps the views.
-            self._is_left = True
 
     @override
     def _refuse_if_used(self, operation: str) -> None:

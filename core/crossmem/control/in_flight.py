@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many descriptors another user may leave unread, so that everybody else still gets theirs.
+
+The kernel counts the descriptors that a user has sent and that nobody has read. From ``ulimit -n``
+on it refuses to send more, to any peer. Closing the connection does not lower that number, because
+the peer can still read what it was sent.
+"""
+
+import fcntl
+import resource
+import termios
+from contextlib import suppress
+from socket import SHUT_RDWR, socket
+from typing import Final
+
+from crossmem.control.descriptors import close_connection
+from crossmem.control.wire import MAX_DESCRIPTORS
+
+__all__ = ["InFlight"]
+
+_PART: Final = 4
+"""One user may leave this part of the limit unread."""
+_NOTHING: Final = bytes(4)
+
+
+class InFlight:
+    """Descriptors that were sent to processes of other users. The server's thread alone uses it.
+
+    Parameters
+    ----------
+    own_uid
+        The user whose processes are not counted; None if there is none.
+    """
+
+    def __init__(self, own_uid: int | None) -> None:
+        self.own_uid = own_uid
+        self._sent: dict[socket, tuple[int, int]] = {}
+        """By connection: the user, and how many descriptors, as long as some may be unread."""
+        self._closing: set[socket] = set()
+        """Connections that are closed once the peer has read what it was sent."""
+
+    def has_room(self, uid: int, count: int) -> bool:
+        """Whether so many descriptors may be sent to another user now."""
+        self._forget_read()
+        unread = [count for user, count in self._sent.values() if user == uid]
+        soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return not unread or sum(unread) + count <= max(MAX_DESCRIPTORS, soft // _PART)
+
+    def note(self, connection: socket, uid: int, count: int) -> None:
+        """Count descriptors that were sent to another user."""
+        _uid, before = self._sent.get(connection, (uid, 0))
+        self._sent[connection] = uid, before + count
+
+    def close(self, connection: socket) -> None:
+        """Close a connection, but not before its peer has read the descriptors that it was sent."""
+        self._forget_read()
+        if connection in self._sent:
+            # The peer may have closed its end a moment ago.
+            with suppress(OSError):
+                connection.shutdown(SHUT_RDWR)
+            self._closing.add(connection)
+        else:
+            close_connection(connection)
+
+    def _forget_read(self) -> None:
+        for connection in [one for one in self._sent if _is_read(one)]:
+            del self._sent[connection]
+            if connection in self._closing:
+                self._closing.discard(connection)
+                close_connection(connection)
+
+    def abandon(self) -> None:
+        """Close every connection that waits for its peer: at exit, and in a forked child."""
+        for connection in self._closing:
+            connection.close()
+
+
+def _is_read(connection: socket) -> bool:
+    """Whether the peer has read, or dropped, everything that it was sent."""
+    return fcntl.ioctl(connection, termios.TIOCOUTQ, _NOTHING) == _NOTHING

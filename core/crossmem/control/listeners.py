@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sockets at which the lease server accepts importers. Its thread alone uses them."""
+
+import logging
+import resource
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from crossmem.control.descriptors import close_connection, is_behind
+from crossmem.control.endpoint import is_abstract, listen
+from crossmem.control.loop import EventLoop
+from crossmem.models import ProcessIdentity
+
+__all__ = ["Listeners"]
+
+_log = logging.getLogger(__name__)
+
+_CLOSING_PART: Final = 8
+"""Connections of strangers that wait to be closed may take this part of the descriptors."""
+
+
+class Listeners:
+    """Accepts connections, unless this process has no descriptors for more.
+
+    Parameters
+    ----------
+    loop
+        Tells when somebody connects.
+    on_accept
+        Gets each connection.
+    """
+
+    def __init__(self, loop: EventLoop, on_accept: Callable[[socket.socket], None]) -> None:
+        self._loop = loop
+        self._on_accept = on_accept
+        self.is_paused = False
+        """Whether connections wait in a backlog until :meth:`resume`."""
+        self._has_warned = False
+        self._sockets: list[socket.socket] = []
+        self._path: Path | None = None
+
+    def open(self, run_dir: Path, identity: ProcessIdentity) -> None:
+        """Listen at the addresses of a process. If this raises, the caller closes what is open.
+
+        Raises
+        ------
+        ConfigurationError
+            The run directory cannot be used.
+        OSError
+            This process has no descriptor left.
+        """
+        self._sockets, self._path = listen(run_dir, identity)
+        for one in self._sockets:
+            self._loop.watch(one.fileno(), partial(self._accept, one))
+
+    def _accept(self, listener: socket.socket) -> None:
+        soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if is_behind(soft // _CLOSING_PART) and is_abstract(listener):
+            # Strangers whom the kernel lets send descriptors may fill the table with those. At the
+            # path, only processes of this one's user can connect.
+            self._pause((listener,))
+            return
+        try:
+            accepted, _address = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if not self._has_warned:
+                _log.warning("no importer can connect: %s", error)
+            self._has_warned = True
+            self._pause(self._sockets)
+            return
+        self._has_warned = False
+        self._on_accept(accepted)
+
+    def _pause(self, listeners: Iterable[socket.socket]) -> None:
+        self.is_paused = True
+        for one in listeners:
+            self._loop.change(one.fileno())
+
+    def resume(self) -> None:
+        """Accept again."""
+        self.is_paused = False
+        for one in self._sockets:
+            self._loop.change(one.fileno(), read=True)
+
+    def close(self) -> None:
+        """Stop listening. Importers that still find the path then learn that nobody listens."""
+        while self._sockets:
+            close_connection(self._sockets.pop())
+        if self._path is not None:
+            # The run directory may be read-only by now. The next server removes the path.
+            with suppress(OSError):
+                self._path.unlink()
+
+    def abandon(self) -> None:
+        """Close the sockets, and nothing else: for a forked child."""
+        for one in self._sockets:
+            one.close()
