@@ -295,6 +295,16 @@ def _pages(connection: socket.socket) -> None:
         stranger_actions.send_lingering(connection, page)
 
 
+def _page_and_the_end(connection: socket.socket) -> None:
+    connection.send(wire.pack_hello(bytes(16)))
+    request = _asked(connection)
+    passed = [stranger_actions.lingering() for _ in range(18)]
+    _send(connection, _reply(request, b"", flags=0), [one.fileno() for one in passed])
+    connection.shutdown(socket.SHUT_RDWR)
+    for one in passed:
+        threading.Thread(target=one.close, daemon=True).start()
+
+
 def _unread(connection: socket.socket) -> None:
     connection.send(wire.pack_hello(bytes(16)))
     request = _asked(connection)
@@ -307,7 +317,7 @@ def _named(*behaviours: Behaviour) -> dict[str, Behaviour]:
     return {one.__name__.removeprefix("_"): one for one in behaviours}
 
 
-LINGERING = _named(_greeting, _answer, _row, _pages, _unread)
+LINGERING = _named(_greeting, _answer, _row, _pages, _page_and_the_end, _unread)
 """What it sends with each."""
 
 GREETINGS = _named(_silent, _closing, _strange_hello, _newer)

@@ -22,6 +22,7 @@ else:
     import lease_actions
 
 _LINGER_S = 60
+_BUFFER_NBYTES = 1 << 14
 
 _kept: list[object] = []
 
@@ -42,6 +43,9 @@ def lingering() -> socket.socket:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         # Not create_connection, whose lookup imports what another user may not read.
         connection = socket.socket()
+        # Small ones are soon full.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_NBYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_NBYTES)
         connection.connect(listener.getsockname())
         reader, _ = listener.accept()
     _kept.append(reader)

@@ -209,6 +209,25 @@ def test_c17_dropped_objects_are_given_back_with_a_warning(
     assert settle(lambda: [repr(one) for one in peer.call(actions.exports) if one.leases]) == []
 
 
+def test_c17_a_with_block_of_an_import_ends_by_its_own_error(peer: Peer) -> None:
+    peer.call(actions.offer, "memory", NBYTES)
+    blob = peer.call(actions.export, "memory")
+
+    def use() -> None:
+        with crossmem.import_handle(blob) as imported:
+            kept.append(imported.map())
+            raise KeyError("the block")
+
+    kept: list[crossmem.Mapping] = []
+    with pytest.raises(KeyError):
+        use()
+
+    # The import ends with its object, and its mapping lives on.
+    kept[0].read(1)
+    kept.pop().unmap()
+    assert settle(lambda: [repr(one) for one in peer.call(actions.exports) if one.leases]) == []
+
+
 def test_c17_a_pickle_carries_a_handle_and_no_object(allocate: Allocate) -> None:
     allocation = allocate(NBYTES)
     handle = allocation.export()

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from crossmem.conformance.speed import SLOWNESS
+from crossmem.control.answers import read_reply
 from crossmem.control.client import OwnerConnection
-from crossmem.control.wire import HEADER, MessageType, max_pages
-from crossmem.models import ProcessIdentity
+from crossmem.control.link import Deadline
+from crossmem.control.wire import HEADER, Grant, MessageType, max_pages, pack_grant
+from crossmem.errors import OwnerUnresponsiveError
+from crossmem.models import ProcessIdentity, ShareableHandle
 
 
 class Flood:
@@ -59,3 +62,16 @@ def test_a_late_reply_is_no_longer_than_what_was_asked_for(connection: Any) -> N
     assert flood.is_closed
     assert flood.taken == max_pages(1) + 1
     assert connection._link is None
+
+
+def test_a_reply_that_takes_until_the_deadline_to_read_is_given_up() -> None:
+    this = ProcessIdentity.of_this_process()
+    handle = ShareableHandle(
+        backend="emulated", mechanism="memfd", device="host:0", allocation=1, export=0,
+        secret=bytes(16), owner=this, nbytes=1, capacity=4096, access="rw",
+    )  # fmt: skip
+    record = pack_grant(Grant(0, 1, False, 1, 4096, 0, ()), handle.secret, b"context")
+
+    with pytest.raises(OwnerUnresponsiveError):
+        read_reply(this, [handle] * 2, b"context", 2 * record, [], Deadline(0))
+    assert len(read_reply(this, [handle] * 2, b"context", 2 * record, [], Deadline(60))) == 2

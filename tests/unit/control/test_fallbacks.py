@@ -4,6 +4,7 @@
 import errno
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import crossmem
 from crossmem.control import processes
 from crossmem.control.link import Link
 from crossmem.control.wire import (
+    MAX_PAYLOADS,
     Grant,
     ProtocolError,
     Refusal,
@@ -143,6 +145,27 @@ def test_replies_that_end_early_are_refused() -> None:
     for size in range(1, len(body)):
         with pytest.raises(ProtocolError):
             list(unpack_replies(body[:size]))
+
+
+def test_payloads_without_end_are_refused_unread() -> None:
+    grant = Grant(7, 1, True, 2, 3, 0, (b"",) * (MAX_PAYLOADS + 1))
+
+    with pytest.raises(ProtocolError, match="1025 payloads"):
+        list(unpack_replies(pack_grant(grant, b"s" * 16, b"context")))
+
+
+def test_the_number_of_a_thread_is_no_living_owner() -> None:
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    this = ProcessIdentity.of_this_process()
+    try:
+        assert thread.native_id is not None
+        with pytest.raises(ProcessLookupError):
+            processes.open_owner(this._replace(pid=thread.native_id), this)
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_refusals_survive_the_wire() -> None:

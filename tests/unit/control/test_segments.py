@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words of leases are mapped in no forked child, whatever another thread was about to do."""
 
+import fcntl
 import os
 import threading
 import warnings
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import crossmem
 from crossmem.conformance.forks import in_child
 from crossmem.conformance.resources import lease_words
 from crossmem.control import segments
@@ -71,3 +73,19 @@ def test_a_child_has_no_segment_that_another_thread_was_about_to_protect(
         thread.join(60)
     assert len(lease_words()) == before + 1
     made[0].words[0] = 1
+
+
+@pytest.mark.parametrize("seal", [fcntl.F_SEAL_WRITE, 0x10])
+def test_a_row_that_cannot_be_written_is_no_row(made: list[segments.Segment], seal: int) -> None:
+    descriptors: list[int] = []
+    made.append(segments.create(segments.ROW_NAME, descriptors, is_written_by_maker=False))
+    try:
+        other = os.memfd_create("row", os.MFD_ALLOW_SEALING)
+        descriptors.append(other)
+        os.ftruncate(other, os.fstat(descriptors[0]).st_size)
+        fcntl.fcntl(other, fcntl.F_ADD_SEALS, seal | segments._SEALS)
+        with pytest.raises(crossmem.InvalidHandleError):
+            segments.receive(other, is_writable=True)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)

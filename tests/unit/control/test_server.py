@@ -3,12 +3,10 @@
 
 import errno
 import fcntl
-import logging
 import os
 import resource
 import select
 import socket
-import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from crossmem.control import holders, peer_log, processes, segments, wire
+from crossmem.control import holders, processes, segments, wire
 from crossmem.control.connection import ServerConnection
 from crossmem.control.descriptors import admit
 from crossmem.control.endpoint import new_socket
@@ -258,33 +256,6 @@ def test_a_grant_that_raises_is_one_refusal_and_one_line(
     assert type(error).__name__ in record.getMessage()
     assert not unit.pins
     assert server.leases.retire(unit, even_if_leased=False)
-
-
-def test_a_peer_makes_one_line_a_second(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    log = peer_log.PeerLog(logging.getLogger(__name__))
-    for _ in range(7):
-        log.warning(12, "it talks")
-    log.warning(13, "it talks, too")
-    now[0] += 1
-    log.warning(12, "it still talks")
-
-    assert [one.getMessage() for one in caplog.records] == [
-        "process 12: it talks",
-        "process 13: it talks, too",
-        "process 12: it still talks (6 more lines about it were left out)",
-    ]
-
-
-def test_peers_without_end_take_bounded_memory() -> None:
-    log: Any = peer_log.PeerLog(logging.getLogger(__name__))
-    for pid in range(1, 3000):
-        log.warning(pid, "it talks")
-
-    assert len(log._written) <= 1024
 
 
 # What was sent and not read yet ---------------------------------------------------------------
