@@ -15,6 +15,7 @@ __all__ = ["Limit", "Limits"]
 
 _KIB: Final = 1024
 _UNLIMITED: Final = "max"
+_MEMINFO: Final = ("MemTotal", "MemAvailable", "SwapFree")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +87,22 @@ class Limits:
         return min(self._read(), key=lambda one: one.free_nbytes, default=None)
 
     def _read(self) -> Iterator[Limit]:
-        swap_nbytes = 0
         try:
-            lines = (self._proc / "meminfo").read_text("ascii").splitlines()
-            kib = {name: int(rest.split()[0]) for name, rest in (one.split(":") for one in lines)}
-            swap_nbytes = kib["SwapFree"] * _KIB
-            free_nbytes = kib["MemAvailable"] * _KIB + swap_nbytes
-            yield Limit(
-                "the machine's memory",
-                "Free memory on this machine, or ask for less.",
-                kib["MemTotal"] * _KIB,
-                free_nbytes,
+            text = (self._proc / "meminfo").read_text("ascii")
+            total_nbytes, free_nbytes, swap_nbytes = (
+                int(text.split(f"{name}:", 1)[1].split(maxsplit=1)[0]) * _KIB for name in _MEMINFO
             )
-        except (OSError, ValueError, KeyError):
-            pass
+        except (OSError, IndexError):
+            # Without /proc nothing can be shared either.
+            return
+        yield Limit(
+            "the machine's memory",
+            "Free memory on this machine, or ask for less.",
+            total_nbytes,
+            free_nbytes + swap_nbytes,
+        )
         for folder, files in self._own_cgroups():
-            limit = _read_cgroup(folder, files, swap_nbytes)
+            limit = _read_cgroup(folder, files, total_nbytes, swap_nbytes)
             if limit is not None:
                 yield limit
 
@@ -126,13 +127,14 @@ class Limits:
                 yield root / part, files
 
 
-def _read_cgroup(folder: Path, files: _Files, swap_nbytes: int) -> Limit | None:
-    """Return the limit of one cgroup; None if it has none or cannot be read."""
+def _read_cgroup(
+    folder: Path, files: _Files, machine_nbytes: int, swap_nbytes: int
+) -> Limit | None:
+    """Return the limit of one cgroup; None if it cannot be read or is above the machine's."""
     try:
         text = (folder / files.limit).read_text("ascii").strip()
-        if text == _UNLIMITED:
+        if text == _UNLIMITED or (total_nbytes := int(text)) >= machine_nbytes:
             return None
-        total_nbytes = int(text)
         used_nbytes = int((folder / files.usage).read_text("ascii"))
         for line in (folder / "memory.stat").read_text("ascii").splitlines():
             name, _, count = line.partition(" ")
