@@ -63,6 +63,7 @@ class EmulatedDriver(MemfdDriver):
             devices,
             granularity_nbytes=options.granularity_nbytes,
             max_allocation_nbytes=capacity,
+            peer_access=True,
             hugepages=options.hugepages,
         )
         self._accounts = tuple(_Account(info, capacity) for info in devices)

@@ -48,6 +48,8 @@ class MemfdDriver(Driver):
         Unit of capacities in bytes: a power of two, and a multiple of the page size.
     max_allocation_nbytes
         Largest request in bytes that reaches :meth:`allocate`.
+    peer_access
+        Whether devices can map each other's memory.
     hugepages
         Whether huge pages are asked for where the kernel waits for it.
 
@@ -63,6 +65,7 @@ class MemfdDriver(Driver):
         *,
         granularity_nbytes: int,
         max_allocation_nbytes: int,
+        peer_access: bool,
         hugepages: bool,
     ) -> None:
         self._devices = devices
@@ -74,7 +77,7 @@ class MemfdDriver(Driver):
             host_visible=True,
             readonly_exports=True,
             readonly_imports=True,
-            peer_access=True,
+            peer_access=peer_access,
             fork_safe=True,
             survives_owner=True,
             raw_handles=False,

@@ -104,6 +104,28 @@ def test_small_requests_read_no_limits(driver: HostDriver, limits: SetLimits) ->
     assert limits.reads == 1
 
 
+def test_a_reading_serves_what_follows_at_once_up_to_half_of_what_was_free(
+    driver: HostDriver, limits: SetLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("crossmem_emulated.host.monotonic", lambda: now_s)
+    limits.limit = Limit("a limit", "None.", 0, 10 * CHECKED_NBYTES)
+    for number in range(11):
+        driver.free(driver.allocate(0, CHECKED_NBYTES, "memfd"))
+
+        assert limits.reads == 1 + number // 5
+
+    now_s += 0.2
+    driver.free(driver.allocate(0, CHECKED_NBYTES, "memfd"))
+
+    assert limits.reads == 4
+
+    # What is more than the rest of the half is not refused by an old reading.
+    driver.free(driver.allocate(0, 6 * CHECKED_NBYTES, "memfd"))
+
+    assert limits.reads == 5
+
+
 def test_where_no_limit_can_be_read_the_kernel_decides(
     driver: HostDriver, limits: SetLimits
 ) -> None:
