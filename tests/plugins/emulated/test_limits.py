@@ -142,6 +142,14 @@ def test_a_cgroup_over_its_limit_has_nothing_left(proc: Path, cgroups: Path) -> 
     assert limit.free_nbytes == 0
 
 
+def test_a_limit_of_all_the_machines_memory_is_none(proc: Path, cgroups: Path) -> None:
+    write(cgroups, {**V2, "memory.max": 8 * GIB, "memory.current": 8 * GIB})
+    limit = Limits(proc, cgroups).tightest()
+
+    assert limit is not None
+    assert limit.name == "the machine's memory"
+
+
 @pytest.mark.parametrize("missing", ["memory.current", "memory.stat"])
 def test_a_cgroup_that_cannot_be_read_is_passed_over(
     proc: Path, cgroups: Path, missing: str
