@@ -5,7 +5,7 @@ Each process has a pool of blocks. The prefill process exports its pool once; af
 numbers of blocks travel. The decode process copies a block into its own pool, on the device, and
 gives the number back.
 
-    python examples/kv_cache.py --device emulated:0
+    python examples/kv_cache.py --device host
     crossmem emulate hip --profile clr26 -- python examples/kv_cache.py --device hip:0
     python examples/kv_cache.py --device cuda:0
 """
@@ -77,7 +77,7 @@ def decode(pipe: Connection, device: str, nbytes: int, requests: int) -> None:
 def main() -> None:
     """Start the prefill process, and be the decode process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="emulated:0")
+    parser.add_argument("--device", default="host")
     parser.add_argument("--blocks", type=int, default=8, help="in the pool of the prefill process")
     parser.add_argument("--nbytes", type=int, default=256 * 1024, help="of one block")
     parser.add_argument("--requests", type=int, default=64)

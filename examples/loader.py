@@ -4,7 +4,7 @@
 One import is all that this needs. A batch that was made by ``crossmem.empty`` then crosses the
 queue as a handle of a few hundred bytes, and the consumer works on the worker's memory.
 
-    python examples/loader.py --device emulated:0
+    python examples/loader.py --device host
     crossmem emulate hip --profile clr26 -- python examples/loader.py --device hip:0
     python examples/loader.py --device cuda:0
 """
@@ -41,7 +41,7 @@ def work(
 def main() -> None:
     """Start the workers, and consume what they make."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="emulated:0")
+    parser.add_argument("--device", default="host")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batches", type=int, default=32)
     parser.add_argument("--shape", type=int, nargs="+", default=[64, 4096])

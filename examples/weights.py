@@ -5,7 +5,7 @@ The weights are a thousand tensors, sharded over several devices. They are share
 step of the training the trainer publishes a new version, which the readers wait for: nothing is
 sent again, and nothing is copied.
 
-    python examples/weights.py --device emulated:0 emulated:1
+    python examples/weights.py --device host
     crossmem emulate hip --profile clr26 -- python examples/weights.py --device hip:0 hip:1
     python examples/weights.py --device cuda:0
 """
@@ -67,7 +67,7 @@ def train(weights: dict[str, Any], step: int) -> dict[str, str]:
 def main() -> None:
     """Be the trainer."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", nargs="+", default=["emulated:0", "emulated:1"])
+    parser.add_argument("--device", nargs="+", default=["host"])
     parser.add_argument("--tensors", type=int, default=1000)
     parser.add_argument("--shape", type=int, nargs="+", default=[32, 32])
     parser.add_argument("--steps", type=int, default=3)

@@ -3,7 +3,7 @@
 
 One process exports, others attach::
 
-    allocation = crossmem.device("emulated:0").allocate(nbytes)
+    allocation = crossmem.device("host").allocate(nbytes)
     blob = allocation.export().to_bytes()      # send these bytes in any way
 
     with crossmem.attach(blob) as mapping:     # in another process

@@ -68,7 +68,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
     {
         "device": (
             lambda value: value is None or isinstance(value, str),
-            "a device such as 'emulated:0'",
+            "a device such as 'cuda:0'",
         ),
         # Exporters and importers meet at this path, so it must not depend on where a process
         # happens to have been started.

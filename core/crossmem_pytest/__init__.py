@@ -15,7 +15,7 @@ import pytest
 
 __all__ = ["DEFAULT_DEVICE", "pytest_addoption", "pytest_configure"]
 
-DEFAULT_DEVICE: Final = "emulated:0"
+DEFAULT_DEVICE: Final = "host"
 """The device that the kit tests where none is named."""
 
 _KIT: Final = "crossmem.conformance"
@@ -63,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action=argparse.BooleanOptionalAction,
         default=None,
         help="fork the kit's other processes from a warm one, which is faster; default: only on "
-        "emulated devices, because vendors' libraries may not survive a fork",
+        "host memory and emulated devices, because vendors' libraries may not survive a fork",
     )
     group.addoption(
         "--crossmem-require",

@@ -111,16 +111,6 @@ def test_every_capability_has_a_heading_and_a_row(page: GetPage) -> None:
     assert re.findall(r"^\| `(\w+)` \|", found.text, re.MULTILINE) == names
 
 
-def test_the_emulated_backend_has_the_capabilities_of_the_table(page: GetPage) -> None:
-    rows = re.findall(
-        r"^\| `(\w+)` \| (true|false) \|", page("reference/capabilities.md").text, re.MULTILINE
-    )
-    actual = crossmem.device("emulated:0").capabilities
-    flags = {name: value for name, value in asdict(actual).items() if type(value) is bool}
-
-    assert {name: value == "true" for name, value in rows} == flags
-
-
 def capabilities_said(page: GetPage, column: str) -> dict[str, bool]:
     """Return which capabilities the table's column begins with "true"."""
     rows = [
@@ -130,6 +120,15 @@ def capabilities_said(page: GetPage, column: str) -> dict[str, bool]:
     ]
     index = rows[0].index(column)
     return {row[0].strip("`"): row[index].startswith("true") for row in rows}
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated"])
+def test_host_memory_has_the_capabilities_of_the_table(backend: str, page: GetPage) -> None:
+    actual = asdict(crossmem.device(backend).capabilities)
+    flags = {name: value for name, value in actual.items() if type(value) is bool}
+    said = capabilities_said(page, f"`{backend}`")
+
+    assert {name: said[name] for name in flags} == flags
 
 
 @pytest.mark.parametrize("mechanism", ["shareable", "key"])
@@ -189,8 +188,9 @@ def test_every_method_of_a_group_is_named(name: str, page: GetPage) -> None:
         assert f"`{method}" in section, method
 
 
-def test_the_emulated_driver_keeps_the_groups_whole() -> None:
-    assert check_groups(crossmem.device("emulated:0").driver) == []
+@pytest.mark.parametrize("backend", ["host", "emulated"])
+def test_the_drivers_of_host_memory_keep_the_groups_whole(backend: str) -> None:
+    assert check_groups(crossmem.device(backend).driver) == []
 
 
 def byte_table(page: GetPage) -> dict[str, slice]:

@@ -33,7 +33,7 @@ queue_actions = pytest.importorskip("queue_actions")
 _DEADLINE_S = 60 * SLOWNESS
 METHODS = ("spawn", "forkserver")
 # What the processes of these tests would import anew; `queue_actions` is not found by then.
-PRELOADED = ["crossmem.multiprocessing", "crossmem_emulated.driver", "numpy", "pytest.__main__"]
+PRELOADED = ["crossmem.multiprocessing", "crossmem_emulated.host", "numpy", "pytest.__main__"]
 
 
 class Scene:

@@ -24,6 +24,7 @@ preload(
     "crossmem_ascend.hooks",
     "crossmem_emulated.acl",
     "crossmem_emulated.driver",
+    "crossmem_emulated.host",
     "crossmem_emulated.hip",
     "crossmem_emulated.hooks",
     "crossmem_hip.driver",

@@ -57,7 +57,7 @@ def test_laws_for_people() -> None:
 
     assert done.returncode == 0, done.stderr
     assert "kept" in done.stdout
-    assert "1 law on emulated:0" in done.stdout
+    assert "1 law on host in " in done.stdout
 
 
 @pytest.mark.long
@@ -66,7 +66,7 @@ def test_a_mechanism_can_be_named() -> None:
 
     assert done.returncode == 0, done.stderr
     assert "kept" in done.stdout
-    assert "1 law on emulated:0 with memfd" in done.stdout
+    assert "1 law on host with memfd" in done.stdout
 
     done = run("--json", "-k", "c01_odd", "--mechanism", "pigeon")
 
@@ -101,6 +101,7 @@ def test_all_runs_what_works_and_says_what_does_not(tmp_path: Path) -> None:
     assert report.ok
     found = {(one.device, one.runtime, one.mechanism) for one in report.runs}
     assert {
+        ("host:0", None, "memfd"),
         ("emulated:0", None, "memfd"),
         ("ascend:0", "emulated", "shareable"),
         ("ascend:0", "emulated", "key"),
@@ -123,17 +124,18 @@ def test_all_shows_a_table_and_exits_as_the_first_run_that_failed(tmp_path: Path
     done = run("--all", "-k", "c01_odd", CROSSMEM_DISABLE_PLUGINS=only)
 
     assert done.returncode == 0, done.stderr
-    assert "1 of 1 run passed" in done.stdout
-    assert "run 1 of 1: emulated:0 memfd" in done.stderr
+    assert "2 of 2 runs passed" in done.stdout
+    assert "run 1 of 2: emulated:0 memfd" in done.stderr
+    assert "run 2 of 2: host:0 memfd" in done.stderr
 
-    # One unit of memory is too little for these.
+    # One unit of memory is too little for these; host memory has no such units.
     small = "2MiB"
     done = run(
         "--all", "-k", "c01", CROSSMEM_DISABLE_PLUGINS=only, CROSSMEM_EMULATED_CAPACITY=small
     )
 
     assert done.returncode not in {0, 5}
-    assert "0 of 1 run passed" in done.stdout
+    assert "1 of 2 runs passed" in done.stdout
 
     done = run("--all", "-k", "no_test_has_this_name", CROSSMEM_DISABLE_PLUGINS=only)
 

@@ -191,7 +191,7 @@ def test_what_is_no_file_to_share_is_a_usage_error(tmp_path: Path, kind: str) ->
         (("--device", "absent:0"), {}, 3, "no plugin offers"),
         (("--size", "8MiB"), {"CROSSMEM_DEVICE": "absent:0"}, 3, "no plugin offers"),
         (("--size", "8MiB"), {"CROSSMEM_TIMEOUT": "never"}, 2, "CROSSMEM_TIMEOUT"),
-        (("--size", "64MiB"), {"CROSSMEM_EMULATED_CAPACITY": "32MiB"}, 3, "bytes"),
+        (("--size", "16TiB"), {}, 3, "host:0 has no room for"),
     ],
 )
 def test_errors_are_one_paragraph_with_a_code(

@@ -55,7 +55,7 @@ def outcomes(run: KitRun, laws: list[str], folder: Path) -> dict[str, Any]:
         ],
         folder,
         within=_LIMIT_S * SLOWNESS,
-        measured=run.backend == "emulated",
+        measured=run.backend == "host",
         fresh=False,
         CROSSMEM_EMULATED_STATE=str(folder / "host"),
         **run.environment,

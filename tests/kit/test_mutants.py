@@ -69,6 +69,8 @@ def kit_against(mutant: str, folder: Path, law: str) -> tuple[int, str]:
         options += ["--crossmem-device", "foreign:0", "--crossmem-fork-peers"]
         selected = f"test_{law}_ and foreign"
     else:
+        # The mutants are of a driver that has two devices.
+        options += ["--crossmem-device", "emulated:0"]
         # Tests of adoption come first by name, and would stop the run at what is not their point.
         selected = f"test_{law}_ and not foreign"
     return run_kit(

@@ -23,13 +23,16 @@ from crossmem.conformance.servers import preload
 
 KIT: Final = Path(crossmem.conformance.__file__).parent
 PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "contract.md"
-_PLUGINS: Final = ("crossmem_emulated.driver", "crossmem_ascend.driver", "crossmem_hip.driver")
+_PLUGINS: Final = (
+    *("crossmem_emulated.driver", "crossmem_emulated.host"),
+    *("crossmem_ascend.driver", "crossmem_hip.driver"),
+)
 _BEGIN: Final = "<!-- tables of tests/support/kit_runs.py -->\n"
 _END: Final = "<!-- end of the tables -->\n"
 
 
 class KitRun(NamedTuple):
-    """The kit on one backend, which is always an emulation."""
+    """The kit on one backend, which is host memory or an emulation."""
 
     backend: str
     mechanism: str
@@ -44,7 +47,9 @@ class KitRun(NamedTuple):
     def options(self) -> list[str]:
         """The options of the kit."""
         options = ["--crossmem-device", f"{self.backend}:0", "--crossmem-mechanism", self.mechanism]
-        options += [] if self.backend == "emulated" else ["--crossmem-runtime", "emulated"]
+        options += (
+            [] if self.backend in {"host", "emulated"} else ["--crossmem-runtime", "emulated"]
+        )
         options += ["--crossmem-core"] if self.part == "core" else []
         return options
 
@@ -56,13 +61,15 @@ class KitRun(NamedTuple):
 
 
 RUNS: Final = (
-    KitRun("emulated", "memfd", "whole", "default"),
+    KitRun("host", "memfd", "whole", "default"),
+    KitRun("emulated", "memfd", "core", "default"),
     KitRun("ascend", "shareable", "core", "default"),
     KitRun("hip", "legacy", "core", "default"),
     KitRun("ascend", "key", "core", "ci"),
     KitRun("hip", "vmm", "core", "ci"),
     KitRun("cuda", "legacy", "core", "ci"),
     KitRun("cuda", "vmm", "core", "ci"),
+    KitRun("emulated", "memfd", "whole", "ci"),
     KitRun("ascend", "shareable", "whole", "ci"),
     KitRun("hip", "legacy", "whole", "ci"),
     KitRun("ascend", "key", "whole", "long"),
@@ -128,7 +135,7 @@ def run_kit(
         changed |= UNMEASURED
     preload("pytest", "hypothesis", "crossmem.conformance.machine", *_PLUGINS)
     variables = {**changed, **environment}
-    with Peer("emulated:0", tracing=False, environment=variables, fresh=fresh) as peer:
+    with Peer("host", tracing=False, environment=variables, fresh=fresh) as peer:
         peer.call(os.chdir, str(folder))
         options = ["-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
         done: tuple[int, str] = peer.call(_run_here, [*options, *arguments], within=within)

@@ -21,13 +21,14 @@ LIMIT_S: Final = 10.0
 
 _KIT: Final = "tests/kit/test_kit.py::test_every_law_holds"
 _WHOLE: Final = "a quarter of the conformance kit, which shows that crossmem works on this machine"
-_CORE: Final = "the core of the conformance kit on a vendor's emulation"
+_CORE: Final = "the core of the conformance kit on an emulation"
 
 EXCEPTIONS: Final[dict[str, str]] = {
-    f"{_KIT}[emulated-memfd-whole-1]": _WHOLE,
-    f"{_KIT}[emulated-memfd-whole-2]": _WHOLE,
-    f"{_KIT}[emulated-memfd-whole-3]": _WHOLE,
-    f"{_KIT}[emulated-memfd-whole-4]": _WHOLE,
+    f"{_KIT}[host-memfd-whole-1]": _WHOLE,
+    f"{_KIT}[host-memfd-whole-2]": _WHOLE,
+    f"{_KIT}[host-memfd-whole-3]": _WHOLE,
+    f"{_KIT}[host-memfd-whole-4]": _WHOLE,
+    f"{_KIT}[emulated-memfd-core]": _CORE,
     f"{_KIT}[ascend-shareable-core]": _CORE,
     f"{_KIT}[hip-legacy-core]": _CORE,
     "tests/kit/test_foreign.py::test_every_law_holds_for_foreign_memory": (

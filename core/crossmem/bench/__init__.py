@@ -28,7 +28,7 @@ def run(
     mode: Mode = "quick",
     *,
     peers: Sequence[str] | None = None,
-    device: str = "emulated:0",
+    device: str = "host",
     say: Callable[[str], None] | None = None,
 ) -> Report:
     """Measure crossmem and its peers side by side.

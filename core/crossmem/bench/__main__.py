@@ -15,7 +15,7 @@ def main() -> int:
     parser.description = "Measure crossmem and other ways to share memory, side by side."
     parser.add_argument("--mode", choices=list(PLANS), default="quick", help="how much to measure")
     parser.add_argument("--peer", action="append", choices=list(PEERS), help="only this peer")
-    parser.add_argument("--device", default="emulated:0", help="the crossmem device")
+    parser.add_argument("--device", default="host", help="the crossmem device")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
     arguments = parser.parse_args()
 

@@ -29,7 +29,7 @@ __all__ = ["CASES", "main"]
 _JOIN_S: Final = 30.0
 _RAY_WARMUP_ROUNDS: Final = 3
 _ATTACHES: Final = 25
-_DEVICE: Final = "emulated:0"
+_DEVICE: Final = "host"
 
 
 def _child(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:

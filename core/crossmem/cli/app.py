@@ -98,7 +98,7 @@ def demo(
     ] = 3,
     device: Annotated[
         str, typer.Option(envvar="CROSSMEM_DEVICE", help="Device that holds the memory.")
-    ] = "emulated:0",
+    ] = "host",
     size: Annotated[
         str | None,
         typer.Option(help="Bytes to generate without FILE, such as 64MiB.  [default: 256MiB]"),
@@ -180,9 +180,7 @@ def devices(
 def conformance(
     context: typer.Context,
     *,
-    device: Annotated[
-        str, typer.Option(envvar="CROSSMEM_DEVICE", help="Device to test.")
-    ] = "emulated:0",
+    device: Annotated[str, typer.Option(envvar="CROSSMEM_DEVICE", help="Device to test.")] = "host",
     runtime: Annotated[
         str | None,
         typer.Option(
@@ -267,7 +265,7 @@ def bench(
     ] = None,
     device: Annotated[
         str, typer.Option(envvar="CROSSMEM_DEVICE", help="Device that crossmem uses.")
-    ] = "emulated:0",
+    ] = "host",
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the JSON document to FILE."),

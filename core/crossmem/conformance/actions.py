@@ -67,7 +67,7 @@ __all__ = [
 objects: dict[str, Any] = {}
 """The peer's named objects: allocations, imports, mappings, views."""
 
-_spec = "emulated:0"
+_spec = "host"
 _runtime: str | None = None
 _mechanism: str | None = None
 

@@ -61,9 +61,9 @@ def capacity_of(memory: crossmem.Allocation | crossmem.Import) -> int:
     return memory.handle.capacity if isinstance(memory, crossmem.Import) else memory.capacity
 
 
-def _is_emulated(spec: str, runtime: str | None) -> bool:
+def _has_no_vendor(spec: str, runtime: str | None) -> bool:
     """Whether no vendor's library is under a device."""
-    return "emulated" in {spec.partition(":")[0], runtime}
+    return runtime == "emulated" or spec.partition(":")[0] in {"host", "emulated"}
 
 
 class Kit:
@@ -90,7 +90,7 @@ class Kit:
             spec,
             runtime=runtime,
             mechanism=mechanism,
-            forks=_is_emulated(spec, runtime) if forks is None else forks,
+            forks=_has_no_vendor(spec, runtime) if forks is None else forks,
             environment={"CROSSMEM_RUN_DIR": str(self.run_dir)},
         )
         preload(*plugin_modules())

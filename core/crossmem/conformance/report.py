@@ -33,7 +33,7 @@ class Report(FrozenModel):
     version: str
     """Version of crossmem."""
     device: str
-    """What was tested, such as ``"emulated:0"``."""
+    """What was tested, such as ``"host:0"``."""
     runtime: str | None
     """The vendor binding that was asked for."""
     mechanism: str | None

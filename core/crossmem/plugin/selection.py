@@ -65,7 +65,7 @@ class DeviceSpec:
         if match is None or ordinal > _MAX_ORDINAL:
             msg = (
                 f"{origin} {text!r} is no device: write 'backend:N', with a backend's name in "
-                f"lower case and a number from 0 to {_MAX_ORDINAL}, such as 'emulated:0'"
+                f"lower case and a number from 0 to {_MAX_ORDINAL}, such as 'cuda:0'"
             )
             raise ConfigurationError(msg)
         return cls(match[1], ordinal)

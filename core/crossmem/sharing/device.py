@@ -23,7 +23,7 @@ class Device(LocalDevice):
     Attributes
     ----------
     backend
-        Name of the backend, such as ``"emulated"``.
+        Name of the backend, such as ``"cuda"``.
     ordinal
         Its number in this process.
     info

@@ -14,7 +14,7 @@ from crossmem.sharing.device import device as device_of
 
 __all__ = ["HOST_DEVICE", "empty"]
 
-HOST_DEVICE: Final = "emulated:0"
+HOST_DEVICE: Final = "host"
 """Memory of the host, where nothing else is said."""
 
 

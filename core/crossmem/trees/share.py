@@ -56,7 +56,7 @@ def share(
         the reason.
     device
         Where copies of host memory go, which must be memory that the CPU can address;
-        ``emulated:0`` where None.
+        ``host`` where None.
     allow, access
         Who may receive, and whether they may write; see :meth:`crossmem.Allocation.export`. For
         what was received from others, their choice stands.

@@ -5,7 +5,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from crossmem.errors import ConfigurationError
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.markers import hookimpl
 
@@ -29,14 +28,18 @@ def _probe() -> Availability:
     return Availability("available")
 
 
-def _load(runtime: str | None) -> "Driver":
-    if runtime is not None:
-        msg = f"the emulated backend has no runtime {runtime!r}; it has no runtimes at all"
-        raise ConfigurationError(msg, backend="emulated")
+def _load_emulated(_runtime: str | None) -> "Driver":
     from crossmem_emulated.driver import EmulatedDriver  # noqa: PLC0415
     from crossmem_emulated.options import Options  # noqa: PLC0415
 
     return EmulatedDriver(Options.from_environ(os.environ))
+
+
+def _load_host(_runtime: str | None) -> "Driver":
+    from crossmem_emulated.host import HostDriver  # noqa: PLC0415
+    from crossmem_emulated.limits import Limits  # noqa: PLC0415
+
+    return HostDriver(Limits())
 
 
 @hookimpl
@@ -71,13 +74,20 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
 
 @hookimpl
 def crossmem_backends() -> tuple[Backend, ...]:
-    """Offer host memory as devices that are used only where they are named."""
+    """Offer host memory, plain and as simulated devices; both are used only where named."""
     return (
         Backend(
-            name="emulated",
+            name="host",
             summary="Host memory of Linux, shared through sealed memfds",
             api_version=1,
             probe=_probe,
-            load=_load,
+            load=_load_host,
+        ),
+        Backend(
+            name="emulated",
+            summary="Simulated devices of a set capacity, in host memory",
+            api_version=1,
+            probe=_probe,
+            load=_load_emulated,
         ),
     )

@@ -14,8 +14,7 @@ import pytest
 from crossmem.driver import Block, Exported, Imported
 from crossmem.errors import CrossmemError, DriverError, OutOfMemoryError
 from crossmem.models import Access
-from crossmem_emulated import driver as driver_module
-from crossmem_emulated import memory
+from crossmem_emulated import memfd, memory
 from crossmem_emulated.driver import EmulatedDriver
 from crossmem_emulated.options import Options
 
@@ -236,7 +235,7 @@ def test_a_failed_close_after_mapping_leaves_no_mapping(
 
     before = footprint()
     imported = import_block(driver, block, driver.export(block, "memfd", "rw", raw=False), "rw")
-    monkeypatch.setattr(driver_module, "close", close)
+    monkeypatch.setattr(memfd, "close", close)
     with pytest.raises(DriverError, match="close failed with EIO"):
         driver.map(imported, remappable=False)
 

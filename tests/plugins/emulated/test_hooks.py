@@ -10,19 +10,27 @@ import pytest
 from programs import DEADLINE_S
 
 from crossmem.errors import ConfigurationError
+from crossmem.plugin.backend import Backend
 from crossmem.plugin.markers import API_VERSION
 from crossmem_emulated import hooks
 from crossmem_emulated.driver import EmulatedDriver
+from crossmem_emulated.options import VARIABLES
 
 
-def test_the_backend_is_used_only_by_name() -> None:
-    (backend,) = hooks.crossmem_backends()
+def backend(name: str) -> Backend:
+    """Return one of the plugin's backends."""
+    (found,) = [one for one in hooks.crossmem_backends() if one.name == name]
+    return found
 
-    assert backend.name == "emulated"
-    assert backend.priority is None
-    assert backend.api_version == API_VERSION
-    assert backend.runtimes == ()
-    assert backend.probe().available
+
+@pytest.mark.parametrize("name", ["host", "emulated"])
+def test_the_backends_are_used_only_by_name(name: str) -> None:
+    one = backend(name)
+
+    assert one.priority is None
+    assert one.api_version == API_VERSION
+    assert one.runtimes == ()
+    assert one.probe().available
 
 
 def test_the_entry_point_leads_here() -> None:
@@ -33,9 +41,8 @@ def test_the_entry_point_leads_here() -> None:
 
 def test_loading_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CROSSMEM_EMULATED_DEVICES", "3")
-    (backend,) = hooks.crossmem_backends()
 
-    driver = backend.load(None)
+    driver = backend("emulated").load(None)
 
     assert isinstance(driver, EmulatedDriver)
     assert len(driver.devices()) == 3
@@ -45,17 +52,18 @@ def test_a_bad_environment_is_reported_where_the_driver_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CROSSMEM_EMULATED_CAPACITY", "lots")
-    (backend,) = hooks.crossmem_backends()
 
     with pytest.raises(ConfigurationError, match="CROSSMEM_EMULATED_CAPACITY is 'lots'"):
-        backend.load(None)
+        backend("emulated").load(None)
 
 
-def test_there_are_no_runtimes() -> None:
-    (backend,) = hooks.crossmem_backends()
+def test_host_memory_has_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.setenv(variable, "nonsense")
 
-    with pytest.raises(ConfigurationError, match="no runtime 'cupy'"):
-        backend.load("cupy")
+    (device,) = backend("host").load(None).devices()
+
+    assert device.identity == "host"
 
 
 def test_the_probe_says_what_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +86,7 @@ def test_the_probe_refuses_other_systems(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_discovery_loads_no_driver() -> None:
     script = (
         "import sys, crossmem_emulated.hooks as hooks; hooks.crossmem_backends();"
-        "sys.exit('crossmem_emulated.driver' in sys.modules"
+        "sys.exit('crossmem_emulated.memfd' in sys.modules"
         " or 'crossmem_emulated.memory' in sys.modules)"
     )
 

@@ -31,7 +31,7 @@ HEADER = struct.Struct("<4sHHII")
 @pytest.fixture(scope="module")
 def handle() -> Iterator[ShareableHandle]:
     """Return the handle of 4096 bytes."""
-    with crossmem.device("emulated:0").allocate(4096) as allocation:
+    with crossmem.device("host").allocate(4096) as allocation:
         yield allocation.export()
 
 

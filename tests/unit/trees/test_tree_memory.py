@@ -233,7 +233,7 @@ def test_a_copy_that_fails_says_why_and_leaves_nothing(monkeypatch: pytest.Monke
 def test_a_share_that_fails_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, succeeding: int
 ) -> None:
-    driver = type(crossmem.device("emulated:0").driver)
+    driver = type(crossmem.device("host").driver)
     real: Any = driver.copy
     calls = 0
 
@@ -286,7 +286,7 @@ def test_a_share_without_room_for_copies_leaves_nothing(monkeypatch: pytest.Monk
     def allocate(*args: Any) -> Any:
         raise OutOfMemoryError("injected")
 
-    monkeypatch.setattr(type(crossmem.device("emulated:0").driver), "allocate", allocate)
+    monkeypatch.setattr(type(crossmem.device("host").driver), "allocate", allocate)
     with pytest.raises(OutOfMemoryError, match="injected"):
         crossmem.share([born, np.arange(5)], copy="allow")
 

@@ -88,7 +88,7 @@ def test_publishing_while_another_thread_closes_changes_no_other_tree(
 
 
 def test_trees_may_be_closed_while_another_one_gets_its_cell() -> None:
-    process, device = drain(), crossmem.device("emulated:0")
+    process, device = drain(), crossmem.device("host")
     cells = [new_cell(process, ONLY, lambda: device) for _ in range(256)]
 
     def close_all() -> crossmem.Device:

@@ -49,7 +49,7 @@ class LocalDevice:
     Attributes
     ----------
     backend
-        Name of the backend, such as ``"emulated"``.
+        Name of the backend, such as ``"cuda"``.
     ordinal
         Its number in this process.
     info

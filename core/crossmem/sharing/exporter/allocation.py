@@ -283,9 +283,10 @@ def _out_of_memory(
     ]
     held = sum(block.capacity for one in waiting for block in one.memory.blocks)
     return OutOfMemoryError(
-        f"{error.message}; {nbytes} bytes were asked for on {device.name}, where {held} bytes in "
-        f"{len(waiting)} freed allocations wait for importers to close them",
+        f"{device.name} has no room for {nbytes} bytes: {error.message}; {held} bytes in "
+        f"{len(waiting)} freed allocations wait for importers",
         hint="crossmem.exports() shows which processes hold them" if waiting else error.hint,
+        details=error.details,
         operation="allocate",
         backend=device.backend,
         device=device.identity,

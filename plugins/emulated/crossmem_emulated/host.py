@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend ``host``: the host's own memory as one device."""
+
+from time import monotonic
+from typing import Final
+
+from typing_extensions import override
+
+from crossmem.driver import Block
+from crossmem.errors import OutOfMemoryError
+from crossmem.models import DeviceInfo
+from crossmem_emulated.limits import Limit, Limits
+from crossmem_emulated.memfd import MemfdDriver
+from crossmem_emulated.memory import PAGE_NBYTES
+
+__all__ = ["CHECKED_NBYTES", "HostDriver"]
+
+CHECKED_NBYTES: Final = 64 << 20
+"""Capacity from which an allocation asks for the limits; smaller ones are too frequent."""
+
+_FRESH_S: Final = 0.1
+"""How long one reading of the limits serves, in seconds."""
+
+_MAX_ALLOCATION_NBYTES: Final = 1 << 46
+"""Half of the addresses that a process of x86-64 has. The limits decide below that."""
+
+_MAX_NAME: Final = 50
+"""Characters of a limit's name that fit into one line with the numbers."""
+
+
+class HostDriver(MemfdDriver):
+    """The host's memory in pages, up to what the machine and the process's cgroups allow.
+
+    Parameters
+    ----------
+    limits
+        What is read before a large allocation.
+
+    Raises
+    ------
+    DriverError
+        If this kernel gives no memfds.
+    """
+
+    backend = "host"
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        # What may be given without another reading, and until when. Two threads may lose an update
+        # of each other; the other half of what was free covers that.
+        self._spare_nbytes = 0
+        self._fresh_until_s = 0.0
+        device = DeviceInfo(
+            ordinal=0,
+            identity="host",
+            name="Host memory",
+            total_nbytes=limits.total_nbytes(),
+        )
+        super().__init__(
+            (device,),
+            granularity_nbytes=PAGE_NBYTES,
+            max_allocation_nbytes=_MAX_ALLOCATION_NBYTES,
+            peer_access=False,
+            hugepages=True,
+        )
+
+    @override
+    def _charge(self, block: Block, capacity: int) -> None:
+        if capacity >= CHECKED_NBYTES:
+            self._check(capacity)
+        block.capacity = capacity
+
+    def _check(self, capacity: int) -> None:
+        """Raise if the limits leave less than a capacity.
+
+        A reading takes as long as ten allocations, which must not depend on their size. So it
+        serves those that follow at once, up to half of what was free.
+        """
+        if capacity <= self._spare_nbytes and monotonic() < self._fresh_until_s:
+            self._spare_nbytes -= capacity
+            return
+        limit = self._limits.tightest()
+        if limit is None:
+            return
+        if capacity > limit.free_nbytes:
+            raise self._exceeded(limit)
+        self._spare_nbytes = limit.free_nbytes // 2 - capacity
+        self._fresh_until_s = monotonic() + _FRESH_S
+
+    def _exceeded(self, limit: Limit) -> OutOfMemoryError:
+        name = limit.name if len(limit.name) <= _MAX_NAME else f"...{limit.name[3 - _MAX_NAME :]}"
+        return OutOfMemoryError(
+            f"{name} leaves {limit.free_nbytes} bytes",
+            hint=limit.remedy,
+            details=f"{limit.name}: {limit.total_nbytes} bytes, {limit.free_nbytes} of them free",
+            operation="allocate",
+            backend=self.backend,
+            device="host",
+        )

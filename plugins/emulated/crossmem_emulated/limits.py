@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory this process can still get, and which limit decides that.
+
+The kernel gives pages when they are touched. A process that touches more than there is gets no
+error: the kernel kills it or another one. The limits are therefore read before.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import sysconf
+from pathlib import Path
+from typing import Final, NamedTuple
+
+__all__ = ["Limit", "Limits"]
+
+_KIB: Final = 1024
+_UNLIMITED: Final = "max"
+_MEMINFO: Final = ("MemTotal", "MemAvailable", "SwapFree")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit on the memory of this process.
+
+    Parameters
+    ----------
+    name
+        The file that sets the limit, or ``the machine's memory``.
+    remedy
+        What makes more room.
+    total_nbytes
+        The limit in bytes.
+    free_nbytes
+        Bytes that can still be had under it: unused ones, page cache that the kernel can drop, and
+        swap space.
+    """
+
+    name: str
+    remedy: str
+    total_nbytes: int
+    free_nbytes: int
+
+
+class _Files(NamedTuple):
+    """Where a version of cgroups keeps the numbers of one cgroup."""
+
+    limit: str
+    usage: str
+    droppable: frozenset[str]
+    """Lines of ``memory.stat`` that count what the kernel can drop; shared memory is not in it."""
+
+
+_V1: Final = _Files(
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    frozenset({"total_inactive_file", "total_active_file"}),
+)
+_V2: Final = _Files(
+    "memory.max",
+    "memory.current",
+    frozenset({"inactive_file", "active_file", "slab_reclaimable"}),
+)
+
+
+class Limits:
+    """The limits of this process, read anew by each call.
+
+    The tmpfs of memfds sets none: the kernel mounts it without a size.
+
+    Parameters
+    ----------
+    proc, cgroups
+        Where these file systems are mounted.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
+        self._proc = proc
+        self._cgroups = cgroups
+
+    def total_nbytes(self) -> int:
+        """Return the machine's memory or the smallest limit of a cgroup, whichever is smaller."""
+        machine = sysconf("SC_PHYS_PAGES") * sysconf("SC_PAGE_SIZE")
+        return min([machine, *(one.total_nbytes for one in self._read())])
+
+    def tightest(self) -> Limit | None:
+        """Return the limit with the fewest free bytes; None if nothing can be read."""
+        return min(self._read(), key=lambda one: one.free_nbytes, default=None)
+
+    def _read(self) -> Iterator[Limit]:
+        try:
+            text = (self._proc / "meminfo").read_text("ascii")
+            total_nbytes, free_nbytes, swap_nbytes = (
+                int(text.split(f"{name}:", 1)[1].split(maxsplit=1)[0]) * _KIB for name in _MEMINFO
+            )
+        except (OSError, IndexError):
+            # Without /proc nothing can be shared either.
+            return
+        yield Limit(
+            "the machine's memory",
+            "Free memory on this machine, or ask for less.",
+            total_nbytes,
+            free_nbytes + swap_nbytes,
+        )
+        for folder, files in self._own_cgroups():
+            limit = _read_cgroup(folder, files, total_nbytes, swap_nbytes)
+            if limit is not None:
+                yield limit
+
+    def _own_cgroups(self) -> Iterator[tuple[Path, _Files]]:
+        """Yield the folder of each cgroup that limits this process: its own, and those above.
+
+        A container may see its own cgroup as the mounted root, while the path is the host's. What
+        does not exist below the root is passed over on the way up.
+        """
+        try:
+            lines = (self._proc / "self/cgroup").read_text("utf-8").splitlines()
+        except OSError:
+            return
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            root, files = (self._cgroups / "memory", _V1) if controllers else (self._cgroups, _V2)
+            # A cgroup outside the namespace of this process is shown as "/..".
+            inside = Path(*(part for part in path.split("/") if part not in {"", ".."}))
+            for part in (inside, *inside.parents):
+                yield root / part, files
+
+
+def _read_cgroup(
+    folder: Path, files: _Files, machine_nbytes: int, swap_nbytes: int
+) -> Limit | None:
+    """Return the limit of one cgroup; None if it cannot be read or is above the machine's."""
+    try:
+        text = (folder / files.limit).read_text("ascii").strip()
+        if text == _UNLIMITED or (total_nbytes := int(text)) >= machine_nbytes:
+            return None
+        used_nbytes = int((folder / files.usage).read_text("ascii"))
+        for line in (folder / "memory.stat").read_text("ascii").splitlines():
+            name, _, count = line.partition(" ")
+            if name in files.droppable:
+                used_nbytes -= int(count)
+        free_nbytes = total_nbytes - used_nbytes + _swap_nbytes(folder, swap_nbytes)
+    except (OSError, ValueError):
+        return None
+    return Limit(
+        str(folder / files.limit),
+        "Free memory in this cgroup, raise its limit, or ask for less.",
+        total_nbytes,
+        max(0, free_nbytes),
+    )
+
+
+def _swap_nbytes(folder: Path, machine_nbytes: int) -> int:
+    """Return how much of the machine's free swap space a cgroup may still use."""
+    try:
+        text = (folder / "memory.swap.max").read_text("ascii").strip()
+        if text == _UNLIMITED:
+            return machine_nbytes
+        left_nbytes = int(text) - int((folder / "memory.swap.current").read_text("ascii"))
+    except FileNotFoundError:
+        # Version 1, or a kernel that counts no swap space for cgroups.
+        return machine_nbytes
+    return max(0, min(machine_nbytes, left_nbytes))

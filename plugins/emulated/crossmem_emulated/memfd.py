@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every neutral verb as system calls on memfds: the base of both drivers of this plugin.
+
+The driver keeps no record of blocks and imports. A block's reference is its file; an import's is
+its descriptor or, once that is closed, the mapping that keeps the memory.
+"""
+
+import errno
+import resource
+from dataclasses import dataclass
+from os import close
+from typing import Final, Literal
+
+from typing_extensions import override
+
+from crossmem.driver import Block, CopyKind, Driver, Exported, Imported, Mapped, Reserved
+from crossmem.errors import CrossmemError, DriverError, InvalidHandleError, OutOfMemoryError
+from crossmem.models import Access, Capabilities, DeviceInfo
+from crossmem_emulated import memory
+from crossmem_emulated.memory import READ, READ_WRITE, SystemCallError
+
+__all__ = ["MECHANISM", "MemfdDriver"]
+
+MECHANISM: Final = "memfd"
+
+_DLPACK_CPU: Final = 1
+
+_HUGE_PAGE_NBYTES: Final = 2 << 20
+_NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
+_Operation = Literal["allocate", "attach", "export", "free", "release", "reserve", "unmap"]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """An import without a descriptor: its mapping keeps the memory."""
+
+    mapped: Mapped
+
+
+class MemfdDriver(Driver):
+    """Memory of the host, shared through sealed memfds.
+
+    Parameters
+    ----------
+    devices
+        Devices that this process sees, by ordinal.
+    granularity_nbytes
+        Unit of capacities in bytes: a power of two, and a multiple of the page size.
+    max_allocation_nbytes
+        Largest request in bytes that reaches :meth:`allocate`.
+    peer_access
+        Whether devices can map each other's memory.
+    hugepages
+        Whether huge pages are asked for where the kernel waits for it.
+
+    Raises
+    ------
+    DriverError
+        If this kernel gives no memfds.
+    """
+
+    def __init__(
+        self,
+        devices: tuple[DeviceInfo, ...],
+        *,
+        granularity_nbytes: int,
+        max_allocation_nbytes: int,
+        peer_access: bool,
+        hugepages: bool,
+    ) -> None:
+        self._devices = devices
+        self._granularity_mask = granularity_nbytes - 1
+        self._capabilities = Capabilities(
+            mechanisms=(MECHANISM,),
+            granularity_nbytes=granularity_nbytes,
+            max_allocation_nbytes=max_allocation_nbytes,
+            host_visible=True,
+            readonly_exports=True,
+            readonly_imports=True,
+            peer_access=peer_access,
+            fork_safe=True,
+            survives_owner=True,
+            raw_handles=False,
+            address_ranges=True,
+            foreign_memory=False,
+            dlpack_device_type=_DLPACK_CPU,
+        )
+        self._is_inherited = self._capabilities.host_visible
+        """Whether forked children have the memory mapped, too (law C18)."""
+        self._advise_huge = hugepages and memory.wants_huge_page_advice()
+        self._prepares = self._advise_huge
+        """Whether :meth:`_prepare` has anything to do."""
+        try:
+            self._flags = memory.creation_flags()
+        except SystemCallError as error:
+            raise self._translate(error, "allocate") from None
+
+    @override
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return self._devices
+
+    @override
+    def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
+        return self._capabilities
+
+    @override
+    def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
+        mask = self._granularity_mask
+        capacity = (nbytes + mask) & ~mask
+        # Its capacity is 0 as long as it is not charged.
+        block = Block(ordinal, 0, nbytes, 0)
+        try:
+            self._charge(block, capacity)
+            block.reference, block.pointer = memory.create(
+                capacity, self._flags, is_inherited=self._is_inherited
+            )
+            if self._prepares:
+                self._prepare(block)
+        except BaseException as error:
+            self.free(block)
+            if isinstance(error, SystemCallError):
+                info = self._devices[ordinal]
+                raise self._translate(error, "allocate", info, capacity) from None
+            raise
+        return block
+
+    def _charge(self, block: Block, capacity: int) -> None:
+        """Set the capacity of a block that is about to be made.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If there is no room. The block is not made then.
+        """
+        block.capacity = capacity
+
+    def _refund(self, block: Block) -> None:
+        """Set the capacity of a block that was given back to 0; repeated after an interruption."""
+        block.capacity = 0
+
+    def _prepare(self, block: Block) -> None:
+        """Change fresh memory before its first use."""
+        # A small request in a large block must not pay for zeroing a huge page.
+        if self._advise_huge and block.nbytes >= _HUGE_PAGE_NBYTES:
+            memory.advise_huge(block.pointer, block.capacity)
+
+    @override
+    def free(self, block: Block) -> None:
+        pointer, capacity = block.pointer, block.capacity
+        if pointer:
+            # No statement that a signal handler can interrupt stands between these two.
+            block.pointer = 0
+            if memory.munmap(pointer, capacity):
+                block.pointer = pointer
+                error = memory.libc_error("munmap")
+                info = self._devices[block.ordinal]
+                raise self._translate(error, "free", info, capacity) from None
+        if capacity:
+            self._refund(block)
+        descriptor = block.reference
+        if descriptor is not None:
+            try:
+                # Whatever it answers, the kernel has closed it.
+                block.reference = None
+                close(descriptor)
+            except OSError as error:
+                raise self._close_failed(block.ordinal, error, "free") from None
+
+    @override
+    def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
+        descriptor: int = block.reference
+        if access == "rw":
+            return Exported((), (descriptor,))
+        exported = Exported()
+        try:
+            exported.descriptors = (memory.reopen_readonly(descriptor),)
+        except SystemCallError as error:
+            info = self._devices[block.ordinal]
+            raise self._translate(error, "export", info, block.capacity) from None
+        return exported
+
+    @override
+    def release_export(self, block: Block, exported: Exported) -> None:
+        if not exported.descriptors:
+            return
+        (descriptor,) = exported.descriptors
+        # The descriptor of a writable export is the block's own.
+        is_own = descriptor == block.reference
+        try:
+            exported.descriptors = ()
+            if not is_own:
+                close(descriptor)
+        except OSError as error:
+            raise self._close_failed(block.ordinal, error, "free") from None
+
+    @override
+    def after_fork_in_child(self) -> None:
+        # Mappings stay: the child may have views of them (law C18).
+        memory.close_inherited()
+
+    @override
+    def import_(
+        self,
+        ordinal: int,
+        exported: Exported,
+        *,
+        home: int,
+        mechanism: str,
+        nbytes: int,
+        capacity: int,
+        access: Access,
+    ) -> Imported:
+        if len(exported.descriptors) != 1 or exported.payloads:
+            msg = (
+                f"an export of {self.backend} memory is one descriptor and no bytes, not "
+                f"{len(exported.descriptors)} and {len(exported.payloads)}"
+            )
+            raise InvalidHandleError(msg, operation="attach", backend=self.backend)
+        (descriptor,) = exported.descriptors
+        actual = memory.sealed_nbytes(descriptor)
+        if actual is None:
+            msg = "the exporter sent a descriptor that is not memory of a sealed size"
+            raise InvalidHandleError(msg, operation="attach", backend=self.backend)
+        if actual != capacity or not 0 < nbytes <= capacity:
+            msg = (
+                f"the exporter offers {nbytes} bytes in a capacity of {capacity}, but sent "
+                f"memory of {actual} bytes"
+            )
+            raise InvalidHandleError(msg, operation="attach", backend=self.backend)
+        return Imported(ordinal, capacity, access, descriptor)
+
+    @override
+    def close(self, imported: Imported) -> None:
+        reference = imported.reference
+        if isinstance(reference, int):
+            try:
+                imported.reference = None
+                close(reference)
+            except OSError as error:
+                raise self._close_failed(imported.ordinal, error, "unmap") from None
+        elif reference is not None and reference.mapped.pointer:
+            # A mapping that core does not know, because an interrupt came right after it was made.
+            self.unmap(reference.mapped)
+
+    @override
+    def map(self, imported: Imported, *, remappable: bool) -> Mapped:
+        if isinstance(imported.reference, _Kept) and imported.reference.mapped.pointer:
+            # The mapping of a call that was interrupted at its very end.
+            kept: Mapped = imported.reference.mapped
+            return kept
+        mapped = Mapped(imported, 0)
+        try:
+            mapped.pointer = self._map(imported, "rw" if imported.access == "rw" else "ro")
+            # More than one huge page means that more than one was asked for.
+            if self._advise_huge and imported.capacity > _HUGE_PAGE_NBYTES:
+                memory.advise_huge(mapped.pointer, imported.capacity)
+            if not remappable:
+                # The mapping keeps the memory: ten thousand of them need no descriptor.
+                descriptor, reference = imported.reference, _Kept(mapped)
+                imported.reference = reference
+                close(descriptor)
+        except BaseException as error:
+            if not isinstance(imported.reference, _Kept):
+                self.unmap(mapped)
+            elif isinstance(error, OSError):
+                imported.reference = None
+                self.unmap(mapped)
+                raise self._close_failed(imported.ordinal, error, "attach") from None
+            raise
+        return mapped
+
+    def _map(self, source: Block | Imported, access: Access, at: int = 0) -> int:
+        protection = READ_WRITE if access == "rw" else READ
+        try:
+            return memory.map_shared(
+                source.reference,
+                source.capacity,
+                protection,
+                is_inherited=self._is_inherited,
+                at=at,
+            )
+        except SystemCallError as error:
+            info = self._devices[source.ordinal]
+            raise self._translate(error, "attach", info, source.capacity) from None
+
+    @override
+    def unmap(self, mapped: Mapped) -> None:
+        source, pointer = mapped.source, mapped.pointer
+        capacity = source.capacity
+        if pointer:
+            # No statement that a signal handler can interrupt stands between these two.
+            mapped.pointer = 0
+            if memory.munmap(pointer, capacity):
+                mapped.pointer = pointer
+                error = memory.libc_error("munmap")
+                raise self._translate(
+                    error, "unmap", self._devices[source.ordinal], capacity
+                ) from None
+
+    def map_readonly(self, block: Block) -> Mapped:
+        """Map a block a second time, so that the kernel refuses writes (law C8)."""
+        mapped = Mapped(block, 0)
+        mapped.pointer = self._map(block, "ro")
+        return mapped
+
+    def unmap_readonly(self, mapped: Mapped) -> None:
+        """Take the second mapping away."""
+        self.unmap(mapped)
+
+    def reserve(self, ordinal: int, nbytes: int) -> Reserved:
+        """Reserve consecutive addresses, where any access faults."""
+        reserved = Reserved(ordinal, 0, nbytes)
+        try:
+            reserved.pointer = memory.reserve(nbytes, self._capabilities.granularity_nbytes)
+        except SystemCallError as error:
+            raise self._translate(error, "reserve", self._devices[ordinal], nbytes) from None
+        return reserved
+
+    def release(self, reserved: Reserved) -> None:
+        """Give reserved addresses back."""
+        pointer, nbytes = reserved.pointer, reserved.nbytes
+        if pointer:
+            reserved.pointer = 0
+            if memory.munmap(pointer, nbytes):
+                reserved.pointer = pointer
+                error = memory.libc_error("munmap")
+                info = self._devices[reserved.ordinal]
+                raise self._translate(error, "release", info, nbytes) from None
+
+    def map_at(self, source: Block | Imported, pointer: int) -> Mapped:
+        """Map memory at reserved addresses."""
+        mapped = Mapped(source, pointer)
+        capacity, kept = source.capacity, source.reference
+        try:
+            if isinstance(kept, _Kept):
+                memory.duplicate_at(kept.mapped.pointer, capacity, pointer)
+            else:
+                is_writable = isinstance(source, Block) or source.access == "rw"
+                self._map(source, "rw" if is_writable else "ro", pointer)
+            if self._advise_huge and capacity > _HUGE_PAGE_NBYTES:
+                memory.advise_huge(pointer, capacity)
+        except SystemCallError as error:
+            info = self._devices[source.ordinal]
+            raise self._translate(error, "attach", info, capacity) from None
+        except CrossmemError:
+            raise
+        except BaseException:
+            # Covering addresses that hold nothing changes nothing.
+            memory.cover(pointer, capacity)
+            raise
+        return mapped
+
+    def unmap_at(self, mapped: Mapped) -> None:
+        """Take memory away from reserved addresses, which stay reserved."""
+        source = mapped.source
+        if mapped.pointer:
+            try:
+                # Interrupted and repeated, it covers the same addresses again, which are reserved.
+                memory.cover(mapped.pointer, source.capacity)
+            except SystemCallError as error:
+                info = self._devices[source.ordinal]
+                raise self._translate(error, "unmap", info, source.capacity) from None
+            mapped.pointer = 0
+
+    def _close_failed(
+        self, ordinal: int, error: OSError, operation: _Operation
+    ) -> OutOfMemoryError | DriverError:
+        failure = SystemCallError("close", error.errno or 0)
+        return self._translate(failure, operation, self._devices[ordinal])
+
+    @override
+    def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
+        memory.copy(target, source, nbytes)
+
+    @override
+    def synchronize(self, ordinal: int) -> None:
+        # The host does its work at once, and its caches are coherent.
+        pass
+
+    def _translate(
+        self,
+        error: SystemCallError,
+        operation: _Operation,
+        info: DeviceInfo | None = None,
+        capacity: int = 0,
+    ) -> OutOfMemoryError | DriverError:
+        """Return what crossmem raises for a failed system call."""
+        name = errno.errorcode.get(error.code, str(error.code))
+        device = info.identity if info else None
+        if error.code in _NO_ROOM:
+            return OutOfMemoryError(
+                f"the kernel has no room for {capacity} bytes: {error.call} failed with {name}",
+                hint="besides memory, the limits on a process's address space (ulimit -v) and on "
+                "its number of mappings (sysctl vm.max_map_count) end in this",
+                operation=operation,
+                backend=self.backend,
+                device=device,
+            )
+        return DriverError(
+            f"{operation} failed in the kernel: {error.strerror}",
+            call=error.call,
+            code=error.code,
+            name=name,
+            hint=self._hint(error),
+            operation=operation,
+            backend=self.backend,
+            device=device,
+        )
+
+    def _hint(self, error: SystemCallError) -> str | None:
+        if error.code == errno.EMFILE:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            return (
+                f"this process may have {soft} open descriptors (RLIMIT_NOFILE: soft {soft}, hard "
+                f"{hard}), and every allocation needs one: raise the limit with `ulimit -n {hard}` "
+                "before the program starts, or share parts of fewer, larger allocations"
+            )
+        if error.code == errno.ENFILE:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            return (
+                "the whole system is out of open files: see `sysctl fs.file-max`; the limit of "
+                f"this process (`ulimit -n`, RLIMIT_NOFILE: soft {soft}, hard {hard}) was not "
+                "reached"
+            )
+        if error.code == errno.EACCES and error.call == "mmap":
+            return "the exporter shared this memory read-only: attach with readonly=True"
+        return None
