@@ -62,7 +62,6 @@ class KitRun(NamedTuple):
 
 RUNS: Final = (
     KitRun("host", "memfd", "whole", "default"),
-    KitRun("emulated", "memfd", "core", "default"),
     KitRun("ascend", "shareable", "core", "default"),
     KitRun("hip", "legacy", "core", "default"),
     KitRun("ascend", "key", "core", "ci"),

@@ -28,7 +28,6 @@ EXCEPTIONS: Final[dict[str, str]] = {
     f"{_KIT}[host-memfd-whole-2]": _WHOLE,
     f"{_KIT}[host-memfd-whole-3]": _WHOLE,
     f"{_KIT}[host-memfd-whole-4]": _WHOLE,
-    f"{_KIT}[emulated-memfd-core]": _CORE,
     f"{_KIT}[ascend-shareable-core]": _CORE,
     f"{_KIT}[hip-legacy-core]": _CORE,
     "tests/kit/test_foreign.py::test_every_law_holds_for_foreign_memory": (
