@@ -5,7 +5,7 @@ from typing import Any
 
 from mutation import always, instead, mutant
 
-from crossmem.control import export_ends, exports
+from crossmem.control import export_ends, exports, wire
 from crossmem.sharing.base import ending
 from crossmem.sharing.exporter import allocation
 from crossmem.sharing.importer import mapping, watcher
@@ -48,8 +48,8 @@ def c28_withdrawn_exports_are_called_freed() -> None:
     @instead(exports.ExportTable, "refusal")
     def _(old: Any, self: Any, *args: Any, **options: Any) -> Any:
         refusal = old(self, *args, **options)
-        if refusal is not None and refusal.reason == "the handle was withdrawn":
-            return refusal._replace(reason="the allocation was freed")
+        if refusal is not None and refusal.status is wire.Status.WITHDRAWN:
+            return refusal._replace(status=wire.Status.STALE)
         return refusal
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors for refused leases."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from crossmem.control.wire import Refusal, Status
 from crossmem.errors import (
@@ -17,29 +17,72 @@ from crossmem.models import ShareableHandle
 
 __all__ = ["error_of"]
 
-_ERRORS: Final[dict[Status, type[CrossmemError]]] = {
-    Status.STALE: StaleHandleError,
-    Status.WITHDRAWN: StaleHandleError,
-    Status.UNKNOWN: InvalidHandleError,
-    Status.DENIED: AccessDeniedError,
-    Status.EXITING: OwnerGoneError,
-    Status.FAILED: DriverError,
-    Status.FULL: BusyError,
-    Status.TOO_MANY: BusyError,
-}
+_MAX_REASON: Final = 120
+"""Characters of an owner's reason that a message of one line has room for."""
 
-_HINTS: Final = {
-    Status.WITHDRAWN: "ask the exporter for a new handle; Allocation.export() makes one"
+
+class _Text(NamedTuple):
+    """How a status is told: ``{pid}`` is the owner, ``{reason}`` what the owner adds."""
+
+    error: type[CrossmemError]
+    message: str
+    hint: str
+
+
+_TEXTS: Final = {
+    Status.STALE: _Text(
+        StaleHandleError,
+        "the owner (pid {pid}) freed this memory before this process imported it",
+        "keep the allocation, or the Shared, open until all readers have received it",
+    ),
+    Status.WITHDRAWN: _Text(
+        StaleHandleError,
+        "the handle was withdrawn by its owner (pid {pid})",
+        "ask the owner for a new handle; Allocation.export() makes one",
+    ),
+    Status.UNKNOWN: _Text(
+        InvalidHandleError,
+        "the owner (pid {pid}) does not know this handle: {reason}",
+        "pass the bytes of handle.to_bytes() unchanged, from the process that exported the memory",
+    ),
+    Status.DENIED: _Text(
+        AccessDeniedError,
+        "the owner (pid {pid}) does not admit this process: {reason}",
+        "the owner names whom it admits: export(allow=crossmem.Allow(uids=..., pids=...))",
+    ),
+    Status.EXITING: _Text(
+        OwnerGoneError,
+        "the owner (pid {pid}) is exiting",
+        "export the memory again in a process that lives, and send the new handle",
+    ),
+    Status.FAILED: _Text(
+        DriverError,
+        "the owner (pid {pid}) could not give a lease: {reason}",
+        "the log of the owner may say more",
+    ),
+    Status.FULL: _Text(
+        BusyError,
+        "the owner (pid {pid}) reserves nothing more for messages: {reason}",
+        "have earlier messages received or discarded, or raise CROSSMEM_MAX_RESERVATIONS there",
+    ),
+    Status.TOO_MANY: _Text(
+        BusyError,
+        "the owner (pid {pid}) refuses a request that asks for too much: {reason}",
+        "send fewer handles in one message, or raise CROSSMEM_MAX_RESERVATIONS in the owner",
+    ),
 }
 
 
 def error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
     """Return the error for a lease that was refused."""
-    error = _ERRORS[refusal.status]
+    error, message, hint = _TEXTS[refusal.status]
+    reason = refusal.reason
+    is_long = len(reason) > _MAX_REASON
+    shown = f"{reason[: _MAX_REASON - 3]}..." if is_long else reason
     return error(
-        f"process {handle.owner.pid} gives no lease on allocation {handle.allocation}: "
-        f"{refusal.reason}",
-        hint=_HINTS.get(refusal.status),
+        message.format(pid=handle.owner.pid, reason=shown),
+        hint=hint,
+        details=reason if is_long else "",
         operation="import",
         backend=handle.backend,
         device=handle.device,
