@@ -113,7 +113,7 @@ def test_a_block_of_a_pool_has_neighbours(peer: Any) -> None:
     with pytest.raises(crossmem.UnsupportedError, match="bytes more that the vendor") as raised:
         crossmem.share([1, one])
     assert str(raised.value).startswith("x[1] cannot be shared where it lies: ")
-    assert 'neighbours="expose", or say copy="allow"' in str(raised.value)
+    assert 'neighbours="expose", or say copy=True' in str(raised.value)
 
     with crossmem.share([one, one[::-1]], copy="allow") as shared:
         assert shared.copied_nbytes == 400

@@ -23,7 +23,7 @@ from crossmem.sharing.device import device
 from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.attach import attach_many
 from crossmem.trees.message import Message, Row
-from crossmem.trees.receive import build
+from crossmem.trees.opening import build
 
 __all__ = ["copy_from", "read_out"]
 

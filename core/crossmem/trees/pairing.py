@@ -19,7 +19,7 @@ def pair_arrays(theirs: Any, mine: Any, where: str) -> Iterator[tuple[int, int, 
     Parameters
     ----------
     theirs, mine
-        What was shared, and what is to be overwritten.
+        What was shared, and another tree.
     where
         What errors call the latter; what is yielded last says how each array is reached from there.
 
@@ -38,8 +38,8 @@ def pair_arrays(theirs: Any, mine: Any, where: str) -> Iterator[tuple[int, int, 
     for place in others.keys() - inner.keys():
         what = what or f"has {place!s:.200}, which was not shared"
     if what is not None:
-        msg = f"into is another tree: {where} {what}"
-        raise ConfigurationError(msg, operation="receive")
+        msg = f"{where} {what}: the trees differ"
+        raise ConfigurationError(msg)
     if tag == "a":
         yield inner[tag], others[tag], where
         return

@@ -1,37 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
 """Receiving: from the description of a shared tree to its arrays and tensors, without a copy."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
 
-from crossmem.arrays import ArrayInfo, Kind, Layout
-from crossmem.arrays.adapters import ADAPTERS, describe
+from crossmem.arrays import ArrayInfo, Kind
+from crossmem.arrays.adapters import ADAPTERS
 from crossmem.arrays.libraries import require
 from crossmem.errors import ConfigurationError
 from crossmem.plugin import DeviceSpec
 from crossmem.sharing.base.devices import check_device
-from crossmem.sharing.base.memory import Memory, leave_to_views
 from crossmem.sharing.base.process import drain
-from crossmem.sharing.base.views import maker
 from crossmem.sharing.device import Device
-from crossmem.sharing.importer.attach import Readonly, attach_many
-from crossmem.sharing.importer.mapping import Mapping
+from crossmem.sharing.importer.attach import Readonly
 from crossmem.trees.message import Message, Row
-from crossmem.trees.nodes import read, write
-from crossmem.trees.pairing import pair_arrays
+from crossmem.trees.opening import array_maker, attach_handles, build, pair_leaves
 from crossmem.trees.shared import Shared
 
-__all__ = ["build", "receive"]
+__all__ = ["receive"]
 
 
+_Tree = TypeVar("_Tree")
+
+
+@overload
 def receive(
-    shared: Shared | bytes | bytearray | memoryview,
+    shared: Shared[_Tree],
     *,
     readonly: Readonly = False,
     device: Device | str | None = None,
     into: Any = None,
     timeout: float | None = None,
-) -> Any:
+) -> _Tree: ...
+
+
+@overload
+def receive(
+    shared: bytes | bytearray | memoryview,
+    *,
+    readonly: Readonly = False,
+    device: Device | str | None = None,
+    into: Any = None,
+    timeout: float | None = None,
+) -> Any: ...
+
+
+def receive(
+    shared: Shared[_Tree] | bytes | bytearray | memoryview,
+    *,
+    readonly: Readonly = False,
+    device: Device | str | None = None,
+    into: Any = None,
+    timeout: float | None = None,
+) -> _Tree | Any:
     """Return the arrays and tensors that another process shared: its memory, not a copy.
 
     The memory stays as long as one of them, or anything that is made from them, lives, whatever
@@ -76,80 +97,17 @@ def receive(
     if isinstance(device, str):
         # Nobody else would say that it is misspelt, where no memory is for it.
         process.registry.backend(DeviceSpec.parse(device).backend)
-    if isinstance(shared, Shared):
-        shared.check()
-        message = shared.message
-    else:
-        message = Message.from_bytes(shared)
-    mappings = _attach(message, readonly, device, timeout)
+    message = shared.take_message() if isinstance(shared, Shared) else Message.from_bytes(shared)
+    mappings = attach_handles(message, readonly, device, timeout)
     if into is not None:
-        _overwrite(into, message, _maker(mappings))
+        _overwrite(into, message, array_maker(mappings))
         return into
     return build(message, mappings)
 
 
-def build(message: Message, memories: Sequence[Memory]) -> Any:
-    """Return the arrays and tensors of a message in the memory of its handles."""
-    make = _maker(memories)
-    return read(message.tree, [make(row, row.kind) for row in message.rows])
-
-
-def _maker(memories: Sequence[Memory]) -> Callable[[Row, Kind], Any]:
-    makers: dict[tuple[int, Kind], Callable[[Layout], Any]] = {}
-
-    def make(row: Row, kind: Kind) -> Any:
-        if row.handle is None:
-            return ADAPTERS[kind].empty(row.layout)
-        found = makers.get((row.handle, kind))
-        if found is None:
-            found = makers[row.handle, kind] = maker(memories[row.handle], kind)
-        return found(row.layout)
-
-    return make
-
-
-def _attach(
-    message: Message, readonly: Readonly, device: Device | str | None, timeout: float | None
-) -> list[Mapping]:
-    """Attach all memory, or none; each mapping lasts as long as arrays in it do."""
-    handles = message.handles
-    backend = None
-    if device is not None:
-        backend = (device if isinstance(device, str) else device.name).partition(":")[0]
-    here = [i for i, one in enumerate(handles) if one.backend == backend]
-    home = [i for i, one in enumerate(handles) if one.backend != backend]
-    mappings: dict[int, Mapping] = {}
-    for target, numbers in ((device, here), (None, home)):
-        wanted = [handles[i] for i in numbers]
-        found = attach_many(wanted, device=target, readonly=readonly, timeout=timeout)
-        for number, mapping in zip(numbers, found, strict=True):
-            leave_to_views(mapping)
-            mappings[number] = mapping
-    return [mappings[i] for i in range(len(handles))]
-
-
 def _overwrite(into: Any, message: Message, make: Callable[[Row, Kind], Any]) -> None:
-    # Nothing is compared with what is no tree.
-    read(message.tree, range(len(message.rows)))
-    targets: list[tuple[Any, ArrayInfo]] = []
-
-    def add(value: Any, _where: Callable[[], str]) -> int | None:
-        found = describe(value)
-        if found is None:
-            return None
-        targets.append((value, found))
-        return len(targets) - 1
-
     jobs = []
-    for number, target_number, where in list(pair_arrays(message.tree, write(into, add), "into")):
-        row, (target, found) = message.rows[number], targets[target_number]
-        mine = found.layout
-        if (mine.dtype, mine.shape) != (row.layout.dtype, row.layout.shape):
-            msg = (
-                f"an array of shape {row.layout.shape} and dtype {row.layout.dtype.name} was "
-                f"shared where {where} has shape {mine.shape} and dtype {mine.dtype.name}"
-            )
-            raise ConfigurationError(msg, operation="receive")
+    for row, target, found, where in pair_leaves(message, into, "into"):
         obstacle = _obstacle(found, target)
         if obstacle is not None:
             raise ConfigurationError(f"{where} {obstacle}", operation="receive")

@@ -2,7 +2,7 @@
 """Sharing: from nested arrays and tensors to what other processes receive them by."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from crossmem.arrays.adapters import describe
 from crossmem.control.records import Allow
@@ -13,6 +13,7 @@ from crossmem.errors import (
     CrossmemError,
     UnsupportedError,
 )
+from crossmem.guards import shorten
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.base.process import Process, current, drain
 from crossmem.sharing.device import Device
@@ -30,15 +31,18 @@ from crossmem.trees.versions import OwnCell, new_cell
 __all__ = ["host_device", "message_of", "share"]
 
 
+_Tree = TypeVar("_Tree")
+
+
 def share(
-    x: Any,
+    x: _Tree,
     *,
     copy: Copy | None = None,
     device: Device | str | None = None,
     allow: Allow | None = None,
     access: Access = "rw",
     neighbours: Neighbours | None = None,
-) -> Shared:
+) -> Shared[_Tree]:
     """Make arrays and tensors receivable by other processes, where they lie.
 
     What lies in memory of crossmem is shared there; what was received from another process, by
@@ -51,9 +55,10 @@ def share(
         dataclasses of them, nested in any way, with plain values among them. Arrays that
         overlap still do where they are received, and what occurs twice is one.
     copy
-        ``"allow"``: what cannot be shared where it lies is copied once, also what has neighbours
-        that must not be exposed; the result says how much that was. None: it is refused, with
-        the reason.
+        True or ``"allow"``: what cannot be shared where it lies is copied once, also what has
+        neighbours that must not be exposed; the result says how much that was. Go on working with
+        :attr:`Shared.value` then: what is written to ``x`` does not reach the copy. False or None:
+        it is refused, with the reason.
     device
         Where copies of host memory go, which must be memory that the CPU can address;
         ``host`` where None.
@@ -81,7 +86,10 @@ def share(
         Where a vendor's call failed. Nothing is left then.
     """
     process = drain()
-    _check("copy", copy, (None, "allow"))
+    # Not by equality: 1 is no answer.
+    if not (copy is None or isinstance(copy, bool) or copy == "allow"):
+        msg = f'copy must be True, False or "allow", not {shorten(copy)}'
+        raise ConfigurationError(msg, operation="share")
     _check("access", access, ("rw", "ro"))
     _check("neighbours", neighbours, (None, "expose"))
     if device is not None:
@@ -105,7 +113,9 @@ def share(
         return number
 
     tree = write(x, add)
-    tree_memory = TreeMemory(process, allow, access, neighbours, copy, lambda: host_device(device))
+    tree_memory = TreeMemory(
+        process, allow, access, neighbours, copy=bool(copy), host=lambda: host_device(device)
+    )
     try:
         handles, rows = _rows(tree_memory, leaves)
         cell = _cell(process, allow, device)
@@ -113,7 +123,7 @@ def share(
         tree_memory.give_up()
         raise
     message = Message(handles, rows, tree, cell.cell if cell is not None else None)
-    return Shared(process, message, cell=cell, tree_memory=tree_memory, kept=leaves)
+    return Shared(process, message, cell=cell, tree_memory=tree_memory, leaves=leaves)
 
 
 def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
@@ -141,7 +151,9 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
     access = memory.handle.access if isinstance(memory, Mapping) else "rw"
     # "advisory" is the wish of one reader, and not of those that it sends to.
     readonly = isinstance(memory, Mapping) and asked_readonly(memory) is True
-    tree_memory = TreeMemory(drain(), None, access, None, None, lambda: host_device(None))
+    tree_memory = TreeMemory(
+        drain(), None, access, None, copy=False, host=lambda: host_device(None)
+    )
     handle, layout = leaf.place(*tree_memory.export(memory))
     if handle.raw is not None:
         # It has no leases, so no message could hold the memory.

@@ -4,10 +4,11 @@
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar, cast
 
 from typing_extensions import override
 
+from crossmem.arrays.adapters import ADAPTERS
 from crossmem.errors import ClosedError, ConfigurationError, UnsupportedError
 from crossmem.guards import check_timeout
 from crossmem.sharing.base.deferred import Call
@@ -16,13 +17,18 @@ from crossmem.sharing.base.process import Process, drain, is_current, refuse_for
 from crossmem.sharing.importer.attach import attach_reserved
 from crossmem.sharing.importer.mapping import Mapping
 from crossmem.trees.message import Message
-from crossmem.trees.tree_memory import TreeMemory
+from crossmem.trees.nodes import read
+from crossmem.trees.opening import attach_handles, build, pair_leaves
+from crossmem.trees.tree_memory import Leaf, TreeMemory
 from crossmem.trees.versions import OwnCell, RemoteCell, wait_until_newer
 
 __all__ = ["Shared"]
 
+_Tree = TypeVar("_Tree")
+_ELSEWHERE = "is shared by another process, and only that one writes and publishes it"
 
-class Shared:
+
+class Shared(Generic[_Tree]):
     """Nested arrays and tensors, ready to be received by other processes.
 
     Made by :func:`crossmem.share`, and in other processes by :meth:`from_bytes`. It keeps what was
@@ -41,11 +47,15 @@ class Shared:
         "_cell",
         "_devices",
         "_is_closed",
+        "_is_taken",
         "_kept",
+        "_leaves",
         "_lock",
+        "_origins",
         "_owned",
         "_process",
         "_received",
+        "_value",
         "copied_nbytes",
         "message",
     )
@@ -57,6 +67,7 @@ class Shared:
         *,
         cell: OwnCell | None = None,
         tree_memory: TreeMemory | None = None,
+        leaves: Sequence[Leaf] = (),
         kept: object = None,
         received: Sequence[Mapping] = (),
     ) -> None:
@@ -69,13 +80,18 @@ class Shared:
         self._devices = tree_memory.devices if tree_memory is not None else set()
         self._owned = tree_memory.owned if tree_memory is not None else []
         self.copied_nbytes = tree_memory.copied_nbytes if tree_memory is not None else 0
+        self._origins = tree_memory.origins if tree_memory is not None else {}
+        self._leaves = leaves
         self._kept = kept
+        self._value: _Tree | None = None
+        self._is_taken = False
+        """Whether somebody has, or has written, the arrays in shared memory."""
         self._received = list(received)
         # Last: from here on, this object gives the cell back.
         self._cell: OwnCell | RemoteCell | None = cell
 
     @classmethod
-    def from_bytes(cls, blob: bytes | bytearray | memoryview) -> "Shared":
+    def from_bytes(cls, blob: bytes | bytearray | memoryview) -> "Shared[Any]":
         """Return the tree that another process described in bytes. Nothing is imported yet.
 
         Raises
@@ -86,7 +102,7 @@ class Shared:
         return cls(drain(), Message.from_bytes(blob))
 
     @classmethod
-    def from_reserved(cls, blob: bytes, numbers: Sequence[int]) -> "Shared":
+    def from_reserved(cls, blob: bytes, numbers: Sequence[int]) -> "Shared[Any]":
         """Return the tree of a message that holds its memory, which this keeps from now on.
 
         Parameters
@@ -122,6 +138,96 @@ class Shared:
             f"{len(self.message.handles)} allocations{state}>"
         )
 
+    # Contents -----------------------------------------------------------------------------
+
+    def take_message(self) -> Message:
+        """Return the description of the tree to who makes arrays of it.
+
+        Raises
+        ------
+        ClosedError, ForkedProcessError
+            With what happened.
+        """
+        self.check()
+        self._is_taken = True
+        return self.message
+
+    @property
+    def value(self) -> _Tree:
+        """The tree in shared memory.
+
+        In the process that shares it, an array that was copied is an array in the shared memory
+        here, and any other is the array that was shared. Go on working with this tree: readers see
+        what is written to it. In other processes it is what :func:`crossmem.receive` returns. Each
+        use gives the same objects. They keep the memory as arrays of :func:`crossmem.receive` do.
+
+        Raises
+        ------
+        ClosedError, ForkedProcessError
+            This may not be used any more.
+        CrossmemError
+            In another process than the one that shares it: as :func:`crossmem.receive`.
+        """
+        message = self.take_message()
+        value = self._value
+        if value is None:
+            if self._leaves:
+                arrays = [self._array(number) for number in range(len(message.rows))]
+                value = read(message.tree, arrays)
+            else:
+                value = build(message, attach_handles(message, readonly=False))
+            self._value = value
+        return cast("_Tree", value)
+
+    def _array(self, number: int) -> Any:
+        """Return an array of the tree, in shared memory."""
+        row, leaf = self.message.rows[number], self._leaves[number]
+        if row.handle is None:
+            return leaf.value
+        origin = self._origins[self.message.handles[row.handle]]
+        if origin.address + row.layout.offset == leaf.found.pointer:
+            return leaf.value
+        return origin.array(row.kind, row.layout)
+
+    def update(self, tree: _Tree) -> int:
+        """Overwrite the tree in shared memory with the contents of another one, and publish it.
+
+        Readers that work with the arrays at that moment see old and new bytes mixed. So let them
+        finish before: they say so to this process in any way, and then wait for the version that
+        this returns.
+
+        Parameters
+        ----------
+        tree
+            A tree of the same containers, with arrays and tensors of the same shapes and dtypes.
+            Plain values in it are not looked at.
+
+        Returns
+        -------
+        int
+            The new version; see :meth:`publish`.
+
+        Raises
+        ------
+        ConfigurationError
+            The trees differ; the message names the first difference. Nothing was written then.
+        UnsupportedError
+            Another process shares the tree.
+        ClosedError, ForkedProcessError
+            This may not be used any more.
+        """
+        self._own_cell("update")
+        jobs = []
+        for row, source, found, _where in list(pair_leaves(self.message, tree, "tree")):
+            if row.handle is not None:
+                origin = self._origins[self.message.handles[row.handle]]
+                if origin.address + row.layout.offset != found.pointer:
+                    jobs.append((found.kind, origin.array(found.kind, row.layout), source))
+        for kind, target, source in jobs:
+            ADAPTERS[kind].copy_to(target, source)
+        self._is_taken = True
+        return self.publish()
+
     # Versions -----------------------------------------------------------------------------
 
     @property
@@ -145,17 +251,25 @@ class Shared:
         Raises
         ------
         UnsupportedError
-            Where another process shares the tree.
+            Another process shares the tree. Or the tree was copied when it was shared, and nobody
+            has its arrays in shared memory: what was written since is elsewhere.
         ClosedError, ForkedProcessError
-            Where this may not be used any more.
+            This may not be used any more.
         """
-        cell = self._look(None)
-        if not isinstance(cell, OwnCell):
-            msg = f"{self!r} is shared by another process, and only that one publishes it"
-            raise UnsupportedError(msg, operation="publish")
+        cell = self._own_cell("publish")
+        if self.copied_nbytes and not self._is_taken:
+            msg = "the tree was copied when it was shared, and nobody has written to the copy since"
+            hint = "write to shared.value, or call shared.update(tree) in place of publish()"
+            raise UnsupportedError(msg, operation="publish", hint=hint)
         for one in self._devices:
             one.synchronize()
         return cell.bump()
+
+    def _own_cell(self, operation: str) -> OwnCell:
+        cell = self._look(None)
+        if not isinstance(cell, OwnCell):
+            raise UnsupportedError(f"{self!r} {_ELSEWHERE}", operation=operation)
+        return cell
 
     def wait(self, after: int, *, timeout: float | None = None) -> int:
         """Wait until a newer version than ``after`` was published, and return that.
@@ -165,12 +279,12 @@ class Shared:
         after
             The version that the caller knows already; 0 waits for the first.
         timeout
-            How long, in seconds; ``CROSSMEM_TIMEOUT`` where None.
+            How long, in seconds; 0 looks once; ``CROSSMEM_TIMEOUT`` if None.
 
         Raises
         ------
-        OwnerUnresponsiveError
-            Where none was published in that time.
+        WaitTimeoutError
+            None was published in that time.
         OwnerGoneError
             Where the process that shares the tree is dead.
         ClosedError
@@ -179,8 +293,11 @@ class Shared:
         if type(after) is not int or after < 0:
             msg = f"after must be a version, not {after!r}"
             raise ConfigurationError(msg, operation="wait")
-        timeout_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
-        cell = self._look(timeout)
+        timeout_s = 0.0
+        if timeout != 0:
+            timeout_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
+        # Looking once may still have to ask the owner for the memory of the version.
+        cell = self._look(timeout or None)
 
         def check() -> None:
             self.check()
@@ -222,7 +339,7 @@ class Shared:
     @property
     def kept(self) -> object:
         """What keeps the memory, apart from this object: for what is to outlive it."""
-        return self._owned, self._kept, self._received
+        return self._owned, self._leaves, self._origins, self._kept, self._received, self._value
 
     @property
     def closed(self) -> bool:
@@ -247,7 +364,7 @@ class Shared:
         cell, self._cell = self._cell, None
         if isinstance(cell, OwnCell):
             cell.close()
-        self._kept = None
+        self._leaves, self._origins, self._kept, self._value = (), {}, None, None
         with ExitStack() as steps:
             # Whatever one of them raises, the others are given back.
             while self._owned:

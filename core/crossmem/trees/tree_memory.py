@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
-from crossmem.arrays import ArrayInfo, Layout
+from crossmem.arrays import ArrayInfo, Kind, Layout
 from crossmem.arrays.adapters import ADAPTERS
 from crossmem.arrays.copy_ranges import find_range, pack_ranges
 from crossmem.control.records import Allow
@@ -27,11 +27,11 @@ from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.exporter.share_report import ShareWay, how_can_share
 from crossmem.sharing.importer.mapping import Mapping
 
-__all__ = ["Copy", "Leaf", "Place", "TreeMemory"]
+__all__ = ["Copy", "Leaf", "Origin", "Place", "TreeMemory"]
 
 _log = logging.getLogger(__name__)
 
-Copy = Literal["allow"]
+Copy = Literal["allow"] | bool
 """Whether what cannot be shared where it lies may be copied."""
 
 
@@ -70,6 +70,26 @@ class Place(NamedTuple):
     layout: Layout
 
 
+class Origin(NamedTuple):
+    """Where the memory of a handle lies in this process.
+
+    Parameters
+    ----------
+    memory
+        The allocation or mapping.
+    address
+        At which the memory of the handle starts.
+    """
+
+    memory: Allocation | Mapping
+    address: int
+
+    def array(self, kind: Kind, layout: Layout) -> Any:
+        """Return an array in that memory; the layout's offset counts from the address."""
+        shift = self.address - self.memory.ptr
+        return maker(self.memory, kind)(layout.at(layout.offset + shift))
+
+
 @dataclass(slots=True)
 class TreeMemory:
     """The memory that holds the arrays of one tree.
@@ -92,12 +112,14 @@ class TreeMemory:
     allow: Allow | None
     access: Access
     neighbours: Neighbours | None
-    copy: Copy | None
+    copy: bool
     host: Callable[[], Device]
     owned: list[Allocation] = field(default_factory=list)
     """Adoptions and copies, to be freed by whoever has this."""
     devices: set[Device] = field(default_factory=set)
     """Devices that hold something."""
+    origins: dict[ShareableHandle, Origin] = field(default_factory=dict)
+    """The memory of each handle."""
     copied_nbytes: int = 0
     _near: dict[str, ShareWay] = field(default_factory=dict)
     """What was last found out on each device."""
@@ -189,6 +211,7 @@ class TreeMemory:
         else:
             handle = memory.export(allow=self.allow, access=self.access)
         self.devices.add(cast("Device", memory.device))
+        self.origins[handle] = Origin(memory, origin)
         return handle, origin
 
     def _adopt(self, way: ShareWay, home: Device, leaves: list[Leaf]) -> Allocation:
@@ -222,9 +245,9 @@ class TreeMemory:
         return None, str(report)
 
     def _refuse_unless_copied(self, leaf: Leaf, reason: str, hint: str) -> None:
-        if self.copy is None:
+        if not self.copy:
             msg = f"{leaf.where()} cannot be shared where it lies: {reason}"
-            raise UnsupportedError(msg, operation="share", hint=f'{hint}, or say copy="allow"')
+            raise UnsupportedError(msg, operation="share", hint=f"{hint}, or say copy=True")
 
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
         """Copy each byte that arrays cover once, and all of them into one allocation.
