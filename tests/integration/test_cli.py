@@ -171,6 +171,18 @@ def test_unusable_backends_are_listed_with_what_to_do(tmp_path: Path) -> None:
     assert report.default is None
     shown = run("devices", path=[tmp_path], CROSSMEM_PLUGINS="two_backends")
     assert "libabsent.so was not found" in shown.stdout
+    assert "pip install absent" not in shown.stdout
+    shown = run("devices", "-v", path=[tmp_path], CROSSMEM_PLUGINS="two_backends")
+    assert "to do: pip install absent" in shown.stdout
+
+
+def test_the_devices_of_a_machine_fit_a_screen() -> None:
+    done = run("devices", COLUMNS="100")
+
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 100
 
 
 _RUDE = """
@@ -283,11 +295,12 @@ def test_the_readme_has_the_two_lines_and_its_example_runs(tmp_path: Path) -> No
             ".venv/bin/python -m pytest"
         ),
     ]
-    _arrays, example = [block for kind, block in blocks if kind == "python"]
-    (tmp_path / "example.py").write_text(example)
+    (example,) = [block for kind, block in blocks if kind == "python"]
+    (tmp_path / "example.py").write_text(example + "print(received['layer'].sum())\n")
     done = script(tmp_path / "example.py")
 
-    assert (done.returncode, done.stdout) == (0, "b'hello'\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "2000000.0\n"), done.stderr
+    assert len(text.splitlines()) <= 120
 
 
 def test_the_tutorial_runs(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_what_is_no_file_to_share_is_a_usage_error(tmp_path: Path, kind: str) ->
         (("--size", "many"), {}, 2, "'many' is not a size"),
         (("--size", "10"), {}, 2, "too few"),
         ((__file__, "--size", "1MiB"), {}, 2, "exclude each other"),
-        (("--device", "Emulated0"), {}, 2, "is no device"),
+        (("--device", "Emulated0"), {}, 2, "expected a device name"),
         (("--device", "emulated:99"), {}, 3, "has no device 99"),
         (("--device", "absent:0"), {}, 3, "no plugin offers"),
         (("--size", "8MiB"), {"CROSSMEM_DEVICE": "absent:0"}, 3, "no plugin offers"),

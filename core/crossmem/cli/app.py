@@ -143,7 +143,7 @@ def demo(
     ("crossmem devices", "what can be used, and what is missing for the rest"),
     ("crossmem devices --json | jq '.devices[].device'", "for scripts"),
     ("CROSSMEM_EMULATED_DEVICES=4 crossmem devices", "emulate four devices"),
-    ("crossmem devices -v", "also which barrier is in use with each exporter of this host"),
+    ("crossmem devices -v", "also capabilities, what was tried, and how to install the rest"),
 )
 def devices(
     *,
@@ -151,14 +151,17 @@ def devices(
     verbose: Annotated[
         bool,
         typer.Option(
-            "--verbose", "-v", help="Say which barrier orders the words of leases, with whom."
+            "--verbose",
+            "-v",
+            help="Also show capabilities, each path that was tried, how to install a backend, and "
+            "which barrier orders the words of leases.",
         ),
     ] = False,
 ) -> None:
-    """List the devices of all usable backends, and say what keeps the others from working.
+    """List the devices that can be used, and say what keeps each other backend from working.
 
-    Also lists plugins that failed to load. A backend that nobody may choose by accident, such as
-    an emulation, is used only where it is named.
+    Also lists plugins that failed to load. Host memory and emulations are used only if a program
+    names them.
     """
     with reporting("devices", as_json=as_json):
         from crossmem.cli.inventory import take_inventory
@@ -168,7 +171,7 @@ def devices(
         if as_json:
             print_json(report)
         else:
-            show_devices(report)
+            show_devices(report, verbose=verbose)
 
 
 @_command(

@@ -78,10 +78,14 @@ def _unusable(registry: Registry, name: str) -> BackendReport:
             crossmem.device(name)
     except PLUGIN_FAULTS as error:
         reason, hint = reason_and_hint(error)
-        return BackendReport(backend=name, state="unusable", reason=reason, hint=hint)
+        details = getattr(error, "details", "")
+        return BackendReport(
+            backend=name, state="unusable", reason=reason, hint=hint, details=details
+        )
     return BackendReport(
         backend=name,
         state="not_installed" if availability.state == "not_installed" else "unusable",
         reason=availability.reason or "it has no device",
         hint=backend.install_hint,
+        details=availability.details,
     )

@@ -93,11 +93,12 @@ def seconds_text(seconds: float) -> str:
     return f"{number:.{digits}f} {unit}"
 
 
-def facts(rows: Sequence[tuple[str, str]]) -> Padding:
-    """Return named facts, one a line."""
+def facts(rows: Sequence[tuple[str, str]], *, is_cut: bool = False) -> Padding:
+    """Return named facts, one a line; long ones are wrapped, or cut."""
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    longest = max((len(name) for name, _ in rows), default=0)
+    table.add_column(style="bold", no_wrap=True, min_width=longest)
+    table.add_column(overflow="ellipsis" if is_cut else "fold", no_wrap=is_cut)
     for name, value in rows:
         table.add_row(plain(name), plain(value))
     return Padding(table, (0, 0, 1, 0))

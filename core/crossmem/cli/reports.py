@@ -171,6 +171,8 @@ class BackendReport(FrozenModel):
     state: Literal["not_installed", "unusable"]
     reason: str
     hint: str | None
+    details: str = ""
+    """What was tried, one path a line."""
 
 
 class PluginReport(FrozenModel):

@@ -8,10 +8,12 @@ from typing import Final
 
 from crossmem.cli.render import facts, grid, nbytes_text, output, plain, seconds_text
 from crossmem.cli.reports import (
+    BackendReport,
     BarrierReport,
     ConformanceMatrixReport,
     ConformanceReport,
     DemoReport,
+    DeviceReport,
     DevicesReport,
     PluginReport,
     TensorReport,
@@ -137,41 +139,60 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def show_devices(report: DevicesReport) -> None:
-    """Print the devices, and what keeps the rest from working."""
+def show_devices(report: DevicesReport, *, verbose: bool) -> None:
+    """Print the devices, and what keeps the rest from working; a line each unless verbose."""
     console = output()
-    if report.devices:
-        rows = [
-            [
-                f"[bold]{one.device}[/bold]",
-                plain(one.identity),
-                "unknown" if one.total_nbytes is None else nbytes_text(one.total_nbytes),
-                plain(one.name),
-            ]
-            for one in report.devices
-        ]
-        console.print(grid(["Device", "Identity", ">Memory", "Name"], rows))
+    groups: dict[object, list[DeviceReport]] = {}
+    for one in report.devices:
+        groups.setdefault((one.backend, one.total_nbytes, one.capabilities), []).append(one)
+    if groups:
+        rows = [_device_row(group) for group in groups.values()]
+        console.print(grid(["Device", ">Memory", "Name"], rows))
     else:
         console.print("No device can be used.\n")
-    groups: dict[Capabilities, list[str]] = {}
-    for one in report.devices:
-        groups.setdefault(one.capabilities, []).append(one.device)
-    for capabilities, names in groups.items():
-        console.print(facts([(", ".join(names), ""), *_capability_rows(capabilities)]))
+    if verbose:
+        for group in groups.values():
+            names = ", ".join(f"{one.device} ({one.identity})" for one in group)
+            console.print(facts([(names, ""), *_capability_rows(group[0].capabilities)]))
+    unusable = [
+        row for one in report.unusable for row in (_all_of(one) if verbose else _reason_of(one))
+    ]
     for title, problems in (
-        ("Backends that cannot be used here", _backend_problems(report)),
+        ("Backends that cannot be used here", unusable),
         ("Plugins that failed", _plugin_problems(report.failed_plugins)),
         ("Plugins that were not loaded", _plugin_problems(report.disabled_plugins)),
     ):
         if problems:
             console.print(f"[bold]{title}[/bold]")
-            console.print(facts(problems))
+            console.print(facts(problems, is_cut=not verbose))
     if report.barrier is not None:
         console.print("[bold]Barrier of the words of leases[/bold]")
         console.print(facts(_barrier_rows(report.barrier)))
-    # The reason is for people; its hint stands on a second line.
-    reason = report.default_reason.replace("\nHint: ", " ")
+    reason = report.default_reason.split("\n", 1)[0]
     console.print(facts([("Default device", f"{report.default or 'none'}: {reason}")]))
+    if not verbose:
+        console.print(
+            "[dim]crossmem devices -v: capabilities, what was tried, how to install[/dim]"
+        )
+
+
+def _device_row(group: Sequence[DeviceReport]) -> list[str]:
+    first, last = group[0], group[-1]
+    names = first.device if first is last else f"{first.device} to {last.ordinal}"
+    memory = "unknown" if first.total_nbytes is None else nbytes_text(first.total_nbytes)
+    return [f"[bold]{names}[/bold]", memory, plain(first.name)]
+
+
+def _reason_of(one: BackendReport) -> list[tuple[str, str]]:
+    return [(f"  {one.backend}", one.reason)]
+
+
+def _all_of(one: BackendReport) -> list[tuple[str, str]]:
+    """Return why a backend cannot be used, what to do, and what was tried."""
+    state = f"{one.state.replace('_', ' ')}: {one.reason}"
+    rest = [f"to do: {one.hint}"] if one.hint else []
+    rest += [f"tried {line}" for line in one.details.splitlines()]
+    return [(f"  {one.backend}", state), *(("", line) for line in rest)]
 
 
 def _barrier_rows(report: BarrierReport) -> list[tuple[str, str]]:
@@ -204,16 +225,6 @@ def _capability_rows(capabilities: Capabilities) -> list[tuple[str, str]]:
         ("  can", ", ".join(name for name, able in flags.items() if able) or "-"),
         ("  cannot", ", ".join(name for name, able in flags.items() if not able) or "-"),
         ("  leases end with", _LEASE_ENDS[capabilities.lease_end]),
-    ]
-
-
-def _backend_problems(report: DevicesReport) -> list[tuple[str, str]]:
-    return [
-        (
-            f"  {one.backend}",
-            f"{one.state.replace('_', ' ')}: {one.reason}" + (f"; {one.hint}" if one.hint else ""),
-        )
-        for one in report.unusable
     ]
 
 

@@ -61,13 +61,34 @@ def candidates(
     return tuple(dict.fromkeys((*loaded, *names, *elsewhere)))
 
 
+class LibraryNotFoundError(OSError):
+    """None of a vendor's libraries can be loaded.
+
+    Parameters
+    ----------
+    message
+        Which ones.
+    tried
+        Each path that was tried, and what is wrong with it.
+    """
+
+    def __init__(self, message: str, tried: Sequence[str]) -> None:
+        super().__init__(message)
+        self.tried = tuple(tried)
+
+    @property
+    def details(self) -> str:
+        """What was tried, one path a line."""
+        return "\n".join(self.tried)
+
+
 def open_library(names: Sequence[str], folders: Sequence[str], stem: str) -> ctypes.CDLL:
     """Load the first of the `candidates` that can be loaded.
 
     Raises
     ------
-    OSError
-        Where none can; it names each path that was tried, and what is wrong with it.
+    LibraryNotFoundError
+        None can.
     """
     tried = []
     for path in candidates(names, folders, stem, _MAPS.read_text("utf-8", "surrogateescape")):
@@ -77,10 +98,10 @@ def open_library(names: Sequence[str], folders: Sequence[str], stem: str) -> cty
             # The loader names the file that it misses, which may be one that a library needs.
             reason = str(error).removeprefix(f"{path}: ")
             if reason.startswith("cannot open shared object file: No such"):
-                reason = "not there" if "/" in path else "not where the loader looks"
-            tried.append(f"{path} ({reason})")
-    msg = f"none of {', '.join(names)} can be loaded; tried {', '.join(tried)}"
-    raise OSError(msg)
+                reason = "no such file" if "/" in path else "not on the library search path"
+            tried.append(f"{path}: {reason}")
+    msg = f"none of {', '.join(names)} can be loaded"
+    raise LibraryNotFoundError(msg, tried)
 
 
 # Calls ------------------------------------------------------------------------------------

@@ -28,7 +28,9 @@ class Availability:
         ``"unusable"`` where everything is installed but cannot work here, for example because
         there is no device or no permission to use it.
     reason
-        Why not, in words for people. Only ``"available"`` may do without.
+        Why not, in one clause of at most 200 characters. Only ``"available"`` may do without.
+    details
+        What does not fit there, such as every path that was tried, one per line.
 
     Raises
     ------
@@ -38,6 +40,7 @@ class Availability:
 
     state: AvailabilityState
     reason: str = ""
+    details: str = ""
 
     def __post_init__(self) -> None:
         states = get_args(AvailabilityState)

@@ -165,7 +165,12 @@ class Offer:
                 raise ConfigurationError(msg, backend=backend.name)
         elif not (availability := self._probed()).available:
             msg = f"backend {backend.name!r} {_WORDS[availability.state]}: {availability.reason}"
-            raise BackendUnavailableError(msg, hint=backend.install_hint, backend=backend.name)
+            raise BackendUnavailableError(
+                msg,
+                hint=backend.install_hint,
+                details=availability.details,
+                backend=backend.name,
+            )
 
     def _load(self, runtime: str | None) -> Driver:
         backend = self.backend

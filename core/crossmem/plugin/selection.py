@@ -2,6 +2,7 @@
 """Which device is meant: what the caller names, else the environment, else the best available."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Self
@@ -14,7 +15,7 @@ from crossmem.errors import (
     ConfigurationError,
     CrossmemError,
 )
-from crossmem.guards import NAME_PATTERN
+from crossmem.guards import NAME_PATTERN, shorten
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.registry import Registry
 from crossmem.settings import VARIABLES, Settings
@@ -23,6 +24,8 @@ __all__ = ["Candidate", "Choice", "DeviceSpec", "Explanation", "Source", "choose
 
 _SPEC: Final = re.compile(rf"({NAME_PATTERN})(?::(0|[1-9][0-9]{{0,4}}))?")
 _MAX_ORDINAL: Final = 65535
+_HOST: Final = "host"
+"""What users most often want where there is no accelerator."""
 
 
 class Source(StrEnum):
@@ -63,11 +66,9 @@ class DeviceSpec:
         match = _SPEC.fullmatch(text) if isinstance(text, str) else None
         ordinal = int(match[2] or 0) if match else 0
         if match is None or ordinal > _MAX_ORDINAL:
-            msg = (
-                f"{origin} {text!r} is no device: write 'backend:N', with a backend's name in "
-                f"lower case and a number from 0 to {_MAX_ORDINAL}, such as 'cuda:0'"
-            )
-            raise ConfigurationError(msg)
+            msg = f"expected a device name such as 'cuda:0', got {origin} {shorten(text)}"
+            hint = f"write BACKEND:N with a number from 0 to {_MAX_ORDINAL}, or BACKEND"
+            raise ConfigurationError(msg, hint=hint)
         return cls(match[1], ordinal)
 
     @override
@@ -203,7 +204,9 @@ def choose(
                 raise
             # The caller wrote no name, so the message has to say where this one comes from.
             msg = f"{VARIABLES['device']}={settings.device!r}: {error.message}"
-            raise type(error)(msg, hint=error.hint, backend=error.backend) from error
+            raise type(error)(
+                msg, hint=error.hint, details=error.details, backend=error.backend
+            ) from error
         return named
     if runtime is not None:
         msg = f"runtime {runtime!r} was named without a backend"
@@ -212,14 +215,22 @@ def choose(
     for backend in ranked:
         if registry.availability(backend.name).available:
             return Choice(DeviceSpec(backend.name), Source.PRIORITY)
-    considered = "; ".join(f"{one.name} is {registry.availability(one.name)}" for one in ranked)
-    by_name = [one.name for one in registry.backends() if one.priority is None]
-    reason = considered or "none of that kind is installed"
-    msg = f"no backend can be used without being named: {reason}"
-    if registry.failures:
-        msg += f"; plugins that failed: {'; '.join(map(str, registry.failures))}"
-    hint = f"Used only when named: {', '.join(f'{name}:0' for name in by_name)}."
-    raise BackendUnavailableError(msg, hint=hint if by_name else None)
+    raise _nothing_found(ranked, registry)
+
+
+def _nothing_found(ranked: Sequence[Backend], registry: Registry) -> BackendUnavailableError:
+    """Return the error for a machine where no backend can be taken without being named."""
+    lines = []
+    for one in ranked:
+        availability = registry.availability(one.name)
+        lines += [f"{one.name}: {availability}", *availability.details.splitlines()]
+    lines += [f"plugin {one}" for one in registry.failures]
+    by_name = {one.name for one in registry.backends() if one.priority is None}
+    hint = "`crossmem devices -v` says why each backend is missing"
+    if _HOST in by_name:
+        hint = f"crossmem.device({_HOST!r}) is host memory; {hint}"
+    msg = "no device was named, and no GPU or NPU was found"
+    return BackendUnavailableError(msg, hint=hint, details="\n".join(lines))
 
 
 def explain(

@@ -7,10 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
+from crossmem.driver.native import LibraryNotFoundError
 from crossmem.errors import BackendUnavailableError
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.hookspecs import FindRuntime
 from crossmem.plugin.markers import hookimpl
+from crossmem_ascend.pyacl import INSTALL_HINT
 
 if TYPE_CHECKING:
     from crossmem.driver import Driver
@@ -25,27 +27,29 @@ _DEV: Final = Path("/dev")
 
 
 def _probe() -> Availability:
-    if fault := _fault_of_both():
-        return Availability("not_installed", fault)
+    fault, details = _fault_of_both()
+    if fault:
+        return Availability("not_installed", fault, details)
     if not any(_DEV.glob(_DEVICE_FILES)):
-        return Availability(
-            "unusable", f"there is no device: no file matches {_DEV / _DEVICE_FILES}"
-        )
+        return Availability("unusable", f"no NPU: no file matches {_DEV / _DEVICE_FILES}")
     return Availability("available")
 
 
-def _fault_of_both() -> str:
-    """Return why there is neither pyACL nor CANN's library; empty where one is."""
+def _fault_of_both() -> tuple[str, str]:
+    """Return why there is neither pyACL nor CANN's library, and what was tried.
+
+    Both are empty if one of them is there.
+    """
     if "acl" in sys.modules or find_spec("acl") is not None:
-        return ""
+        return "", ""
     # Imported here because discovery, which every process does, must stay cheap.
     from crossmem_ascend.library import acl_library  # noqa: PLC0415
 
     try:
         acl_library()
-    except OSError as error:
-        return f"there is no pyACL (the module acl), and {error}"
-    return ""
+    except LibraryNotFoundError as error:
+        return f"pyACL (the module acl) is not installed, and {error}", error.details
+    return "", ""
 
 
 def _load(find_runtime: FindRuntime, runtime: str | None) -> "Driver":
@@ -75,7 +79,7 @@ def _find_acl() -> "Acl":
         except BackendUnavailableError as error:
             message = f"{first.message}, and {error.message}"
             raise BackendUnavailableError(
-                message, hint=first.hint, backend=first.backend
+                message, hint=first.hint, details=error.details, backend=first.backend
             ) from first
 
 
@@ -90,8 +94,7 @@ def crossmem_backends(find_runtime: FindRuntime) -> tuple[Backend, ...]:
             probe=_probe,
             load=partial(_load, find_runtime),
             priority=20,
-            install_hint="install CANN and its driver, and run `source set_env.sh` of its "
-            "toolkit, so that Python can `import acl` and its libraries are found",
+            install_hint=INSTALL_HINT,
             runtimes=(_PYACL, _CTYPES, "emulated"),
         ),
     )

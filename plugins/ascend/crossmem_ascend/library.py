@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
-from crossmem.driver.native import Functions, open_library
+from crossmem.driver.native import Functions, LibraryNotFoundError, open_library
 from crossmem.errors import BackendUnavailableError
 from crossmem_ascend.errors import BACKEND, FEATURE_NOT_SUPPORT
 from crossmem_ascend.prototypes import ACL, RT
@@ -104,8 +104,8 @@ def acl_library() -> ctypes.CDLL:
 
     Raises
     ------
-    OSError
-        Where none can be loaded, with all that was tried.
+    LibraryNotFoundError
+        None can be loaded.
     """
     return open_library(_NAMES, folders(os.environ), _STEM)
 
@@ -127,6 +127,8 @@ def open_acl() -> Acl:
     """
     try:
         library = acl_library()
-    except OSError as error:
-        raise BackendUnavailableError(str(error), hint=INSTALL_HINT, backend=BACKEND) from error
+    except LibraryNotFoundError as error:
+        raise BackendUnavailableError(
+            str(error), hint=INSTALL_HINT, details=error.details, backend=BACKEND
+        ) from error
     return cast("Acl", LibraryAcl(library))

@@ -11,8 +11,8 @@ from crossmem_ascend.runtime import Acl
 __all__ = ["INSTALL_HINT", "import_pyacl"]
 
 INSTALL_HINT = (
-    "install CANN and its driver, and run `source set_env.sh` of its toolkit, so that Python can "
-    "`import acl` and its libraries are found"
+    "install CANN and its driver, and run `source set_env.sh` of its toolkit: Python then finds "
+    "`acl` and the libraries"
 )
 
 

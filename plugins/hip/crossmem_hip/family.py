@@ -88,9 +88,8 @@ HIP: Final = Family(
     masks=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     device_files="kfd",
     tool="rocminfo",
-    install_hint="install ROCm, and name its folder in ROCM_PATH where it is not /opt/rocm; or a "
-    "CuPy for its version too, such as `pip install cupy-rocm-7-0`; a container needs --device "
-    "/dev/kfd --device /dev/dri",
+    install_hint="install ROCm (ROCM_PATH names another folder than /opt/rocm), or also "
+    "`pip install cupy-rocm-7-0`; a container needs --device /dev/kfd --device /dev/dri",
     dlpack_device_type=10,
 )
 
@@ -102,9 +101,8 @@ CUDA: Final = Family(
     masks=("CUDA_VISIBLE_DEVICES",),
     device_files="nvidia[0-9]*",
     tool="nvidia-smi",
-    install_hint="install NVIDIA's driver and a CuPy for its version, such as `pip install "
-    "cupy-cuda13x`, or only CUDA's runtime, such as `pip install nvidia-cuda-runtime`; a container "
-    "needs the NVIDIA Container Toolkit",
+    install_hint="install NVIDIA's driver, and `pip install cupy-cuda13x` or only `pip install "
+    "nvidia-cuda-runtime`; a container needs the NVIDIA Container Toolkit",
     dlpack_device_type=2,
 )
 

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
+from crossmem.driver.native import LibraryNotFoundError
 from crossmem.errors import BackendUnavailableError, CrossmemError
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.hookspecs import FindRuntime
@@ -25,13 +26,14 @@ _DEV: Final = Path("/dev")
 
 
 def _probe(family: Family) -> Availability:
-    if fault := _fault_of_both(family):
+    fault, details = _fault_of_both(family)
+    if fault:
         is_absent = find_spec(_PACKAGE) is None
-        return Availability("not_installed" if is_absent else "unusable", fault)
+        return Availability("not_installed" if is_absent else "unusable", fault, details)
     if not any(_DEV.glob(family.device_files)) and not _has_devices(family):
         return Availability(
             "unusable",
-            f"there is no device of {family.vendor}: no file matches {_DEV / family.device_files}, "
+            f"no {family.vendor} device: no file matches {_DEV / family.device_files}, "
             f"and {family.function('getDeviceCount')} finds none",
         )
     return Availability("available")
@@ -49,22 +51,25 @@ def _has_devices(family: Family) -> bool:
         return False
 
 
-def _fault_of_both(family: Family) -> str:
-    """Return why neither CuPy nor the vendor's library can be used; empty where one can."""
+def _fault_of_both(family: Family) -> tuple[str, str]:
+    """Return why neither CuPy nor the vendor's library can be used, and what was tried.
+
+    Both are empty if one of them can be used.
+    """
     if not (fault := _fault_of_cupy(family)):
-        return ""
+        return "", ""
     from crossmem_hip.search import runtime_library  # noqa: PLC0415
 
     try:
         runtime_library(family)
-    except OSError as error:
-        return f"{fault}, and {error}"
-    return ""
+    except LibraryNotFoundError as error:
+        return f"{fault}, and {error}", error.details
+    return "", ""
 
 
 def _fault_of_cupy(family: Family) -> str:
     if find_spec(_PACKAGE) is None:
-        return "there is no CuPy"
+        return "CuPy is not installed"
     # Imported here because discovery, which every process does, must stay cheap.
     from crossmem_hip.cupy import fault_of  # noqa: PLC0415
 
@@ -77,8 +82,11 @@ def _load(family: Family, find_runtime: FindRuntime, runtime: str | None) -> "Dr
     from crossmem_hip.library import extend, open_runtime  # noqa: PLC0415
 
     if runtime is None:
-        if fault := _fault_of_both(family):
-            raise BackendUnavailableError(fault, hint=family.install_hint, backend=family.backend)
+        fault, details = _fault_of_both(family)
+        if fault:
+            raise BackendUnavailableError(
+                fault, hint=family.install_hint, details=details, backend=family.backend
+            )
         runtime = _CTYPES if _fault_of_cupy(family) else _CUPY
     if runtime == _CUPY:
         return GpuDriver(family, extend(family, import_cupy(family)), current_streams)

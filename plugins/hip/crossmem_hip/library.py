@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from typing_extensions import override
 
-from crossmem.driver.native import Functions
+from crossmem.driver.native import Functions, LibraryNotFoundError
 from crossmem.errors import BackendUnavailableError
 from crossmem_hip.errors import error_for, names_of
 from crossmem_hip.family import VIRTUAL, Family
@@ -177,9 +177,9 @@ def open_runtime(family: Family) -> Runtime:
     """
     try:
         library = runtime_library(family)
-    except OSError as error:
+    except LibraryNotFoundError as error:
         raise BackendUnavailableError(
-            str(error), hint=family.install_hint, backend=family.backend
+            str(error), hint=family.install_hint, details=error.details, backend=family.backend
         ) from error
     names = names_of(family)
 

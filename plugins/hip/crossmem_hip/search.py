@@ -29,8 +29,8 @@ def runtime_library(family: Family) -> ctypes.CDLL:
 
     Raises
     ------
-    OSError
-        Where none can be loaded, with all that was tried.
+    LibraryNotFoundError
+        None can be loaded.
     """
     if family.is_hip:
         return open_library(_HIP_NAMES, hip_folders(os.environ), _HIP)

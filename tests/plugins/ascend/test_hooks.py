@@ -11,6 +11,7 @@ import pytest
 from programs import DEADLINE_S
 
 import crossmem
+from crossmem.driver.native import LibraryNotFoundError
 from crossmem.plugin import API_VERSION, Backend
 from crossmem_ascend import hooks, library
 from crossmem_ascend.driver import AscendDriver
@@ -31,8 +32,8 @@ def _no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the library that this machine may have."""
 
     def refuse() -> Any:
-        msg = "none of libascendcl.so can be loaded, where the loader looks"
-        raise OSError(msg)
+        msg = "none of libascendcl.so can be loaded"
+        raise LibraryNotFoundError(msg, ["/opt/lib/libvendor.so: no such file"])
 
     monkeypatch.setattr(library, "acl_library", refuse)
 
@@ -150,7 +151,9 @@ def test_neither_pyacl_nor_the_library(backend: Backend) -> None:
     assert "set_env.sh" in str(raised.value)
     probed = backend.probe()
     assert (probed.state, len(probed.reason.splitlines())) == ("not_installed", 1)
-    assert probed.reason.startswith("there is no pyACL (the module acl), and none of libascendcl")
+    assert probed.reason.startswith(
+        "pyACL (the module acl) is not installed, and none of libascendcl"
+    )
 
 
 def test_an_emulation_comes_from_another_plugin(acl: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import crossmem
 from crossmem.conformance.speed import SLOWNESS
+from crossmem.driver.native import LibraryNotFoundError
 from crossmem_ascend import library as libraries
 from crossmem_ascend.driver import AscendDriver
 from crossmem_ascend.library import LibraryAcl, folders, open_acl
@@ -348,8 +349,8 @@ def test_folders_of_cann() -> None:
 
 def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> Any:
-        msg = "none of libascendcl.so can be loaded, where the loader looks"
-        raise OSError(msg)
+        msg = "none of libascendcl.so can be loaded"
+        raise LibraryNotFoundError(msg, ["/opt/lib/libvendor.so: no such file"])
 
     monkeypatch.setattr(libraries, "acl_library", refuse)
     with pytest.raises(crossmem.BackendUnavailableError, match="none of libascendcl") as raised:

@@ -12,6 +12,7 @@ import pytest
 from programs import DEADLINE_S
 
 import crossmem
+from crossmem.driver.native import LibraryNotFoundError
 from crossmem.plugin import API_VERSION, Backend
 from crossmem_hip import hooks, library, search
 from crossmem_hip.cupy import RUNTIME
@@ -35,8 +36,8 @@ def _no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the libraries that this machine may have."""
 
     def refuse(_: Family) -> Any:
-        msg = "none of libvendor.so can be loaded, where the loader looks"
-        raise OSError(msg)
+        msg = "none of libvendor.so can be loaded"
+        raise LibraryNotFoundError(msg, ["/opt/lib/libvendor.so: no such file"])
 
     for module in (search, library):
         monkeypatch.setattr(module, "runtime_library", refuse)
@@ -167,11 +168,11 @@ def test_neither_cupy_nor_the_library(
     with pytest.raises(crossmem.BackendUnavailableError, match="none of libvendor") as raised:
         backend.load(runtime)
 
-    assert raised.value.message.startswith("there is no CuPy, and ") == (runtime is None)
+    assert raised.value.message.startswith("CuPy is not installed, and ") == (runtime is None)
     assert raised.value.hint == family.install_hint
     probed = backend.probe()
     assert (probed.state, len(probed.reason.splitlines())) == ("not_installed", 1)
-    assert probed.reason.startswith("there is no CuPy, and none of libvendor.so")
+    assert probed.reason.startswith("CuPy is not installed, and none of libvendor.so")
 
 
 def test_an_emulation_comes_from_another_plugin(family: Family, rt: Any) -> None:
@@ -201,7 +202,7 @@ def test_the_probe_looks_for_cupy_and_the_devices(
     absent = backend.probe()
 
     assert (absent.state, no_device.state) == ("not_installed", "unusable")
-    assert f"there is no device of {family.vendor}" in no_device.reason
+    assert f"no {family.vendor} device" in no_device.reason
     assert usable.available
     assert cupy.calls == []
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 import crossmem
+from crossmem.driver.native import LibraryNotFoundError
 from crossmem_hip import library as libraries
 from crossmem_hip.driver import GpuDriver
 from crossmem_hip.family import CUDA, HIP, VIRTUAL, Family
@@ -346,8 +347,8 @@ def test_a_library_that_does_not_tell_its_version(install: Callable[..., Vendor]
 
 def test_no_library(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Family) -> Any:
-        msg = "none of libvendor.so can be loaded, where the loader looks"
-        raise OSError(msg)
+        msg = "none of libvendor.so can be loaded"
+        raise LibraryNotFoundError(msg, ["/opt/lib/libvendor.so: no such file"])
 
     monkeypatch.setattr(libraries, "runtime_library", refuse)
     with pytest.raises(crossmem.BackendUnavailableError, match="none of libvendor") as raised:

@@ -72,7 +72,9 @@ def test_no_device_specs(text: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         DeviceSpec.parse(text, origin="CROSSMEM_DEVICE")
 
-    assert str(caught.value).startswith(f"CROSSMEM_DEVICE {text!r} is no device: write 'backend:N'")
+    wanted = f"expected a device name such as 'cuda:0', got CROSSMEM_DEVICE {text!r}"
+    assert caught.value.message == wanted
+    assert "BACKEND:N" in str(caught.value.hint)
 
 
 def test_the_caller_decides_first(registry: Any) -> None:
@@ -116,19 +118,28 @@ def test_an_emulation_is_never_a_fallback(world: Any) -> None:
     with pytest.raises(BackendUnavailableError) as caught:
         choose(None, Settings(), world.registry())
 
-    assert str(caught.value) == (
-        "no backend can be used without being named: fast is unusable: no device; plugins that "
-        "failed: rusty:rust 1.0: ModuleNotFoundError: No module named 'no_such_module_of_rusty'\n"
-        "Hint: Used only when named: emulated:0."
-    )
+    assert caught.value.message == "no device was named, and no GPU or NPU was found"
+    assert caught.value.details.splitlines() == [
+        "fast: unusable: no device",
+        "plugin rusty:rust 1.0: ModuleNotFoundError: No module named 'no_such_module_of_rusty'",
+    ]
     assert world.probes == ["fast"]
 
 
 def test_nothing_is_installed(world: Any) -> None:
-    with pytest.raises(
-        BackendUnavailableError, match=r"without being named: none of that kind is installed$"
-    ):
+    with pytest.raises(BackendUnavailableError) as caught:
         choose(None, Settings(), world.registry())
+
+    assert caught.value.details == ""
+    assert "crossmem devices -v" in str(caught.value.hint)
+
+
+def test_host_memory_is_named_where_it_can_be_had(world: Any) -> None:
+    world.install("tools", tools=world.plugin(world.backend("host")))
+    with pytest.raises(BackendUnavailableError) as caught:
+        choose(None, Settings(), world.registry())
+
+    assert "crossmem.device('host')" in str(caught.value.hint)
 
 
 def test_what_is_named_is_not_replaced(registry: Any) -> None:
@@ -213,7 +224,7 @@ def test_explanation_of_a_refusal(registry: Any) -> None:
     assert "no runtime 'fake'" in wrong_runtime.problem
     assert reasons(wrong_runtime)["fast"] == "named, but not usable as asked"
     assert reasons(wrong_runtime)["slow"] == "another device is named"
-    assert "'FAST' is no device" in no_device.problem
+    assert "got device 'FAST'" in no_device.problem
     assert reasons(no_backend)["slow"] == "not considered"
 
 
