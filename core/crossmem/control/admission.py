@@ -178,6 +178,8 @@ class Admission:
             # The reply that brought it was lost, so it holds nothing.
             del holder.rows[key]
             self.registry.forget_row(row)
+            kept = set(holder.rows.values())
+            holder.exports = {one for one in holder.exports if one.rows.keys() & kept}
         elif len(holder.rows) >= _MAX_ROWS:
             return None
         segment = segments.create(segments.ROW_NAME, made, is_written_by_maker=False)

@@ -113,6 +113,10 @@ class HolderTable:
             del self._holders[holder.key]
         if holder.pidfd is not None:
             self._loop.unwatch(holder.pidfd)
+        # They refer to the holder, so only the garbage collector would find them.
+        for row in holder.rows.values():
+            row.segment.close()
+        holder.rows.clear()
         _close_pidfd(holder)
 
     def forget_unused(self) -> None:

@@ -39,9 +39,14 @@ class InFlight:
         self._closing: set[socket] = set()
         """Connections that are closed once the peer has read what it was sent."""
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether a connection waits for its peer, so that :meth:`forget_read` must be called."""
+        return bool(self._closing)
+
     def has_room(self, uid: int, count: int) -> bool:
         """Whether so many descriptors may be sent to another user now."""
-        self._forget_read()
+        self.forget_read()
         unread = [count for user, count in self._sent.values() if user == uid]
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return not unread or sum(unread) + count <= max(MAX_DESCRIPTORS, soft // _PART)
@@ -53,7 +58,7 @@ class InFlight:
 
     def close(self, connection: socket) -> None:
         """Close a connection, but not before its peer has read the descriptors that it was sent."""
-        self._forget_read()
+        self.forget_read()
         if connection in self._sent:
             # The peer may have closed its end a moment ago.
             with suppress(OSError):
@@ -62,7 +67,8 @@ class InFlight:
         else:
             close_connection(connection)
 
-    def _forget_read(self) -> None:
+    def forget_read(self) -> None:
+        """Close the connections whose peers have read what they were sent, or are gone."""
         for connection in [one for one in self._sent if _is_read(one)]:
             del self._sent[connection]
             if connection in self._closing:

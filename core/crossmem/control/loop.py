@@ -21,6 +21,8 @@ class EventLoop:
     def __init__(self) -> None:
         self._handlers: dict[int, Callable[[], object]] = {}
         self._sockets: list[socket.socket] = []
+        self.hung_up: set[int] = set()
+        """Those of the ready descriptors whose other side can neither send nor receive any more."""
         self.epoll = select.epoll()
         try:
             self._sockets += socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -49,7 +51,9 @@ class EventLoop:
 
     def wait(self, timeout_s: float | None) -> list[int]:
         """Return the descriptors that are ready."""
-        return [descriptor for descriptor, _events in self.epoll.poll(timeout_s)]
+        events = self.epoll.poll(timeout_s)
+        self.hung_up = {descriptor for descriptor, mask in events if mask & select.EPOLLHUP}
+        return [descriptor for descriptor, _mask in events]
 
     def handler_of(self, descriptor: int) -> Callable[[], object] | None:
         """Return what handles a descriptor, None if it is not watched any more."""

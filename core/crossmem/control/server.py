@@ -51,6 +51,7 @@ __all__ = ["LeaseServer"]
 _log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.02
+_SWEEP_S: Final = 0.5
 _STOP_JOIN_S: Final = 2.0
 _MAX_CAUGHT_UP: Final = 1000
 _READ_ENDS_S: Final = 0.01
@@ -90,6 +91,8 @@ class LeaseServer:
         self._in_flight = InFlight(own_uid())
         self._served: set[tuple[int, int]] = set()
         """Processes, by pid and user, of which a message was read in this round."""
+        self._skipped: set[int] = set()
+        """Connections that had to wait for the next round."""
         self._bells: deque[Bell] = deque()
         """Each rings once everything that had come by then was read."""
         self._stopping = False
@@ -160,12 +163,15 @@ class LeaseServer:
     def _run(self) -> None:
         while not self._stopping:
             waiting = self._listeners.is_paused or bool(self._unsent)
-            ready = self._loop.wait(_RETRY_S if waiting else None)
+            sometimes = _SWEEP_S if self._in_flight.is_closing else None
+            ready = self._loop.wait(_RETRY_S if waiting else sometimes)
             if self._stopping:
                 break
             self._handle_all(ready)
             if waiting:
                 self._retry()
+            if self._in_flight.is_closing:
+                self._in_flight.forget_read()
             if self._bells:
                 self._answer_bells()
             self.leases.tell()
@@ -189,6 +195,10 @@ class LeaseServer:
 
     def _handle_all(self, ready: list[int]) -> None:
         self._served.clear()
+        if self._skipped:
+            # Else the first connection of a process could keep the others from their turn.
+            skipped, self._skipped = self._skipped, set()
+            ready.sort(key=lambda one: one not in skipped)
         for descriptor in ready:
             self._handle(descriptor)
 
@@ -264,11 +274,15 @@ class LeaseServer:
         """Handle one message of a peer, and of one connection of a process in each round."""
         process = connection.pid, connection.uid
         if process in self._served:
+            self._skipped.add(connection.number)
             return
         self._served.add(process)
         if connection in self._unsent:
             self._flush(connection)
             if connection in self._unsent:
+                if connection.number in self._loop.hung_up:
+                    self._read_ends(connection)
+                    self._drop(connection)
                 return
         try:
             for kind, request, body in connection.receive(1):

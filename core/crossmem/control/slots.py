@@ -66,7 +66,7 @@ class SlotTable:
         self.descriptors: list[int] = []
         """Of the control segments, to pass on."""
         self.free: list[int] = []
-        """A heap of slots that were given back: no row holds them, their generation is even."""
+        """A heap of slots that were given back: no row holds them."""
         self._count = 0
 
     def take(self) -> Slot:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words of leases are mapped in no forked child, whatever another thread was about to do."""
 
+import errno
 import fcntl
 import os
 import threading
@@ -89,3 +90,27 @@ def test_a_row_that_cannot_be_written_is_no_row(made: list[segments.Segment], se
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def test_an_old_kernel_seals_without_that_of_later_writing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add, refused = fcntl.fcntl, []
+
+    def before_linux_5_1(descriptor: int, command: int, seals: int = 0) -> int:
+        if command == fcntl.F_ADD_SEALS and seals & 0x10:
+            refused.append(seals)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return add(descriptor, command, seals)
+
+    monkeypatch.setattr(fcntl, "fcntl", before_linux_5_1)
+    made: list[int] = []
+    segment = segments.create("crossmem-control", made, is_written_by_maker=True)
+    received = segments.receive(made[0], is_writable=False)
+    segment.words[segments.HEADER_WORDS] = 7
+
+    assert received.words[segments.HEADER_WORDS] == 7
+    assert refused == [0x10]
+    segment.close()
+    received.close()
+    os.close(made[0])

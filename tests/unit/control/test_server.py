@@ -2,8 +2,6 @@
 """What the lease server leaves behind, reads late and lets go of."""
 
 import errno
-import fcntl
-import os
 import resource
 import select
 import socket
@@ -16,13 +14,12 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from crossmem.control import holders, processes, segments, wire
+from crossmem.control import holders, processes, wire
 from crossmem.control.connection import ServerConnection
 from crossmem.control.descriptors import admit
 from crossmem.control.endpoint import new_socket
 from crossmem.control.leases import new_number
 from crossmem.control.records import Allow, Export, Unit
-from crossmem.control.segments import HEADER_WORDS
 from crossmem.control.server import LeaseServer
 from crossmem.driver import Exported, Peer
 from crossmem.models import ProcessIdentity, ShareableHandle
@@ -297,6 +294,50 @@ def test_who_cannot_be_sent_a_reply_sees_the_end_and_is_read_until_its_own(
         assert not server._connections
 
 
+def test_each_connection_of_a_process_has_its_turn(server: Any, handle: ShareableHandle) -> None:
+    with new_socket() as first, new_socket() as other:
+        numbers = [accept(server, importer).number for importer in (first, other)]
+        send_ends(first, [1, 2, 3, 4])
+        send_ends(other, reserve(server, handle, 1))
+        for _ in range(2):
+            # The first one is always ready, and comes first.
+            server._handle_all(list(numbers))
+
+        assert leases_of(server, 1) == []
+
+
+def test_who_hangs_up_while_a_reply_waits_is_let_go_of(
+    server: Any, handle: ShareableHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server._in_flight, "own_uid", -1)
+    monkeypatch.setattr(server._in_flight, "has_room", lambda *_: False)
+    with new_socket() as importer:
+        connection = accept(server, importer)
+        with suppress(BlockingIOError):
+            ask(server, importer, connection, handle, [True])
+        assert connection in server._unsent
+    server._handle_all(server._loop.wait(0))
+
+    assert not server._connections
+    assert server.leases.retire(server.leases.exports.get(1, 0).unit, even_if_leased=False)
+
+
+def test_a_row_that_was_lost_keeps_no_export(server: Any, handle: ShareableHandle) -> None:
+    other = publish(server, 2)
+    with new_socket() as importer:
+        connection = accept(server, importer)
+        for one in (handle, other):
+            # The second request does not know of the row that the first one brought.
+            ask(server, importer, connection, one, [True])
+        holder = connection.holder
+        assert holder is not None
+        assert [one.handle for one in holder.exports] == [other]
+        for number in (1, 2):
+            unit = server.leases.exports.get(number, 0).unit
+            assert server.leases.retire(unit, even_if_leased=False)
+        assert not holder.holds_something
+
+
 def test_ends_are_read_before_a_connection_is_let_go_of(
     server: Any, handle: ShareableHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,27 +485,3 @@ def test_rows_that_were_not_sent_are_closed_in_the_end(tmp_path: Path) -> None:
         assert open_rows() == before + 1
         server.stop()
         assert open_rows() == before
-
-
-def test_an_old_kernel_seals_without_that_of_later_writing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    add, refused = fcntl.fcntl, []
-
-    def before_linux_5_1(descriptor: int, command: int, seals: int = 0) -> int:
-        if command == fcntl.F_ADD_SEALS and seals & 0x10:
-            refused.append(seals)
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return add(descriptor, command, seals)
-
-    monkeypatch.setattr(fcntl, "fcntl", before_linux_5_1)
-    made: list[int] = []
-    segment = segments.create("crossmem-control", made, is_written_by_maker=True)
-    received = segments.receive(made[0], is_writable=False)
-    segment.words[HEADER_WORDS] = 7
-
-    assert received.words[HEADER_WORDS] == 7
-    assert refused == [0x10]
-    segment.close()
-    received.close()
-    os.close(made[0])
