@@ -60,6 +60,8 @@ class Children:
         self._actor = actor
         self._within_s = within_s
         self._alive: list[Child] = []
+        self._killed_s: dict[int, float] = {}
+        """By pid: when a child was killed, on the clock of ``begun_s``."""
         self._processes: list[Any] = []
 
     def start(self, kind: str = "") -> None:
@@ -99,13 +101,17 @@ class Children:
         now, fair_s = time.monotonic(), self._actor.watch.fair_s
         with storm_interrupts.undisturbed():
             for child in self._alive[:]:
+                since_s = child.begun_s
                 if now > child.killed_at:
+                    # Nobody may have looked here for long.
+                    since_s = self._killed_s.setdefault(child.pid, fair_s)
                     _kill(child.pid)
                 pid, status = _wait(child.pid)
                 if pid:
                     self._alive.remove(child)
+                    self._killed_s.pop(pid, None)
                     self._check(child.kind, os.waitstatus_to_exitcode(status))
-                elif fair_s - child.begun_s > self._within_s:
+                elif fair_s - since_s > self._within_s:
                     self._alive.remove(child)
                     self._give_up(child.pid, child.kind)
             for one in self._processes[:]:

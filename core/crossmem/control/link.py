@@ -235,7 +235,7 @@ class Link:
         # In another user namespace, a foreign user may look like nobody or like this one.
         is_right_user = uid in {owner.uid, this.uid, _OVERFLOW_UID}
         if not is_right_user or (is_visible and pid != owner.pid):
-            raise_if_dead(owner, this, 0.0)
+            raise_if_dead(owner, this, _DYING_S)
             msg = (
                 f"the address of process {owner.pid} of user {owner.uid} is held by process {pid} "
                 f"of user {uid}"
@@ -260,7 +260,7 @@ def raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float)
     Returns whether the owner is known to live.
     """
     try:
-        pidfd = open_owner(owner, this)
+        pidfd = open_owner(owner, this, dying_s)
         if pidfd is None:
             return False
         try:

@@ -202,7 +202,7 @@ def pidfd_number(pidfd: int | None) -> int:
     return os.fstat(pidfd).st_ino if is_numbered else 0
 
 
-def is_process(pidfd: int, pid: int, start_time: int) -> bool:
+def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> bool:
     """Whether a pidfd is proven to be of the process that started at a time.
 
     Parameters
@@ -211,6 +211,9 @@ def is_process(pidfd: int, pid: int, start_time: int) -> bool:
         A process by pidfd, and its pid in the pid namespace of this process.
     start_time
         When the process that is meant started, in clock ticks after boot.
+    dying_s
+        How long to wait for the death of a process of which ``/proc`` tells nothing: while a killed
+        process ends, its first thread may be gone already and its sockets closed.
 
     Returns
     -------
@@ -231,13 +234,20 @@ def is_process(pidfd: int, pid: int, start_time: int) -> bool:
         if found is not None:
             raise ProcessLookupError(errno.ESRCH, "the process is dead and its pid was reused")
     # Also nothing is shown of a process that ended just now.
-    if is_dead(pidfd):
+    if is_dead(pidfd, dying_s):
         raise ProcessLookupError(errno.ESRCH, "the process is dead")
     return False
 
 
-def open_owner(owner: ProcessIdentity, this: ProcessIdentity) -> int | None:
+def open_owner(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float = 0.0) -> int | None:
     """Return a new pidfd of an exporting process, found by its identity.
+
+    Parameters
+    ----------
+    owner, this
+        The exporting and the calling process.
+    dying_s
+        As for :func:`is_process`.
 
     Returns
     -------
@@ -266,7 +276,7 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity) -> int | None:
     try:
         if is_dead(pidfd):
             raise ProcessLookupError(errno.ESRCH, "the process is dead")
-        is_it = is_process(pidfd, owner.pid, owner.start_time)
+        is_it = is_process(pidfd, owner.pid, owner.start_time, dying_s)
     finally:
         if not is_it:
             os.close(pidfd)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands in where the kernel has no better way, and what refuses nonsense early."""
 
+import ctypes
 import errno
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 import crossmem
 from crossmem.control import processes
-from crossmem.control.link import Link
+from crossmem.control.link import Link, raise_if_dead
 from crossmem.control.wire import (
     MAX_PAYLOADS,
     Grant,
@@ -27,6 +29,8 @@ from crossmem.control.wire import (
 from crossmem.models import ProcessIdentity, process_start_time
 
 NOBODY = 65534
+EXIT_THREAD = 60
+"""The system call that ends one thread."""
 Pair = tuple[socket.socket, socket.socket]
 
 
@@ -166,6 +170,33 @@ def test_the_number_of_a_thread_is_no_living_owner() -> None:
     finally:
         ended.set()
         thread.join()
+
+
+def dying_child(lives_s: float) -> ProcessIdentity:
+    """Fork a process whose first thread ends at once, and whose second one ends later."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, b"%d" % (process_start_time("self") or 0))
+        threading.Timer(lives_s, os._exit, (0,)).start()
+        ctypes.CDLL(None).syscall(EXIT_THREAD, 0)
+    start_time = int(os.read(reading, 100))
+    os.close(reading)
+    os.close(writing)
+    while process_start_time(child) is not None:
+        time.sleep(0.001)
+    return ProcessIdentity.of_this_process()._replace(pid=child, start_time=start_time)
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
+def test_an_owner_whose_first_thread_is_gone_is_dying() -> None:
+    owner, this = dying_child(0.1), ProcessIdentity.of_this_process()
+    assert processes.open_owner(owner, this) is None
+
+    with pytest.raises(crossmem.OwnerGoneError):
+        raise_if_dead(owner, this, 60.0)
+
+    os.waitpid(owner.pid, 0)
 
 
 def test_refusals_survive_the_wire() -> None:
