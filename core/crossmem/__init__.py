@@ -51,7 +51,7 @@ if typing.TYPE_CHECKING:
     from crossmem.sharing.importer.attach import attach, attach_many, import_handle
     from crossmem.sharing.importer.mapping import Import, Mapping
     from crossmem.sharing.ranges.address_range import AddressRange, Piece
-    from crossmem.trees.new_arrays import empty
+    from crossmem.trees.new_arrays import empty, empty_like
     from crossmem.trees.receive import receive
     from crossmem.trees.share import share
     from crossmem.trees.shared import Shared
@@ -92,7 +92,7 @@ else:
             "crossmem.sharing.importer.attach": ("attach", "attach_many", "import_handle"),
             "crossmem.sharing.importer.mapping": ("Import", "Mapping"),
             "crossmem.sharing.ranges.address_range": ("AddressRange", "Piece"),
-            "crossmem.trees.new_arrays": ("empty",),
+            "crossmem.trees.new_arrays": ("empty", "empty_like"),
             "crossmem.trees.receive": ("receive",),
             "crossmem.trees.share": ("share",),
             "crossmem.trees.shared": ("Shared",),
@@ -142,6 +142,7 @@ __all__ = [
     "device",
     "devices",
     "empty",
+    "empty_like",
     "exports",
     "how_can_share",
     "import_handle",

@@ -34,8 +34,8 @@ from crossmem.sharing.importer.mapping import Mapping, asked_readonly
 from crossmem.sharing.importer.messages import discard as discard_reservations
 from crossmem.sharing.importer.messages import reserve
 from crossmem.trees import Shared
+from crossmem.trees.building import build
 from crossmem.trees.message import Message
-from crossmem.trees.receive import build
 from crossmem.trees.share import message_of
 
 __all__ = ["discard"]
@@ -224,7 +224,7 @@ def _is_crossmems(pointer: int, nbytes: int) -> bool:
     return arrays.find(pointer, nbytes) is not None or arrays.is_inherited(pointer, nbytes)
 
 
-def _reduce_shared(shared: Shared) -> _Reduced:
+def _reduce_shared(shared: Shared[Any]) -> _Reduced:
     shared.check()
     return _rebuild_shared, (shared.to_bytes(), _reserve(shared.message.handles))
 
@@ -271,7 +271,7 @@ def _learning(tensor: Any, learns: bool, is_parameter: bool) -> Any:  # noqa: FB
     return tensor.requires_grad_(learns)
 
 
-def _rebuild_shared(blob: bytes, numbers: Sequence[int]) -> Shared:
+def _rebuild_shared(blob: bytes, numbers: Sequence[int]) -> Shared[Any]:
     with _discarding(zip(Message.from_bytes(blob).handles, numbers, strict=True)):
         return Shared.from_reserved(blob, numbers)
 

@@ -18,8 +18,8 @@ from crossmem.sharing.base.memory import leave_to_views, usage_of
 from crossmem.sharing.base.process import drain
 from crossmem.sharing.importer.attach import Readonly, attach_many
 from crossmem.sharing.importer.mapping import Mapping
+from crossmem.trees.building import build
 from crossmem.trees.message import Message
-from crossmem.trees.receive import build
 from crossmem.trees.share import message_of, share
 from crossmem.trees.shared import Shared
 
@@ -94,7 +94,7 @@ def _reduce_array(array: Any) -> Reduced:
     return rebuild, (message.to_bytes(), node(), token_of(memory), readonly)
 
 
-def _reduce_shared(shared: Shared) -> Reduced:
+def _reduce_shared(shared: Shared[Any]) -> Reduced:
     if not is_message():
         return _reduce_as_before(shared)
     shared.check()
@@ -119,11 +119,13 @@ def _rebuild_array(blob: bytes, origin: str, token: Any, readonly: Readonly) -> 
     return array
 
 
-def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared:
+def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared[Any]:
     """Return a shared tree; on another node, a copy without versions: nobody publishes it."""
     message = Message.from_bytes(blob)
     if node() == origin:
-        shared = Shared(drain(), message, received=_attach(message, token, readonly=False))
+        shared: Shared[Any] = Shared(
+            drain(), message, received=_attach(message, token, readonly=False)
+        )
         keep_token(shared, token)
         _note(EventKind.RECEIVED, message, origin)
     else:

@@ -2,17 +2,24 @@
 """Arrays and tensors that can be shared from birth."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from crossmem.arrays import Kind, Layout, dtype_of
 from crossmem.arrays.adapters import ADAPTERS
+from crossmem.arrays.copy_ranges import ALIGNMENT, find_range, pack_ranges
 from crossmem.arrays.libraries import used
 from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.process import drain
 from crossmem.sharing.base.views import kind_of_arrays, maker
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
+from crossmem.trees.leaves import Leaf, collect
+from crossmem.trees.nodes import read
+from crossmem.trees.tree_memory import home_of, with_gaps
 
-__all__ = ["HOST_DEVICE", "empty"]
+__all__ = ["HOST_DEVICE", "empty", "empty_like"]
+
+_T = TypeVar("_T")
 
 HOST_DEVICE: Final = "host"
 """Memory of the host, where nothing else is said."""
@@ -60,3 +67,77 @@ def empty(
     allocation = home.allocate(layout.nbytes)
     leave_to_views(allocation)
     return maker(allocation, kind)(layout)
+
+
+def empty_like(tree: _T, device: Device | str | None = None) -> _T:
+    """Return a tree of new arrays and tensors that :func:`crossmem.share` never copies.
+
+    The containers and plain values are those of ``tree``. Each array has the library, dtype and
+    shape of the one at its place, and undefined contents. Arrays that overlap still do. The arrays
+    of a device lie in one allocation. It is freed within a second after the last of them is gone;
+    if other processes have received it, when they are done too.
+
+    Parameters
+    ----------
+    tree
+        What :func:`crossmem.share` takes. An array with gaps, such as a column of a matrix, gets
+        one without if no other array lies in its gaps.
+    device
+        Where the memory is allocated. None: for arrays in memory of the host ``host``, for others
+        the device that they are on.
+
+    Raises
+    ------
+    UnsupportedError
+        If something in ``tree`` cannot be shared, or its library has no arrays on ``device``.
+    ConfigurationError
+        If ``tree`` is nested too deep, or ``device`` is no device's name.
+    BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
+        If there is no such device here.
+    OutOfMemoryError
+        If a device has no room now.
+    """
+    process = drain()
+    named = device_of(device) if isinstance(device, str) else device
+    nodes, leaves = collect(tree)
+    arrays: dict[int, Any] = {}
+    homes: dict[Device, list[int]] = {}
+    for number, leaf in enumerate(leaves):
+        kind, _pointer, layout, where = leaf.found
+        if layout.extent is None:
+            arrays[number] = ADAPTERS[kind].empty(layout)
+            continue
+        home = device_of(HOST_DEVICE) if where is None else home_of(process, where)
+        homes.setdefault(named or home, []).append(number)
+    for home, numbers in homes.items():
+        made = _make_alike(home, [leaves[number] for number in numbers])
+        arrays.update(zip(numbers, made, strict=True))
+    alike: _T = read(nodes, [arrays[number] for number in range(len(leaves))])
+    return alike
+
+
+def _make_alike(home: Device, leaves: list[Leaf]) -> list[Any]:
+    """Return new arrays in one allocation, which lie in it as others do in their memory."""
+    ranges = pack_ranges(leaf.bounds for leaf in leaves)
+    numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]
+    gaps = with_gaps(leaves, numbers)
+    end = ranges[-1].high
+    alike = []
+    for leaf, number in zip(leaves, numbers, strict=True):
+        found = leaf.found
+        if number in gaps:
+            # As if it lay behind all others, without its gaps.
+            layout = Layout(found.layout.dtype, found.layout.shape)
+            end += -end % ALIGNMENT
+            found = found._replace(pointer=end, layout=layout)
+            end += layout.nbytes
+        alike.append(leaf._replace(found=found))
+    ranges = pack_ranges(leaf.bounds for leaf in alike)
+    allocation = home.allocate(ranges[-1].end)
+    leave_to_views(allocation)
+    arrays = []
+    for one in alike:
+        low, _high, start = ranges[find_range(ranges, one.bounds[0])]
+        layout = one.found.layout.at(start + one.found.pointer - low)
+        arrays.append(maker(allocation, one.found.kind)(layout))
+    return arrays

@@ -4,7 +4,7 @@
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from typing_extensions import override
 
@@ -15,19 +15,25 @@ from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Process, drain, is_current, refuse_foreign
 from crossmem.sharing.importer.attach import attach_reserved
 from crossmem.sharing.importer.mapping import Mapping
+from crossmem.trees.building import attach_all, build
+from crossmem.trees.contents import Contents
 from crossmem.trees.message import Message
 from crossmem.trees.tree_memory import TreeMemory
 from crossmem.trees.versions import OwnCell, RemoteCell, wait_until_newer
 
 __all__ = ["Shared"]
 
+# Covariant, so that update() takes any tree: what it refuses is seen when it compares.
+_T_co = TypeVar("_T_co", covariant=True)
 
-class Shared:
+
+class Shared(Generic[_T_co]):
     """Nested arrays and tensors, ready to be received by other processes.
 
-    Made by :func:`crossmem.share`, and in other processes by :meth:`from_bytes`. It keeps what was
-    shared, and owns what had to be copied: keep it until the others have received, then close it,
-    or use it as a context manager. What they have received stays theirs. Pickles as its bytes.
+    Made by :func:`crossmem.share`, and in other processes by :meth:`from_bytes`. It keeps the
+    arrays that were shared and owns their copies: keep it until the others have received, then
+    close it, or use it as a context manager. What they have received stays theirs. Pickles as its
+    bytes.
 
     Attributes
     ----------
@@ -39,13 +45,16 @@ class Shared:
         "__weakref__",
         "_blob",
         "_cell",
+        "_contents",
         "_devices",
         "_is_closed",
+        "_is_taken",
         "_kept",
         "_lock",
         "_owned",
         "_process",
         "_received",
+        "_value",
         "copied_nbytes",
         "message",
     )
@@ -57,6 +66,7 @@ class Shared:
         *,
         cell: OwnCell | None = None,
         tree_memory: TreeMemory | None = None,
+        contents: Contents | None = None,
         kept: object = None,
         received: Sequence[Mapping] = (),
     ) -> None:
@@ -69,13 +79,18 @@ class Shared:
         self._devices = tree_memory.devices if tree_memory is not None else set()
         self._owned = tree_memory.owned if tree_memory is not None else []
         self.copied_nbytes = tree_memory.copied_nbytes if tree_memory is not None else 0
+        # What this process has: its own memory, or None for a tree of another process.
+        self._contents = contents
+        # Whether this process has arrays in the shared memory, other than those that were copied.
+        self._is_taken = False
+        self._value: tuple[_T_co] | None = None
         self._kept = kept
         self._received = list(received)
         # Last: from here on, this object gives the cell back.
         self._cell: OwnCell | RemoteCell | None = cell
 
     @classmethod
-    def from_bytes(cls, blob: bytes | bytearray | memoryview) -> "Shared":
+    def from_bytes(cls, blob: bytes | bytearray | memoryview) -> "Shared[Any]":
         """Return the tree that another process described in bytes. Nothing is imported yet.
 
         Raises
@@ -86,7 +101,7 @@ class Shared:
         return cls(drain(), Message.from_bytes(blob))
 
     @classmethod
-    def from_reserved(cls, blob: bytes, numbers: Sequence[int]) -> "Shared":
+    def from_reserved(cls, blob: bytes, numbers: Sequence[int]) -> "Shared[Any]":
         """Return the tree of a message that holds its memory, which this keeps from now on.
 
         Parameters
@@ -122,6 +137,82 @@ class Shared:
             f"{len(self.message.handles)} allocations{state}>"
         )
 
+    # Contents -----------------------------------------------------------------------------
+
+    @property
+    def value(self) -> _T_co:
+        """The tree in shared memory: what this process writes there, readers see.
+
+        Its containers are new. An array that was shared where it lay is the original. For an array
+        that was copied, the value has one over the shared memory, to go on training in place; of
+        PyTorch a plain tensor, also for a ``Parameter``. In another process, the value is what
+        :func:`crossmem.receive` returns, and this object keeps it.
+
+        The arrays hold the memory after :meth:`close`, as received ones do.
+
+        Raises
+        ------
+        ClosedError, ForkedProcessError
+            If this may not be used any more.
+        CrossmemError
+            In another process, as :func:`crossmem.receive` does.
+        """
+        contents, found = self._contents, self._value
+        message = self.take()
+        if found is None:
+            # Not under the lock, or close() would wait for the exporter.
+            made = contents.tree() if contents else build(message, attach_all(message))
+            with self._lock:
+                self.check()
+                self._value = found = self._value or (made,)
+        return found[0]
+
+    def update(self, tree: Any) -> int:
+        """Copy the arrays of a tree into the shared memory, publish it, and return the version.
+
+        Nothing is copied for an array that is itself the shared one.
+
+        The update waits for no reader. A reader that uses the arrays during an update may see torn
+        data: old elements beside new ones, and halves of elements. So readers wait for the version
+        with :meth:`wait`, and the owner hears from every reader that it is done before the next
+        update. One thread at a time updates or publishes.
+
+        Parameters
+        ----------
+        tree
+            Its containers are those that were shared, and so are the libraries, dtypes and shapes
+            of its arrays. So are its plain values, because readers have them from the bytes.
+
+        Raises
+        ------
+        ConfigurationError
+            If the tree is another one, or a shared array is read-only. The message names the array.
+            Nothing has changed then.
+        UnsupportedError
+            If another process shares the tree, or something in ``tree`` cannot be shared.
+        ClosedError, ForkedProcessError
+            If this may not be used any more.
+        """
+        self._own_cell("update")
+        contents = self._contents
+        # Another thread may have closed this before.
+        self.take()
+        assert contents is not None  # noqa: S101 - it goes with the cell
+        contents.overwrite(tree)
+        return self.publish()
+
+    def take(self) -> Message:
+        """Return the message, for a caller that uses the memory in this process.
+
+        Raises
+        ------
+        ClosedError, ForkedProcessError
+            If this may not be used any more.
+        """
+        self.check()
+        self._is_taken = True
+        return self.message
+
     # Versions -----------------------------------------------------------------------------
 
     @property
@@ -131,31 +222,44 @@ class Shared:
         Raises
         ------
         ClosedError
-            Where this, or the tree in the process that shares it, was closed.
+            If this was closed, here or in the process that shares the tree.
         """
         return self._look(None).read()
 
     def publish(self) -> int:
-        """Let readers know that the tree has new contents, and return the new version.
+        """Tell readers that the tree has new contents, and return the new version.
 
-        Call it after the last write. The devices' running work is waited for first, so whoever
-        sees the new version sees all that was written before. Writing again while readers still
-        read is up to the application: they may see both old and new bytes then.
+        Call it after the last write. The devices finish their running work first, so a reader that
+        sees the new version sees all that was written before. Publishing waits for no reader: see
+        :meth:`update`.
 
         Raises
         ------
         UnsupportedError
-            Where another process shares the tree.
+            If another process shares the tree, or if :func:`crossmem.share` copied arrays and this
+            process has written to the originals alone: nobody has taken :attr:`value` or called
+            :meth:`update`.
         ClosedError, ForkedProcessError
-            Where this may not be used any more.
+            If this may not be used any more.
         """
-        cell = self._look(None)
-        if not isinstance(cell, OwnCell):
-            msg = f"{self!r} is shared by another process, and only that one publishes it"
-            raise UnsupportedError(msg, operation="publish")
+        cell = self._own_cell("publish")
+        if self.copied_nbytes and not self._is_taken:
+            msg = (
+                f"share() copied {self.copied_nbytes} bytes, and the arrays that you train on are "
+                "the originals, not the shared ones"
+            )
+            hint = "train on shared.value, or call shared.update(tree)"
+            raise UnsupportedError(msg, operation="publish", hint=hint)
         for one in self._devices:
             one.synchronize()
         return cell.bump()
+
+    def _own_cell(self, operation: str) -> OwnCell:
+        cell = self._look(None)
+        if not isinstance(cell, OwnCell):
+            msg = f"another process shares this tree, and only that one can {operation} it"
+            raise UnsupportedError(msg, operation=operation)
+        return cell
 
     def wait(self, after: int, *, timeout: float | None = None) -> int:
         """Wait until a newer version than ``after`` was published, and return that.
@@ -165,21 +269,28 @@ class Shared:
         after
             The version that the caller knows already; 0 waits for the first.
         timeout
-            How long, in seconds; ``CROSSMEM_TIMEOUT`` where None.
+            How long, in seconds; ``CROSSMEM_T_coIMEOUT`` where None. 0 looks once. The first look at a
+            tree of another process asks its owner, in up to ``CROSSMEM_T_coIMEOUT`` then.
 
         Raises
         ------
+        WaitTimeoutError
+            If none was published in that time.
         OwnerUnresponsiveError
-            Where none was published in that time.
+            If the owner does not answer at the first look.
         OwnerGoneError
-            Where the process that shares the tree is dead.
+            If the process that shares the tree is dead.
         ClosedError
-            Where it closed the tree, or this was closed.
+            If it closed the tree, or this was closed.
         """
         if type(after) is not int or after < 0:
             msg = f"after must be a version, not {after!r}"
             raise ConfigurationError(msg, operation="wait")
-        timeout_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
+        timeout_s = 0.0
+        if timeout == 0 and not isinstance(timeout, bool):
+            timeout = None
+        else:
+            timeout_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
         cell = self._look(timeout)
 
         def check() -> None:
@@ -222,7 +333,7 @@ class Shared:
     @property
     def kept(self) -> object:
         """What keeps the memory, apart from this object: for what is to outlive it."""
-        return self._owned, self._kept, self._received
+        return self._owned, self._contents, self._kept, self._received
 
     @property
     def closed(self) -> bool:
@@ -247,7 +358,7 @@ class Shared:
         cell, self._cell = self._cell, None
         if isinstance(cell, OwnCell):
             cell.close()
-        self._kept = None
+        self._kept = self._contents = self._value = None
         with ExitStack() as steps:
             # Whatever one of them raises, the others are given back.
             while self._owned:

@@ -13,7 +13,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from crossmem.control.records import Allow
-from crossmem.errors import ClosedError, OwnerGoneError, OwnerUnresponsiveError, StaleHandleError
+from crossmem.errors import ClosedError, OwnerGoneError, StaleHandleError, WaitTimeoutError
 from crossmem.models import Access
 from crossmem.sharing.base.deferred import Call
 from crossmem.sharing.base.memory import leave_to_views
@@ -169,8 +169,8 @@ def wait_until_newer(
 
     Raises
     ------
-    OwnerUnresponsiveError
-        Where that takes longer than ``timeout_s``.
+    WaitTimeoutError
+        If that takes longer than ``timeout_s``; with 0, if there is none now.
     """
     end = time.monotonic() + timeout_s
     pause = _SHORTEST_S
@@ -182,7 +182,7 @@ def wait_until_newer(
         left = end - time.monotonic()
         if left <= 0:
             msg = f"no version after {after} was published within {timeout_s:g} s"
-            raise OwnerUnresponsiveError(msg, operation="wait", hint="give a longer timeout")
+            raise WaitTimeoutError(msg, operation="wait", hint="give a longer timeout")
         time.sleep(min(pause, left))
         pause = min(2 * pause, _LONGEST_S)
 

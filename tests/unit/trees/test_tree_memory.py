@@ -370,7 +370,7 @@ def test_a_shared_that_was_read_from_bytes_owns_nothing() -> None:
 @pytest.mark.parametrize("way", ["closed", "given up"])
 def test_what_cannot_be_freed_keeps_nothing_else(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     shared = crossmem.share(None)
-    tree_memory = TreeMemory(drain(), None, "rw", None, None, pytest.fail)
+    tree_memory = TreeMemory(drain(), None, "rw", None, copy=False, host=pytest.fail)
     freed: list[int] = []
 
     class Owned:
