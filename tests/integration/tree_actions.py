@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 import crossmem
-import crossmem.multiprocessing
+
+crossmem.install()
 
 _kept: dict[str, Any] = {}
 

@@ -34,17 +34,12 @@ _before: dict[type, Callable[[Any], Reduced] | None] = {}
 
 
 def register() -> None:
-    """Let this process send what lies in memory of crossmem through Ray without a copy.
-
-    That goes for arrays of NumPy and CuPy, tensors of PyTorch, and what :func:`crossmem.share`
-    returns. Call it in the driver and in every worker that sends; ``worker_process_setup_hook`` of
-    Ray's ``runtime_env`` does the latter. Calling it again is harmless. A process that only
-    receives need not call it.
+    """Have Ray send handles; see :func:`crossmem.install`. Ray is imported for that.
 
     Raises
     ------
     UnsupportedError
-        Where Ray is not installed, or lacks something that this needs.
+        If Ray cannot be imported, or lacks something that this needs.
     """
     check()
     if Shared not in _before:

@@ -269,8 +269,8 @@ class Shared(Generic[_T_co]):
         after
             The version that the caller knows already; 0 waits for the first.
         timeout
-            How long, in seconds; ``CROSSMEM_T_coIMEOUT`` where None. 0 looks once. The first look at a
-            tree of another process asks its owner, in up to ``CROSSMEM_T_coIMEOUT`` then.
+            How long, in seconds; ``CROSSMEM_TIMEOUT`` where None. 0 looks once. The first look at a
+            tree of another process asks its owner, in up to ``CROSSMEM_TIMEOUT`` then.
 
         Raises
         ------
