@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays and tensors that can be shared from birth."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
@@ -15,7 +16,7 @@ from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
 from crossmem.trees.leaves import Leaf, collect
 from crossmem.trees.nodes import read
-from crossmem.trees.tree_memory import home_of, with_gaps
+from crossmem.trees.tree_memory import home_of
 
 __all__ = ["HOST_DEVICE", "empty", "empty_like"]
 
@@ -80,8 +81,8 @@ def empty_like(tree: _T, device: Device | str | None = None) -> _T:
     Parameters
     ----------
     tree
-        What :func:`crossmem.share` takes. An array with gaps, such as a column of a matrix, gets
-        one without if no other array lies in its gaps.
+        What :func:`crossmem.share` takes. An array with gaps or repetitions, such as a column of a
+        matrix, gets one without, unless it overlaps others.
     device
         Where the memory is allocated. None: for arrays in memory of the host ``host``, for others
         the device that they are on.
@@ -98,7 +99,7 @@ def empty_like(tree: _T, device: Device | str | None = None) -> _T:
         If a device has no room now.
     """
     process = drain()
-    named = device_of(device) if isinstance(device, str) else device
+    named = device_of(device) if device is not None and not isinstance(device, Device) else device
     nodes, leaves = collect(tree)
     arrays: dict[int, Any] = {}
     homes: dict[Device, list[int]] = {}
@@ -120,13 +121,13 @@ def _make_alike(home: Device, leaves: list[Leaf]) -> list[Any]:
     """Return new arrays in one allocation, which lie in it as others do in their memory."""
     ranges = pack_ranges(leaf.bounds for leaf in leaves)
     numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]
-    gaps = with_gaps(leaves, numbers)
+    counts = Counter(numbers)
     end = ranges[-1].high
     alike = []
     for leaf, number in zip(leaves, numbers, strict=True):
-        found = leaf.found
-        if number in gaps:
-            # As if it lay behind all others, without its gaps.
+        found, (low, high) = leaf.found, leaf.bounds
+        if counts[number] == 1 and high - low != found.layout.nbytes:
+            # As if it lay behind all others, without gaps and repetitions.
             layout = Layout(found.layout.dtype, found.layout.shape)
             end += -end % ALIGNMENT
             found = found._replace(pointer=end, layout=layout)

@@ -28,7 +28,7 @@ from crossmem.sharing.exporter.share_report import ShareWay, how_can_share
 from crossmem.sharing.importer.mapping import Mapping
 from crossmem.trees.leaves import Leaf, Place
 
-__all__ = ["TreeMemory", "home_of", "with_gaps"]
+__all__ = ["TreeMemory", "home_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class TreeMemory:
         if where is not None:
             # Whatever wrote the arrays may still be at work.
             home.synchronize()
-        alone = with_gaps(leaves, numbers) if where is None else {}
+        alone = _with_gaps(leaves, numbers) if where is None else {}
         nbytes = 0
         for number, (low, high, start) in enumerate(ranges):
             found = alone.get(number)
@@ -241,7 +241,7 @@ def _is_within(low: int, high: int, way: ShareWay) -> bool:
     return way.base <= low and high <= way.base + way.nbytes
 
 
-def with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
+def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
     """Return, by the numbers of their ranges, arrays with gaps that are alone in theirs."""
     counts = Counter(numbers)
     found = {}
