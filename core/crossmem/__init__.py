@@ -20,6 +20,7 @@ from crossmem._version import __version__
 from crossmem.control import barrier as _barrier  # noqa: F401 - registers this process
 
 if typing.TYPE_CHECKING:
+    from crossmem.activation import install
     from crossmem.control.records import Allow
     from crossmem.errors import (
         AccessDeniedError,
@@ -61,6 +62,7 @@ else:
     __getattr__, __dir__ = lazy.names(
         __name__,
         {
+            "crossmem.activation": ("install",),
             "crossmem.control.records": ("Allow",),
             "crossmem.errors": (
                 "AccessDeniedError",
@@ -146,6 +148,7 @@ __all__ = [
     "exports",
     "how_can_share",
     "import_handle",
+    "install",
     "receive",
     "share",
 ]

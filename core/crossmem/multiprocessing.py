@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays, tensors and trees go through queues, pipes and pools of ``multiprocessing`` as handles.
 
-Importing this module is all it takes: it registers with the pickler that ``multiprocessing`` and
+:func:`crossmem.install` registers reducers with the pickler that ``multiprocessing`` and
 ``concurrent.futures`` use. What lies in memory of crossmem, or was received from another process,
 then crosses without a copy; all other arrays go as they always did. Plain ``pickle`` is left alone.
 
@@ -34,11 +34,11 @@ from crossmem.sharing.importer.mapping import Mapping, asked_readonly
 from crossmem.sharing.importer.messages import discard as discard_reservations
 from crossmem.sharing.importer.messages import reserve
 from crossmem.trees import Shared
+from crossmem.trees.building import build
 from crossmem.trees.message import Message
-from crossmem.trees.opening import build
 from crossmem.trees.share import message_of
 
-__all__ = ["discard"]
+__all__ = ["discard", "register"]
 
 _DISCARD_TIMEOUT_S: Final = 1.0
 
@@ -248,7 +248,7 @@ def _reduce_reserved(handle: ShareableHandle, *, readonly: Readonly) -> _Reduced
 def _rebuild_array(blob: bytes, numbers: Sequence[int], readonly: Readonly) -> Any:
     message = Message.from_bytes(blob)
     reserved = list(zip(message.handles, numbers, strict=True))
-    with _discarding(reserved):
+    with _receiving(reserved):
         mappings = attach_reserved(reserved, readonly=readonly)
     for mapping in mappings:
         leave_to_views(mapping)
@@ -272,20 +272,22 @@ def _learning(tensor: Any, learns: bool, is_parameter: bool) -> Any:  # noqa: FB
 
 
 def _rebuild_shared(blob: bytes, numbers: Sequence[int]) -> Shared[Any]:
-    with _discarding(zip(Message.from_bytes(blob).handles, numbers, strict=True)):
+    with _receiving(zip(Message.from_bytes(blob).handles, numbers, strict=True)):
         return Shared.from_reserved(blob, numbers)
 
 
 def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
     reserved = [(ShareableHandle.from_bytes(blob), number)]
-    with _discarding(reserved):
+    with _receiving(reserved):
         (mapping,) = attach_reserved(reserved, readonly=readonly)
     return mapping
 
 
 @contextmanager
-def _discarding(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
+def _receiving(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
     """Let go what a message reserves if it cannot be received: nobody unpickles it again."""
+    # A receiver that sends on what it has received must not copy it.
+    register()
     try:
         yield
     except CrossmemError:
@@ -296,6 +298,15 @@ def _discarding(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[Non
 
 
 # Registering ------------------------------------------------------------------------------
+
+
+def register() -> None:
+    """Have the pickler of ``multiprocessing`` send handles; see :func:`crossmem.install`."""
+    ForkingPickler.dump = _dump  # type: ignore[method-assign, assignment]
+    ForkingPickler.register(Shared, _reduce_shared)
+    ForkingPickler.register(Allocation, _reduce_allocation)
+    ForkingPickler.register(Adoption, _reduce_allocation)
+    ForkingPickler.register(Mapping, _reduce_mapping)
 
 
 def _register(library: str) -> None:
@@ -317,8 +328,3 @@ _unregistered = set(ADAPTERS)
 # There is no public way to ask what was registered (PyTorch registers its own ways), and none to
 # know when a message is complete.
 _registered: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001
-ForkingPickler.dump = _dump  # type: ignore[method-assign, assignment]
-ForkingPickler.register(Shared, _reduce_shared)
-ForkingPickler.register(Allocation, _reduce_allocation)
-ForkingPickler.register(Adoption, _reduce_allocation)
-ForkingPickler.register(Mapping, _reduce_mapping)

@@ -11,9 +11,9 @@ import cupy
 import numpy as np
 
 import crossmem
-import crossmem.multiprocessing
 from crossmem.sharing.base.memory import leave_to_views
 
+crossmem.install()
 _TO_HOST = 2
 _kept: dict[str, Any] = {}
 

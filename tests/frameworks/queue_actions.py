@@ -8,7 +8,8 @@ from queue import Empty
 from typing import Any
 
 import crossmem
-import crossmem.multiprocessing
+
+crossmem.install()
 
 
 def echo(requests: "Queue[Any]", answers: "Queue[Any]") -> None:

@@ -19,7 +19,6 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import crossmem
-import crossmem.ray
 from crossmem.ray import reservations
 
 if TYPE_CHECKING:
@@ -56,11 +55,11 @@ def start(folder: str) -> None:
         logging_level="ERROR",
         log_to_driver=False,
         runtime_env={
-            "worker_process_setup_hook": crossmem.ray.register,
+            "worker_process_setup_hook": crossmem.install,
             "env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         },
     )
-    crossmem.ray.register()
+    crossmem.install()
     here = ray.get_runtime_context().get_node_id()
     (there,) = {one["NodeID"] for one in ray.nodes()} - {here}
     _nodes.update(here=here, there=there)

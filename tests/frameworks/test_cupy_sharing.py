@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import crossmem
-import crossmem.multiprocessing
 from crossmem.trees import tree_memory
 
 cupy = pytest.importorskip("cupy", reason="CuPy cannot be imported", exc_type=ImportError)
 np = pytest.importorskip("numpy")
 actions = pytest.importorskip("cupy_actions")
 
+crossmem.install()
 UNIT_NBYTES = 2 << 20
 said = actions.said
 

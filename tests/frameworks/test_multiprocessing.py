@@ -26,6 +26,7 @@ import crossmem
 import crossmem.multiprocessing
 from crossmem.conformance.speed import SLOWNESS
 
+crossmem.install()
 np = pytest.importorskip("numpy")
 sys.path.insert(0, str(Path(__file__).parent))
 queue_actions = pytest.importorskip("queue_actions")
@@ -33,7 +34,7 @@ queue_actions = pytest.importorskip("queue_actions")
 _DEADLINE_S = 60 * SLOWNESS
 METHODS = ("spawn", "forkserver")
 # What the processes of these tests would import anew; `queue_actions` is not found by then.
-PRELOADED = ["crossmem.multiprocessing", "crossmem_emulated.host", "numpy", "pytest.__main__"]
+PRELOADED = ["crossmem.activation", "crossmem_emulated.host", "numpy", "pytest.__main__"]
 
 
 class Scene:
@@ -169,7 +170,8 @@ def test_arrays_that_cannot_be_shared_go_as_before(dtype: Any) -> None:
 
 def test_ordinary_arrays_go_as_before_at_exit() -> None:
     code = (
-        "import atexit, crossmem, crossmem.multiprocessing, numpy\n"
+        "import atexit, crossmem, numpy\n"
+        "crossmem.install()\n"
         "from multiprocessing.reduction import ForkingPickler as Pickler\n"
         "atexit.register(lambda: print(len(Pickler.dumps(numpy.arange(3)))))\n"
         "crossmem.share(crossmem.empty(3, 'int8')).close()\n"
@@ -335,7 +337,8 @@ def test_a_message_that_nobody_receives_can_be_discarded(protocol: int) -> None:
 def test_a_sender_waits_where_messages_hold_too_much(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import crossmem, crossmem.multiprocessing\n"
+        "import crossmem\n"
+        "crossmem.install()\n"
         "from multiprocessing.reduction import ForkingPickler\n"
         "array = crossmem.empty(8, 'uint8')\n"
         "for _ in range(3): ForkingPickler.dumps(array)\n"
@@ -412,7 +415,8 @@ def test_a_message_that_cannot_be_pickled_holds_nothing() -> None:
 def test_a_message_with_more_than_may_be_held_does_not_end_sending(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import crossmem, crossmem.multiprocessing\n"
+        "import crossmem\n"
+        "crossmem.install()\n"
         "from multiprocessing.reduction import ForkingPickler\n"
         "try:\n"
         "    ForkingPickler.dumps([crossmem.empty(8) for _ in range(9)])\n"

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import crossmem
-import crossmem.ray
+from crossmem.ray.serializers import register
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
 
     with pytest.raises(crossmem.UnsupportedError, match=r"install crossmem\[ray\]"):
-        crossmem.ray.register()
+        register()
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_a_ray_that_lacks_something_is_refused(
     monkeypatch.setitem(sys.modules, "ray._private.worker", worker)
 
     with pytest.raises(crossmem.UnsupportedError, match=f"of Ray 2.0.0 has no {name}"):
-        crossmem.ray.register()
+        register()

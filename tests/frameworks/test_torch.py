@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crossmem
-import crossmem.multiprocessing
 from crossmem import BusyError, ConfigurationError, InvalidSizeError, UnsupportedError
 from crossmem.conformance.peers import Peer, PeerDiedError
 
@@ -47,6 +46,7 @@ DTYPES = [
     *(torch.float8_e8m0fnu, torch.uint16, torch.uint32, torch.uint64),
 ]
 look = torch_actions.look
+crossmem.install()
 
 
 @pytest.fixture(scope="module")
@@ -463,9 +463,10 @@ def test_what_pytorch_sends_itself_moves_nothing_of_crossmem(other: Any) -> None
         assert crossmem.receive(shared).tolist() == [2, 2, 2, 2]
 
 
-def test_pytorch_may_be_imported_after_crossmem_multiprocessing() -> None:
+def test_pytorch_may_be_imported_after_install() -> None:
     script = """
-import crossmem, crossmem.multiprocessing
+import crossmem
+crossmem.install()
 array = crossmem.empty((4, 4), "float32")
 array[:] = 3
 import torch

@@ -8,11 +8,12 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 # PyTorch warns of what is new in it, or old, and newer Pythons of forks among threads.
 START = """
-import importlib, multiprocessing, sys, warnings
+import multiprocessing, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 import crossmem
-importlib.import_module(sys.argv[1])
+if sys.argv[1] == "installed":
+    crossmem.install()
 """
 
 LOADS = f"""
@@ -88,14 +89,14 @@ finally:
 """
 
 
-@pytest.mark.parametrize("module", ["crossmem", "crossmem.multiprocessing"])
-def test_a_data_loader_forks_workers_over_tensors_of_crossmem(module: str) -> None:
-    ended = run_script(START + LOADS, module)
+@pytest.mark.parametrize("way", ["plain", "installed"])
+def test_a_data_loader_forks_workers_over_tensors_of_crossmem(way: str) -> None:
+    ended = run_script(START + LOADS, way)
 
     assert ended.returncode == 0, ended.stderr
 
 
 def test_a_forked_worker_sends_a_copy_and_keeps_the_tensor() -> None:
-    ended = run_script(START + SENDS, "crossmem.multiprocessing")
+    ended = run_script(START + SENDS, "installed")
 
     assert ended.returncode == 0, ended.stderr

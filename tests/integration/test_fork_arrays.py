@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 np = pytest.importorskip("numpy", reason="NumPy is not installed")
 
 START = f"""
-import gc, importlib, multiprocessing, os, sys
+import gc, multiprocessing, os, sys
 import numpy as np
 import crossmem
 
@@ -40,7 +40,8 @@ def answer(queue):
 """
 
 SENDS = """
-importlib.import_module(sys.argv[1])
+if sys.argv[1] == "installed":
+    crossmem.install()
 array = crossmem.empty((256, 4), "int64")
 array[:] = 1
 part = array[10:20, ::-2]
@@ -67,7 +68,8 @@ assert (whole.max(), given.max()) == (2, 2)
 """
 
 POOL = """
-importlib.import_module(sys.argv[1])
+if sys.argv[1] == "installed":
+    crossmem.install()
 array = crossmem.empty(1000, "float64")
 array[:] = range(1000)
 
@@ -153,10 +155,10 @@ assert array[:3].tolist() == [10, 11, ord("c")]
 """
 
 
-@pytest.mark.parametrize("module", ["crossmem", "crossmem.multiprocessing"])
+@pytest.mark.parametrize("way", ["plain", "installed"])
 @pytest.mark.parametrize("script", [SENDS, POOL], ids=["process", "pool"])
-def test_a_child_works_on_inherited_arrays_and_sends_copies(module: str, script: str) -> None:
-    ended = run_script(START + script, module)
+def test_a_child_works_on_inherited_arrays_and_sends_copies(way: str, script: str) -> None:
+    ended = run_script(START + script, way)
 
     assert ended.returncode == 0, ended.stderr
 

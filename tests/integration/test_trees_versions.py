@@ -54,6 +54,40 @@ def test_waiting_is_bounded(start_peer: "StartPeer") -> None:
         reader.call(tree_actions.wait, "tree", -1, 0.1)
 
 
+@pytest.mark.parametrize("who", ["owner", "reader"])
+def test_a_wait_of_no_time_looks_once(start_peer: "StartPeer", who: str) -> None:
+    owner, reader = start_peer(), start_peer()
+    blob = owner.call(tree_actions.share_born, "tree", NBYTES)
+    reader.call(tree_actions.open_, "tree", blob)
+    one = owner if who == "owner" else reader
+
+    with pytest.raises(crossmem.WaitTimeoutError, match="within 0 s"):
+        one.call(tree_actions.wait, "tree", 0, 0)
+    assert owner.call(tree_actions.publish, "tree", 5) == 1
+    assert one.call(tree_actions.wait, "tree", 0, 0) == 1
+    for wrong in (-1, False):
+        with pytest.raises(crossmem.ConfigurationError, match="timeout is"):
+            one.call(tree_actions.wait, "tree", 1, wrong)
+
+
+def test_readers_see_what_an_owner_does_with_its_copies(start_peer: "StartPeer") -> None:
+    owner, reader = start_peer(), start_peer()
+    blob = owner.call(tree_actions.share, "tree", 7)
+    reader.call(tree_actions.receive, "received", blob)
+    reader.call(tree_actions.open_, "tree", blob)
+    with pytest.raises(crossmem.UnsupportedError, match="not the shared ones"):
+        owner.call(tree_actions.publish, "tree")
+
+    for version, in_place in ((1, False), (2, True), (3, False), (4, True)):
+        value = 10 * version
+        assert owner.call(tree_actions.train, "tree", 7, value, in_place=in_place) == version
+        assert reader.call(tree_actions.wait, "tree", version - 1, 5) == version
+        assert reader.call(tree_actions.bounds, "received") == [(value, value)] * 5
+    with pytest.raises(crossmem.UnsupportedError, match="another process"):
+        reader.call(tree_actions.train, "tree", 7, 1, in_place=False)
+    assert reader.call(tree_actions.bounds, "received") == [(40, 40)] * 5
+
+
 @pytest.mark.parametrize(
     ("end", "error"),
     [("kill", crossmem.OwnerGoneError), ("close", crossmem.ClosedError)],

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 import crossmem
-import crossmem.multiprocessing
 
 _kept: dict[str, Any] = {}
 
@@ -87,6 +86,15 @@ def publish(name: str, value: int | None = None) -> int:
     return int(shared.publish())
 
 
+def train(name: str, seed: int, value: int, *, in_place: bool) -> int:
+    """Overwrite a tree that :func:`share` copied: in shared memory itself, or by an update."""
+    shared = _kept[name]
+    state = shared.value if in_place else make(seed)
+    for key in ("base", "numbers"):
+        state[key][...] = value
+    return int(shared.publish() if in_place else shared.update(state))
+
+
 def share_again(name: str, new_name: str, **options: Any) -> bytes:
     """Share what was received, or a part of it."""
     _kept[new_name] = crossmem.share(_kept[name], **options)
@@ -95,6 +103,7 @@ def share_again(name: str, new_name: str, **options: Any) -> bytes:
 
 def put(name: str) -> bytes:
     """Make a message of what was received, as queues do."""
+    crossmem.install()
     return bytes(ForkingPickler.dumps(_kept[name]))
 
 
@@ -158,6 +167,13 @@ def follow(name: str, array: str, versions: int) -> list[tuple[int, int, int]]:
         found = _kept[array]
         seen.append((known, int(found.min()), int(found.max())))
     return seen
+
+
+def bounds(name: str) -> list[tuple[int, int]]:
+    """Return the smallest and the largest element of each array of a tree of :func:`make`."""
+    tree = _kept[name]
+    arrays = [tree["base"], *tree["views"], tree["numbers"]]
+    return [(int(one.min()), int(one.max())) for one in arrays]
 
 
 def is_writeable(name: str) -> bool:

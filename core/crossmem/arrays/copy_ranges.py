@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-__all__ = ["CopyRange", "find_range", "pack_ranges"]
+__all__ = ["ALIGNMENT", "CopyRange", "find_range", "pack_ranges"]
 
-_ALIGNMENT: Final = 256
+ALIGNMENT: Final = 256
 """Copies keep their addresses modulo this, and with that what their elements need."""
 
 
@@ -42,7 +42,7 @@ def pack_ranges(extents: Iterable[tuple[int, int]]) -> list[CopyRange]:
             ranges[-1] = CopyRange(first, max(last, high), start)
         else:
             end = ranges[-1].end if ranges else 0
-            ranges.append(CopyRange(low, high, end + (low - end) % _ALIGNMENT))
+            ranges.append(CopyRange(low, high, end + (low - end) % ALIGNMENT))
     return ranges
 
 

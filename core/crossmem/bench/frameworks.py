@@ -22,7 +22,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import crossmem
-import crossmem.multiprocessing
 
 __all__ = ["CASES", "main"]
 
@@ -136,6 +135,7 @@ def queue(kind: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
     if kind == "ray":
         return {"send": _through_ray(nbytes, rounds)}
     numpy: Any = import_module("numpy")
+    crossmem.install()
     array = crossmem.empty(nbytes, "uint8") if kind == "crossmem" else numpy.empty(nbytes, "uint8")
     array[:] = 1
     context = get_context("spawn")

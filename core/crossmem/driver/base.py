@@ -330,6 +330,23 @@ class Driver(ABC):
         devices, ``ordinal`` is the target's and the capability ``peer_access`` is true.
         """
 
+    def fill(self, block: Block, offset: int, source: int, nbytes: int) -> None:
+        """Copy host bytes into a part of a block that nobody has written or mapped elsewhere yet.
+
+        The default is :meth:`copy`. A driver overrides this if fresh memory can be written in a
+        faster way than through its mapping, whose pages the kernel gives one by one.
+
+        Parameters
+        ----------
+        block
+            What :meth:`allocate` returned.
+        offset, nbytes
+            The part, in bytes. It lies inside the block and is not empty.
+        source
+            Address of the host bytes in this process.
+        """
+        self.copy(block.ordinal, block.pointer + offset, source, nbytes, CopyKind.HOST_TO_DEVICE)
+
     @abstractmethod
     def synchronize(self, ordinal: int) -> None:
         """Wait for all work that this process has issued on a device."""

@@ -232,6 +232,16 @@ class TracingDriver(Driver):
         self.inner.copy(ordinal, target, source, nbytes, kind)
 
     @override
+    def fill(self, block: Block, offset: int, source: int, nbytes: int) -> None:
+        with self._lock:
+            self._note(
+                "fill",
+                (id(block) not in self._blocks, "unknown or freed block"),
+                (not 0 <= offset < offset + nbytes <= block.capacity, f"bytes at {offset}"),
+            )
+        self.inner.fill(block, offset, source, nbytes)
+
+    @override
     def synchronize(self, ordinal: int) -> None:
         with self._lock:
             self._note("synchronize")

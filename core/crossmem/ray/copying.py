@@ -22,8 +22,8 @@ from crossmem.sharing.base.process import drain
 from crossmem.sharing.device import device
 from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.attach import attach_many
+from crossmem.trees.building import build
 from crossmem.trees.message import Message, Row
-from crossmem.trees.opening import build
 
 __all__ = ["copy_from", "read_out"]
 

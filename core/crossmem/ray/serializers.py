@@ -18,8 +18,8 @@ from crossmem.sharing.base.memory import leave_to_views, usage_of
 from crossmem.sharing.base.process import drain
 from crossmem.sharing.importer.attach import Readonly, attach_many
 from crossmem.sharing.importer.mapping import Mapping
+from crossmem.trees.building import build
 from crossmem.trees.message import Message
-from crossmem.trees.opening import build
 from crossmem.trees.share import message_of, share
 from crossmem.trees.shared import Shared
 
@@ -34,17 +34,12 @@ _before: dict[type, Callable[[Any], Reduced] | None] = {}
 
 
 def register() -> None:
-    """Let this process send what lies in memory of crossmem through Ray without a copy.
-
-    That goes for arrays of NumPy and CuPy, tensors of PyTorch, and what :func:`crossmem.share`
-    returns. Call it in the driver and in every worker that sends; ``worker_process_setup_hook`` of
-    Ray's ``runtime_env`` does the latter. Calling it again is harmless. A process that only
-    receives need not call it.
+    """Have Ray send handles; see :func:`crossmem.install`. Ray is imported for that.
 
     Raises
     ------
     UnsupportedError
-        Where Ray is not installed, or lacks something that this needs.
+        If Ray cannot be imported, or lacks something that this needs.
     """
     check()
     if Shared not in _before:
@@ -123,7 +118,9 @@ def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared[Any]:
     """Return a shared tree; on another node, a copy without versions: nobody publishes it."""
     message = Message.from_bytes(blob)
     if node() == origin:
-        shared = Shared[Any](drain(), message, received=_attach(message, token, readonly=False))
+        shared: Shared[Any] = Shared(
+            drain(), message, received=_attach(message, token, readonly=False)
+        )
         keep_token(shared, token)
         _note(EventKind.RECEIVED, message, origin)
     else:

@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays and tensors that can be shared from birth."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar, cast
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
 
-from crossmem.arrays import ArrayInfo, Kind, Layout, dtype_of
-from crossmem.arrays.adapters import ADAPTERS, describe
+from crossmem.arrays import Kind, Layout, dtype_of
+from crossmem.arrays.adapters import ADAPTERS
+from crossmem.arrays.copy_ranges import ALIGNMENT, find_range, pack_ranges
 from crossmem.arrays.libraries import used
-from crossmem.sharing.base.devices import find_device, runtime_in_use
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import drain
 from crossmem.sharing.base.views import kind_of_arrays, maker
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
-from crossmem.trees.nodes import read, write
+from crossmem.trees.leaves import Leaf, collect
+from crossmem.trees.nodes import read
+from crossmem.trees.tree_memory import home_of
 
 __all__ = ["HOST_DEVICE", "empty", "empty_like"]
 
-_Tree = TypeVar("_Tree")
-_ALIGNMENT_NBYTES: Final = 256
-"""Of each array in the memory of a tree, as allocators of devices do."""
+_T = TypeVar("_T")
 
 HOST_DEVICE: Final = "host"
 """Memory of the host, where nothing else is said."""
@@ -69,85 +70,75 @@ def empty(
     return maker(allocation, kind)(layout)
 
 
-def empty_like(tree: _Tree, device: Device | str | None = None) -> _Tree:
-    """Return a tree like another one, in memory of crossmem, which needs no copy to be shared.
+def empty_like(tree: _T, device: Device | str | None = None) -> _T:
+    """Return a tree of new arrays and tensors that :func:`crossmem.share` never copies.
 
-    The containers and plain values are the same, the arrays and tensors have the same shapes and
-    dtypes. An array that occurs twice is one again; arrays that overlap become separate ones. All
-    arrays of a device lie in one allocation, which is freed within a second after the last of
-    them, and all that was made from them, is gone.
+    The containers and plain values are those of ``tree``. Each array has the library, dtype and
+    shape of the one at its place, and undefined contents. Arrays that overlap still do. The arrays
+    of a device lie in one allocation. It is freed within a second after the last of them is gone;
+    if other processes have received it, when they are done too.
 
     Parameters
     ----------
     tree
-        An array, a tensor, or a tree of them; see :func:`crossmem.share`.
+        What :func:`crossmem.share` takes. An array with gaps or repetitions, such as a column of a
+        matrix, gets one without, unless it overlaps others.
     device
-        Where the memory is allocated; None: on the device of each array, and on ``host`` for
-        memory of the host. NumPy's arrays on a GPU are CuPy's, and the other way round.
-
-    Returns
-    -------
-    object
-        The new tree, with arrays in C order. Their contents are undefined.
+        Where the memory is allocated. None: for arrays in memory of the host ``host``, for others
+        the device that they are on.
 
     Raises
     ------
-    UnsupportedError, ConfigurationError
-        Something in the tree is none of these, or has no place on the device.
+    UnsupportedError
+        If something in ``tree`` cannot be shared, or its library has no arrays on ``device``.
+    ConfigurationError
+        If ``tree`` is nested too deep, or ``device`` is no device's name.
+    BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
+        If there is no such device here.
     OutOfMemoryError
-        The device has no room now. Nothing is left of the attempt.
+        If a device has no room now.
     """
-    found: list[ArrayInfo] = []
-    numbers: dict[int, int] = {}
-    kept: list[Any] = []
-
-    def add(value: Any, _where: Callable[[], str]) -> int | None:
-        number = numbers.get(id(value))
-        if number is None:
-            info = describe(value)
-            if info is None:
-                return None
-            number = numbers[id(value)] = len(found)
-            found.append(info)
-            # Else another object could get its address.
-            kept.append(value)
-        return number
-
-    node = write(tree, add)
+    process = drain()
+    named = device_of(device) if device is not None and not isinstance(device, Device) else device
+    nodes, leaves = collect(tree)
     arrays: dict[int, Any] = {}
-    for where in dict.fromkeys(one.device for one in found):
-        group = {number: one for number, one in enumerate(found) if one.device == where}
-        arrays.update(_arrays_like(group, _home(where, device), is_moved=device is not None))
-    return cast("_Tree", read(node, [arrays[number] for number in range(len(found))]))
-
-
-def _home(where: str | None, device: Device | str | None) -> Device:
-    if device is None and where is not None:
-        process = drain()
-        runtime = runtime_in_use(process, where.partition(":")[0])
-        return cast("Device", find_device(process, where, runtime))
-    chosen = HOST_DEVICE if device is None else device
-    return chosen if isinstance(chosen, Device) else device_of(chosen)
-
-
-def _arrays_like(group: dict[int, ArrayInfo], home: Device, *, is_moved: bool) -> dict[int, Any]:
-    """Return an array for each number, all of them in one allocation."""
-    layouts: dict[int, Layout] = {}
-    end = 0
-    for number, one in group.items():
-        layouts[number] = Layout(one.layout.dtype, one.layout.shape, None, end)
-        end += -(-one.layout.nbytes // _ALIGNMENT_NBYTES) * _ALIGNMENT_NBYTES
-    allocation = None
-    if end:
-        allocation = home.allocate(end)
-        leave_to_views(allocation)
-    arrays: dict[int, Any] = {}
-    for number, layout in layouts.items():
-        kind = group[number].kind
-        if is_moved and kind != "torch":
-            kind = kind_of_arrays(home)
-        if allocation is None or layout.extent is None:
+    homes: dict[Device, list[int]] = {}
+    for number, leaf in enumerate(leaves):
+        kind, _pointer, layout, where = leaf.found
+        if layout.extent is None:
             arrays[number] = ADAPTERS[kind].empty(layout)
-        else:
-            arrays[number] = maker(allocation, kind)(layout)
+            continue
+        home = device_of(HOST_DEVICE) if where is None else home_of(process, where)
+        homes.setdefault(named or home, []).append(number)
+    for home, numbers in homes.items():
+        made = _make_alike(home, [leaves[number] for number in numbers])
+        arrays.update(zip(numbers, made, strict=True))
+    alike: _T = read(nodes, [arrays[number] for number in range(len(leaves))])
+    return alike
+
+
+def _make_alike(home: Device, leaves: list[Leaf]) -> list[Any]:
+    """Return new arrays in one allocation, which lie in it as others do in their memory."""
+    ranges = pack_ranges(leaf.bounds for leaf in leaves)
+    numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]
+    counts = Counter(numbers)
+    end = ranges[-1].high
+    alike = []
+    for leaf, number in zip(leaves, numbers, strict=True):
+        found, (low, high) = leaf.found, leaf.bounds
+        if counts[number] == 1 and high - low != found.layout.nbytes:
+            # As if it lay behind all others, without gaps and repetitions.
+            layout = Layout(found.layout.dtype, found.layout.shape)
+            end += -end % ALIGNMENT
+            found = found._replace(pointer=end, layout=layout)
+            end += layout.nbytes
+        alike.append(leaf._replace(found=found))
+    ranges = pack_ranges(leaf.bounds for leaf in alike)
+    allocation = home.allocate(ranges[-1].end)
+    leave_to_views(allocation)
+    arrays = []
+    for one in alike:
+        low, _high, start = ranges[find_range(ranges, one.bounds[0])]
+        layout = one.found.layout.at(start + one.found.pointer - low)
+        arrays.append(maker(allocation, one.found.kind)(layout))
     return arrays

@@ -2,7 +2,7 @@
 """Which arrays are at the same places of two trees in JSON."""
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from crossmem.errors import ConfigurationError
 from crossmem.guards import shorten
@@ -11,40 +11,47 @@ from crossmem.trees.nodes import FORMS
 __all__ = ["pair_arrays"]
 
 
-def pair_arrays(theirs: Any, mine: Any, where: str) -> Iterator[tuple[int, int, str]]:
+def pair_arrays(
+    theirs: Any, mine: Any, where: str, operation: Literal["receive", "update"]
+) -> Iterator[tuple[int, int, str]]:
     """Yield the numbers of arrays at the same places of two trees, which must be alike.
 
-    Plain values and attributes may differ, and so may the order of keys.
+    Attributes may differ, and so may the order of keys. Plain values may differ unless the shared
+    tree is updated.
 
     Parameters
     ----------
     theirs, mine
-        What was shared, and another tree.
+        What was shared, and the other tree.
     where
         What errors call the latter; what is yielded last says how each array is reached from there.
+    operation
+        What the trees are compared for.
 
     Raises
     ------
     ConfigurationError
-        Where another container is at a place, or other things are in it.
+        If another container is at a place, or other things are in it.
     """
     tag, inner, name = _open(theirs)
     other_tag, others, other_name = _open(mine)
-    what = None
+    what = hint = None
     if (tag, name) != (other_tag, other_name):
         what = f"is {_in_words(other_tag, other_name)} where {_in_words(tag, name)} was shared"
+    elif tag is None and operation == "update" and theirs != mine:
+        what = f"is {shorten(mine)} where {shorten(theirs)} was shared"
+        hint = "readers keep the plain values that were shared; put what changes into an array"
     for place in inner.keys() - others.keys():
-        what = what or f"has no {place!s:.200}, which was shared"
+        what = what or f"has no {place!s:.100}, which was shared"
     for place in others.keys() - inner.keys():
-        what = what or f"has {place!s:.200}, which was not shared"
+        what = what or f"has {place!s:.100}, which was not shared"
     if what is not None:
-        msg = f"{where} {what}: the trees differ"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{where} {what}", operation=operation, hint=hint)
     if tag == "a":
         yield inner[tag], others[tag], where
         return
     for place, one in inner.items():
-        yield from pair_arrays(one, others[place], f"{where}[{place}]")
+        yield from pair_arrays(one, others[place], f"{where}[{place}]", operation)
 
 
 _IN_WORDS: Final = {

@@ -1,37 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Receiving: from the description of a shared tree to its arrays and tensors, without a copy."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
-from crossmem.arrays import ArrayInfo, Kind
 from crossmem.arrays.adapters import ADAPTERS
-from crossmem.arrays.libraries import require
-from crossmem.errors import ConfigurationError
 from crossmem.plugin import DeviceSpec
 from crossmem.sharing.base.devices import check_device
 from crossmem.sharing.base.process import drain
 from crossmem.sharing.device import Device
 from crossmem.sharing.importer.attach import Readonly
-from crossmem.trees.message import Message, Row
-from crossmem.trees.opening import array_maker, attach_handles, build, pair_leaves
+from crossmem.sharing.importer.mapping import Mapping
+from crossmem.trees.building import attach_all, build, maker_of_rows
+from crossmem.trees.matching import match, refuse_unwritable
+from crossmem.trees.message import Message
+from crossmem.trees.nodes import read
 from crossmem.trees.shared import Shared
 
 __all__ = ["receive"]
 
-
-_Tree = TypeVar("_Tree")
+_T = TypeVar("_T")
 
 
 @overload
 def receive(
-    shared: Shared[_Tree],
+    shared: Shared[_T],
     *,
     readonly: Readonly = False,
     device: Device | str | None = None,
     into: Any = None,
     timeout: float | None = None,
-) -> _Tree: ...
+) -> _T: ...
 
 
 @overload
@@ -46,13 +45,13 @@ def receive(
 
 
 def receive(
-    shared: Shared[_Tree] | bytes | bytearray | memoryview,
+    shared: Shared[Any] | bytes | bytearray | memoryview,
     *,
     readonly: Readonly = False,
     device: Device | str | None = None,
     into: Any = None,
     timeout: float | None = None,
-) -> _Tree | Any:
+) -> Any:
     """Return the arrays and tensors that another process shared: its memory, not a copy.
 
     The memory stays as long as one of them, or anything that is made from them, lives, whatever
@@ -97,37 +96,22 @@ def receive(
     if isinstance(device, str):
         # Nobody else would say that it is misspelt, where no memory is for it.
         process.registry.backend(DeviceSpec.parse(device).backend)
-    message = shared.take_message() if isinstance(shared, Shared) else Message.from_bytes(shared)
-    mappings = attach_handles(message, readonly, device, timeout)
+    message = shared.take() if isinstance(shared, Shared) else Message.from_bytes(shared)
+    mappings = attach_all(message, readonly=readonly, device=device, timeout=timeout)
     if into is not None:
-        _overwrite(into, message, array_maker(mappings))
+        _overwrite(into, message, mappings)
         return into
     return build(message, mappings)
 
 
-def _overwrite(into: Any, message: Message, make: Callable[[Row, Kind], Any]) -> None:
+def _overwrite(into: Any, message: Message, mappings: Sequence[Mapping]) -> None:
+    # A message of a stranger may be no tree, and nothing is compared with that.
+    read(message.tree, range(len(message.rows)))
+    make = maker_of_rows(mappings)
     jobs = []
-    for row, target, found, where in pair_leaves(message, into, "into"):
-        obstacle = _obstacle(found, target)
-        if obstacle is not None:
-            raise ConfigurationError(f"{where} {obstacle}", operation="receive")
-        jobs.append((found.kind, target, make(row, found.kind)))
+    for one in match(message, into, "receive"):
+        target, found, _ = one.leaf
+        refuse_unwritable(one.where, target, found.kind, found.layout, "receive")
+        jobs.append((found.kind, target, make(one.row, found.kind)))
     for kind, target, source in jobs:
         ADAPTERS[kind].copy_to(target, source)
-
-
-def _obstacle(found: ArrayInfo, target: Any) -> str | None:
-    """Return why an array cannot be overwritten: none is, where one cannot."""
-    if found.kind == "numpy" and not target.flags.writeable:
-        return "is an array that is read-only"
-    layout = found.layout
-    if layout.nbytes and any(map(_repeats, layout.shape, layout.strides)):
-        return f"shows elements in several places: its strides are {layout.strides}"
-    is_inference = found.kind == "torch" and target.is_inference()
-    if is_inference and not require("torch").is_inference_mode_enabled():
-        return "was made in PyTorch's inference mode, and can only be written there"
-    return None
-
-
-def _repeats(size: int, step: int) -> bool:
-    return size > 1 and step == 0

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharing: from nested arrays and tensors to what other processes receive them by."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from crossmem.arrays.adapters import describe
 from crossmem.control.records import Allow
@@ -13,7 +12,6 @@ from crossmem.errors import (
     CrossmemError,
     UnsupportedError,
 )
-from crossmem.guards import shorten
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.base.process import Process, current, drain
 from crossmem.sharing.device import Device
@@ -21,28 +19,28 @@ from crossmem.sharing.device import device as device_of
 from crossmem.sharing.exporter.adoption import Neighbours
 from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.mapping import Mapping, asked_readonly
+from crossmem.trees.contents import Contents
+from crossmem.trees.leaves import Leaf, collect
 from crossmem.trees.message import Message, Row
 from crossmem.trees.new_arrays import HOST_DEVICE
-from crossmem.trees.nodes import write
 from crossmem.trees.shared import Shared
-from crossmem.trees.tree_memory import Copy, Leaf, TreeMemory
+from crossmem.trees.tree_memory import TreeMemory
 from crossmem.trees.versions import OwnCell, new_cell
 
 __all__ = ["host_device", "message_of", "share"]
 
-
-_Tree = TypeVar("_Tree")
+_T = TypeVar("_T")
 
 
 def share(
-    x: _Tree,
+    x: _T,
     *,
-    copy: Copy | None = None,
+    copy: Literal["allow"] | bool | None = None,
     device: Device | str | None = None,
     allow: Allow | None = None,
     access: Access = "rw",
     neighbours: Neighbours | None = None,
-) -> Shared[_Tree]:
+) -> Shared[_T]:
     """Make arrays and tensors receivable by other processes, where they lie.
 
     What lies in memory of crossmem is shared there; what was received from another process, by
@@ -55,10 +53,9 @@ def share(
         dataclasses of them, nested in any way, with plain values among them. Arrays that
         overlap still do where they are received, and what occurs twice is one.
     copy
-        True or ``"allow"``: what cannot be shared where it lies is copied once, also what has
-        neighbours that must not be exposed; the result says how much that was. Go on working with
-        :attr:`Shared.value` then: what is written to ``x`` does not reach the copy. False or None:
-        it is refused, with the reason.
+        ``"allow"`` or True: an array that cannot be shared where it lies is copied once, also one
+        whose neighbours must not be exposed. Readers get the copy, so go on with
+        :attr:`Shared.value` or call :meth:`Shared.update`. None or False: such an array is refused.
     device
         Where copies of host memory go, which must be memory that the CPU can address;
         ``host`` where None.
@@ -86,44 +83,27 @@ def share(
         Where a vendor's call failed. Nothing is left then.
     """
     process = drain()
-    # Not by equality: 1 is no answer.
-    if not (copy is None or isinstance(copy, bool) or copy == "allow"):
-        msg = f'copy must be True, False or "allow", not {shorten(copy)}'
-        raise ConfigurationError(msg, operation="share")
+    if not isinstance(copy, bool):
+        _check("copy", copy, (None, True, False, "allow"))
     _check("access", access, ("rw", "ro"))
     _check("neighbours", neighbours, (None, "expose"))
     if device is not None:
         # Whether anything is copied there or not.
         device = host_device(device)
-    leaves: list[Leaf] = []
-    numbers: dict[int, int] = {}
-
-    def add(value: Any, where: Callable[[], str]) -> int | None:
-        number = numbers.get(id(value))
-        if number is None:
-            try:
-                found = describe(value)
-            except (ConfigurationError, UnsupportedError) as error:
-                msg = f"{where()} cannot be shared: {error.message}"
-                raise UnsupportedError(msg, operation="share", hint=error.hint) from error
-            if found is None:
-                return None
-            number = numbers[id(value)] = len(leaves)
-            leaves.append(Leaf(value, found, where))
-        return number
-
-    tree = write(x, add)
+    tree, leaves = collect(x)
+    may_copy = copy is True or copy == "allow"
     tree_memory = TreeMemory(
-        process, allow, access, neighbours, copy=bool(copy), host=lambda: host_device(device)
+        process, allow, access, neighbours, may_copy, lambda: host_device(device)
     )
     try:
-        handles, rows = _rows(tree_memory, leaves)
+        handles, rows, copies = _rows(tree_memory, leaves)
         cell = _cell(process, allow, device)
     except BaseException:
         tree_memory.give_up()
         raise
     message = Message(handles, rows, tree, cell.cell if cell is not None else None)
-    return Shared(process, message, cell=cell, tree_memory=tree_memory, leaves=leaves)
+    contents = Contents(message, [leaf.value for leaf in leaves], copies, allow)
+    return Shared(process, message, cell=cell, tree_memory=tree_memory, contents=contents)
 
 
 def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
@@ -154,7 +134,7 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
     tree_memory = TreeMemory(
         drain(), None, access, None, copy=False, host=lambda: host_device(None)
     )
-    handle, layout = leaf.place(*tree_memory.export(memory))
+    handle, layout, _copy = leaf.place(*tree_memory.export(memory))
     if handle.raw is not None:
         # It has no leases, so no message could hold the memory.
         return None
@@ -162,29 +142,37 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
     return message, memory, readonly
 
 
-def _check(name: str, value: object, known: tuple[str | None, ...]) -> None:
-    if value not in known:
+def _check(name: str, value: object, known: tuple[str | bool | None, ...]) -> None:
+    # Arrays do not say whether they are equal to a text, and 1 is equal to True.
+    if (value is not None and not isinstance(value, str)) or value not in known:
         msg = f"{name} must be one of {known}, not {value!r}"
         raise ConfigurationError(msg, operation="share")
 
 
 def _rows(
     tree_memory: TreeMemory, leaves: list[Leaf]
-) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...]]:
-    """Return the handles that the arrays lie in, each once, and where they lie there."""
+) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...], dict[int, Allocation]]:
+    """Return the handles that the arrays lie in, each once, and where they lie there.
+
+    The dictionary has the allocations of this process that arrays were copied to, by the numbers of
+    their handles.
+    """
     with_elements = [leaf for leaf in leaves if leaf.found.layout.extent is not None]
     places = iter(tree_memory.find(with_elements))
     handles: dict[ShareableHandle, int] = {}
+    copies: dict[int, Allocation] = {}
     rows = []
     for leaf in leaves:
         kind, _pointer, layout, _device = leaf.found
         if layout.extent is None:
             rows.append(Row(kind, None, layout))
             continue
-        handle, placed = next(places)
-        number = handles.setdefault(handle, len(handles))
-        rows.append(Row(kind, number, placed))
-    return tuple(handles), tuple(rows)
+        place = next(places)
+        number = handles.setdefault(place.handle, len(handles))
+        if place.copy is not None:
+            copies[number] = place.copy
+        rows.append(Row(kind, number, place.layout))
+    return tuple(handles), tuple(rows), copies
 
 
 def _cell(process: Process, allow: Allow | None, device: Device | str | None) -> OwnCell | None:

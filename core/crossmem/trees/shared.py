@@ -4,11 +4,10 @@
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar
 
 from typing_extensions import override
 
-from crossmem.arrays.adapters import ADAPTERS
 from crossmem.errors import ClosedError, ConfigurationError, UnsupportedError
 from crossmem.guards import check_timeout
 from crossmem.sharing.base.deferred import Call
@@ -16,24 +15,25 @@ from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Process, drain, is_current, refuse_foreign
 from crossmem.sharing.importer.attach import attach_reserved
 from crossmem.sharing.importer.mapping import Mapping
+from crossmem.trees.building import attach_all, build
+from crossmem.trees.contents import Contents
 from crossmem.trees.message import Message
-from crossmem.trees.nodes import read
-from crossmem.trees.opening import attach_handles, build, pair_leaves
-from crossmem.trees.tree_memory import Leaf, TreeMemory
+from crossmem.trees.tree_memory import TreeMemory
 from crossmem.trees.versions import OwnCell, RemoteCell, wait_until_newer
 
 __all__ = ["Shared"]
 
-_Tree = TypeVar("_Tree")
-_ELSEWHERE = "is shared by another process, and only that one writes and publishes it"
+# Covariant, so that update() takes any tree: what it refuses is seen when it compares.
+_T_co = TypeVar("_T_co", covariant=True)
 
 
-class Shared(Generic[_Tree]):
+class Shared(Generic[_T_co]):
     """Nested arrays and tensors, ready to be received by other processes.
 
-    Made by :func:`crossmem.share`, and in other processes by :meth:`from_bytes`. It keeps what was
-    shared, and owns what had to be copied: keep it until the others have received, then close it,
-    or use it as a context manager. What they have received stays theirs. Pickles as its bytes.
+    Made by :func:`crossmem.share`, and in other processes by :meth:`from_bytes`. It keeps the
+    arrays that were shared and owns their copies: keep it until the others have received, then
+    close it, or use it as a context manager. What they have received stays theirs. Pickles as its
+    bytes.
 
     Attributes
     ----------
@@ -45,13 +45,12 @@ class Shared(Generic[_Tree]):
         "__weakref__",
         "_blob",
         "_cell",
+        "_contents",
         "_devices",
         "_is_closed",
         "_is_taken",
         "_kept",
-        "_leaves",
         "_lock",
-        "_origins",
         "_owned",
         "_process",
         "_received",
@@ -67,7 +66,7 @@ class Shared(Generic[_Tree]):
         *,
         cell: OwnCell | None = None,
         tree_memory: TreeMemory | None = None,
-        leaves: Sequence[Leaf] = (),
+        contents: Contents | None = None,
         kept: object = None,
         received: Sequence[Mapping] = (),
     ) -> None:
@@ -80,12 +79,12 @@ class Shared(Generic[_Tree]):
         self._devices = tree_memory.devices if tree_memory is not None else set()
         self._owned = tree_memory.owned if tree_memory is not None else []
         self.copied_nbytes = tree_memory.copied_nbytes if tree_memory is not None else 0
-        self._origins = tree_memory.origins if tree_memory is not None else {}
-        self._leaves = leaves
-        self._kept = kept
-        self._value: _Tree | None = None
+        # What this process has: its own memory, or None for a tree of another process.
+        self._contents = contents
+        # Whether this process has arrays in the shared memory, other than those that were copied.
         self._is_taken = False
-        """Whether somebody has, or has written, the arrays in shared memory."""
+        self._value: tuple[_T_co] | None = None
+        self._kept = kept
         self._received = list(received)
         # Last: from here on, this object gives the cell back.
         self._cell: OwnCell | RemoteCell | None = cell
@@ -140,93 +139,79 @@ class Shared(Generic[_Tree]):
 
     # Contents -----------------------------------------------------------------------------
 
-    def take_message(self) -> Message:
-        """Return the description of the tree to who makes arrays of it.
-
-        Raises
-        ------
-        ClosedError, ForkedProcessError
-            With what happened.
-        """
-        self.check()
-        self._is_taken = True
-        return self.message
-
     @property
-    def value(self) -> _Tree:
-        """The tree in shared memory.
+    def value(self) -> _T_co:
+        """The tree in shared memory: what this process writes there, readers see.
 
-        In the process that shares it, an array that was copied is an array in the shared memory
-        here, and any other is the array that was shared. Go on working with this tree: readers see
-        what is written to it. In other processes it is what :func:`crossmem.receive` returns. Each
-        use gives the same objects. They keep the memory as arrays of :func:`crossmem.receive` do.
+        Its containers are new. An array that was shared where it lay is the original. For an array
+        that was copied, the value has one over the shared memory, to go on training in place; of
+        PyTorch a plain tensor, also for a ``Parameter``. In another process, the value is what
+        :func:`crossmem.receive` returns, and this object keeps it.
+
+        The arrays hold the memory after :meth:`close`, as received ones do.
 
         Raises
         ------
         ClosedError, ForkedProcessError
-            This may not be used any more.
+            If this may not be used any more.
         CrossmemError
-            In another process than the one that shares it: as :func:`crossmem.receive`.
+            In another process, as :func:`crossmem.receive` does.
         """
-        message = self.take_message()
-        value = self._value
-        if value is None:
-            if self._leaves:
-                arrays = [self._array(number) for number in range(len(message.rows))]
-                value = read(message.tree, arrays)
-            else:
-                value = build(message, attach_handles(message, readonly=False))
-            self._value = value
-        return cast("_Tree", value)
+        contents, found = self._contents, self._value
+        message = self.take()
+        if found is None:
+            # Not under the lock, or close() would wait for the exporter.
+            made = contents.tree() if contents else build(message, attach_all(message))
+            with self._lock:
+                self.check()
+                self._value = found = self._value or (made,)
+        return found[0]
 
-    def _array(self, number: int) -> Any:
-        """Return an array of the tree, in shared memory."""
-        row, leaf = self.message.rows[number], self._leaves[number]
-        if row.handle is None:
-            return leaf.value
-        origin = self._origins[self.message.handles[row.handle]]
-        if origin.address + row.layout.offset == leaf.found.pointer:
-            return leaf.value
-        return origin.array(row.kind, row.layout)
+    def update(self, tree: Any) -> int:
+        """Copy the arrays of a tree into the shared memory, publish it, and return the version.
 
-    def update(self, tree: _Tree) -> int:
-        """Overwrite the tree in shared memory with the contents of another one, and publish it.
+        Nothing is copied for an array that is itself the shared one.
 
-        Readers that work with the arrays at that moment see old and new bytes mixed. So let them
-        finish before: they say so to this process in any way, and then wait for the version that
-        this returns.
+        The update waits for no reader. A reader that uses the arrays during an update may see torn
+        data: old elements beside new ones, and halves of elements. So readers wait for the version
+        with :meth:`wait`, and the owner hears from every reader that it is done before the next
+        update. One thread at a time updates or publishes.
 
         Parameters
         ----------
         tree
-            A tree of the same containers, with arrays and tensors of the same shapes and dtypes.
-            Plain values in it are not looked at.
-
-        Returns
-        -------
-        int
-            The new version; see :meth:`publish`.
+            Its containers are those that were shared, and so are the libraries, dtypes and shapes
+            of its arrays. So are its plain values, because readers have them from the bytes.
 
         Raises
         ------
         ConfigurationError
-            The trees differ; the message names the first difference. Nothing was written then.
+            If the tree is another one, or a shared array is read-only. The message names the array.
+            Nothing has changed then.
         UnsupportedError
-            Another process shares the tree.
+            If another process shares the tree, or something in ``tree`` cannot be shared.
         ClosedError, ForkedProcessError
-            This may not be used any more.
+            If this may not be used any more.
         """
         self._own_cell("update")
-        jobs = []
-        for row, source, found, _where in list(pair_leaves(self.message, tree, "tree")):
-            if row.handle is not None:
-                origin = self._origins[self.message.handles[row.handle]]
-                if origin.address + row.layout.offset != found.pointer:
-                    jobs.append((found.kind, origin.array(found.kind, row.layout), source))
-        for kind, target, source in jobs:
-            ADAPTERS[kind].copy_to(target, source)
-        self._is_taken = True
+        contents = self._contents
+        # Another thread may have closed this before.
+        self.take()
+        assert contents is not None  # noqa: S101 - it goes with the cell
+        contents.overwrite(tree)
         return self.publish()
+
+    def take(self) -> Message:
+        """Return the message, for a caller that uses the memory in this process.
+
+        Raises
+        ------
+        ClosedError, ForkedProcessError
+            If this may not be used any more.
+        """
+        self.check()
+        self._is_taken = True
+        return self.message
 
     # Versions -----------------------------------------------------------------------------
 
@@ -237,29 +222,33 @@ class Shared(Generic[_Tree]):
         Raises
         ------
         ClosedError
-            Where this, or the tree in the process that shares it, was closed.
+            If this was closed, here or in the process that shares the tree.
         """
         return self._look(None).read()
 
     def publish(self) -> int:
-        """Let readers know that the tree has new contents, and return the new version.
+        """Tell readers that the tree has new contents, and return the new version.
 
-        Call it after the last write. The devices' running work is waited for first, so whoever
-        sees the new version sees all that was written before. Writing again while readers still
-        read is up to the application: they may see both old and new bytes then.
+        Call it after the last write. The devices finish their running work first, so a reader that
+        sees the new version sees all that was written before. Publishing waits for no reader: see
+        :meth:`update`.
 
         Raises
         ------
         UnsupportedError
-            Another process shares the tree. Or the tree was copied when it was shared, and nobody
-            has its arrays in shared memory: what was written since is elsewhere.
+            If another process shares the tree, or if :func:`crossmem.share` copied arrays and this
+            process has written to the originals alone: nobody has taken :attr:`value` or called
+            :meth:`update`.
         ClosedError, ForkedProcessError
-            This may not be used any more.
+            If this may not be used any more.
         """
         cell = self._own_cell("publish")
         if self.copied_nbytes and not self._is_taken:
-            msg = "the tree was copied when it was shared, and nobody has written to the copy since"
-            hint = "write to shared.value, or call shared.update(tree) in place of publish()"
+            msg = (
+                f"share() copied {self.copied_nbytes} bytes, and the arrays that you train on are "
+                "the originals, not the shared ones"
+            )
+            hint = "train on shared.value, or call shared.update(tree)"
             raise UnsupportedError(msg, operation="publish", hint=hint)
         for one in self._devices:
             one.synchronize()
@@ -268,7 +257,8 @@ class Shared(Generic[_Tree]):
     def _own_cell(self, operation: str) -> OwnCell:
         cell = self._look(None)
         if not isinstance(cell, OwnCell):
-            raise UnsupportedError(f"{self!r} {_ELSEWHERE}", operation=operation)
+            msg = f"another process shares this tree, and only that one can {operation} it"
+            raise UnsupportedError(msg, operation=operation)
         return cell
 
     def wait(self, after: int, *, timeout: float | None = None) -> int:
@@ -279,25 +269,29 @@ class Shared(Generic[_Tree]):
         after
             The version that the caller knows already; 0 waits for the first.
         timeout
-            How long, in seconds; 0 looks once; ``CROSSMEM_TIMEOUT`` if None.
+            How long, in seconds; ``CROSSMEM_TIMEOUT`` where None. 0 looks once. The first look at a
+            tree of another process asks its owner, in up to ``CROSSMEM_TIMEOUT`` then.
 
         Raises
         ------
         WaitTimeoutError
-            None was published in that time.
+            If none was published in that time.
+        OwnerUnresponsiveError
+            If the owner does not answer at the first look.
         OwnerGoneError
-            Where the process that shares the tree is dead.
+            If the process that shares the tree is dead.
         ClosedError
-            Where it closed the tree, or this was closed.
+            If it closed the tree, or this was closed.
         """
         if type(after) is not int or after < 0:
             msg = f"after must be a version, not {after!r}"
             raise ConfigurationError(msg, operation="wait")
         timeout_s = 0.0
-        if timeout != 0:
+        if timeout == 0 and not isinstance(timeout, bool):
+            timeout = None
+        else:
             timeout_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
-        # Looking once may still have to ask the owner for the memory of the version.
-        cell = self._look(timeout or None)
+        cell = self._look(timeout)
 
         def check() -> None:
             self.check()
@@ -339,7 +333,7 @@ class Shared(Generic[_Tree]):
     @property
     def kept(self) -> object:
         """What keeps the memory, apart from this object: for what is to outlive it."""
-        return self._owned, self._leaves, self._origins, self._kept, self._received, self._value
+        return self._owned, self._contents, self._kept, self._received
 
     @property
     def closed(self) -> bool:
@@ -364,7 +358,7 @@ class Shared(Generic[_Tree]):
         cell, self._cell = self._cell, None
         if isinstance(cell, OwnCell):
             cell.close()
-        self._leaves, self._origins, self._kept, self._value = (), {}, None, None
+        self._kept = self._contents = self._value = None
         with ExitStack() as steps:
             # Whatever one of them raises, the others are given back.
             while self._owned:

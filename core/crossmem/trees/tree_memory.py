@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import cast
 
-from crossmem.arrays import ArrayInfo, Kind, Layout
+from crossmem.arrays import Layout
 from crossmem.arrays.adapters import ADAPTERS
 from crossmem.arrays.copy_ranges import find_range, pack_ranges
 from crossmem.control.records import Allow
@@ -22,72 +22,15 @@ from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.views import maker
 from crossmem.sharing.device import Device
 from crossmem.sharing.exporter.adoption import Adoption, Neighbours, neighbours_of
-from crossmem.sharing.exporter.allocation import Allocation, export_again
+from crossmem.sharing.exporter.allocation import Allocation, export_again, record_of
 from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.exporter.share_report import ShareWay, how_can_share
 from crossmem.sharing.importer.mapping import Mapping
+from crossmem.trees.leaves import Leaf, Place
 
-__all__ = ["Copy", "Leaf", "Origin", "Place", "TreeMemory"]
+__all__ = ["TreeMemory", "home_of"]
 
 _log = logging.getLogger(__name__)
-
-Copy = Literal["allow"] | bool
-"""Whether what cannot be shared where it lies may be copied."""
-
-
-class Leaf(NamedTuple):
-    """An array of the tree.
-
-    Parameters
-    ----------
-    value
-        The array itself.
-    found
-        Where it lies.
-    where
-        Says how the array is reached in the tree.
-    """
-
-    value: Any
-    found: ArrayInfo
-    where: Callable[[], str]
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """First address of its elements, and the one past the last. There are elements."""
-        low, high = self.found.layout.extent or (0, 0)
-        return self.found.pointer + low, self.found.pointer + high
-
-    def place(self, handle: ShareableHandle, origin: int) -> "Place":
-        """Return where it is in the memory of a handle that starts at an address here."""
-        return Place(handle, self.found.layout.at(self.found.pointer - origin))
-
-
-class Place(NamedTuple):
-    """Where other processes find an array: in which handle, and how it lies there."""
-
-    handle: ShareableHandle
-    layout: Layout
-
-
-class Origin(NamedTuple):
-    """Where the memory of a handle lies in this process.
-
-    Parameters
-    ----------
-    memory
-        The allocation or mapping.
-    address
-        At which the memory of the handle starts.
-    """
-
-    memory: Allocation | Mapping
-    address: int
-
-    def array(self, kind: Kind, layout: Layout) -> Any:
-        """Return an array in that memory; the layout's offset counts from the address."""
-        shift = self.address - self.memory.ptr
-        return maker(self.memory, kind)(layout.at(layout.offset + shift))
 
 
 @dataclass(slots=True)
@@ -118,8 +61,6 @@ class TreeMemory:
     """Adoptions and copies, to be freed by whoever has this."""
     devices: set[Device] = field(default_factory=set)
     """Devices that hold something."""
-    origins: dict[ShareableHandle, Origin] = field(default_factory=dict)
-    """The memory of each handle."""
     copied_nbytes: int = 0
     _near: dict[str, ShareWay] = field(default_factory=dict)
     """What was last found out on each device."""
@@ -172,7 +113,7 @@ class TreeMemory:
                 self._refuse_unless_copied(group[0], around, 'say neighbours="expose"')
                 to_copy.setdefault(where, []).extend(numbers)
                 continue
-            handle, origin = self.export(self._adopt(way, self._home_of(where), group))
+            handle, origin = self.export(self._adopt(way, home_of(self.process, where), group))
             for one in numbers:
                 places[one] = leaves[one].place(handle, origin)
         for where, numbers in to_copy.items():
@@ -211,7 +152,6 @@ class TreeMemory:
         else:
             handle = memory.export(allow=self.allow, access=self.access)
         self.devices.add(cast("Device", memory.device))
-        self.origins[handle] = Origin(memory, origin)
         return handle, origin
 
     def _adopt(self, way: ShareWay, home: Device, leaves: list[Leaf]) -> Allocation:
@@ -223,18 +163,13 @@ class TreeMemory:
         self.owned.append(adoption)
         return adoption
 
-    def _home_of(self, where: str) -> Device:
-        """Return a device in the runtime that this process uses."""
-        runtime = runtime_in_use(self.process, where.partition(":")[0])
-        return cast("Device", find_device(self.process, where, runtime))
-
     def _way(self, where: str, low: int, high: int) -> tuple[ShareWay | None, str]:
         """Return the first mechanism that can share some memory, or why none can."""
         near = self._near.get(where)
         if near is not None and _is_within(low, high, near):
             # Of arrays that lie together, the vendor is asked once.
             return near, ""
-        report = how_can_share(low, self._home_of(where))
+        report = how_can_share(low, home_of(self.process, where))
         for way in report.ways:
             if way.obstacle is None and _is_within(low, high, way):
                 self._near[where] = way
@@ -247,7 +182,7 @@ class TreeMemory:
     def _refuse_unless_copied(self, leaf: Leaf, reason: str, hint: str) -> None:
         if not self.copy:
             msg = f"{leaf.where()} cannot be shared where it lies: {reason}"
-            raise UnsupportedError(msg, operation="share", hint=f"{hint}, or say copy=True")
+            raise UnsupportedError(msg, operation="share", hint=f'{hint}, or say copy="allow"')
 
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
         """Copy each byte that arrays cover once, and all of them into one allocation.
@@ -255,8 +190,7 @@ class TreeMemory:
         Where no other array lies in the gaps of one, the gaps are left out: they are not what
         was shared. On a device they are copied too, since leaving them out takes a kernel.
         """
-        home = self.host() if where is None else self._home_of(where)
-        kind = CopyKind.HOST_TO_DEVICE if where is None else CopyKind.DEVICE_TO_DEVICE
+        home = self.host() if where is None else home_of(self.process, where)
         ranges = pack_ranges(leaf.bounds for leaf in leaves)
         numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]
         allocation = home.allocate(ranges[-1].end)
@@ -270,15 +204,21 @@ class TreeMemory:
         for number, (low, high, start) in enumerate(ranges):
             found = alone.get(number)
             if found is None:
-                home.driver.copy(home.ordinal, allocation.ptr + start, low, high - low, kind)
+                if where is None:
+                    block = record_of(allocation).memory.block
+                    home.driver.fill(block, start, low, high - low)
+                else:
+                    target = allocation.ptr + start
+                    kind = CopyKind.DEVICE_TO_DEVICE
+                    home.driver.copy(home.ordinal, target, low, high - low, kind)
                 nbytes += high - low
             else:
                 layout = found.found.layout.at(start + found.found.pointer - low)
                 library = found.found.kind
                 # An element that is seen in many places is written once: PyTorch refuses more.
                 once = tuple([slice(1) if step == 0 else slice(None) for step in layout.strides])
-                target = maker(allocation, library)(layout)[once]
-                ADAPTERS[library].copy_to(target, found.value[once])
+                array = maker(allocation, library)(layout)[once]
+                ADAPTERS[library].copy_to(array, found.value[once])
                 nbytes += _distinct_nbytes(layout)
         self.copied_nbytes += nbytes
         _log.info("copied %d bytes to %s, to share them from there", nbytes, home.name)
@@ -287,8 +227,14 @@ class TreeMemory:
         places = []
         for leaf, number in zip(leaves, numbers, strict=True):
             shift = allocation.ptr + ranges[number].start - ranges[number].low
-            places.append(leaf.place(handle, origin - shift))
+            places.append(leaf.place(handle, origin - shift, allocation))
         return places
+
+
+def home_of(process: Process, where: str) -> Device:
+    """Return a device by its name, in the runtime that this process uses."""
+    runtime = runtime_in_use(process, where.partition(":")[0])
+    return cast("Device", find_device(process, where, runtime))
 
 
 def _is_within(low: int, high: int, way: ShareWay) -> bool:

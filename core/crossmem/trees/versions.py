@@ -170,7 +170,7 @@ def wait_until_newer(
     Raises
     ------
     WaitTimeoutError
-        That takes longer than ``timeout_s``.
+        If that takes longer than ``timeout_s``; with 0, if there is none now.
     """
     end = time.monotonic() + timeout_s
     pause = _SHORTEST_S
@@ -182,7 +182,7 @@ def wait_until_newer(
         left = end - time.monotonic()
         if left <= 0:
             msg = f"no version after {after} was published within {timeout_s:g} s"
-            raise WaitTimeoutError(msg, operation="wait", hint="wait again, or longer")
+            raise WaitTimeoutError(msg, operation="wait", hint="give a longer timeout")
         time.sleep(min(pause, left))
         pause = min(2 * pause, _LONGEST_S)
 

@@ -26,8 +26,10 @@ MECHANISM: Final = "memfd"
 _DLPACK_CPU: Final = 1
 
 _HUGE_PAGE_NBYTES: Final = 2 << 20
+_MIN_FILL_NBYTES: Final = 64 << 10
+"""Bytes from which a system call is worth its cost."""
 _NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
-_Operation = Literal["allocate", "attach", "export", "free", "release", "reserve", "unmap"]
+_Operation = Literal["allocate", "attach", "export", "free", "release", "reserve", "unmap", "write"]
 
 
 @dataclass(slots=True)
@@ -371,6 +373,19 @@ class MemfdDriver(Driver):
     @override
     def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
         memory.copy(target, source, nbytes)
+
+    @override
+    def fill(self, block: Block, offset: int, source: int, nbytes: int) -> None:
+        # The kernel writes a fresh page without zeroing and mapping it first. Pages that are there
+        # already, and huge pages, are faster through the mapping.
+        if self._prepares or nbytes < _MIN_FILL_NBYTES:
+            super().fill(block, offset, source, nbytes)
+            return
+        try:
+            memory.write(block.reference, offset, source, nbytes)
+        except SystemCallError as error:
+            info = self._devices[block.ordinal]
+            raise self._translate(error, "write", info, block.capacity) from None
 
     @override
     def synchronize(self, ordinal: int) -> None:

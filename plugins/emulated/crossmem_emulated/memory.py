@@ -43,6 +43,7 @@ __all__ = [
     "unmap",
     "unmap_inherited",
     "wants_huge_page_advice",
+    "write",
 ]
 
 PAGE_NBYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -311,6 +312,18 @@ def fill(pointer: int, nbytes: int, value: int) -> None:
 def copy(target: int, source: int, nbytes: int) -> None:
     """Copy bytes between two places of this process, without holding the GIL."""
     ctypes.memmove(target, source, nbytes)
+
+
+def write(descriptor: int, offset: int, source: int, nbytes: int) -> None:
+    """Write bytes of this process to memory through its descriptor, without holding the GIL."""
+    data = memoryview((ctypes.c_ubyte * nbytes).from_address(source))
+    done = 0
+    try:
+        # One call writes at most 2 GiB.
+        while done < nbytes:
+            done += os.pwrite(descriptor, data[done:], offset + done)
+    except OSError as error:
+        raise SystemCallError("pwrite", error.errno or 0) from None
 
 
 def is_mapped(start: int, nbytes: int) -> bool:

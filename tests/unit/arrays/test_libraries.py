@@ -23,7 +23,8 @@ class dtype: pass
 
 SCRIPT = """
 import sys, threading
-import numpy, crossmem, crossmem.multiprocessing
+import numpy, crossmem
+crossmem.install()
 def load():
     import torch
 thread = threading.Thread(target=load, daemon=True)

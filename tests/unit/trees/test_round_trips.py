@@ -178,7 +178,7 @@ def test_dtypes_that_others_add_travel() -> None:
     names = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu"]
     arrays = [np.arange(1, 7).astype(getattr(ml_dtypes, one)).reshape(2, 3) for one in names]
 
-    tree: list[Any] = [arrays, arrays[0][::-1]]
+    tree: Any = [arrays, arrays[0][::-1]]
     with crossmem.share(tree, copy="allow") as shared:
         found, view = crossmem.receive(shared)
 
@@ -268,7 +268,7 @@ def test_what_is_in_a_container_of_any_kind_is_filled(kind: Any) -> None:
     into, value = (kind(np.full(2, one), [np.full(1, one)]) for one in (0.0, 1.0))
     with crossmem.share(value, copy="allow") as shared:
         crossmem.receive(shared, into=into)
-        with pytest.raises(ConfigurationError, match="the trees differ"):
+        with pytest.raises(ConfigurationError, match="into is a dict where"):
             crossmem.receive(shared, into={"weight": into, "bias": into})
 
     first, (second,) = into if isinstance(into, list | tuple) else (into.weight, into.bias)
@@ -303,7 +303,7 @@ def test_nothing_is_filled_where_one_is_read_only() -> None:
         ({"w": {"a": np.zeros(2), "b": np.zeros(2), "c": 1}}, "has 'c', which was not shared"),
         ({"w": [np.zeros(2)]}, "into['w'] is a list where a dict was shared"),
         ({"w": {"a": np.zeros(2), "b": 5}}, "into['w']['b'] is a plain value where an array was"),
-        ({"w": {"a": np.zeros(2), "b": np.zeros(3)}}, "into['w']['b'] has shape (3,)"),
+        ({"w": {"a": np.zeros(2), "b": np.zeros(3)}}, "into['w']['b'] is float64 of shape (3,)"),
         ({"w": {"a": np.zeros(2), "b": as_strided(np.zeros(1), (2,), (0,))}}, "several places"),
     ],
 )
@@ -351,7 +351,7 @@ def test_read_only_arrays_say_so(readonly: Any) -> None:
 
 
 def test_a_tree_is_received_for_the_device_that_is_named() -> None:
-    tree: list[Any] = [np.arange(5), "plain"]
+    tree: Any = [np.arange(5), "plain"]
     with crossmem.share(tree, copy="allow") as shared:
         for device in ("host", crossmem.device("host"), "emulated:0", "hip:0"):
             # A device of another backend's has nothing to do with memory of this one.
@@ -364,5 +364,5 @@ def test_a_tree_is_received_for_the_device_that_is_named() -> None:
 
 @pytest.mark.parametrize("name", ["copy", "access", "neighbours"])
 def test_arguments_without_meaning_are_refused_whatever_is_shared(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name} must be .* .*'bogus'"):
+    with pytest.raises(ConfigurationError, match=f"{name} must be one of .*'bogus'"):
         crossmem.share(None, **{name: "bogus"})  # type: ignore[arg-type]

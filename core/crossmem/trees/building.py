@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the description of a tree to its arrays and tensors in memory of this process."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from crossmem.arrays import Kind, Layout
+from crossmem.arrays.adapters import ADAPTERS
+from crossmem.sharing.base.memory import Memory, leave_to_views
+from crossmem.sharing.base.views import maker
+from crossmem.sharing.device import Device
+from crossmem.sharing.importer.attach import Readonly, attach_many
+from crossmem.sharing.importer.mapping import Mapping
+from crossmem.trees.message import Message, Row
+from crossmem.trees.nodes import read
+
+__all__ = ["attach_all", "build", "maker_of_rows"]
+
+
+def build(message: Message, memories: Sequence[Memory]) -> Any:
+    """Return the tree of a message, with arrays and tensors in the memory of its handles."""
+    make = maker_of_rows(memories)
+    return read(message.tree, [make(row, row.kind) for row in message.rows])
+
+
+def maker_of_rows(
+    memories: Sequence[Memory] | dict[int, Mapping],
+) -> Callable[[Row, Kind], Any]:
+    """Return a function that makes one array of a message, of the library that is named.
+
+    Parameters
+    ----------
+    memories
+        The memory of the handles of the message, by their numbers there.
+    """
+    makers: dict[tuple[int, Kind], Callable[[Layout], Any]] = {}
+
+    def make(row: Row, kind: Kind) -> Any:
+        if row.handle is None:
+            return ADAPTERS[kind].empty(row.layout)
+        found = makers.get((row.handle, kind))
+        if found is None:
+            found = makers[row.handle, kind] = maker(memories[row.handle], kind)
+        return found(row.layout)
+
+    return make
+
+
+def attach_all(
+    message: Message,
+    *,
+    readonly: Readonly = False,
+    device: Device | str | None = None,
+    timeout: float | None = None,
+) -> list[Mapping]:
+    """Attach all memory of a message, or none; each mapping lasts as long as arrays in it do."""
+    handles = message.handles
+    backend = None
+    if device is not None:
+        backend = (device if isinstance(device, str) else device.name).partition(":")[0]
+    here = [i for i, one in enumerate(handles) if one.backend == backend]
+    home = [i for i, one in enumerate(handles) if one.backend != backend]
+    mappings: dict[int, Mapping] = {}
+    for target, numbers in ((device, here), (None, home)):
+        wanted = [handles[i] for i in numbers]
+        found = attach_many(wanted, device=target, readonly=readonly, timeout=timeout)
+        for number, mapping in zip(numbers, found, strict=True):
+            leave_to_views(mapping)
+            mappings[number] = mapping
+    return [mappings[i] for i in range(len(handles))]

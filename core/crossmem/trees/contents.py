@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays of a tree that this process shares, to be read and overwritten here."""
+
+from typing import Any, Final
+
+from crossmem.arrays.adapters import ADAPTERS
+from crossmem.control.records import Allow
+from crossmem.errors import ConfigurationError
+from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.importer.attach import attach
+from crossmem.sharing.importer.mapping import Mapping
+from crossmem.trees.building import maker_of_rows
+from crossmem.trees.matching import match, refuse_unwritable
+from crossmem.trees.message import Message
+from crossmem.trees.nodes import read
+
+__all__ = ["Contents"]
+
+_READ_STEP: Final = 1 << 16
+"""Linux maps as many bytes at once if a page is read, and one page if it is written."""
+
+
+class Contents:
+    """What lies in the memory of a shared tree.
+
+    Parameters
+    ----------
+    message
+        The tree as other processes receive it.
+    arrays
+        The arrays of the tree, by their numbers in the message.
+    copies
+        The allocations that arrays were copied to, by the numbers of their handles.
+    allow
+        Who may import the memory.
+    """
+
+    __slots__ = ("_allow", "_arrays", "_copies", "_message")
+
+    def __init__(
+        self,
+        message: Message,
+        arrays: list[Any],
+        copies: dict[int, Allocation],
+        allow: Allow | None,
+    ) -> None:
+        self._message = message
+        self._arrays = [
+            # An array that was copied is needed no more.
+            None if row.handle in copies else array
+            for row, array in zip(message.rows, arrays, strict=True)
+        ]
+        self._copies = copies
+        self._allow = allow
+
+    def tree(self) -> Any:
+        """Return the tree with the arrays that lie in shared memory."""
+        return read(self._message.tree, self._shared_arrays())
+
+    def overwrite(self, tree: Any) -> None:
+        """Copy the arrays of another tree into the shared memory.
+
+        Raises
+        ------
+        ConfigurationError
+            If the trees differ, or a shared array cannot be overwritten. Nothing has changed then.
+        UnsupportedError
+            If something in the other tree cannot be shared. Nothing has changed then.
+        """
+        matches = list(match(self._message, tree, "update"))
+        arrays = self._shared_arrays()
+        jobs = []
+        for number, row, leaf, where in matches:
+            target = arrays[number]
+            if target is leaf.value:
+                # The application has written to the shared memory itself.
+                continue
+            if leaf.found.kind != row.kind:
+                msg = f"{where} is of {leaf.found.kind} where an array of {row.kind} was shared"
+                raise ConfigurationError(msg, operation="update")
+            name = f"the array that is shared as {where}"
+            refuse_unwritable(name, target, row.kind, row.layout, "update")
+            jobs.append((row.kind, target, leaf.value))
+        for kind, target, source in jobs:
+            ADAPTERS[kind].copy_to(target, source)
+
+    def _shared_arrays(self) -> list[Any]:
+        """Return the arrays, each copied one replaced by the array in shared memory.
+
+        The replacements hold the memory by an import, as the arrays of other processes do. So the
+        tree can be closed while they are in use.
+        """
+        copies, rows = self._copies, self._message.rows
+        if copies:
+            memories = {}
+            for number, allocation in copies.items():
+                # This process may write, whatever others may do.
+                mapping = attach(allocation.export(allow=self._allow, access="rw"))
+                leave_to_views(mapping)
+                memories[number] = mapping
+            make = maker_of_rows(memories)
+            arrays = self._arrays.copy()
+            for number, row in enumerate(rows):
+                if row.handle in memories:
+                    arrays[number] = make(row, row.kind)
+                    if row.layout.extent is not None and row.layout.is_contiguous:
+                        _map_pages(memories[row.handle], *row.layout.extent)
+            self._arrays, self._copies = arrays, {}
+        return self._arrays
+
+
+def _map_pages(mapping: Mapping, low: int, high: int) -> None:
+    """Map pages that have been written through the descriptor of the memory only."""
+    if mapping.device.capabilities.host_visible:
+        mapping.view()[low:high:_READ_STEP].tobytes()

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays and tensors of a tree, found and described."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from crossmem.arrays import ArrayInfo, Layout
+from crossmem.arrays.adapters import describe
+from crossmem.errors import ConfigurationError, UnsupportedError
+from crossmem.models import ShareableHandle
+from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.trees.nodes import write
+
+__all__ = ["Leaf", "Place", "collect"]
+
+
+class Leaf(NamedTuple):
+    """An array of the tree.
+
+    Parameters
+    ----------
+    value
+        The array itself.
+    found
+        Where it lies.
+    where
+        Says how the array is reached in the tree.
+    """
+
+    value: Any
+    found: ArrayInfo
+    where: Callable[[], str]
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First address of its elements, and the one past the last. There are elements."""
+        low, high = self.found.layout.extent or (0, 0)
+        return self.found.pointer + low, self.found.pointer + high
+
+    def place(
+        self, handle: ShareableHandle, origin: int, copy: Allocation | None = None
+    ) -> "Place":
+        """Return where it is in the memory of a handle that starts at an address here."""
+        return Place(handle, self.found.layout.at(self.found.pointer - origin), copy)
+
+
+class Place(NamedTuple):
+    """Where other processes find an array.
+
+    Parameters
+    ----------
+    handle
+        The memory that the array lies in.
+    layout
+        How the array lies there.
+    copy
+        The allocation that the array was copied to; None if it is shared where it lay.
+    """
+
+    handle: ShareableHandle
+    layout: Layout
+    copy: Allocation | None
+
+
+def collect(tree: Any) -> tuple[Any, list[Leaf]]:
+    """Return a tree as JSON has it, and its arrays by their numbers there.
+
+    An array that occurs twice is one.
+
+    Raises
+    ------
+    UnsupportedError
+        If something in the tree cannot be shared; the message names it.
+    ConfigurationError
+        If the tree is nested too deep, contains itself, or has too many values.
+    """
+    leaves: list[Leaf] = []
+    numbers: dict[int, int] = {}
+
+    def add(value: Any, where: Callable[[], str]) -> int | None:
+        number = numbers.get(id(value))
+        if number is None:
+            try:
+                found = describe(value)
+            except (ConfigurationError, UnsupportedError) as error:
+                msg = f"{where()} cannot be shared: {error.message}"
+                raise UnsupportedError(msg, operation="share", hint=error.hint) from error
+            if found is None:
+                return None
+            number = numbers[id(value)] = len(leaves)
+            leaves.append(Leaf(value, found, where))
+        return number
+
+    return write(tree, add), leaves
