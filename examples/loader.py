@@ -18,7 +18,6 @@ import numpy as np
 from host import digest, expect, get, put
 
 import crossmem
-import crossmem.multiprocessing
 
 DEADLINE_S = 60.0
 
@@ -27,6 +26,7 @@ def work(
     batches: "Queue[Any]", device: str, numbers: range, shape: tuple[int, ...], tickets: Any
 ) -> None:
     """Make the batches with these numbers."""
+    crossmem.install()
     for number in numbers:
         # Not more than the consumer wants to have at once: each batch is memory of the device.
         tickets.acquire()

@@ -144,7 +144,7 @@ def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str
         made: list[int] = []
         row = segments.create("crossmem-row", made, is_written_by_maker=False)
         os.close(made[0])
-        export.rows[Row(Holder(number, 0), row)] = row.words
+        export.rows[Row(Holder(number, 0), row, 0)] = row.words
     times = [timed(lambda: rows.is_held(unit))[0] for _ in range(repeats)]
     table.close()
     context.peer.free(memory)

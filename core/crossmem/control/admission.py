@@ -51,7 +51,13 @@ class Admission:
         self._own_uid = own_uid()
 
     def admit(
-        self, holder: Holder, context: bytes, request: Request, wanted: Wanted, pinned: list[Unit]
+        self,
+        holder: Holder,
+        context: bytes,
+        number: int,
+        request: Request,
+        wanted: Wanted,
+        pinned: list[Unit],
     ) -> Admitted | Refusal:
         """Let a peer that may do so hold an export, after the vendor's whitelist knows the peer.
 
@@ -61,8 +67,8 @@ class Admission:
             The peer, as the kernel shows it.
         context
             What the peer's proof covers besides the export.
-        request
-            What the peer says of itself.
+        number, request
+            The request's number, and what the peer says of itself in it.
         wanted
             What it asks for.
         pinned
@@ -76,7 +82,7 @@ class Admission:
             export.unit.pins += 1
             pinned.append(export.unit)
             if export.unit.grant is None or export in holder.whitelisted:
-                return self._lease(export, holder, request)
+                return self._lease(export, holder, number, request)
         refusal = self._grant(export, holder, request.reported)
         if refusal is not None:
             return refusal
@@ -84,7 +90,9 @@ class Admission:
             holder.whitelisted.add(export)
             # It may have been freed meanwhile.
             found = self._find(holder, context, wanted)
-            return found if isinstance(found, Refusal) else self._lease(found, holder, request)
+            if isinstance(found, Refusal):
+                return found
+            return self._lease(found, holder, number, request)
 
     def admit_reservation(
         self, holder: Holder, context: bytes, wanted: Wanted
@@ -146,7 +154,9 @@ class Admission:
             return Refusal(Status.FAILED, reason)
         return None
 
-    def _lease(self, export: Export, holder: Holder, request: Request) -> Admitted | Refusal:
+    def _lease(
+        self, export: Export, holder: Holder, number: int, request: Request
+    ) -> Admitted | Refusal:
         """Let a peer's row hold an export from now on. The lock is held."""
         registry, made = self.registry, list[int]()
         try:
@@ -154,25 +164,30 @@ class Admission:
             if slot is None:
                 slot = export.slot = registry.slots.take()
                 registry.granted[slot.number] = export
-            row = self._row_of(holder, request, slot.number // SLOTS, made)
+            row = self._row_of(holder, number, request, slot.number // SLOTS, made)
         except (CrossmemError, OSError) as error:
             for descriptor in made:
                 os.close(descriptor)
             return Refusal(Status.FAILED, f"the exporter cannot record a lease: {error}")
         if row is None:
-            return Refusal(Status.TOO_MANY, f"process {holder.pid} has {_MAX_ROWS} rows already")
+            return Refusal(Status.NO_ROW, f"it has {_MAX_ROWS} rows already")
         export.rows[row] = row.segment.words
-        export.since.setdefault(row, time.time())
+        if row not in export.since:
+            export.since[row] = time.time()
+            registry.events.note(EventKind.LEASED, export, holder.pid)
         export.unit.was_granted, export.unit.is_sealed = True, False
         holder.exports.add(export)
-        registry.events.note(EventKind.LEASED, export, holder.pid)
         return Admitted(export, slot.number, slot.generation, made[0] if made else None)
 
-    def _row_of(self, holder: Holder, request: Request, which: int, made: list[int]) -> Row | None:
+    def _row_of(
+        self, holder: Holder, number: int, request: Request, which: int, made: list[int]
+    ) -> Row | None:
         """Return a peer's row for a control segment; ``made`` gets the descriptor of a new one."""
         key = request.session, which
         row = holder.rows.get(key)
-        if row is not None and request.known >> which & 1:
+        # A request from before the one that brought the row knows nothing of it. Numbers grow, and
+        # over all connections of a program.
+        if row is not None and (request.known >> which & 1 or number < row.request):
             return row
         if row is not None:
             # The reply that brought it was lost, so it holds nothing.
@@ -183,7 +198,7 @@ class Admission:
         elif len(holder.rows) >= _MAX_ROWS:
             return None
         segment = segments.create(segments.ROW_NAME, made, is_written_by_maker=False)
-        holder.rows[key] = row = Row(holder, segment)
+        holder.rows[key] = row = Row(holder, segment, number)
         return row
 
 

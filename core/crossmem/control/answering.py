@@ -48,7 +48,7 @@ def answer(
         if kind is MessageType.RESERVE:
             admitted = admission.admit_reservation(holder, context, wanted)
         else:
-            admitted = admission.admit(holder, context, request, wanted, reply.units)
+            admitted = admission.admit(holder, context, number, request, wanted, reply.units)
         if isinstance(admitted, Refusal):
             # All or none: the requester forgets what it got and reports this one.
             records.append(pack_refusals(admitted, len(request.wanted) - index))

@@ -77,7 +77,7 @@ class Leased:
     row: list[int] = field(default_factory=list)
     """Descriptors of a control segment and of a new row for it, as long as they are not mapped."""
     holds: HoldTable | None = None
-    """Where it is held, from the moment at which that begins."""
+    """Where it can be held."""
     is_recorded: bool = False
     """Whether an import has the hold and ends it."""
 

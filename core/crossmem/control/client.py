@@ -154,8 +154,11 @@ class OwnerConnection:
                     batch = Batch(kind, handles[part], reservations[part], reported, following)
                     answers += self._round_trip(batch, deadline)
                     for one in answers:
-                        if isinstance(one, Leased) and one.row:
-                            self._take_row(one)
+                        if isinstance(one, Leased) and one.holds is None:
+                            if one.row:
+                                self._take_row(one)
+                            # Another program of the owner may answer what is asked for next.
+                            one.holds = self._holds
                     if isinstance(answers[-1], Refusal):
                         # All or none, so nothing more is asked for.
                         answers += [answers[-1]] * following
@@ -183,8 +186,8 @@ class OwnerConnection:
 
         From here on the memory stays, until :meth:`end`.
         """
+        assert leased.holds is not None  # noqa: S101 - request() has set it
         with self._state:
-            leased.holds = self._holds
             return leased.holds.hold(leased.slot, leased.generation, leased)
 
     def end(self, leased: Leased) -> None:

@@ -30,8 +30,8 @@ class HoldTable:
         """The segments of which this process has a row: one bit for each."""
         self._segments: dict[int, tuple[Segment, Segment, bool]] = {}
         """By number: control, row, and whether this process uses fences."""
-        self._held: dict[int, tuple[int, set[object]]] = {}
-        """By slot: the word in the row, and who holds it."""
+        self._holders: dict[int, set[object]] = {}
+        """By slot: who holds it. The word in the row says whether anybody does."""
 
     def add(self, number: int, descriptors: Sequence[int]) -> None:
         """Map a control segment and the row that belongs to it. The caller closes both descriptors.
@@ -74,14 +74,12 @@ class HoldTable:
             raise _no_words()
         control, row, is_fenced = which
         at = HEADER_WORDS + slot % SLOTS
-        held = self._held.get(slot)
-        if held is None or not held[1]:
-            held = self._held[slot] = (generation, set())
+        # In this order: a signal handler that ends a hold of its own meanwhile leaves the word.
+        self._holders.setdefault(slot, set()).add(holder)
+        if not words.load(row.words, at):
             words.store(row.words, at, generation)
             if is_fenced:
                 words.fence()
-        # Not before: another thread that finds a holder relies on the word.
-        held[1].add(holder)
         return words.observe(control.words, at) == generation
 
     def end(self, slot: int, holder: object) -> bool:
@@ -89,20 +87,21 @@ class HoldTable:
 
         Ending one twice is harmless.
         """
-        held = self._held.get(slot)
-        if held is None:
-            return False
-        held[1].discard(holder)
-        if held[1]:
+        holders = self._holders.get(slot)
+        if holders is None:
             return False
         control, row, is_fenced = self._segments[slot // SLOTS]
         at = HEADER_WORDS + slot % SLOTS
-        words.publish(row.words, at, 0)
+        words.release()
+        word = words.load(row.words, at)
+        holders.discard(holder)
+        # No signal handler, which may begin to hold, runs between this question and the store.
+        if holders or not word:
+            return False
+        words.store(row.words, at, 0)
         if is_fenced:
             words.fence()
-        is_awaited = words.load(control.words, at) != held[0]
-        self._held.pop(slot, None)
-        return is_awaited
+        return words.load(control.words, at) != word
 
     def close(self) -> None:
         """Unmap the segments. The exporter is dead, or nothing of it is held."""
@@ -111,7 +110,7 @@ class HoldTable:
             row.close()
         self.known = 0
         self._segments.clear()
-        self._held.clear()
+        self._holders.clear()
 
 
 def _no_words() -> InvalidHandleError:

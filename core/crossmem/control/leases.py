@@ -66,6 +66,8 @@ class Row:
 
     holder: Holder
     segment: Segment
+    request: int
+    """Number of the request that brought it."""
 
 
 class Lease(NamedTuple):

@@ -11,7 +11,6 @@ import logging
 import resource
 import socket
 import threading
-import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
@@ -54,8 +53,8 @@ _RETRY_S: Final = 0.02
 _SWEEP_S: Final = 0.5
 _STOP_JOIN_S: Final = 2.0
 _MAX_CAUGHT_UP: Final = 1000
-_READ_ENDS_S: Final = 0.01
-"""How long to read what a peer has sent to end, before its connection is closed."""
+_MAX_UNREAD: Final = 300
+"""Messages that are read of a connection before it is closed; its buffer holds fewer."""
 
 
 class LeaseServer:
@@ -258,13 +257,10 @@ class LeaseServer:
         What it asked for, it asks for again on another connection, or it is dead. A forked child of
         a dead peer may go on sending.
         """
-        until = time.monotonic() + _READ_ENDS_S
         with suppress(EOFError, ProtocolError):
-            for kind, _request, body in connection.receive(_MAX_CAUGHT_UP):
+            for kind, _request, body in connection.receive(_MAX_UNREAD):
                 if kind is MessageType.END:
                     self._end(body)
-                if time.monotonic() > until:
-                    return
 
     def _end(self, body: bytes) -> None:
         for holder in self.leases.end(unpack_ids(body)):

@@ -122,6 +122,8 @@ class Status(IntEnum):
     TOO_MANY = 7
     """One message asks for more than a sender may ever reserve."""
     WITHDRAWN = 8
+    NO_ROW = 9
+    """The process has as many rows as it may."""
 
 
 _GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)

@@ -5,35 +5,32 @@ A word has 8 bytes, is aligned, and is written by one process alone. CPython cop
 ``memoryview`` with format ``Q`` by one move of the processor, so no reader sees half a store.
 
 x86-64 keeps stores in order and loads in order; a load may still come before an earlier store. On
-other processors :func:`publish` and :func:`observe` add a fence. Only :func:`barrier` orders a
+other processors :func:`release` and :func:`observe` add a fence. Only :func:`barrier` orders a
 store before a later load.
 """
 
 from _thread import allocate_lock
-from collections.abc import Iterable
-from operator import itemgetter
+from collections.abc import Callable, Iterable
+from operator import getitem, itemgetter, setitem
+from typing import Final, cast
 
 from crossmem.control.barrier import IS_ORDERED, IS_REGISTERED, membarrier
 
-__all__ = ["any_of", "barrier", "fence", "load", "observe", "publish", "store"]
+__all__ = ["any_of", "barrier", "fence", "load", "observe", "release", "store"]
 
 
-def load(words: memoryview, index: int) -> int:
-    """Return a word."""
-    value: int = words[index]
-    return value
+load: Final[Callable[[memoryview, int], int]] = getitem
+"""Return a word. C code, as :data:`store`: no signal handler can run between a question about what
+this thread has loaded and its store."""
+
+store: Final = cast("Callable[[memoryview, int, int], None]", setitem)
+"""Write a word."""
 
 
-def store(words: memoryview, index: int, value: int) -> None:
-    """Write a word."""
-    words[index] = value
-
-
-def publish(words: memoryview, index: int, value: int) -> None:
-    """Write a word after all earlier accesses of this thread."""
+def release() -> None:
+    """Let all earlier accesses of this thread come before its next store."""
     if not IS_ORDERED:
         fence()
-    words[index] = value
 
 
 def observe(words: memoryview, index: int) -> int:

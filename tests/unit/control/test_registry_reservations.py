@@ -91,7 +91,7 @@ def admit(made: LeaseRegistry, peer: Holder, wanted: Wanted) -> Admitted | Refus
     """Let a peer hold an export, and have it told so."""
     pinned: list[Unit] = []
     request = Request(bytes(16), 0, 0, 1, 1, ())
-    admitted = Admission(made, PeerLog(LOG)).admit(peer, CONTEXT, request, wanted, pinned)
+    admitted = Admission(made, PeerLog(LOG)).admit(peer, CONTEXT, 1, request, wanted, pinned)
     made.unpin(pinned)
     return admitted
 

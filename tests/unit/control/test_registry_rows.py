@@ -49,6 +49,7 @@ class Scene:
         self.units = [self.publish(identity, number) for number in (1, 2)]
         self.pinned: list[Unit] = []
         self.rows: list[int] = []
+        self.requests = 0
 
     def publish(self, identity: ProcessIdentity, number: int) -> Unit:
         handle = ShareableHandle(
@@ -59,12 +60,15 @@ class Scene:
         self.registry.publish(Export(unit, handle, Allow(), Exported()))
         return unit
 
-    def admit(self, number: int, *, known: int = 1, pin: bool = False) -> Admitted | Refusal:
+    def admit(
+        self, number: int, *, known: int = 1, pin: bool = False, asked: int = 0
+    ) -> Admitted | Refusal:
+        self.requests += 1
         handle = self.units[number].exports[0].handle
         proof = prove(handle.secret, b"import", CONTEXT, pack_reservation(0), handle.core)
         request, wanted = Request(bytes(16), 0, 0, 1, known, ()), Wanted(number + 1, 0, proof)
         admitted = Admission(self.registry, PeerLog(LOG)).admit(
-            self.peer, CONTEXT, request, wanted, self.pinned
+            self.peer, CONTEXT, asked or self.requests, request, wanted, self.pinned
         )
         if not pin:
             self.registry.unpin(self.pinned)
@@ -193,3 +197,17 @@ def test_a_process_that_disconnected_is_forgotten_with_what_it_could_hold(scene:
 
     assert scene.retire(0)
     assert not scene.peer.holds_something
+
+
+def test_a_request_from_before_the_row_forgets_nothing(scene: Scene) -> None:
+    # It waited on a connection that the importer has left, and is read after the later one.
+    admitted = scene.admit(0, known=0, asked=7)
+    assert isinstance(admitted, Admitted)
+    scene.write(0, admitted.generation)
+
+    late = scene.admit(1, known=0, asked=3)
+
+    assert isinstance(late, Admitted)
+    assert late.row is None
+    assert [lease.holder for lease in scene.registry.leases_of(scene.units[0])] == [scene.peer]
+    assert not scene.retire(0)

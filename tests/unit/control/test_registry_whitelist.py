@@ -40,7 +40,7 @@ def test_a_peer_is_granted_each_export_once_and_forgotten_with_it() -> None:
         registry.publish(Export(units[number], handle, Allow(), Exported()))
         proof = prove(handle.secret, b"import", CONTEXT, pack_reservation(0), handle.core)
         for _ in range(2):
-            answer = admission.admit(peer, CONTEXT, request, Wanted(number, 0, proof), pinned)
+            answer = admission.admit(peer, CONTEXT, 1, request, Wanted(number, 0, proof), pinned)
             assert not isinstance(answer, Refusal)
             del answer
     assert granted == [1, 2, 3]

@@ -65,7 +65,7 @@ class Scene:
         # The peer has the row that came with its first lease.
         request = Request(bytes(16), 0, 0, 1, len(self.rows), ())
         wanted, pinned = Wanted(1, number, proof, reservation), list[Unit]()
-        admitted = self.admission.admit(self.peer, CONTEXT, request, wanted, pinned)
+        admitted = self.admission.admit(self.peer, CONTEXT, 1, request, wanted, pinned)
         self.registry.unpin(pinned)
         if isinstance(admitted, Admitted) and admitted.row is not None:
             self.rows.append(admitted.row)

@@ -70,6 +70,11 @@ _TEXTS: Final = {
         "the owner (pid {pid}) refuses a request that asks for too much: {reason}",
         "send fewer handles in one message, or raise CROSSMEM_MAX_RESERVATIONS in the owner",
     ),
+    Status.NO_ROW: _Text(
+        BusyError,
+        "the owner (pid {pid}) has no room for the leases of this process: {reason}",
+        "each program that a process becomes by exec takes a row; start a new process instead",
+    ),
 }
 
 

@@ -96,6 +96,9 @@ class RemoteImport(ImportRecord):
             if opened:
                 leased.exported.descriptors = ()
                 leased.is_recorded = True
+                if core in self.leases:
+                    # A signal handler has opened the same meanwhile.
+                    self.ending += (self.leases[core],)
                 self.leases[core] = leased
                 self.state = State.OPEN
                 self._was_opened = True
