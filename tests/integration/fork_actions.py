@@ -75,6 +75,7 @@ _ARGUMENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "for_mechanism": lambda one: (one.mechanism,),
     "reserve": lambda _: (1,),
     "slice": lambda _: (0, 1),
+    "update": lambda _: ({},),
     "wait": lambda _: (0,),
     "withdraw": lambda _: (_objects["handle"],),
     "write": lambda _: (b"x",),

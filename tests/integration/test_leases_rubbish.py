@@ -262,6 +262,7 @@ def test_a_thousand_silent_clients_do_not_use_up_the_descriptors(scene: Scene) -
         scene.exporter.call(actions.offer, "more", 4096)
 
 
+@pytest.mark.ci
 def test_little_is_kept_for_who_does_not_read(scene: Scene, start_peer: "StartPeer") -> None:
     def resident_nbytes() -> int:
         status = Path(f"/proc/{scene.exporter.pid}/status").read_text("ascii")

@@ -272,7 +272,6 @@ class LeaseServer:
         if process in self._served:
             self._skipped.add(connection.number)
             return
-        self._served.add(process)
         if connection in self._unsent:
             self._flush(connection)
             if connection in self._unsent:
@@ -282,6 +281,8 @@ class LeaseServer:
                 return
         try:
             for kind, request, body in connection.receive(1):
+                # Ends of connections do not count: a thousand of them are soon read.
+                self._served.add(process)
                 if kind is MessageType.IMPORT or kind is MessageType.RESERVE:
                     self._answer(connection, kind, request, unpack_request(body))
                 elif kind is MessageType.END:

@@ -117,6 +117,7 @@ def costs(unmeasured: None) -> dict[str, int]:
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_message_costs_little(costs: dict[str, int], name: str) -> None:
     assert costs[name] < MOST_NBYTES
