@@ -113,7 +113,7 @@ def test_a_block_of_a_pool_has_neighbours(peer: Any) -> None:
     with pytest.raises(crossmem.UnsupportedError, match="bytes more that the vendor") as raised:
         crossmem.share([1, one])
     assert str(raised.value).startswith("x[1] cannot be shared where it lies: ")
-    assert 'neighbours="expose", or say copy=True' in str(raised.value)
+    assert 'neighbours="expose", or pass copy=True' in str(raised.value)
 
     with crossmem.share([one, one[::-1]], copy="allow") as shared:
         assert shared.copied_nbytes == 400
@@ -168,7 +168,8 @@ def test_managed_memory_is_copied_where_that_is_allowed(gpu: str, peer: Any) -> 
     with pytest.raises(crossmem.UnsupportedError, match="managed memory") as raised:
         crossmem.share({"it": array})
     assert "x['it']" in str(raised.value)
-    assert 'copy="allow"' in str(raised.value)
+    assert raised.value.hint == "make it with crossmem.empty(), or pass copy=True"
+    assert "- vmm: no" in raised.value.details
 
     expected = said(array)
     with crossmem.share({"it": array}, copy="allow") as shared:
