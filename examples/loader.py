@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A data loader: workers make batches and put them into a queue of ``multiprocessing``.
 
-One import is all that this needs. A batch that was made by ``crossmem.empty`` then crosses the
-queue as a handle of a few hundred bytes, and the consumer works on the worker's memory.
+Each worker calls ``crossmem.install()``. A batch that was made by ``crossmem.empty`` then crosses
+the queue as a handle of a few hundred bytes, and the consumer works on the worker's memory.
 
     python examples/loader.py --device host
     crossmem emulate hip --profile clr26 -- python examples/loader.py --device hip:0
@@ -26,6 +26,7 @@ def work(
     batches: "Queue[Any]", device: str, numbers: range, shape: tuple[int, ...], tickets: Any
 ) -> None:
     """Make the batches with these numbers."""
+    # Whoever sends calls this. Without it, the queue would copy.
     crossmem.install()
     for number in numbers:
         # Not more than the consumer wants to have at once: each batch is memory of the device.

@@ -113,7 +113,7 @@ def test_a_block_of_a_pool_has_neighbours(peer: Any) -> None:
     with pytest.raises(crossmem.UnsupportedError, match="bytes more that the vendor") as raised:
         crossmem.share([1, one])
     assert str(raised.value).startswith("x[1] cannot be shared where it lies: ")
-    assert 'neighbours="expose", or say copy=True' in str(raised.value)
+    assert 'neighbours="expose", or pass copy=True' in str(raised.value)
 
     with crossmem.share([one, one[::-1]], copy="allow") as shared:
         assert shared.copied_nbytes == 400
@@ -168,7 +168,8 @@ def test_managed_memory_is_copied_where_that_is_allowed(gpu: str, peer: Any) -> 
     with pytest.raises(crossmem.UnsupportedError, match="managed memory") as raised:
         crossmem.share({"it": array})
     assert "x['it']" in str(raised.value)
-    assert 'copy="allow"' in str(raised.value)
+    assert raised.value.hint == "make it with crossmem.empty(), or pass copy=True"
+    assert "- vmm: no" in raised.value.details
 
     expected = said(array)
     with crossmem.share({"it": array}, copy="allow") as shared:
@@ -252,6 +253,44 @@ def test_versions(gpu: str, peer: Any) -> None:
             assert shared.publish() == version
             assert peer("wait", shared.to_bytes(), version - 1) == version
             assert peer("tell", "array")[-1] == [10.0 * version] * 4
+
+
+def test_copies_are_updated_and_written_where_they_are_shared(gpu: str, peer: Any) -> None:
+    def full(value: int) -> Any:
+        array = cupy.empty(4, "float32")
+        array.set(np.full(4, value, "float32"))
+        return array
+
+    # What lies in CuPy's pool has neighbours.
+    with crossmem.share({"w": full(1)}, copy="allow") as shared:
+        assert shared.copied_nbytes == 4 * 4
+        peer("receive", "tree", shared.to_bytes(), {})
+        for version in (1, 2):
+            if version == 1:
+                assert shared.update({"w": full(7)}) == version
+            else:
+                shared.value["w"].set(np.full(4, 8, "float32"))
+                assert shared.publish() == version
+            assert peer("wait", shared.to_bytes(), version - 1) == version
+            assert peer("tell", "tree")["w"][-1] == [6.0 + version] * 4
+
+
+def test_new_arrays_are_on_the_device_of_the_others(gpu: str) -> None:
+    array = actions.numbers(cupy.empty((4, 2), "float32"))
+    new = crossmem.empty_like({"w": array, "back": array[::-1], "host": np.zeros(2)})
+
+    assert (type(new["w"]), new["w"].shape, new["w"].device) == (
+        cupy.ndarray,
+        (4, 2),
+        array.device,
+    )
+    assert new["back"].data.ptr - new["w"].data.ptr == 3 * 2 * 4
+    assert type(new["host"]) is np.ndarray
+    with crossmem.share(new) as shared:
+        assert shared.copied_nbytes == 0
+        assert {one.backend for one in shared.message.handles} == {gpu, "host"}
+    with pytest.raises(crossmem.UnsupportedError, match="numpy has no arrays in memory of"):
+        crossmem.empty_like(np.zeros(2), f"{gpu}:0")
 
 
 def test_into_arrays_of_the_receiver_s_own(gpu: str, peer: Any) -> None:

@@ -57,6 +57,13 @@ from crossmem_emulated.driver import EmulatedDriver
 
 
 @mutant
+def c01_fresh_memory_is_filled_from_its_start() -> None:
+    @instead(kernel, "write")
+    def write(old: Any, descriptor: int, offset: int, source: int, nbytes: int) -> None:
+        old(descriptor, 0, source, nbytes)
+
+
+@mutant
 def c01_importers_map_a_copy() -> None:
     @instead(EmulatedDriver, "map")
     def _(old: Any, self: Any, imported: Any, *, remappable: bool) -> Any:

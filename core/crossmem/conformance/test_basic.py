@@ -10,6 +10,8 @@ from crossmem.conformance import actions
 from crossmem.conformance.harness import Allocate
 from crossmem.conformance.patterns import pattern
 from crossmem.conformance.peers import Peer
+from crossmem.driver.buffers import address_of
+from crossmem.sharing.exporter.allocation import record_of
 
 NBYTES = 10_007
 
@@ -122,6 +124,22 @@ def test_c01_copies_within_one_allocation(allocate: Allocate) -> None:
     allocation.copy_from(allocation, nbytes=10, offset=NBYTES - 10)
 
     assert allocation.read(10, offset=NBYTES - 10) == b"0123456789"
+
+
+@pytest.mark.crossmem_core
+def test_c01_importers_see_what_a_driver_filled(allocate: Allocate, peer: Peer) -> None:
+    data, lead = pattern(30 * NBYTES, 11), 4097
+    allocation = allocate(len(data) + 2 * lead)
+    block = record_of(allocation).memory.block
+    with address_of(data) as (address, nbytes):
+        # A driver may write few bytes and many in different ways.
+        for start, end in ((lead, nbytes), (1, lead), (0, 1)):
+            allocation.device.driver.fill(block, lead + start, address + start, end - start)
+    allocation.device.synchronize()
+    peer.call(actions.attach, "m", allocation.export().to_bytes())
+
+    assert peer.call(actions.read, "m", len(data), offset=lead) == data
+    assert allocation.read(len(data), offset=lead) == data
 
 
 # C2: size ---------------------------------------------------------------------------------

@@ -93,17 +93,17 @@ class TreeMemory:
                 places[number] = leaf.place(handle, origin)
                 continue
             where = leaf.found.device
-            way, reason = None, "it is ordinary memory of the host"
+            way, reason, details = None, "it is ordinary memory of the host", ""
             if is_orphan:
                 reason = "the process that made the memory is dead, so nobody can import it"
             elif memory is not None:
                 reason = "it is in an address range; what is mapped there can be shared by itself"
             elif where is not None:
-                way, reason = self._way(where, low, high)
+                way, reason, details = self._way(where, low, high)
                 if way is not None:
                     foreign.setdefault((where, way.base), (way, []))[1].append(number)
                     continue
-            self._refuse_unless_copied(leaf, reason, "make it with crossmem.empty()")
+            self._refuse_unless_copied(leaf, reason, "make it with crossmem.empty()", details)
             to_copy.setdefault(where, []).append(number)
         for (where, _base), (way, numbers) in foreign.items():
             group = [leaves[one] for one in numbers]
@@ -163,26 +163,30 @@ class TreeMemory:
         self.owned.append(adoption)
         return adoption
 
-    def _way(self, where: str, low: int, high: int) -> tuple[ShareWay | None, str]:
-        """Return the first mechanism that can share some memory, or why none can."""
+    def _way(self, where: str, low: int, high: int) -> tuple[ShareWay | None, str, str]:
+        """Return the first mechanism that can share some memory; else a reason, and details."""
         near = self._near.get(where)
         if near is not None and _is_within(low, high, near):
             # Of arrays that lie together, the vendor is asked once.
-            return near, ""
+            return near, "", ""
         report = how_can_share(low, home_of(self.process, where))
         for way in report.ways:
             if way.obstacle is None and _is_within(low, high, way):
                 self._near[where] = way
-                return way, ""
+                return way, "", ""
         if report.mechanisms:
             # As large tensors do in PyTorch's expandable segments.
-            return None, "it lies in several allocations of the vendor's"
-        return None, str(report)
+            return None, "it lies in several allocations of the vendor's", str(report)
+        return None, f"it {report.ways[0].obstacle}", str(report)
 
-    def _refuse_unless_copied(self, leaf: Leaf, reason: str, hint: str) -> None:
+    def _refuse_unless_copied(self, leaf: Leaf, reason: str, hint: str, details: str = "") -> None:
         if not self.copy:
-            msg = f"{leaf.where()} cannot be shared where it lies: {reason}"
-            raise UnsupportedError(msg, operation="share", hint=f'{hint}, or say copy="allow"')
+            raise UnsupportedError(
+                f"{leaf.where()} cannot be shared where it lies: {reason}",
+                hint=f"{hint}, or pass copy=True",
+                details=details,
+                operation="share",
+            )
 
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
         """Copy each byte that arrays cover once, and all of them into one allocation.

@@ -3,6 +3,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import sys
 import threading
@@ -12,10 +13,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+import crossmem
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.driver import Block, CopyKind, Driver, check_groups, readonly_alias_of
 from crossmem.driver.buffers import address_of
-from crossmem.errors import OutOfMemoryError
+from crossmem.errors import CrossmemError, DriverError, OutOfMemoryError
 from crossmem_emulated import memory
 from crossmem_emulated.driver import EmulatedDriver
 from crossmem_emulated.options import Options
@@ -332,3 +334,62 @@ def test_a_thread_that_is_inside_may_allocate_once_more(driver: EmulatedDriver) 
         driver.free(block)
 
     assert block.pointer == 0
+
+
+# Filling -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1 << 30, 1000])
+def test_large_fresh_memory_is_written_without_mapping_it(
+    driver: EmulatedDriver, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = np.random.default_rng(2).integers(0, 256, 300_007, dtype=np.uint8)
+    block = driver.allocate(0, 2 * data.nbytes, "memfd")
+    real, copies = os.pwrite, []
+    # A system call may write less than it was given.
+    monkeypatch.setattr(os, "pwrite", lambda fd, part, at: real(fd, part[:most], at))
+    monkeypatch.setattr(memory, "copy", lambda *arguments: copies.append(arguments))
+
+    with address_of(data) as (address, nbytes):
+        driver.fill(block, 4097, address, nbytes)
+    monkeypatch.undo()
+
+    assert copies == []
+    assert read(driver, block.pointer + 4096, nbytes + 2) == b"\0" + data.tobytes() + b"\0"
+    driver.free(block)
+
+
+@pytest.mark.parametrize("options", [Options(poison=True), Options(prefault=True), Options()])
+def test_pages_that_are_there_and_few_bytes_are_copied(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = EmulatedDriver(options)
+    data = bytes(range(256)) * (4 if options == Options() else 4096)
+    block = driver.allocate(0, len(data), "memfd")
+    monkeypatch.setattr(memory, "write", pytest.fail)
+
+    with address_of(data) as (address, nbytes):
+        driver.fill(block, 0, address, nbytes)
+
+    assert read(driver, block.pointer, len(data)) == data
+    driver.free(block)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(errno.ENOSPC, OutOfMemoryError), (errno.EIO, DriverError)]
+)
+def test_memory_that_cannot_be_filled(
+    driver: EmulatedDriver,
+    code: int,
+    kind: type[CrossmemError],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(code, "injected")
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(kind) as caught:
+        crossmem.share(np.zeros(1 << 20, "uint8"), copy="allow", device="emulated:0")
+
+    assert "pwrite" in str(caught.value)
+    assert caught.value.backend == "emulated"

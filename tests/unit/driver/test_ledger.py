@@ -31,6 +31,9 @@ class Ranges:
     def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
         return Block(ordinal, 0, nbytes, UNIT)
 
+    def fill(self, block: Block, offset: int, source: int, nbytes: int) -> None:
+        pass
+
     def free(self, block: Block) -> None:
         pass
 
@@ -168,3 +171,22 @@ def test_a_driver_without_ranges_offers_none() -> None:
     tracer = TracingDriver(cast("Driver", Plain()))
 
     assert not any(hasattr(tracer, name) for name in ("reserve", "release", "map_at", "unmap_at"))
+
+
+def test_filling_what_is_not_there_is_noted(tracer: Any) -> None:
+    block = tracer.allocate(0, UNIT, "none")
+    tracer.fill(block, 1, BASE, UNIT - 1)
+    assert tracer.violations == []
+
+    for offset, nbytes in ((1, UNIT), (0, 0), (-1, 2)):
+        tracer.fill(block, offset, BASE, nbytes)
+    tracer.free(block)
+    tracer.fill(block, 0, BASE, 1)
+
+    assert tracer.calls["fill"] == 5
+    assert tracer.violations == [
+        "fill: bytes at 1",
+        "fill: bytes at 0",
+        "fill: bytes at -1",
+        "fill: unknown or freed block",
+    ]
