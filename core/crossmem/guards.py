@@ -17,6 +17,7 @@ __all__ = [
     "check_part",
     "check_size",
     "check_timeout",
+    "clause",
     "field_error",
     "is_flag",
     "is_identity",
@@ -31,6 +32,7 @@ NAME_PATTERN: Final = r"[a-z][a-z0-9_-]{0,31}"
 
 _MAX_TIMEOUT_S: Final = 86400.0
 _MAX_SHOWN: Final = 100
+_MAX_CLAUSE: Final = 120
 _MAX_IDENTITY: Final = 128
 _TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 _FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
@@ -149,6 +151,12 @@ def check_timeout(timeout: object, *, default_s: float) -> float:
         msg = f"timeout is {timeout!r}; it must be a positive number of seconds"
         raise ConfigurationError(msg)
     return min(float(timeout), _MAX_TIMEOUT_S)
+
+
+def clause(text: str) -> str:
+    """Return a text that comes from elsewhere as one line that fits into an error's message."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_CLAUSE else f"{line[: _MAX_CLAUSE - 3]}..."
 
 
 def shorten(value: object) -> str:

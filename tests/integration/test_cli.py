@@ -111,12 +111,39 @@ def test_devices_as_json() -> None:
     assert report.default == "emulated:1"
 
 
-def test_devices_for_people() -> None:
-    done = run("devices")
+def test_devices_fit_a_screen() -> None:
+    done = run("devices", CROSSMEM_EMULATED_DEVICES="8")
 
     assert done.returncode == 0, done.stderr
-    assert "emulated:0" in done.stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 100
+    assert "…" not in done.stdout
+    # Equal devices have one line.
+    (emulated,) = (line for line in lines if line.startswith("emulated"))
+    assert emulated.startswith("emulated:0 to 7 ")
+    assert any(line.startswith("host:0 ") for line in lines)
+    # So has a backend that cannot be used, whose reason stands nowhere else.
+    report = DevicesReport.model_validate_json(run("devices", "--json").stdout)
+    for one in report.unusable:
+        (line,) = (line for line in lines if one.reason in line)
+        assert line.split()[0] == one.backend
     assert "Default device" in done.stdout
+
+
+def test_devices_in_detail() -> None:
+    report = DevicesReport.model_validate_json(run("devices", "--json").stdout)
+    done = run("devices", "--verbose")
+
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    assert "mechanisms memfd" in words
+    assert "Memory barrier of leases" in words
+    for one in report.unusable:
+        assert one.hint is not None
+        assert f"to do: {one.hint}" in words
+        for line in one.details.splitlines():
+            assert f"tried: {line}" in words
 
 
 def test_failed_and_disabled_plugins_are_listed_with_reasons() -> None:

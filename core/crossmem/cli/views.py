@@ -4,6 +4,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import Final
 
 from crossmem.cli.render import facts, grid, nbytes_text, output, plain, seconds_text
@@ -142,18 +143,17 @@ def _count(number: int, thing: str) -> str:
 def show_devices(report: DevicesReport, *, verbose: bool) -> None:
     """Print the devices, and what keeps the rest from working; a line each unless verbose."""
     console = output()
-    groups: dict[object, list[DeviceReport]] = {}
-    for one in report.devices:
-        groups.setdefault((one.backend, one.total_nbytes, one.capabilities), []).append(one)
+    # A machine with eight equal accelerators has one line for them.
+    groups = [list(equal) for _, equal in groupby(report.devices, key=_kind_of)]
     if groups:
-        rows = [_device_row(group) for group in groups.values()]
-        console.print(grid(["Device", ">Memory", "Name"], rows))
+        console.print(grid(["Device", ">Memory", "Name"], [_device_row(one) for one in groups]))
     else:
         console.print("No device can be used.\n")
     if verbose:
-        for group in groups.values():
+        for group in groups:
             names = ", ".join(f"{one.device} ({one.identity})" for one in group)
-            console.print(facts([(names, ""), *_capability_rows(group[0].capabilities)]))
+            console.print(f"[bold]{plain(names)}[/bold]")
+            console.print(facts(_capability_rows(group[0].capabilities)))
     unusable = [
         row for one in report.unusable for row in (_all_of(one) if verbose else _reason_of(one))
     ]
@@ -166,7 +166,7 @@ def show_devices(report: DevicesReport, *, verbose: bool) -> None:
             console.print(f"[bold]{title}[/bold]")
             console.print(facts(problems, is_cut=not verbose))
     if report.barrier is not None:
-        console.print("[bold]Barrier of the words of leases[/bold]")
+        console.print("[bold]Memory barrier of leases[/bold]")
         console.print(facts(_barrier_rows(report.barrier)))
     reason = report.default_reason.split("\n", 1)[0]
     console.print(facts([("Default device", f"{report.default or 'none'}: {reason}")]))
@@ -176,11 +176,16 @@ def show_devices(report: DevicesReport, *, verbose: bool) -> None:
         )
 
 
+def _kind_of(device: DeviceReport) -> object:
+    return device.backend, device.total_nbytes, device.capabilities
+
+
 def _device_row(group: Sequence[DeviceReport]) -> list[str]:
     first, last = group[0], group[-1]
     names = first.device if first is last else f"{first.device} to {last.ordinal}"
     memory = "unknown" if first.total_nbytes is None else nbytes_text(first.total_nbytes)
-    return [f"[bold]{names}[/bold]", memory, plain(first.name)]
+    more = "" if first.name == last.name else f", and {len(group) - 1} more"
+    return [f"[bold]{names}[/bold]", memory, plain(first.name + more)]
 
 
 def _reason_of(one: BackendReport) -> list[tuple[str, str]]:
@@ -189,16 +194,15 @@ def _reason_of(one: BackendReport) -> list[tuple[str, str]]:
 
 def _all_of(one: BackendReport) -> list[tuple[str, str]]:
     """Return why a backend cannot be used, what to do, and what was tried."""
-    state = f"{one.state.replace('_', ' ')}: {one.reason}"
     rest = [f"to do: {one.hint}"] if one.hint else []
-    rest += [f"tried {line}" for line in one.details.splitlines()]
-    return [(f"  {one.backend}", state), *(("", line) for line in rest)]
+    rest += [f"tried: {line}" for line in one.details.splitlines()]
+    return [(f"  {one.backend}", one.reason), *(("", line) for line in rest)]
 
 
 def _barrier_rows(report: BarrierReport) -> list[tuple[str, str]]:
     why = f": {report.reason}" if report.reason else ""
     exporters = [
-        (f"  with process {one.pid}" if one.pid else "  with one not visible", one.mode)
+        (f"  with process {one.pid}" if one.pid else "  with a hidden process", one.mode)
         for one in report.exporters
     ]
     return [("  this process", report.mode + why), *exporters]

@@ -62,12 +62,12 @@ def candidates(
 
 
 class LibraryNotFoundError(OSError):
-    """None of a vendor's libraries can be loaded.
+    """No copy of a vendor's library can be loaded.
 
     Parameters
     ----------
     message
-        Which ones.
+        Which library.
     tried
         Each path that was tried, and what is wrong with it.
     """
@@ -100,7 +100,7 @@ def open_library(names: Sequence[str], folders: Sequence[str], stem: str) -> cty
             if reason.startswith("cannot open shared object file: No such"):
                 reason = "no such file" if "/" in path else "not on the library search path"
             tried.append(f"{path}: {reason}")
-    msg = f"none of {', '.join(names)} can be loaded"
+    msg = f"no {stem} can be loaded"
     raise LibraryNotFoundError(msg, tried)
 
 

@@ -28,7 +28,9 @@ class Availability:
         ``"unusable"`` where everything is installed but cannot work here, for example because
         there is no device or no permission to use it.
     reason
-        Why not, in one clause of at most 200 characters. Only ``"available"`` may do without.
+        Why not, in one clause of at most 120 characters: a message puts the backend's name before
+        it. A longer one is cut there, and kept whole in the details. Only ``"available"`` may do
+        without.
     details
         What does not fit there, such as every path that was tried, one per line.
 
@@ -91,7 +93,7 @@ class Backend:
         Preference where no device is named: the highest number that is available is taken.
         None for what is used only when it is named; every emulation says None.
     install_hint
-        What to do where it is not available, for example a ``pip install`` line.
+        What to do if it is not available, such as a ``pip install`` line: at most 200 characters.
     runtimes
         Names that ``load`` understands. Empty where there is no choice.
 

@@ -4,13 +4,14 @@
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from typing_extensions import override
 
 from crossmem.driver import DRIVER_API_VERSION, Driver
 from crossmem.errors import BackendUnavailableError, ConfigurationError, CrossmemError
+from crossmem.guards import clause
 from crossmem.plugin.backend import Availability, Backend
 
 __all__ = ["PLUGIN_FAULTS", "Offer", "PluginFailure", "PluginInfo", "conflict"]
@@ -152,6 +153,10 @@ class Offer:
                 answer = Availability("unusable", words)
             if not isinstance(answer, Availability):
                 answer = Availability("unusable", f"its probe gave {answer!r}, which is no answer")
+            reason = clause(answer.reason)
+            if reason != answer.reason:
+                details = "\n".join(filter(None, (answer.reason, answer.details)))
+                answer = replace(answer, reason=reason, details=details)
             self._availability = answer
         return self._availability
 
@@ -181,15 +186,19 @@ class Offer:
         except CrossmemError:
             raise
         except PLUGIN_FAULTS as error:
-            msg = f"{which} cannot be loaded: {type(error).__name__}: {error}"
-            hint = backend.install_hint
-            raise BackendUnavailableError(msg, hint=hint, backend=backend.name) from error
+            fault = f"{type(error).__name__}: {error}"
+            raise BackendUnavailableError(
+                f"{which} cannot be loaded: {clause(fault)}",
+                hint=backend.install_hint,
+                details=fault,
+                backend=backend.name,
+            ) from error
         if not isinstance(driver, Driver):
-            fault = f"{driver!r} is no crossmem.driver.Driver"
+            fault = clause(f"{driver!r} is no crossmem.driver.Driver")
         elif driver.api_version != DRIVER_API_VERSION:
             fault = (
-                f"its driver has version {driver.api_version!r} of the driver interface; this "
-                f"crossmem has version {DRIVER_API_VERSION}"
+                f"its driver is written for version {driver.api_version!r} of the driver "
+                f"interface, this crossmem has version {DRIVER_API_VERSION}"
             )
         elif driver.backend != backend.name:
             fault = f"its driver calls itself {driver.backend!r}"

@@ -14,6 +14,7 @@ from crossmem.errors import (
     ConfigurationError,
     CrossmemError,
 )
+from crossmem.guards import clause
 from crossmem.locks import LockOrderError, forbidden_ranks
 from crossmem.models import Event
 from crossmem.plugin.backend import Availability, Backend
@@ -173,7 +174,8 @@ class Registry:
         Raises
         ------
         BackendNotFoundError
-            If no plugin offers it. The message lists the known ones and the plugins that failed.
+            If no plugin offers it. The message lists the known ones, the details the plugins that
+            failed or that a setting keeps out.
         BackendUnavailableError
             If the name is ambiguous, or the backend was written for another plugin interface.
         """
@@ -190,7 +192,7 @@ class Registry:
         try:
             offer = self._offer(name)
         except BackendUnavailableError as error:
-            return Availability("unusable", error.message)
+            return Availability("unusable", clause(error.message), error.details)
         return offer.availability()
 
     def require(self, name: str, *, runtime: str | None = None) -> Backend:
@@ -302,10 +304,13 @@ class Registry:
         for fault in faults:
             if isinstance(fault, CrossmemError):
                 raise fault
-        reasons = "".join(f"; {type(fault).__name__}: {fault}" for fault in faults)
-        msg = f"no plugin gave {what}{reasons}; {self._known()}"
-        cause = faults[0] if faults else None
-        raise BackendUnavailableError(msg, backend=str(known["api"])) from cause
+        tried = [f"{type(fault).__name__}: {fault}" for fault in faults]
+        raise BackendUnavailableError(
+            f"no plugin gave {what}" + (f": {clause(tried[0])}" if tried else ""),
+            hint=self._where_to_look(),
+            details="\n".join((*tried, *self._left_out())),
+            backend=str(known["api"]),
+        ) from (faults[0] if faults else None)
 
     def _offer(self, name: str) -> Offer:
         catalog = self._discovered()
@@ -315,30 +320,34 @@ class Registry:
         offers = catalog.offers.get(name)
         if contenders:
             blocks = " or ".join(sorted(offer.info.qualified for offer in contenders))
-            msg = f"backend {name!r} is {conflict(contenders)}"
-            hint = f"Set {_DISABLE} to the one that is not wanted: {blocks}."
+            msg = f"backend {name!r} is {clause(conflict(contenders))}"
+            hint = f"set {_DISABLE} to the one that is not wanted: {clause(blocks)}"
         elif offers:
             msg = f"backend {name!r} of plugin {offers[0].info} is {offers[0].problem}"
-            hint = "Install matching versions of crossmem and of the plugin."
+            hint = "install matching versions of crossmem and of the plugin"
         else:
-            msg = f"no plugin offers the backend {name!r}; {self._known()}"
             # Only this error needs it.
             import difflib  # noqa: PLC0415
 
+            known = clause(", ".join(sorted(catalog.offers)) or "none")
             close = difflib.get_close_matches(name, catalog.offers, n=1)
-            maybe = f"Did you mean {close[0]!r}?" if close else None
-            raise BackendNotFoundError(msg, hint=maybe, backend=name)
+            raise BackendNotFoundError(
+                f"no plugin offers the backend {name!r}; there are: {known}",
+                hint=f"did you mean {close[0]!r}?" if close else self._where_to_look(),
+                details="\n".join(self._left_out()),
+                backend=name,
+            )
         raise BackendUnavailableError(msg, hint=hint, backend=name)
 
-    def _known(self) -> str:
-        """Say what there is, for the reader of an error."""
+    def _where_to_look(self) -> str | None:
+        """Return the hint for an error that a plugin may explain that was not loaded."""
+        return "`crossmem devices` lists the plugins that failed" if self._left_out() else None
+
+    def _left_out(self) -> list[str]:
+        """Return the plugins that failed or that a setting keeps out, one a line."""
         catalog = self._discovered()
-        words = [f"known backends: {', '.join(sorted(catalog.offers)) or 'none'}"]
-        if catalog.failures:
-            words.append(f"plugins that failed: {'; '.join(map(str, catalog.failures))}")
-        if catalog.disabled:
-            words.append(f"disabled by {_DISABLE}: {', '.join(map(str, catalog.disabled))}")
-        return "; ".join(words)
+        failed = [f"failed: {one}" for one in catalog.failures]
+        return failed + [f"disabled by {_DISABLE}: {one}" for one in catalog.disabled]
 
     # -- events -------------------------------------------------------------------------------
 

@@ -55,8 +55,8 @@ class DeviceSpec:
     ordinal: int = 0
 
     @classmethod
-    def parse(cls, text: object, *, origin: str = "device") -> Self:
-        """Read ``text``; ``origin`` says in messages where it came from.
+    def parse(cls, text: object, *, origin: str = "") -> Self:
+        """Read ``text``; ``origin`` names the variable that it came from, for messages.
 
         Raises
         ------
@@ -66,7 +66,8 @@ class DeviceSpec:
         match = _SPEC.fullmatch(text) if isinstance(text, str) else None
         ordinal = int(match[2] or 0) if match else 0
         if match is None or ordinal > _MAX_ORDINAL:
-            msg = f"expected a device name such as 'cuda:0', got {origin} {shorten(text)}"
+            got = f"{origin}={shorten(text)}" if origin else shorten(text)
+            msg = f"expected a device name such as 'cuda:0', got {got}"
             hint = f"write BACKEND:N with a number from 0 to {_MAX_ORDINAL}, or BACKEND"
             raise ConfigurationError(msg, hint=hint)
         return cls(match[1], ordinal)
@@ -210,7 +211,7 @@ def choose(
         return named
     if runtime is not None:
         msg = f"runtime {runtime!r} was named without a backend"
-        raise ConfigurationError(msg, hint="Name the device too, such as 'hip:0'.")
+        raise ConfigurationError(msg, hint="name the device too, such as 'hip:0'")
     ranked = _ranked(registry)
     for backend in ranked:
         if registry.availability(backend.name).available:
@@ -223,14 +224,13 @@ def _nothing_found(ranked: Sequence[Backend], registry: Registry) -> BackendUnav
     lines = []
     for one in ranked:
         availability = registry.availability(one.name)
-        lines += [f"{one.name}: {availability}", *availability.details.splitlines()]
+        lines.append(f"{one.name}: {availability}")
+        lines += [f"  {line}" for line in availability.details.splitlines()]
     lines += [f"plugin {one}" for one in registry.failures]
-    by_name = {one.name for one in registry.backends() if one.priority is None}
     hint = "`crossmem devices -v` says why each backend is missing"
-    if _HOST in by_name:
-        hint = f"crossmem.device({_HOST!r}) is host memory; {hint}"
-    msg = "no device was named, and no GPU or NPU was found"
-    return BackendUnavailableError(msg, hint=hint, details="\n".join(lines))
+    if any(one.name == _HOST for one in registry.backends()):
+        hint = f"for host memory use crossmem.device({_HOST!r}); {hint}"
+    return BackendUnavailableError("no GPU or NPU found", hint=hint, details="\n".join(lines))
 
 
 def explain(

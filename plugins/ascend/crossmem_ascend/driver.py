@@ -18,6 +18,7 @@ from crossmem.errors import (
     InvalidHandleError,
     UnsupportedError,
 )
+from crossmem.guards import clause
 from crossmem.models import Access, Capabilities
 from crossmem_ascend.context import Contexts
 from crossmem_ascend.devices import find_devices
@@ -67,10 +68,11 @@ class AscendDriver(VendorDriver):
         }
         if not self._mechanisms:
             missing = {one.name: ", ".join(self._vendor.missing(one.needs)) for one in mechanisms}
-            words = "; ".join(f"{name} needs {functions}" for name, functions in missing.items())
+            words = [f"{name} needs {functions}" for name, functions in missing.items()]
             raise BackendUnavailableError(
-                f"acl.rt lacks functions for every way to share: {words}",
+                f"acl.rt lacks functions for each mechanism: {clause('; '.join(words))}",
                 hint="shareable handles need CANN 8.0, keys need CANN 8.3.RC1",
+                details="\n".join(words),
                 backend=BACKEND,
             )
         self._current = Contexts(self._vendor)

@@ -31,7 +31,7 @@ def _probe() -> Availability:
     if fault:
         return Availability("not_installed", fault, details)
     if not any(_DEV.glob(_DEVICE_FILES)):
-        return Availability("unusable", f"no NPU: no file matches {_DEV / _DEVICE_FILES}")
+        return Availability("unusable", f"no NPU found: no file {_DEV / _DEVICE_FILES}")
     return Availability("available")
 
 
@@ -48,7 +48,7 @@ def _fault_of_both() -> tuple[str, str]:
     try:
         acl_library()
     except LibraryNotFoundError as error:
-        return f"pyACL (the module acl) is not installed, and {error}", error.details
+        return f"pyACL (module acl) is not installed, and {error}", error.details
     return "", ""
 
 

@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import cast
 
 from crossmem.errors import BackendUnavailableError
+from crossmem.guards import clause
 from crossmem_ascend.errors import BACKEND
 from crossmem_ascend.runtime import Acl
 
@@ -28,10 +29,14 @@ def import_pyacl() -> Acl:
         module = import_module("acl")
     except ImportError as error:
         raise BackendUnavailableError(
-            f"pyACL cannot be imported: {error}", hint=INSTALL_HINT, backend=BACKEND
+            f"pyACL cannot be imported: {clause(str(error))}",
+            hint=INSTALL_HINT,
+            backend=BACKEND,
         ) from error
     if not hasattr(module, "rt"):
         raise BackendUnavailableError(
-            f"{module!r} is not pyACL: it has no acl.rt", hint=INSTALL_HINT, backend=BACKEND
+            clause(f"{module!r} is not pyACL: it lacks acl.rt"),
+            hint=INSTALL_HINT,
+            backend=BACKEND,
         )
     return cast("Acl", module)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 from crossmem.errors import BackendUnavailableError, CrossmemError
+from crossmem.guards import clause
 from crossmem_ascend.errors import BACKEND, REPEAT_INITIALIZE, SUCCESS, error_for
 
 __all__ = [
@@ -170,8 +171,9 @@ class Vendor:
         self.rt = acl.rt
         if missing := self.missing(COMMON):
             raise BackendUnavailableError(
-                f"this runtime lacks acl.rt.{', acl.rt.'.join(missing)}",
-                hint="crossmem needs CANN 8.0 or later",
+                f"this runtime lacks {clause(', '.join(missing))} of acl.rt",
+                hint="install CANN 8.0 or later",
+                details="\n".join(missing),
                 backend=BACKEND,
             )
         code = acl.init()

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Final, cast
 
 from crossmem.errors import BackendUnavailableError
+from crossmem.guards import clause
 from crossmem_hip.family import Family
 from crossmem_hip.runtime import Runtime
 
@@ -26,12 +27,12 @@ def fault_of(family: Family) -> str:
     try:
         module = import_module(RUNTIME)
     except ImportError as error:
-        return f"CuPy cannot be imported: {error}"
+        return f"CuPy cannot be imported: {clause(str(error))}"
     is_hip = getattr(module, "is_hip", None)
     if is_hip is None:
-        return f"{module!r} is no runtime of CuPy: it does not say whose"
+        return clause(f"{module!r} is not CuPy's runtime: it lacks is_hip")
     if is_hip != family.is_hip:
-        return f"the CuPy that is installed is for {'AMD' if is_hip else 'NVIDIA'}"
+        return f"the installed CuPy is for {'AMD' if is_hip else 'NVIDIA'}"
     return ""
 
 

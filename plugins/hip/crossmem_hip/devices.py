@@ -8,6 +8,7 @@ from uuid import UUID
 from crossmem.errors import BackendUnavailableError, ConfigurationError
 from crossmem.models import DeviceInfo
 from crossmem_hip.errors import INSUFFICIENT_DRIVER, INVALID_DEVICE, NO_DEVICE
+from crossmem_hip.family import Family
 from crossmem_hip.runtime import Vendor
 
 __all__ = ["find_devices"]
@@ -46,20 +47,24 @@ def _count(vendor: Vendor) -> int:
         # ROCm 5 says "invalid device" where it means that there is none.
         if status not in {INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE}:
             raise refusal from error
-        missing = "driver" if status == INSUFFICIENT_DRIVER else "device"
+        is_driver = status == INSUFFICIENT_DRIVER
         raise BackendUnavailableError(
-            f"{family.vendor}'s runtime finds no {missing}: {str(refusal).splitlines()[-1]}",
-            hint=f"look with {family.tool} and at {' and '.join(family.masks)}; "
-            f"{family.install_hint}",
+            f"{family.vendor}'s runtime finds no {'driver' if is_driver else 'device'}: "
+            f"{str(refusal).splitlines()[-1]}",
+            hint=family.install_hint if is_driver else _where_to_look(family),
             backend=family.backend,
         ) from error
     if not count:
         raise BackendUnavailableError(
             f"{family.vendor}'s runtime finds no device",
-            hint=f"look with {family.tool} and at {' and '.join(family.masks)}",
+            hint=_where_to_look(family),
             backend=family.backend,
         )
     return count
+
+
+def _where_to_look(family: Family) -> str:
+    return f"run {family.tool}, and look at {' and '.join(family.masks)}"
 
 
 def _info_of(vendor: Vendor, ordinal: int) -> DeviceInfo:

@@ -33,7 +33,7 @@ def _probe(family: Family) -> Availability:
     if not any(_DEV.glob(family.device_files)) and not _has_devices(family):
         return Availability(
             "unusable",
-            f"no {family.vendor} device: no file matches {_DEV / family.device_files}, "
+            f"no {family.vendor} GPU found: no file {_DEV / family.device_files}, "
             f"and {family.function('getDeviceCount')} finds none",
         )
     return Availability("available")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from crossmem.errors import BackendUnavailableError, CrossmemError
+from crossmem.guards import clause
 from crossmem_hip.errors import error_for
 from crossmem_hip.family import VIRTUAL, Family
 
@@ -175,8 +176,9 @@ class Vendor:
         missing = [name for name in NEEDED if not self.has(name)]
         if missing:
             raise BackendUnavailableError(
-                f"this runtime lacks cupy.cuda.runtime.{', '.join(missing)}",
+                f"this runtime lacks {clause(', '.join(missing))} of cupy.cuda.runtime",
                 hint=family.install_hint,
+                details="\n".join(missing),
                 backend=family.backend,
             )
         self.error: type[Exception] = rt.CUDARuntimeError

@@ -10,7 +10,15 @@ from crossmem.errors import (
     BackendUnavailableError,
     ConfigurationError,
 )
-from crossmem.plugin import Choice, DeviceSpec, Source, choose, explain
+from crossmem.plugin import (
+    Availability,
+    Choice,
+    DeviceSpec,
+    Registry,
+    Source,
+    choose,
+    explain,
+)
 from crossmem.settings import Settings
 
 
@@ -72,7 +80,7 @@ def test_no_device_specs(text: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         DeviceSpec.parse(text, origin="CROSSMEM_DEVICE")
 
-    wanted = f"expected a device name such as 'cuda:0', got CROSSMEM_DEVICE {text!r}"
+    wanted = f"expected a device name such as 'cuda:0', got CROSSMEM_DEVICE={text!r}"
     assert caught.value.message == wanted
     assert "BACKEND:N" in str(caught.value.hint)
 
@@ -118,7 +126,7 @@ def test_an_emulation_is_never_a_fallback(world: Any) -> None:
     with pytest.raises(BackendUnavailableError) as caught:
         choose(None, Settings(), world.registry())
 
-    assert caught.value.message == "no device was named, and no GPU or NPU was found"
+    assert caught.value.message == "no GPU or NPU found"
     assert caught.value.details.splitlines() == [
         "fast: unusable: no device",
         "plugin rusty:rust 1.0: ModuleNotFoundError: No module named 'no_such_module_of_rusty'",
@@ -139,7 +147,34 @@ def test_host_memory_is_named_where_it_can_be_had(world: Any) -> None:
     with pytest.raises(BackendUnavailableError) as caught:
         choose(None, Settings(), world.registry())
 
-    assert "crossmem.device('host')" in str(caught.value.hint)
+    assert caught.value.hint == (
+        "for host memory use crossmem.device('host'); "
+        "`crossmem devices -v` says why each backend is missing"
+    )
+
+
+def test_what_each_probe_tried_stands_in_the_details(world: Any) -> None:
+    absent = Availability("not_installed", "no libfast.so can be loaded", "/a: no such file\n/b: ?")
+    fast = world.backend("fast", priority=20, probe=lambda: absent)
+    world.install("tools", tools=world.plugin(fast))
+    with pytest.raises(BackendUnavailableError) as caught:
+        choose(None, Settings(), world.registry())
+
+    assert caught.value.details.splitlines() == [
+        "fast: not installed: no libfast.so can be loaded",
+        "  /a: no such file",
+        "  /b: ?",
+    ]
+    assert "libfast" not in str(caught.value)
+
+
+def test_the_installed_backends_say_in_one_line_what_they_miss() -> None:
+    registry = Registry()
+    for backend in registry.backends():
+        availability = registry.availability(backend.name)
+        # `crossmem devices` shows it beside the name, on a line of 100 characters.
+        assert len(availability.reason) <= 88, availability.reason
+        assert len(backend.install_hint or "") <= 200
 
 
 def test_what_is_named_is_not_replaced(registry: Any) -> None:
@@ -224,7 +259,7 @@ def test_explanation_of_a_refusal(registry: Any) -> None:
     assert "no runtime 'fake'" in wrong_runtime.problem
     assert reasons(wrong_runtime)["fast"] == "named, but not usable as asked"
     assert reasons(wrong_runtime)["slow"] == "another device is named"
-    assert "got device 'FAST'" in no_device.problem
+    assert "got 'FAST'" in no_device.problem
     assert reasons(no_backend)["slow"] == "not considered"
 
 
