@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CuPy in memory of crossmem, within one process.
 
-Where there is no GPU, ``crossmem emulate hip --profile clr26 -- python -m pytest`` emulates some.
+Where there is no GPU, ``crossmem emulate hip -- python -m pytest`` emulates some.
 """
 
 import subprocess

@@ -42,6 +42,8 @@ class Stream:
     context: int
     priority: int = 0
     flags: int = 0
+    failure_mode: int = 0
+    """0 if the stream goes on after a task that failed, 1 if it stops. No task fails here."""
     queue: list[Work] = field(default_factory=list)
     subscriber: int | None = None
     """The thread that calls functions of the program that are its work."""

@@ -12,6 +12,9 @@ __all__ = ["check_timeout", "find_stream"]
 _FOREVER: Final = -1
 _ALL_FLAGS: Final = 0x3F
 _LEAST_PRIORITY: Final = 7
+_STOP_ON_FAILURE: Final = 1
+_FAILURE_MODE: Final = 1
+"""The one attribute of a stream that is emulated."""
 
 
 def find_stream(process: AclProcess, handle: int) -> Stream:
@@ -115,6 +118,22 @@ def _stream_get_priority(process: AclProcess, handle: int) -> int:
 @entry("c.stream_get_flags", "k", 0)
 def _stream_get_flags(process: AclProcess, handle: int) -> int:
     return find_stream(process, handle).flags
+
+
+@entry("rt.set_stream_failure_mode", "kK")
+def _set_stream_failure_mode(process: AclProcess, handle: int, mode: int) -> None:
+    stream = find_stream(process, handle)
+    if mode > _STOP_ON_FAILURE:
+        raise Refused(Code.RT_PARAM_INVALID, f"there is no failure mode {mode}", "ACL-X3")
+    stream.failure_mode = mode
+
+
+@entry("c.get_stream_attribute", "kI", 0)
+def _get_stream_attribute(process: AclProcess, handle: int, attribute: int) -> int:
+    stream = find_stream(process, handle)
+    if attribute != _FAILURE_MODE:
+        raise Refused(Code.RT_FEATURE_NOT_SUPPORT, f"attribute {attribute} is not emulated")
+    return stream.failure_mode
 
 
 @entry("c.device_get_stream_priority_range", "", 0, 0)

@@ -179,8 +179,9 @@ def _described(
 def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttributes:
     owner = _owner_of(process, pointer)
     if owner is None:
-        is_refused = process.profile.refuses_null and not pointer
-        if is_refused or not process.profile.unknown_is_unregistered:
+        # AMD's documents refuse all of these, but no release since ROCm 6 does. CuPy relies on the
+        # answer: it asks about each array of the host before it copies it.
+        if process.profile.is_before_6 or (process.profile.refuses_null and not pointer):
             raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
         return _described(process, MemoryType.UNREGISTERED, -2, 0, 0)
     kind, device = _type_of(owner), _device_of(process, owner)

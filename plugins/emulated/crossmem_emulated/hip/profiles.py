@@ -43,8 +43,6 @@ class Profile:
         Whether the exporter's number of its device is taken for one of the importer's.
     closes_inside
         Whether an address inside of a mapping closes it.
-    unknown_is_unregistered
-        Whether an unknown address has attributes.
     refuses_null
         Whether null is no address to ask about, and not just one of unknown memory.
     has_contexts
@@ -81,7 +79,6 @@ class Profile:
     looks_first: bool = False
     keeps_ordinals: bool = False
     closes_inside: bool = False
-    unknown_is_unregistered: bool = True
     refuses_null: bool = False
     has_contexts: bool = False
     knows_exportable: bool = True
@@ -112,7 +109,6 @@ PROFILES: Final[dict[str, Profile]] = {
             "documented",
             version=7_00_51831,
             is_documented=True,
-            unknown_is_unregistered=False,
             has_contexts=True,
             knows_exportable=False,
             keeps_not_ready=False,
@@ -138,7 +134,6 @@ PROFILES: Final[dict[str, Profile]] = {
             no_device=Status.INVALID_DEVICE,
             knows_own_pid=False,
             knows_exportable=False,
-            unknown_is_unregistered=False,
             has_virtual=False,
             is_before_6=True,
             has_old_numbers=True,

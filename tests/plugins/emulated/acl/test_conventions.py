@@ -250,8 +250,9 @@ def test_x3_unknown_contexts_and_streams(acl: Actor) -> None:
         acl.rt.destroy_stream_force(0),
         acl.rt.create_stream_with_config(8, 0)[-1],
         acl.rt.create_stream_with_config(0, 0x40)[-1],
-    ] == [107000] * 9
-    acl.check_broken(*["ACL-X3"] * 9)
+        acl.rt.set_stream_failure_mode(0, 2),
+    ] == [107000] * 10
+    acl.check_broken(*["ACL-X3"] * 10)
 
 
 @emulation_only
@@ -260,6 +261,9 @@ def test_streams_have_properties(acl: Actor) -> None:
 
     assert ok(acl.c.stream_get_priority(stream)) == 3
     assert ok(acl.c.stream_get_flags(stream)) == 1
+    assert ok(acl.c.get_stream_attribute(stream, 1)) == 0
+    ok(acl.rt.set_stream_failure_mode(stream, 1))
+    assert [ok(acl.c.get_stream_attribute(one, 1)) for one in (stream, 0)] == [1, 0]
     assert ok(acl.c.device_get_stream_priority_range()) == (7, 0)
     assert ok(acl.c.ctx_get_current_default_stream()) != stream
     assert ok(acl.c.stream_get_id(stream)) != ok(acl.c.stream_get_id(0))

@@ -50,6 +50,8 @@ CALLED: Final[Mapping[str, str]] = {
     "aclrtStreamGetId": "c.stream_get_id",
     "aclrtStreamGetPriority": "c.stream_get_priority",
     "aclrtStreamGetFlags": "c.stream_get_flags",
+    "aclrtSetStreamFailureMode": "rt.set_stream_failure_mode",
+    "aclrtGetStreamAttribute": "c.get_stream_attribute",
     "aclrtDeviceGetStreamPriorityRange": "c.device_get_stream_priority_range",
     "aclrtStreamWaitEvent": "rt.stream_wait_event",
     "aclrtStreamWaitEventWithTimeout": "c.stream_wait_event_with_timeout",

@@ -101,6 +101,17 @@ def _launch_callback(
     return binding.call(name, function, data, int(kind), handle)[1]
 
 
+def _get_stream_attribute(
+    binding: _Binding, name: str, stream: Any, attribute: int, value: Any
+) -> int:
+    if value == binding.ffi.NULL:
+        return binding.missing(name)
+    outputs, code = binding.call(name, _address(binding.ffi, stream), int(attribute))
+    if outputs is not None:
+        value.failureMode = outputs[0]
+    return code
+
+
 def _ipc_get_event_handle(binding: _Binding, name: str, event: Any, handle: Any) -> int:
     if handle == binding.ffi.NULL:
         return binding.missing(name)
@@ -391,6 +402,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
     "aclrtDeviceGetUuid": _device_get_uuid,
     "aclrtLaunchHostFunc": _launch_host_func,
     "aclrtLaunchCallback": _launch_callback,
+    "aclrtGetStreamAttribute": _get_stream_attribute,
     "aclrtIpcGetEventHandle": _ipc_get_event_handle,
     "aclrtIpcOpenEventHandle": _ipc_open_event_handle,
     "aclrtMallocWithCfg": _malloc_with_cfg,

@@ -138,6 +138,11 @@ typedef enum {
     ACL_STREAM_STATUS_COMPLETE = 0,
     ACL_STREAM_STATUS_NOT_READY = 1
 } aclrtStreamStatus;
+typedef enum { ACL_STREAM_ATTR_FAILURE_MODE = 1 } aclrtStreamAttr;
+typedef union {
+    uint64_t failureMode;
+    uint32_t reserve[4];
+} aclrtStreamAttrValue;
 
 typedef struct {
     uint32_t id;

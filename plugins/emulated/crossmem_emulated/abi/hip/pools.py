@@ -8,7 +8,6 @@ from crossmem_emulated.hip import Runtime
 
 __all__ = ["functions"]
 
-_LARGEST_DESCRIPTOR: Final = (1 << 31) - 1
 _THRESHOLD: Final = 4
 """What comes before is an int, and the rest are sizes."""
 
@@ -65,8 +64,9 @@ class _Pools:
     def import_(self, place: Any, descriptor: int, kind: int, flags: int) -> int:
         if not descriptor:
             return self._convert.null("memPoolImportFromShareableHandle")
-        # It is the descriptor itself; where one lies is the number of none.
-        number = descriptor if 0 < descriptor <= _LARGEST_DESCRIPTOR else -1
+        # The argument is the descriptor itself. The vendors read 32 bits of it, so a program may
+        # pass a word whose other bits have never been set.
+        number = int(self._ffi.cast("int", descriptor))
         name = "memPoolImportFromShareableHandle"
         return int(self._convert.into(name)(place, number, kind, flags))
 

@@ -134,6 +134,7 @@ static void share_pools(void)
     hipMemPool_t pool = NULL, imported = NULL;
     hipMemPoolPtrExportData data;
     int descriptor = -1;
+    uintptr_t word = 0;
     void *memory = NULL, *again = NULL;
     char byte = 0;
 
@@ -154,6 +155,10 @@ static void share_pools(void)
     /* The descriptor itself is wanted, and not where it is. */
     ANSWERS(2, hipMemPoolImportFromShareableHandle(&imported, &descriptor, 1, 0));
     ANSWERS(0, hipMemPoolImportFromShareableHandle(&imported, (void *)(intptr_t)descriptor, 1, 0));
+    ANSWERS(0, hipMemPoolDestroy(imported));
+    /* Only 32 bits are read, as of a word into which the export wrote an int. */
+    word = 0x7f5a000000000000 | (unsigned)descriptor;
+    ANSWERS(0, hipMemPoolImportFromShareableHandle(&imported, (void *)word, 1, 0));
     close(descriptor);
     ANSWERS(1, hipMemPoolImportPointer(NULL, imported, &data));
     ANSWERS(1, hipMemPoolImportPointer(&again, NULL, &data));

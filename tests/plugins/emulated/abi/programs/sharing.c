@@ -37,7 +37,9 @@ static void import_memory(hipIpcMemHandle_t handle)
     ANSWERS(0, hipPointerGetAttributes(&attributes, second));
     HOLDS(attributes.device == 0 && attributes.devicePointer == second);
     ANSWERS(0, hipIpcCloseMemHandle(second));
-    ANSWERS(1, hipPointerGetAttributes(&attributes, second));
+    /* ROCm 5 refuses an unknown address; later releases say that it is on no device. */
+    HOLDS((int)hipPointerGetAttributes(&attributes, second) == 1
+          || attributes.device == -2);
     ANSWERS(1, hipIpcCloseMemHandle(second));
     ANSWERS(1, hipIpcCloseMemHandle(NULL));
     ANSWERS(1, hipPeekAtLastError());

@@ -45,6 +45,7 @@ AT(aclrtMallocAttribute, value, 4);
 SIZE(aclrtMallocConfig, 16);
 AT(aclrtMallocConfig, attrs, 0);
 AT(aclrtMallocConfig, numAttrs, 8);
+SIZE(aclrtStreamAttrValue, 16);
 SIZE(aclError, 4);
 SIZE(aclFloat16, 2);
 SIZE(aclrtMemcpyKind, 4);

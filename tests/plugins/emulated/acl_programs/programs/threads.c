@@ -36,6 +36,26 @@ static void *work(void *argument)
 
 static void count_up(void *argument) { ++*(int *)argument; }
 
+static void failure_modes(void)
+{
+    aclrtStream stream = NULL;
+    aclrtStreamAttrValue value;
+
+    OK(aclrtCreateStream(&stream));
+    OK(aclrtGetStreamAttribute(stream, ACL_STREAM_ATTR_FAILURE_MODE, &value));
+    TRUE(value.failureMode == 0);
+    OK(aclrtSetStreamFailureMode(stream, 1));
+    OK(aclrtGetStreamAttribute(stream, ACL_STREAM_ATTR_FAILURE_MODE, &value));
+    TRUE(value.failureMode == 1);
+    OK(aclrtGetStreamAttribute(NULL, ACL_STREAM_ATTR_FAILURE_MODE, &value));
+    TRUE(value.failureMode == 0);
+    CHECK(aclrtGetStreamAttribute(stream, (aclrtStreamAttr)2, &value),
+          ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
+    CHECK(aclrtGetStreamAttribute(stream, ACL_STREAM_ATTR_FAILURE_MODE, NULL),
+          ACL_ERROR_INVALID_PARAM);
+    OK(aclrtDestroyStream(stream));
+}
+
 static void streams_and_events(void)
 {
     aclrtContext context = NULL, mine = NULL;
@@ -159,6 +179,7 @@ int main(void)
         TRUE(!pthread_join(threads[i], NULL));
     OK(aclrtGetDevice(&device));
     TRUE(!device);
+    failure_modes();
     streams_and_events();
     batches();
     pid_t child = fork();
