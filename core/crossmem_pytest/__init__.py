@@ -4,11 +4,12 @@
 pytest loads this package in every project of the environment where crossmem is installed. So it
 declares names that start with ``crossmem`` and does nothing else: no fixture, no hook that acts on
 other projects' tests, no import of crossmem. The kit, ``crossmem.conformance``, reads the options
-and acts on the markers. Only where a run names the kit, its report is loaded: with pytest-xdist,
-the process that reports imports nothing of what it tests.
+and acts on the markers. Only if a run names the kit, its report and its check of the device are
+loaded: with pytest-xdist, the process that reports imports nothing of what it tests.
 """
 
 import argparse
+from importlib import import_module
 from typing import Final
 
 import pytest
@@ -82,12 +83,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _names_kit(config: pytest.Config) -> bool:
+    return config.getoption("pyargs") and any(arg.startswith(_KIT) for arg in config.args)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """If the kit is named, refuse a device that cannot be used, once and before any test."""
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or config.option.help or config.option.collectonly or not _names_kit(config):
+        return None
+    code: int | None = import_module(f"{_KIT}.opening").refuse(config)
+    return code
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the kit's markers; where the kit is named, load its report."""
+    """Declare the kit's markers; if the kit is named, load its report."""
     config.addinivalue_line("markers", "crossmem_law(id): the law of the contract that is tested")
     config.addinivalue_line("markers", "crossmem_core: one of the tests of --crossmem-core")
     config.addinivalue_line(
         "markers", "crossmem_requires(capability): skip on devices without that capability"
     )
-    if config.getoption("pyargs") and any(arg.startswith(_KIT) for arg in config.args):
+    if _names_kit(config):
         config.pluginmanager.import_plugin(f"{_KIT}.reporting")

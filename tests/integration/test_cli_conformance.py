@@ -58,6 +58,11 @@ def test_laws_for_people() -> None:
     assert done.returncode == 0, done.stderr
     assert "kept" in done.stdout
     assert "1 law on host in " in done.stdout
+    # One table of laws, although pytest prints one by itself.
+    assert [line.split()[:2] for line in done.stdout.splitlines() if line.startswith("C1 ")] == [
+        ["C1", "kept"]
+    ]
+    assert "laws of crossmem" not in done.stdout
 
 
 @pytest.mark.long
@@ -67,12 +72,6 @@ def test_a_mechanism_can_be_named() -> None:
     assert done.returncode == 0, done.stderr
     assert "kept" in done.stdout
     assert "1 law on host with memfd" in done.stdout
-
-    done = run("--json", "-k", "c01_odd", "--mechanism", "pigeon")
-
-    assert done.returncode not in {0, 5}
-    assert ConformanceReport.model_validate_json(done.stdout).mechanism == "pigeon"
-    assert "it has: memfd" in done.stderr
 
 
 @pytest.mark.long
@@ -84,12 +83,44 @@ def test_nothing_selected_exits_as_pytest_does() -> None:
     assert (report.ok, report.exit_code, report.laws) == (False, 5, ())
 
 
-@pytest.mark.long
-def test_a_device_that_does_not_exist_is_no_success() -> None:
-    done = run("--json", "-k", "c01", "--device", "emulated:99")
+REFUSED = (
+    (["--device", "emulated:99"], "backend 'emulated' has no device 99"),
+    (["--device", "pigeon:0"], "no plugin offers the backend 'pigeon'"),
+    (["--device", "Pigeon"], "expected a device name such as 'cuda:0', got 'Pigeon'"),
+    (["--device", "hip:0", "--runtime", "pigeon"], "backend 'hip' has no runtime 'pigeon'"),
+    (["--device", "host", "--mechanism", "pigeon"], "does not offer mechanism 'pigeon'"),
+)
 
-    assert done.returncode not in {0, 5}
-    assert not ConformanceReport.model_validate_json(done.stdout).ok
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_what_cannot_be_tested_is_refused_at_once(options: list[str], words: str) -> None:
+    done = run("--json", *options)
+
+    assert done.returncode == 2
+    error = ErrorReport.model_validate_json(done.stdout)
+    assert error.exit_code == 2
+    assert words in error.message
+    # No test has begun.
+    assert len(done.stderr.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_pytest_refuses_it_at_once_too(options: list[str], words: str, workers: str) -> None:
+    named = [f"--crossmem-{one[2:]}" if one.startswith("--") else one for one in options]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", workers, "--pyargs", "crossmem.conformance", *named],
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("ERROR: ")
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
 
 
 @pytest.mark.long

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 import typer
 
 from crossmem import CrossmemError, __version__
-from crossmem.cli.problems import ExitCode, UsageProblem
+from crossmem.cli.problems import UNUSABLE, ExitCode, UsageProblem
 from crossmem.cli.render import print_json, show_error
-from crossmem.errors import ConfigurationError
 
 __all__ = ["examples", "reflow", "reporting"]
 
@@ -35,7 +34,7 @@ def reporting(command: str, *, as_json: bool) -> Iterator[None]:
         yield
     except UsageProblem as error:
         code, name, message, hint = ExitCode.USAGE, "UsageError", error.message, error.hint
-    except ConfigurationError as error:
+    except UNUSABLE as error:
         code, name, message, hint = ExitCode.USAGE, type(error).__name__, error.message, error.hint
     except CrossmemError as error:
         code, name, hint = ExitCode.CROSSMEM_ERROR, type(error).__name__, error.hint

@@ -10,10 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import crossmem
 from crossmem import conformance
 from crossmem._version import __version__
 from crossmem.cli.problems import UsageProblem
 from crossmem.cli.reports import ConformanceReport, LawReport
+from crossmem.conformance.report import TABLE
+from crossmem.errors import UnsupportedError
 
 __all__ = ["run_kit"]
 
@@ -42,7 +45,9 @@ def run_kit(
     Raises
     ------
     UsageProblem
-        Where what the kit needs is not installed.
+        A package that the kit needs is not installed, or the device lacks the mechanism.
+    ConfigurationError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
+        The device cannot be used.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
@@ -50,13 +55,19 @@ def run_kit(
             f"the conformance kit needs {' and '.join(missing)}",
             hint=f"run: {sys.executable} -m pip install 'crossmem[conformance]'",
         )
+    try:
+        # Each test would report a device that cannot be used.
+        crossmem.device(device, runtime=runtime, mechanism=mechanism)
+    except UnsupportedError as error:
+        raise UsageProblem(error.message, hint=error.hint) from error
     with tempfile.TemporaryDirectory(prefix="crossmem-conformance-") as folder:
         path = Path(folder, "report.json")
         # Another project's pytest settings and conftest files, in the folder where this happens to
         # run, must not change what the kit does: it gets an empty configuration and a root of its
         # own, and is named by its path. For a name, pytest loads the folder's conftest files.
-        command = [sys.executable, "-m", "pytest", "-q", "-ra", "-c", "/dev/null"]
-        command += ["--rootdir", folder, "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null"]
+        # The command prints the table of laws itself, with the reasons of skips.
+        command += ["--rootdir", folder, "-p", "no:cacheprovider", "-p", f"no:{TABLE}"]
         command += [str(Path(conformance.__file__).parent)]
         command += ["--crossmem-device", device, "--crossmem-report", str(path)]
         command += ["--crossmem-runtime", runtime] if runtime else []

@@ -1,12 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exit codes, and what the commands raise where the person can put it right."""
+"""Exit codes, and the errors of the commands that the user can put right."""
 
 from enum import IntEnum
 from pathlib import Path
+from typing import Final
 
-from crossmem.errors import CrossmemError
+from crossmem.errors import (
+    BackendNotFoundError,
+    BackendUnavailableError,
+    ConfigurationError,
+    CrossmemError,
+    DeviceNotFoundError,
+)
 
-__all__ = ["BenchmarkError", "ExitCode", "UsageProblem", "reason_and_hint", "write_text"]
+__all__ = [
+    "UNUSABLE",
+    "BenchmarkError",
+    "ExitCode",
+    "UsageProblem",
+    "reason_and_hint",
+    "write_text",
+]
+
+UNUSABLE: Final = (
+    BackendNotFoundError,
+    BackendUnavailableError,
+    ConfigurationError,
+    DeviceNotFoundError,
+)
+"""Errors about an option or a setting: it has no meaning, or names a device that is not there."""
 
 
 class ExitCode(IntEnum):
@@ -14,11 +36,11 @@ class ExitCode(IntEnum):
 
     OK = 0
     MISMATCH = 1
-    """The work was done and its result is wrong: a digest differs."""
+    """The work is done and its result is wrong: a digest differs, or a target is missed."""
     USAGE = 2
-    """An argument, a file or a setting cannot be used."""
+    """An argument, a device, a file or a setting cannot be used."""
     CROSSMEM_ERROR = 3
-    """crossmem refused or failed; the message says what and why."""
+    """crossmem refused or failed, or a process of the command died."""
     INTERRUPTED = 130
     """Ctrl-C."""
 

@@ -148,7 +148,7 @@ def guarded(request: pytest.FixtureRequest, kit: Kit) -> Iterator[None]:
         problems = settle(lambda: leftovers(before, own_state()))
     faulthandler.cancel_dump_traceback_later()
     if problems:
-        raise LeakError("in the test's own process: " + "; ".join(problems))
+        raise LeakError.of("the test's own process", problems)
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import itertools
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import crossmem
 from crossmem.conformance import actions
@@ -34,12 +34,22 @@ A second is meant of processes that run. Where the machine has more to do than i
 not run for longer than that. What breaks a law takes for ever, or until a timeout above this.
 """
 
+_SHOWN_LEAKS: Final = 10
+
 State = dict[str, Any]
 """What :func:`crossmem.conformance.actions.state` returns."""
 
 
 class LeakError(AssertionError):
     """A test left something behind."""
+
+    @classmethod
+    def of(cls, where: str, problems: Sequence[str]) -> Self:
+        """Return the error for what a process was left with: ten lines of it and a count."""
+        shown = list(problems[:_SHOWN_LEAKS])
+        if more := len(problems) - len(shown):
+            shown.append(f"and {more} more")
+        return cls(f"in {where}: " + "; ".join(shown))
 
 
 class TestTimeoutError(Exception):
@@ -130,7 +140,7 @@ class PeerPool:
             problems = [str(error)]
         if problems:
             self.discard(peer)
-            raise LeakError(f"in {peer!r}: " + "; ".join(problems))
+            raise LeakError.of(repr(peer), problems)
 
     def discard(self, peer: Peer) -> None:
         """End a peer that cannot be used any more."""

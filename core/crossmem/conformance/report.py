@@ -8,10 +8,13 @@ from crossmem._version import __version__
 from crossmem.models import Capabilities
 from crossmem.models.report import FrozenModel
 
-__all__ = ["LAWS", "LawOutcome", "Recorder", "Report"]
+__all__ = ["LAWS", "TABLE", "LawOutcome", "Recorder", "Report", "write_report"]
 
 LAWS: Final = tuple(f"C{number}" for number in range(1, 31))
 """The laws of the contract."""
+
+TABLE: Final = "crossmem-laws"
+"""Name of the pytest plugin that prints the table of laws: ``-p no:crossmem-laws`` omits it."""
 
 Outcome = Literal["passed", "failed", "skipped"]
 

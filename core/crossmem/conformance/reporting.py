@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from crossmem.conformance.report import Recorder, write_report
+from crossmem.conformance.report import TABLE, Recorder, write_report
 
 __all__ = ["ABOUT_LAW", "CAPABILITIES", "recorder_of"]
 
@@ -19,7 +19,6 @@ ABOUT_LAW: Final = "crossmem_about_law"
 """Attribute of a report: the law, the name of the test, and why it was skipped."""
 CAPABILITIES: Final = "crossmem_capabilities"
 """What a worker tells under this name when it ends: the device's capabilities, pickled."""
-
 _recorder: Final = pytest.StashKey[Recorder]()
 
 
@@ -36,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
         mechanism=config.getoption("crossmem_mechanism"),
     )
     config.pluginmanager.register(_Listener(config.stash[_recorder]))
+    config.pluginmanager.register(_Table(), TABLE)
 
 
 class _Listener:
@@ -66,14 +66,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         write_report(recorder.report(), Path(path))
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Show the outcome of each law."""
-    recorder = recorder_of(config)
-    if not recorder.has_any:
-        return
-    report = recorder.report()
-    terminalreporter.section(f"laws of crossmem on {report.device}")
-    for line in report.lines():
-        terminalreporter.write_line(line)
+class _Table:
+    """Shows the outcome of each law at the end."""
+
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    ) -> None:
+        recorder = recorder_of(config)
+        if not recorder.has_any:
+            return
+        report = recorder.report()
+        terminalreporter.section(f"laws of crossmem on {report.device}")
+        for line in report.lines():
+            terminalreporter.write_line(line)
