@@ -14,7 +14,12 @@ from typing import Any, Final
 
 from crossmem.arrays.cupy_arrays import backend, memory_pointer
 from crossmem.arrays.libraries import require
-from crossmem.errors import ConfigurationError, InvalidSizeError, OutOfMemoryError
+from crossmem.errors import (
+    ConfigurationError,
+    InvalidSizeError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
 from crossmem.sharing.base.devices import runtime_in_use
 from crossmem.sharing.base.memory import leave_to_views, view_anchor_of
 from crossmem.sharing.base.process import drain
@@ -50,13 +55,16 @@ def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
     Raises
     ------
     UnsupportedError
-        When it is called, where CuPy is not installed.
+        If the device has no arrays of CuPy, as one whose runtime is emulated. When it is called,
+        also where CuPy is not installed.
     ConfigurationError
         When it is called, where another device is current than the one that was named.
     CrossmemError
         Where there is no such device.
     """
     named = device_of(device) if isinstance(device, str) else device
+    if named is not None:
+        _refuse_without_arrays(named)
 
     def allocate(nbytes: int) -> Any:
         cuda = require("cupy").cuda
@@ -80,7 +88,9 @@ def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
 def _home(named: Device | None, current: str) -> Device:
     """Return the device that has to give the memory."""
     if named is None:
-        return device_of(current, runtime=runtime_in_use(drain(), current.partition(":")[0]))
+        home = device_of(current, runtime=runtime_in_use(drain(), current.partition(":")[0]))
+        _refuse_without_arrays(home)
+        return home
     if named.name != current:
         msg = f"this allocator gives memory of {named.name}, and CuPy's current device is {current}"
         raise ConfigurationError(
@@ -89,3 +99,10 @@ def _home(named: Device | None, current: str) -> Device:
             hint="make it with allocator(), which follows the current device",
         )
     return named
+
+
+def _refuse_without_arrays(device: Device) -> None:
+    """Refuse a device whose addresses CuPy does not know: it would use them all the same."""
+    if not device.capabilities.cuda_array_interface:
+        msg = f"CuPy has no arrays in memory of {device.name}"
+        raise UnsupportedError(msg, operation="allocate", backend=device.backend)

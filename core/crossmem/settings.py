@@ -9,16 +9,18 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from crossmem.errors import ConfigurationError
-from crossmem.guards import check_fields, is_within
+from crossmem.guards import check_fields, is_name, is_within
 
 __all__ = ["VARIABLES", "Settings"]
 
 _MAX_SECONDS: Final = 86400.0
 _MAX_RESERVATIONS: Final = 1_000_000
+_PAIR: Final = 2
 
 VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "device": "CROSSMEM_DEVICE",
+        "runtimes": "CROSSMEM_RUNTIME",
         "run_dir": "CROSSMEM_RUN_DIR",
         "timeout_s": "CROSSMEM_TIMEOUT",
         "exit_wait_s": "CROSSMEM_EXIT_WAIT",
@@ -34,6 +36,19 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
 def _split(text: str) -> tuple[str, ...]:
     """Split a comma list, in which blanks and empty items mean nothing."""
     return tuple(item for part in text.split(",") if (item := part.strip()))
+
+
+def _split_pairs(text: str) -> tuple[tuple[str, str], ...]:
+    """Split a comma list of ``name=value``; what lacks the sign has an empty value."""
+    pairs = (item.partition("=") for item in _split(text))
+    return tuple((name.strip(), value.strip()) for name, _, value in pairs)
+
+
+def _are_runtimes(value: object) -> bool:
+    if not isinstance(value, tuple) or not all(isinstance(one, tuple) for one in value):
+        return False
+    pairs_of_names = all(len(one) == _PAIR and all(map(is_name, one)) for one in value)
+    return pairs_of_names and len(dict(value)) == len(value)
 
 
 def _are_texts(value: object) -> bool:
@@ -53,6 +68,7 @@ def _is_seconds(value: Any) -> bool:
 _READERS: Final[Mapping[str, Callable[[str], Any]]] = MappingProxyType(
     {
         "device": str,
+        "runtimes": _split_pairs,
         "run_dir": Path,
         "timeout_s": float,
         "exit_wait_s": float,
@@ -69,6 +85,10 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
         "device": (
             lambda value: value is None or isinstance(value, str),
             "a device such as 'cuda:0'",
+        ),
+        "runtimes": (
+            _are_runtimes,
+            "BACKEND=RUNTIME such as 'cuda=emulated', once for each backend, separated by commas",
         ),
         # Exporters and importers meet at this path, so it must not depend on where a process
         # happens to have been started.
@@ -121,6 +141,9 @@ class Settings:
 
     device: str | None = None
     """Device that ``crossmem.device()`` gives where none is named."""
+
+    runtimes: tuple[tuple[str, str], ...] = ()
+    """Backends with the runtime that each uses if the call names none."""
 
     run_dir: Path = field(default_factory=lambda: _default_run_dir({}))
     """Folder of the lease sockets: ``$XDG_RUNTIME_DIR/crossmem``, or a folder of this user's own

@@ -4,9 +4,11 @@
 Where there is no GPU, ``crossmem emulate hip -- python -m pytest`` emulates some.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,24 @@ actions = pytest.importorskip("cupy_actions")
 NBYTES = 1 << 16
 ROCM = 10
 CUDA = 2
+
+IN_PYTHON = """
+import cupy, crossmem, crossmem.cupy
+device = crossmem.device("{}:0")
+allocation = device.allocate(4096)
+array = cupy.empty(1024, "f4")
+for question in (
+    lambda: allocation.as_array(1024, "f4"),
+    lambda: allocation.as_tensor(1024, "f4"),
+    lambda: crossmem.cupy.allocator(device),
+    lambda: crossmem.share(array),
+):
+    try:
+        question()
+    except crossmem.CrossmemError as error:
+        print(type(error).__name__)
+allocation.free()
+"""
 
 OTHER_RUNTIME = """
 import cupy, crossmem
@@ -202,3 +222,19 @@ def test_copies_are_made_in_the_runtime_that_is_in_use(gpu: str) -> None:
     )
 
     assert (done.stderr, done.stdout) == ("", "4096 {'ctypes'}\n")
+
+
+def test_arrays_cannot_lie_in_memory_of_an_emulated_runtime(gpu: str, tmp_path: Path) -> None:
+    """CuPy calls the vendor's library, even if that is emulated too; it knows no such addresses."""
+    environ = {
+        **os.environ,
+        "CROSSMEM_RUNTIME": f"{gpu}=emulated",
+        "CROSSMEM_EMULATED_STATE": str(tmp_path / "host"),
+    }
+    program = IN_PYTHON.format(gpu)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=False
+    )
+
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout.split() == ["UnsupportedError"] * 4

@@ -19,6 +19,7 @@ def test_defaults() -> None:
 
     assert settings == Settings()
     assert settings.device is None
+    assert settings.runtimes == ()
     assert settings.run_dir == OWN_DIR
     assert settings.timeout_s == 30.0
     assert settings.exit_wait_s == 2.0
@@ -37,6 +38,7 @@ def test_every_variable_is_read() -> None:
     settings = Settings.from_environ(
         {
             "CROSSMEM_DEVICE": "emulated:1",
+            "CROSSMEM_RUNTIME": "cuda=emulated, ascend = ctypes ,",
             "CROSSMEM_RUN_DIR": "/srv/run",
             "CROSSMEM_TIMEOUT": "1.5",
             "CROSSMEM_EXIT_WAIT": "0",
@@ -49,6 +51,7 @@ def test_every_variable_is_read() -> None:
 
     assert asdict(settings) == {
         "device": "emulated:1",
+        "runtimes": (("cuda", "emulated"), ("ascend", "ctypes")),
         "run_dir": Path("/srv/run"),
         "timeout_s": 1.5,
         "exit_wait_s": 0.0,
@@ -88,6 +91,11 @@ def test_run_dir_is_no_matter_of_the_session_where_it_is_set() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "allowed"),
     [
+        ("CROSSMEM_RUNTIME", "emulated", "BACKEND=RUNTIME"),
+        ("CROSSMEM_RUNTIME", "cuda=", "BACKEND=RUNTIME"),
+        ("CROSSMEM_RUNTIME", "cuda:0=emulated", "BACKEND=RUNTIME"),
+        ("CROSSMEM_RUNTIME", "cuda=emulated=1", "BACKEND=RUNTIME"),
+        ("CROSSMEM_RUNTIME", "cuda=cupy,cuda=emulated", "once for each backend"),
         ("CROSSMEM_RUN_DIR", "run/crossmem", "an absolute path"),
         ("CROSSMEM_TIMEOUT", "0", "more than 0"),
         ("CROSSMEM_TIMEOUT", "-1", "more than 0"),
@@ -134,6 +142,9 @@ def test_settings_made_in_code_are_checked_too() -> None:
     ("field", "wrong"),
     [
         ("device", 1),
+        ("runtimes", {"cuda": "emulated"}),
+        ("runtimes", ("cuda",)),
+        ("runtimes", (("cuda", "emulated", "1"),)),
         ("run_dir", "/run/crossmem"),
         ("timeout_s", "5"),
         ("timeout_s", float("nan")),

@@ -6,7 +6,7 @@ import importlib.metadata
 import inspect
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint
 
 import pluggy
@@ -18,6 +18,7 @@ from crossmem.plugin.backend import Backend
 from crossmem.plugin.hookspecs import FindRuntime
 from crossmem.plugin.markers import API_VERSION, PROJECT_NAME
 from crossmem.plugin.offers import PLUGIN_FAULTS, Offer, PluginFailure, PluginInfo, conflict
+from crossmem.settings import VARIABLES
 
 __all__ = ["Catalog"]
 
@@ -70,6 +71,21 @@ class Catalog:
                 self._load(info, EntryPoint(module, module, PROJECT_NAME))
         for failure in self.conflicts():
             _log.warning("plugin %s", failure)
+
+    def check_runtimes(self, runtimes: Mapping[str, str]) -> None:
+        """Refuse a setting for a backend or a runtime that no plugin offers."""
+        for name, runtime in runtimes.items():
+            offers = self.offers.get(name, ())
+            known = sorted({one for offer in offers for one in offer.backend.runtimes})
+            if runtime in known:
+                continue
+            if offers:
+                msg = f"backend {name!r} has no runtime {runtime!r}"
+                hint = f"Its runtimes: {', '.join(known) or 'none'}."
+            else:
+                msg = f"no plugin offers the backend {name!r}"
+                hint = f"Known backends: {', '.join(sorted(self.offers)) or 'none'}."
+            raise ConfigurationError(f"{VARIABLES['runtimes']}: {msg}", hint=hint, backend=name)
 
     def add(self, plugin: object, info: PluginInfo) -> None:
         """Register one plugin and take in its backends, or raise and leave nothing behind."""

@@ -58,6 +58,7 @@ class Registry:
         entry_points: "Iterable[EntryPoint] | None" = None,
     ) -> None:
         self._settings = settings or Settings()
+        self._runtimes = dict(self._settings.runtimes)
         self._entry_points = None if entry_points is None else tuple(entry_points)
         self._lock = threading.RLock()
         self._discovering = False
@@ -148,11 +149,24 @@ class Registry:
                     )
                 finally:
                     self._discovering = False
+                catalog.check_runtimes(self._runtimes)
                 self._observe(catalog)
                 self._catalog = catalog
             return self._catalog
 
     # -- backends -----------------------------------------------------------------------------
+
+    def runtime_of(self, name: str) -> str | None:
+        """Return the runtime that ``CROSSMEM_RUNTIME`` names for a backend, None if it names none.
+
+        Raises
+        ------
+        ConfigurationError
+            If the setting names a backend or a runtime that no plugin offers.
+        """
+        if self._runtimes:
+            self._discovered()
+        return self._runtimes.get(name)
 
     def names(self) -> tuple[str, ...]:
         """Return every backend name that any plugin offers, usable or not."""
@@ -182,7 +196,7 @@ class Registry:
         return self._offer(name).backend
 
     def availability(self, name: str) -> Availability:
-        """Say whether a backend can be used here. The answer is kept.
+        """Say whether a backend can be used here, with :meth:`runtime_of`. The answer is kept.
 
         Raises
         ------
@@ -193,7 +207,7 @@ class Registry:
             offer = self._offer(name)
         except BackendUnavailableError as error:
             return Availability("unusable", clause(error.message), error.details)
-        return offer.availability()
+        return Availability("available") if self.runtime_of(name) else offer.availability()
 
     def require(self, name: str, *, runtime: str | None = None) -> Backend:
         """Return a backend that can be used here, or raise what says why there is none.
@@ -211,7 +225,7 @@ class Registry:
             If it has no runtime of that name.
         """
         offer = self._offer(name)
-        offer.require(runtime)
+        offer.require(runtime or self.runtime_of(name))
         return offer.backend
 
     def driver(self, name: str, *, runtime: str | None = None) -> Driver:
@@ -222,7 +236,7 @@ class Registry:
         name
             Name of the backend.
         runtime
-            Which of the backend's runtimes to use; None for its own choice. Each value has one
+            Which of the backend's runtimes to use; None for :meth:`runtime_of`. Each value has one
             driver per registry.
 
         Raises
@@ -232,7 +246,7 @@ class Registry:
         BackendUnavailableError
             As :meth:`require`, and where loading fails. The next call tries again.
         """
-        return self._offer(name).driver(runtime, lambda: self._wrappers)
+        return self._offer(name).driver(runtime or self.runtime_of(name), lambda: self._wrappers)
 
     def adapt(self, wrapper: Callable[[Driver], Driver]) -> None:
         """Pass every driver through ``wrapper`` as it is loaded, and use what that returns.

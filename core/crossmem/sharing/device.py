@@ -33,7 +33,8 @@ class Device(LocalDevice):
     driver
         The backend's driver; for backend authors and tests.
     runtime
-        The vendor binding that was asked for by name, None for the backend's own choice.
+        The vendor binding that the call or ``CROSSMEM_RUNTIME`` named, None for the backend's own
+        choice.
     mechanism
         How memory allocated here is shared: what was asked for, else the preferred one.
     """
@@ -157,7 +158,8 @@ def device(
         ``CROSSMEM_DEVICE`` names, else the first device of the available backend with the
         highest priority; an emulation is used only where it is named.
     runtime
-        Name of the vendor binding to use; None for the backend's own choice.
+        Name of the vendor binding to use. None: what ``CROSSMEM_RUNTIME`` names for the backend,
+        else the backend's own choice.
     mechanism
         How memory allocated on the device is shared, one of its capability ``mechanisms``;
         None: the preferred one. Imports use the handle's mechanism, whatever this says.

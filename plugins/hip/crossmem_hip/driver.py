@@ -51,6 +51,9 @@ class GpuDriver(VendorDriver):
         The module ``cupy.cuda.runtime``, or an emulation of it.
     streams
         Says which streams the libraries of this process use now, besides the default one.
+    is_emulated
+        Whether the runtime is an emulation within Python. CuPy and PyTorch call the vendor's
+        library, which does not know the emulation's addresses: no array can lie there.
 
     Raises
     ------
@@ -65,9 +68,15 @@ class GpuDriver(VendorDriver):
     disown: Callable[[Block], None]
 
     def __init__(
-        self, family: Family, rt: Runtime, streams: Callable[[], tuple[int, ...]] = tuple
+        self,
+        family: Family,
+        rt: Runtime,
+        streams: Callable[[], tuple[int, ...]] = tuple,
+        *,
+        is_emulated: bool = False,
     ) -> None:
         self.backend = family.backend
+        self._has_arrays = not is_emulated
         self._vendor = Vendor(family, rt, streams)
         self._current = Current(self._vendor)
         self._peers = PeerAccess(self._vendor)
@@ -107,8 +116,10 @@ class GpuDriver(VendorDriver):
                     raw_handles=one.raw_handles,
                     address_ranges=one.address_ranges,
                     foreign_memory=one.foreign_memory,
-                    cuda_array_interface=True,
-                    dlpack_device_type=self._vendor.family.dlpack_device_type,
+                    cuda_array_interface=self._has_arrays,
+                    dlpack_device_type=self._vendor.family.dlpack_device_type
+                    if self._has_arrays
+                    else None,
                 )
             self._capabilities[ordinal, None] = self._capabilities[ordinal, offered[0].name]
             found = self._capabilities[ordinal, mechanism]

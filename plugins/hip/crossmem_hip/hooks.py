@@ -92,7 +92,8 @@ def _load(family: Family, find_runtime: FindRuntime, runtime: str | None) -> "Dr
         return GpuDriver(family, extend(family, import_cupy(family)), current_streams)
     if runtime == _CTYPES:
         return GpuDriver(family, open_runtime(family), current_streams)
-    return GpuDriver(family, cast("Runtime", find_runtime(family.backend, runtime)))
+    found = cast("Runtime", find_runtime(family.backend, runtime))
+    return GpuDriver(family, found, is_emulated=True)
 
 
 @hookimpl

@@ -267,3 +267,73 @@ def test_memory_that_was_freed_though_adopted_is_not_taken_for_what_came_after(
 
     assert run.returncode == 0, run.stderr
     assert "its owner freed it too early" in run.stdout
+
+
+ARRAYS = """
+import sys
+from types import SimpleNamespace
+import crossmem, crossmem.cupy
+
+def fail(*_):
+    raise RuntimeError("CuPy found no driver")
+
+backend = sys.argv[1]
+runtime = SimpleNamespace(is_hip=backend == "hip", getDevice=fail, CUDARuntimeError=RuntimeError)
+cuda = SimpleNamespace(runtime=runtime, UnownedMemory=fail, MemoryPointer=fail)
+sys.modules["cupy"] = SimpleNamespace(cuda=cuda)
+sys.modules["torch"] = SimpleNamespace(from_dlpack=fail)
+device = crossmem.device(backend)
+allocation = device.allocate(4096)
+for question in (
+    lambda: allocation.as_array(8, "float32"),
+    lambda: allocation.as_tensor(8, "float32"),
+    lambda: crossmem.cupy.allocator(device),
+):
+    try:
+        question()
+    except crossmem.UnsupportedError as error:
+        print(error.message)
+assert not hasattr(allocation, "__cuda_array_interface__")
+allocation.free()
+"""
+
+
+@pytest.mark.parametrize("backend", ["hip", "cuda"])
+def test_an_installed_cupy_has_no_arrays_in_emulated_memory(backend: str, tmp_path: Path) -> None:
+    environment = {
+        "CROSSMEM_RUNTIME": f"{backend}=emulated",
+        "CROSSMEM_EMULATED_STATE": str(tmp_path / "host"),
+    }
+    done = run_script(ARRAYS, backend, environment=environment)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        f"neither NumPy nor CuPy has arrays in memory of {backend}:0",
+        f"torch has no arrays in memory of {backend}:0",
+        f"CuPy has no arrays in memory of {backend}:0",
+    ]
+
+
+EXPORTER = """
+import subprocess, sys
+import crossmem
+
+with crossmem.device("cuda").allocate(4096) as allocation:
+    allocation.write(b"hello")
+    program = "import crossmem, sys; mapping = crossmem.attach(sys.stdin.buffer.read()); " \
+        "print(mapping.read(5), mapping.device.runtime); mapping.unmap()"
+    blob = allocation.export().to_bytes()
+    subprocess.run([sys.executable, "-c", program], input=blob, check=True)
+"""
+
+
+def test_one_variable_chooses_the_runtime_of_every_process(tmp_path: Path) -> None:
+    environment = {
+        "CROSSMEM_RUNTIME": "cuda=emulated",
+        "CROSSMEM_EMULATED_STATE": str(tmp_path / "host"),
+        "CROSSMEM_RUN_DIR": str(tmp_path / "run"),
+    }
+    done = run_script(EXPORTER, environment=environment)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "b'hello' emulated\n"

@@ -59,7 +59,8 @@ class LocalDevice:
     driver
         The backend's driver; for backend authors and tests.
     runtime
-        The vendor binding that was asked for by name, None for the backend's own choice.
+        The vendor binding that the call or ``CROSSMEM_RUNTIME`` named, None for the backend's own
+        choice.
     mechanism
         How memory allocated here is shared: what was asked for, else the preferred one.
     """
@@ -299,6 +300,8 @@ def _find(found: tuple[LocalDevice, ...], backend: str, identity: str) -> LocalD
 
 def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[LocalDevice, ...]:
     table = process.part(_DeviceTable)
+    # One runtime has one set of devices, whether the call or the environment names it.
+    runtime = runtime or process.registry.runtime_of(backend)
     found = table.found.get((backend, runtime))
     if found is None:
         refuse_forked_backend(backend)

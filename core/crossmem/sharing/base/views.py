@@ -46,7 +46,9 @@ def kind_of_arrays(device: LocalDevice) -> "Kind":
     if capabilities.cuda_array_interface:
         return "cupy"
     msg = f"neither NumPy nor CuPy has arrays in memory of {device.name}"
-    raise UnsupportedError(msg, operation="as_array", hint="use as_tensor(), or read() and write()")
+    has_tensors = capabilities.dlpack_device_type is not None
+    hint = "use as_tensor(), or read() and write()" if has_tensors else "use read() and write()"
+    raise UnsupportedError(msg, operation="as_array", hint=hint)
 
 
 def maker(memory: Viewable, kind: "Kind") -> "Callable[[Layout], Any]":
