@@ -42,10 +42,8 @@ class Registry:
 
     Parameters
     ----------
-    settings
-        Which plugins to load beside the entry points and which ones not to load.
-    entry_points
-        Entry points to use; None for those of the installed distributions.
+    settings, entry_points
+        Which plugins to load; None for the entry points of the installed distributions.
     """
 
     observed: bool
@@ -271,13 +269,12 @@ class Registry:
         Raises
         ------
         CrossmemError
-            The first error of a plugin that knows the runtime and cannot make it work, where no
-            other plugin answers.
+            The first error of a plugin that knows the runtime, if no other plugin answers.
         BackendUnavailableError
             If no plugin answers.
         """
-        what = f"the runtime {name!r} for {api!r}"
-        return self._first("crossmem_runtime", what, {"api": api, "name": name})
+        known = {"api": api, "name": name}
+        return self._first("crossmem_runtime", f"the runtime {name!r} for {api!r}", known)
 
     def emulation(self, api: str, request: "EmulationRequest") -> "Emulation":
         """Return what the first plugin answers to ``crossmem_emulate(api, request)``.
@@ -285,20 +282,17 @@ class Registry:
         Raises
         ------
         CrossmemError
-            The first error of a plugin that has the emulation and cannot make it work, where no
-            other plugin answers.
-        BackendUnavailableError
-            If no plugin answers.
+            As :meth:`runtime` does.
         """
         # Only the command `crossmem emulate` needs it.
         from crossmem.plugin.emulation import Emulation  # noqa: PLC0415
 
         known = {"api": api, "request": request}
         answer = self._first("crossmem_emulate", f"an emulation of {api!r}", known)
-        if not isinstance(answer, Emulation):
-            msg = f"a plugin gave {answer!r} for an emulation of {api!r}"
-            raise BackendUnavailableError(msg, backend=api)
-        return answer
+        if isinstance(answer, Emulation):
+            return answer
+        msg = f"a plugin gave {answer!r} for an emulation of {api!r}"
+        raise BackendUnavailableError(msg, backend=api)
 
     def _first(self, hook: str, what: str, known: Mapping[str, object]) -> object:
         """Return the first answer of a plugin to a hook, or raise what kept them from answering."""
