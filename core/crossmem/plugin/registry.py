@@ -284,8 +284,7 @@ class Registry:
         CrossmemError
             As :meth:`runtime` does.
         """
-        # Only the command `crossmem emulate` needs it.
-        from crossmem.plugin.emulation import Emulation  # noqa: PLC0415
+        from crossmem.plugin.emulation import Emulation  # noqa: PLC0415 - needed here alone
 
         known = {"api": api, "request": request}
         answer = self._first("crossmem_emulate", f"an emulation of {api!r}", known)
