@@ -190,15 +190,14 @@ def wait_until_newer(
 def new_cell(process: Process, allow: Allow | None, host: Callable[[], Device]) -> OwnCell:
     """Return a cell for a new tree, in memory that the same processes may import."""
     with process.lock:
-        boards = _boards.setdefault(process, {})
-        for board in boards.get(allow, ()):
+        for board in _boards.get(process, {}).get(allow, ()):
             if board.free:
                 return OwnCell(board, board.free.pop())
-        board = _Board(process, host().allocate(_BOARD_NBYTES), allow)
-        cell = OwnCell(board, board.free.pop())
-        # Allocating may have closed trees, and with the last of them what was kept here.
-        boards.setdefault(allow, []).append(board)
-        return cell
+    # Not under the lock: the driver allocates here, and observers are told.
+    board = _Board(process, host().allocate(_BOARD_NBYTES), allow)
+    with process.lock:
+        _boards.setdefault(process, {}).setdefault(allow, []).append(board)
+        return OwnCell(board, board.free.pop())
 
 
 # The boards go with the process that has them: a forked child makes its own.

@@ -11,6 +11,7 @@ import pytest
 import crossmem
 from crossmem import ClosedError, Shared
 from crossmem.conformance.speed import SLOWNESS
+from crossmem.locks import forbidden_ranks
 from crossmem.sharing.base.process import drain
 from crossmem.trees.versions import OwnCell, RemoteCell, new_cell
 
@@ -101,6 +102,19 @@ def test_trees_may_be_closed_while_another_one_gets_its_cell() -> None:
 
     assert last.read() == 0
     last.close()
+
+
+def test_memory_for_cells_is_allocated_under_no_lock() -> None:
+    process, device, held = drain(), crossmem.device("host"), []
+
+    def look() -> crossmem.Device:
+        held.append(forbidden_ranks())
+        return device
+
+    cell = new_cell(process, ONLY, look)
+    cell.close()
+
+    assert held == [()]
 
 
 def test_closing_waits_for_no_thread_that_waits_for_what_this_one_has() -> None:
