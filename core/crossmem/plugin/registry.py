@@ -271,10 +271,10 @@ class Registry:
         Raises
         ------
         CrossmemError
-            The first error of a plugin that has the emulation and cannot make it work, where no
-            other plugin answers.
-        BackendUnavailableError
-            If no plugin answers.
+            The first error of a plugin that has the emulation and cannot make it work, if no other
+            plugin answers.
+        BackendNotFoundError, BackendUnavailableError
+            No plugin has the emulation.
         """
         # Only the command `crossmem emulate` needs it.
         from crossmem.plugin.emulation import Emulation  # noqa: PLC0415
@@ -294,14 +294,16 @@ class Registry:
             try:
                 answer = impl.function(*(known[argument] for argument in impl.argnames))
             except PLUGIN_FAULTS as error:
-                # What was asked for wrongly is raised below, and nobody has to look for it.
-                level = logging.DEBUG if isinstance(error, ConfigurationError) else logging.WARNING
+                # A wrong request is raised below, and needs no warning beside that.
+                is_request = isinstance(error, BackendNotFoundError | ConfigurationError)
+                level = logging.DEBUG if is_request else logging.WARNING
                 _log.log(level, "plugin %s: %s: %s", impl.plugin_name, what, error)
                 faults.append(error)
                 continue
             if answer is not None:
                 return answer
-        for fault in faults:
+        # A plugin that has it and fails says more than one that does not have it.
+        for fault in sorted(faults, key=lambda one: isinstance(one, BackendNotFoundError)):
             if isinstance(fault, CrossmemError):
                 raise fault
         tried = [f"{type(fault).__name__}: {fault}" for fault in faults]
