@@ -234,8 +234,7 @@ def test_the_environment_for_a_shell(run: Run) -> None:
         (("hip", "--profile", "cuda", "--", "true"), "hip has no profile 'cuda'"),
         (
             ("hip", "--fault", "hipMalloc", "--", "true"),
-            "a fault is CALL=CODE, CALL=CODE:SKIP or CALL=CODE:SKIP:COUNT, not 'hipMalloc'\n"
-            "hint: hipMalloc=2:3 makes",
+            "a fault is CALL=CODE, CALL=CODE:SKIP or CALL=CODE:SKIP:COUNT, not 'hipMalloc'\nhint:",
         ),
         (
             ("hip", "--fault", "hipMaloc=1", "--", "true"),
