@@ -18,7 +18,7 @@ DEADLINE_S = 110 * SLOWNESS
 PROGRAMS = {
     "weights": r"shared 1000 tensors on .* ms\n(reader .* ms\n){2}(version .* began\n){3}",
     "kv_cache": r"moved 64 blocks of 262144 bytes on .* GB/s\n",
-    "loader": r"32 batches from 2 workers on .* GB/s\n",
+    "loader": r"32 batches from 2 workers on .* ms to receive one, .* GB/s\n",
 }
 # In this process alone, so that it expects something else than what the other one has written.
 ANOTHER_DIGEST = """
@@ -26,6 +26,14 @@ import runpy, sys
 import host
 digest = host.digest
 host.digest = lambda values: digest(values)[::-1]
+sys.argv[0] = {!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+SLOW_DIGEST = """
+import runpy, sys, time
+import host
+digest = host.digest
+host.digest = lambda values: [time.sleep(0.5), digest(values)][1]
 sys.argv[0] = {!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -66,6 +74,16 @@ def test_on_a_gpu(name: str, gpu: str) -> None:
 
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(PROGRAMS[name], done.stdout), done.stdout
+
+
+@pytest.mark.ci
+def test_the_time_of_a_batch_is_not_that_of_its_digest() -> None:
+    done = run("-c", SLOW_DIGEST.format(str(EXAMPLES / "loader.py")), "--batches=8")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    received = re.search(r"([0-9.]+) ms to receive one", done.stdout)
+    assert received is not None
+    assert float(received[1]) < 250
 
 
 @pytest.mark.ci

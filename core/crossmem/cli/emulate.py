@@ -114,12 +114,12 @@ def _in_foreground() -> bool:
 
 
 def show(report: EmulationReport, *, with_calls: bool) -> None:
-    """Say on standard error what programs did that the vendor forbids, and what they called."""
+    """List on standard error how programs misused the API, and which functions they called."""
     say = sys.stderr.write
-    if report.violations:
-        say(f"crossmem: {len(report.violations)} uses that the vendor forbids or leaves open:\n")
+    if count := len(report.violations):
+        say(f"crossmem: {count} API misuse{'s' if count > 1 else ''} found:\n")
     elif with_calls:
-        say("crossmem: no use that the vendor forbids or leaves open\n")
+        say("crossmem: no API misuse found\n")
     for one in report.violations:
         say(f"  {one.rule}  process {one.pid}  {one.call}: {one.text}\n")
     if with_calls:

@@ -2,10 +2,10 @@
 """The errors for a process that is out of descriptors, or out of threads."""
 
 import errno
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from crossmem.driver.limits import descriptor_hint
 from crossmem.errors import DriverError
 
 __all__ = ["name_descriptor_limit", "no_descriptors", "no_thread"]
@@ -13,14 +13,13 @@ __all__ = ["name_descriptor_limit", "no_descriptors", "no_thread"]
 
 def no_descriptors(call: str) -> DriverError:
     """Return the error for a process that is out of descriptors; it names the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return DriverError(
         "this process has no descriptor left for shared memory",
         call=call,
         code=errno.EMFILE,
         name="EMFILE",
         backend="host",
-        hint=f"raise the limit of {soft} open files (hard limit {hard}) with ulimit -n",
+        hint=descriptor_hint(),
     )
 
 

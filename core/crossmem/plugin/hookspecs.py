@@ -143,8 +143,11 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
 
     Raises
     ------
+    BackendNotFoundError
+        This plugin does not emulate that. The message lists what it emulates, and users see it
+        only if no plugin has the emulation.
     CrossmemError
-        Where this plugin emulates it but cannot here, for want of a compiler for example.
+        This plugin emulates it but cannot here, for want of a compiler for example.
 
     Notes
     -----

@@ -282,16 +282,15 @@ class Registry:
         Raises
         ------
         CrossmemError
-            As :meth:`runtime` does.
+            As :meth:`runtime` does, and BackendNotFoundError if no plugin has the emulation.
         """
         from crossmem.plugin.emulation import Emulation  # noqa: PLC0415 - needed here alone
 
-        known = {"api": api, "request": request}
-        answer = self._first("crossmem_emulate", f"an emulation of {api!r}", known)
+        what, known = f"an emulation of {api!r}", {"api": api, "request": request}
+        answer = self._first("crossmem_emulate", what, known)
         if isinstance(answer, Emulation):
             return answer
-        msg = f"a plugin gave {answer!r} for an emulation of {api!r}"
-        raise BackendUnavailableError(msg, backend=api)
+        raise BackendUnavailableError(f"a plugin gave {answer!r} for {what}", backend=api)
 
     def _first(self, hook: str, what: str, known: Mapping[str, object]) -> object:
         """Return the first answer of a plugin to a hook, or raise what kept them from answering."""
@@ -301,14 +300,16 @@ class Registry:
             try:
                 answer = impl.function(*(known[argument] for argument in impl.argnames))
             except PLUGIN_FAULTS as error:
-                # What was asked for wrongly is raised below, and nobody has to look for it.
-                level = logging.DEBUG if isinstance(error, ConfigurationError) else logging.WARNING
+                # A wrong request is raised below, and needs no warning beside that.
+                is_request = isinstance(error, BackendNotFoundError | ConfigurationError)
+                level = logging.DEBUG if is_request else logging.WARNING
                 _log.log(level, "plugin %s: %s: %s", impl.plugin_name, what, error)
                 faults.append(error)
                 continue
             if answer is not None:
                 return answer
-        for fault in faults:
+        # A plugin that has it and fails says more than one that does not have it.
+        for fault in sorted(faults, key=lambda one: isinstance(one, BackendNotFoundError)):
             if isinstance(fault, CrossmemError):
                 raise fault
         tried = [f"{type(fault).__name__}: {fault}" for fault in faults]

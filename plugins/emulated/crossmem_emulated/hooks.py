@@ -61,12 +61,8 @@ def crossmem_runtime(api: str, name: str) -> object | None:
 
 
 @hookimpl
-def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None":
+def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation":
     """Offer the vendors' libraries to programs that know nothing of crossmem."""
-    from crossmem_emulated.abi.library import LIBRARIES  # noqa: PLC0415
-
-    if api not in LIBRARIES:
-        return None
     from crossmem_emulated.abi.session import prepare  # noqa: PLC0415
 
     return prepare(api, request)

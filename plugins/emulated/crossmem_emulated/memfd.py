@@ -6,7 +6,6 @@ its descriptor or, once that is closed, the mapping that keeps the memory.
 """
 
 import errno
-import resource
 from dataclasses import dataclass
 from os import close
 from typing import Final, Literal
@@ -14,6 +13,7 @@ from typing import Final, Literal
 from typing_extensions import override
 
 from crossmem.driver import Block, CopyKind, Driver, Exported, Imported, Mapped, Reserved
+from crossmem.driver.limits import descriptor_hint
 from crossmem.errors import CrossmemError, DriverError, InvalidHandleError, OutOfMemoryError
 from crossmem.models import Access, Capabilities, DeviceInfo
 from crossmem_emulated import memory
@@ -424,19 +424,9 @@ class MemfdDriver(Driver):
 
     def _hint(self, error: SystemCallError) -> str | None:
         if error.code == errno.EMFILE:
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            return (
-                f"this process may have {soft} open descriptors (RLIMIT_NOFILE: soft {soft}, hard "
-                f"{hard}), and every allocation needs one: raise the limit with `ulimit -n {hard}` "
-                "before the program starts, or share parts of fewer, larger allocations"
-            )
+            return descriptor_hint()
         if error.code == errno.ENFILE:
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            return (
-                "the whole system is out of open files: see `sysctl fs.file-max`; the limit of "
-                f"this process (`ulimit -n`, RLIMIT_NOFILE: soft {soft}, hard {hard}) was not "
-                "reached"
-            )
+            return "the whole system is out of open files: see `sysctl fs.file-max`"
         if error.code == errno.EACCES and error.call == "mmap":
             return "the exporter shared this memory read-only: attach with readonly=True"
         return None

@@ -139,7 +139,7 @@ def test_the_system_wide_limit_is_told_from_the_process_limit(
 ) -> None:
     fail_call(monkeypatch, "memfd_create", errno.ENFILE)
 
-    with pytest.raises(DriverError, match=r"sysctl fs\.file-max.*RLIMIT_NOFILE: soft") as caught:
+    with pytest.raises(DriverError, match=r"sysctl fs\.file-max") as caught:
         driver.allocate(0, 1, "memfd")
     assert caught.value.name == "ENFILE"
 
@@ -292,8 +292,7 @@ try:
         blocks.append(driver.allocate(0, 1, "memfd"))
 except DriverError as error:
     assert (error.call, error.code, error.name) == ("memfd_create", errno.EMFILE, "EMFILE")
-    assert "RLIMIT_NOFILE: soft 64, hard 200" in error.hint, error.hint
-    assert "ulimit -n 200" in error.hint
+    assert "64 open files: raise it with `ulimit -n 200`" in error.hint, error.hint
 held = driver._accounts[0].free_nbytes + len(blocks) * 4096
 assert held == driver.devices()[0].total_nbytes, held
 try:

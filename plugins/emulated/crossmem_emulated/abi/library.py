@@ -7,13 +7,18 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Final, Protocol
 
-from crossmem.errors import ConfigurationError
+from crossmem.errors import BackendNotFoundError, ConfigurationError
+from crossmem.guards import shorten
 
 __all__ = ["LIBRARIES", "TYPES", "Binding", "Library", "Prototype", "library_named"]
 
 TYPES: Final = "crossmem_types"
 """Module, in the folder of a built library, that has its declarations for cffi."""
 
+_CUDA_HINT: Final = (
+    "only crossmem's own calls can run on an emulated CUDA: "
+    "crossmem.device('cuda:0', runtime='emulated')"
+)
 _COMMENT: Final = re.compile(r"/\*.*?\*/", re.DOTALL)
 _PROTOTYPE: Final = re.compile(r"(?P<result>[\w ]+?[ *]+)(?P<name>\w+)\((?P<parameters>[^()]*)\)")
 _PARAMETER_NAME: Final = re.compile(r"(\w+)\s*(?:\[\w*\])?$")
@@ -169,11 +174,14 @@ def library_named(name: str) -> Library:
 
     Raises
     ------
-    ConfigurationError
-        Where there is none of that name.
+    BackendNotFoundError
+        There is none of that name. The message lists those that there are.
     """
     if name not in LIBRARIES:
-        known = ", ".join(LIBRARIES)
-        raise ConfigurationError(f"there is no emulated library {name!r}; there are: {known}")
+        raise BackendNotFoundError(
+            f"no emulated library for {shorten(name)}; there are: {', '.join(LIBRARIES)}",
+            hint=_CUDA_HINT if name == "cuda" else None,
+            backend=name,
+        )
     library: Library = import_module(LIBRARIES[name]).LIBRARY
     return library

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running programs on an emulated library: what they have to be started with, and what they did."""
 
+import difflib
 import os
 import re
 import sqlite3
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from crossmem.errors import ConfigurationError
+from crossmem.guards import shorten
 from crossmem.plugin import Breach, Emulation, EmulationReport, EmulationRequest
 from crossmem_emulated.abi.builder import build
 from crossmem_emulated.abi.calls import VARIABLE as CALLS_VARIABLE
@@ -50,13 +52,27 @@ def _variables(library: Library, request: EmulationRequest) -> dict[str, str]:
 
 def _add_fault(faults: Faults, library: Library, text: str) -> int:
     match = _FAULT.fullmatch(text)
-    entry = library.entry_of(match["call"]) if match else None
-    if match is None or entry is None:
-        msg = f"{text!r} is no fault; it must be CALL=CODE, CALL=CODE:SKIP or CALL=CODE:SKIP:COUNT"
-        hint = "CALL is a function of the library: hipMalloc=2:3 lets its fourth call fail with 2"
+    if match is None:
+        msg = f"a fault is CALL=CODE, CALL=CODE:SKIP or CALL=CODE:SKIP:COUNT, not {shorten(text)}"
+        hint = "hipMalloc=2:3 makes the fourth call of hipMalloc fail with code 2"
         raise ConfigurationError(msg, hint=hint)
+    entry = library.entry_of(match["call"])
+    if entry is None:
+        raise _no_fault_in(library, match["call"])
     skip, count = int(match["skip"] or 0), int(match["count"] or 1)
     return faults.add(entry, int(match["code"]), skip=skip, count=count)
+
+
+def _no_fault_in(library: Library, call: str) -> ConfigurationError:
+    """Return the error for a function that cannot be made to fail."""
+    exported = library.exports()
+    if call in exported:
+        return ConfigurationError(f"calls of {call} cannot be made to fail: it is not emulated")
+    close = difflib.get_close_matches(call, filter(library.entry_of, exported))
+    return ConfigurationError(
+        f"{library.sonames[0]} has no function {shorten(call)}",
+        hint=f"did you mean {' or '.join(close)}?" if close else None,
+    )
 
 
 def prepare(
@@ -75,8 +91,10 @@ def prepare(
 
     Raises
     ------
+    BackendNotFoundError
+        There is no emulation of that name.
     ConfigurationError
-        Where the request has no meaning, or something is missing that building needs.
+        The request has no meaning, or the build lacks a compiler or a package.
     """
     library = library_named(api)
     variables = _variables(library, request)

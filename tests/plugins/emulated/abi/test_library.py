@@ -8,7 +8,7 @@ from typing import Any
 import cffi
 import pytest
 
-from crossmem.errors import ConfigurationError
+from crossmem.errors import BackendNotFoundError
 from crossmem_emulated.abi.hip import LIBRARY
 from crossmem_emulated.abi.hip.binding import HipBinding
 from crossmem_emulated.abi.hip.facts import ATTRIBUTES, FACTS
@@ -190,5 +190,5 @@ def test_names_of_parameters() -> None:
 
 
 def test_there_is_no_such_library() -> None:
-    with pytest.raises(ConfigurationError, match="'abacus'; there are: ascend, hip"):
+    with pytest.raises(BackendNotFoundError, match="'abacus'; there are: ascend, hip"):
         library_named("abacus")

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user can do about this process's limits."""
+
+import resource
+
+__all__ = ["descriptor_hint"]
+
+
+def descriptor_hint() -> str:
+    """Return the hint for a process that is out of descriptors; it names the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        return (
+            f"the limit is {soft} open files: raise it with `ulimit -n {hard}` before the program "
+            "starts, or share parts of fewer allocations"
+        )
+    return (
+        f"the limit is {hard} open files, and only root can raise it (LimitNOFILE= of a service, "
+        "--ulimit nofile= of a container); or share parts of fewer allocations"
+    )
