@@ -269,9 +269,7 @@ class Registry:
         Raises
         ------
         CrossmemError
-            The first error of a plugin that knows the runtime, if no other plugin answers.
-        BackendUnavailableError
-            If no plugin answers.
+            What a plugin that knows it raises if no other answers, else BackendUnavailableError.
         """
         known = {"api": api, "name": name}
         return self._first("crossmem_runtime", f"the runtime {name!r} for {api!r}", known)
