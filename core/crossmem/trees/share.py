@@ -54,8 +54,9 @@ def share(
         overlap still do where they are received, and what occurs twice is one.
     copy
         ``"allow"`` or True: an array that cannot be shared where it lies is copied once, also one
-        whose neighbours must not be exposed. Readers get the copy, so go on with
-        :attr:`Shared.value` or call :meth:`Shared.update`. None or False: such an array is refused.
+        whose neighbours must not be exposed. Readers get the copy: go on with
+        :attr:`crossmem.Shared.value`, or call :meth:`crossmem.Shared.update`. None or False: such
+        an array is refused.
     device
         Where copies of host memory go, which must be memory that the CPU can address;
         ``host`` where None.

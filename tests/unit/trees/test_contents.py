@@ -2,11 +2,13 @@
 """The shared memory of a tree in the process that shares it: its value, and updates."""
 
 import gc
+import os
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
+from resource import RUSAGE_THREAD, getrusage
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from tests.unit.trees.tree_classes import Plain, Point
 else:
     from tree_classes import Plain, Point
+
+
+PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def in_use() -> list[str]:
@@ -249,6 +254,18 @@ def test_an_update_is_published_whole() -> None:
         assert found["born"].tolist() == [[8, 8], [8, 8]]
         assert Shared.from_bytes(shared.to_bytes()).wait(1, timeout=0) == 2
     del born, state
+
+
+def test_the_first_update_of_a_large_copy_maps_many_pages_at_a_time() -> None:
+    pages = 4096
+    new = np.ones(pages * PAGE_NBYTES, "uint8")
+    with crossmem.share(np.zeros_like(new), copy="allow") as shared:
+        before = getrusage(RUSAGE_THREAD).ru_minflt
+        shared.update(new)
+        faults = getrusage(RUSAGE_THREAD).ru_minflt - before
+
+        assert shared.value.sum() == new.nbytes
+    assert faults < pages / 2
 
 
 @pytest.mark.parametrize(
