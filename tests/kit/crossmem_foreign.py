@@ -29,7 +29,11 @@ class ForeignDriver(EmulatedDriver):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._capabilities = replace(
-            self._capabilities, foreign_memory=True, raw_handles=True, readonly_exports=False
+            self._capabilities,
+            foreign_memory=True,
+            raw_handles=True,
+            readonly_exports=False,
+            other_users=False,
         )
         self._allocated: dict[int, Block] = {}
         self.obstacles: dict[int, str] = {}

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broken crossmems in which exports are not withdrawn, or imports do not end with their owners."""
+"""Broken crossmems in which exports are not withdrawn, or something does not end with its owner."""
 
+import tempfile
 from typing import Any
 
 from mutation import always, instead, mutant
 
 from crossmem.control import export_ends, exports, wire
 from crossmem.sharing.base import ending
+from crossmem.sharing.base.process import current
 from crossmem.sharing.exporter import allocation
 from crossmem.sharing.importer import mapping, watcher
+from crossmem_emulated.driver import EmulatedDriver
 
 
 @mutant
@@ -18,6 +21,23 @@ def c03_a_withdrawn_handle_is_given_again() -> None:
         known = dict(record.handles)
         old(record, handle)
         record.handles.update(known)
+
+
+@mutant
+def c12_memory_has_a_name_that_nobody_sweeps() -> None:
+    named: dict[int, Any] = {}
+
+    @instead(EmulatedDriver, "allocate")
+    def _(old: Any, self: Any, *args: Any) -> Any:
+        block = old(self, *args)
+        # Removed when it is closed, and not when its process is killed.
+        named[id(block)] = tempfile.NamedTemporaryFile(dir=current().settings.run_dir)  # noqa: SIM115
+        return block
+
+    @instead(EmulatedDriver, "free")
+    def _(old: Any, self: Any, block: Any) -> None:
+        old(self, block)
+        named.pop(id(block)).close()
 
 
 @mutant

@@ -148,6 +148,13 @@ def c10_giving_up_one_ends_all() -> None:
 
 
 @foreign_mutant
+def c13_other_users_are_admitted_everywhere() -> None:
+    @instead(allocation, "_check_export")
+    def _(old: Any, device: Any, _allow: Any, access: Any, **options: Any) -> None:
+        old(device, None, access, **options)
+
+
+@foreign_mutant
 def c16_a_failed_adoption_is_kept() -> None:
     @instead(foreign.ForeignAllocations, "leave")
     def _(old: Any, self: Any, user: Any) -> None:

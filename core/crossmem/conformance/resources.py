@@ -1,14 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process has of the kernel's: for comparing before and after, and to run short of it."""
 
+import fcntl
 import itertools
+import os
 import resource
+import stat
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from crossmem.control.segments import CONTROL_NAME, ROW_NAME
 
-__all__ = ["descriptors", "lease_words", "limit_descriptors", "shared_nbytes", "threads"]
+__all__ = [
+    "NamedFile",
+    "descriptors",
+    "lease_words",
+    "limit_descriptors",
+    "named_files",
+    "remaining",
+    "shared_nbytes",
+    "threads",
+]
+
+NamedFile = tuple[str, int, int]
+"""A file by its path, the number of its file system and its inode."""
 
 
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
@@ -51,6 +67,39 @@ def shared_nbytes(*, only_open: bool = False) -> int:
             except OSError:
                 continue
     return sum(sizes.values())
+
+
+def named_files() -> set[NamedFile]:
+    """Return the regular files that this process can share memory by, and that have a name.
+
+    These are the files that it maps shared, and those that it has open for writing.
+    """
+    lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
+    # Address, permissions, offset, device, inode, path; the fourth permission is the sharing.
+    rows = [line.split(maxsplit=5) for line in lines]
+    paths = {row[5] for row in rows if len(row) > 5 and row[1].endswith("s")}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            flags = fcntl.fcntl(int(entry.name), fcntl.F_GETFL)
+            if flags & os.O_ACCMODE != os.O_RDONLY:
+                paths.add(str(entry.readlink()))
+        except OSError:
+            continue
+    return {found for path in paths if (found := _identify(path)) is not None}
+
+
+def remaining(files: Iterable[NamedFile]) -> list[str]:
+    """Return the paths of those files that still exist."""
+    return [one[0] for one in sorted(files) if _identify(one[0]) == one]
+
+
+def _identify(path: str) -> NamedFile | None:
+    """Return what tells a regular file from a later one of its name, None where there is none."""
+    try:
+        status = os.lstat(path)
+    except (OSError, ValueError):
+        return None
+    return (path, status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
 def limit_descriptors(spare: int) -> int:

@@ -12,6 +12,7 @@ from crossmem.conformance.forks import in_child
 from crossmem.conformance.harness import Allocate, FreshPeer
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
+from crossmem.driver import TracingDriver
 from crossmem.models import Event, EventKind
 from crossmem.plugin import hookimpl
 from crossmem.sharing.base.process import current
@@ -165,7 +166,7 @@ def test_c13_other_users_are_refused(allocate: Allocate, fresh_peer: FreshPeer) 
 
 
 @needs_root
-@pytest.mark.crossmem_requires("fork_safe")
+@pytest.mark.crossmem_requires("fork_safe", "other_users")
 @pytest.mark.crossmem_core
 def test_c13_uids_widen(allocate: Allocate, peer: Peer, fresh_peer: FreshPeer) -> None:
     handle = allocate(_NBYTES, b"data").export(allow=crossmem.Allow(uids=frozenset({_NOBODY})))
@@ -185,7 +186,7 @@ def test_c13_uids_widen(allocate: Allocate, peer: Peer, fresh_peer: FreshPeer) -
 
 
 @needs_root
-@pytest.mark.crossmem_requires("fork_safe")
+@pytest.mark.crossmem_requires("fork_safe", "other_users")
 def test_c13_pids_narrow_other_users_too(
     allocate: Allocate, peer: Peer, fresh_peer: FreshPeer
 ) -> None:
@@ -197,6 +198,21 @@ def test_c13_pids_narrow_other_users_too(
     peer.call(actions.attach, "mapped", handle.to_bytes())
     with pytest.raises(crossmem.AccessDeniedError, match="process"):
         stranger.call(in_child, actions.attach, "never", handle.to_bytes(), uid=_NOBODY)
+
+
+def test_c13_foreign_uids_are_declined(
+    allocate: Allocate, capabilities: crossmem.Capabilities, tracer: TracingDriver
+) -> None:
+    if capabilities.other_users:
+        pytest.skip("the device's capability other_users is true")
+    allocation = allocate(_NBYTES)
+    before = dict(tracer.calls)
+
+    with pytest.raises(crossmem.UnsupportedError, match="other_users"):
+        allocation.export(allow=crossmem.Allow(uids={os.geteuid(), os.geteuid() + 1}))
+
+    assert tracer.calls == before
+    allocation.export(allow=crossmem.Allow(uids={os.geteuid()}))
 
 
 @needs_root

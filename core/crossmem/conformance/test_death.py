@@ -6,7 +6,7 @@ import time
 import pytest
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, resources
 from crossmem.conformance.forks import sleeping_child
 from crossmem.conformance.harness import Allocate, FreshPeer
 from crossmem.conformance.peers import Peer
@@ -247,3 +247,26 @@ def test_c12_what_a_dead_exporter_left_can_be_given_back(
     imported.close()
 
     assert tracer.live == before
+
+
+@pytest.mark.crossmem_core
+def test_c12_no_file_of_a_killed_exporter_is_left(fresh_peer: FreshPeer) -> None:
+    def share(exporter: Peer, importer: Peer) -> set[resources.NamedFile]:
+        blob = exporter.call(actions.offer, "memory", _NBYTES)
+        importer.call(actions.attach, "mapped", blob)
+        files = [one.call(resources.named_files) for one in (exporter, importer)]
+        return set.union(*files)
+
+    # Two processes that live on show what belongs to the backend and not to one exporter.
+    known = share(fresh_peer(), fresh_peer())
+    exporter, importer = fresh_peer(), fresh_peer()
+    named = share(exporter, importer) - known
+    exporter.kill()
+    importer.kill()
+
+    # A backend that gives its memory a name sweeps at its next use, in whatever process.
+    user = fresh_peer()
+    user.call(actions.allocate, "next", _NBYTES)
+    user.call(actions.free, "next")
+
+    assert settle(lambda: resources.remaining(named)) == []

@@ -53,7 +53,8 @@ class Block:
     nbytes, capacity
         Requested and reserved size in bytes.
     reference
-        Whatever the driver needs to find the vendor's objects again.
+        Whatever the driver needs to find the vendor's objects again, of any type. Core passes it
+        back to the same driver and does nothing else with it; the driver may change it.
     """
 
     ordinal: int
@@ -71,7 +72,9 @@ class Exported:
     ----------
     payloads
         The vendor's bytes, in order; one for each vendor object. As long as an export lives, no
-        other memory of this process is exported with the same ones, unless there are none.
+        other memory of this process is exported with the same ones, unless there are none. Every
+        process that an export admits can open them; if only those of the exporter's user can, the
+        capability ``other_users`` is false.
     descriptors
         File descriptors to pass along. They stay the driver's: core sends copies, and the
         driver closes them in ``release_export`` or ``free``.
@@ -97,7 +100,7 @@ class Imported:
     access
         What the mapping may do.
     reference
-        Whatever the driver needs to find the vendor's objects again.
+        As :attr:`Block.reference`.
     """
 
     ordinal: int
@@ -207,6 +210,10 @@ class Driver(ABC):
         by ``device.allocate`` on the application's thread; ``nbytes`` is positive and at
         most ``max_allocation_nbytes``. The block stands alone: no other allocation's bytes may
         be reachable through what :meth:`export` gives away.
+
+        The driver enforces the capacity of the device: it raises ``OutOfMemoryError`` if its
+        blocks would need more. If memory has a name, the driver first removes what killed
+        exporters left without a holder (law C12).
         """
 
     @abstractmethod

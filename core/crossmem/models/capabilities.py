@@ -61,6 +61,9 @@ class Capabilities:
     foreign_memory: bool
     """The optional group :class:`crossmem.driver.ForeignMemory` is implemented."""
 
+    other_users: bool = True
+    """Processes of other users can open what ``Allow(uids=...)`` admits them to (C13)."""
+
     cuda_array_interface: bool = False
     """Pointers are those of CUDA or HIP, so CuPy has arrays there."""
 

@@ -20,6 +20,8 @@ RUNTIME: Final = "cupy_backends.cuda.api.runtime"
 """What ``cupy.cuda.runtime`` is."""
 
 _STREAMS: Final = "cupy.cuda.stream"
+_NOT_FOUND: Final = "cannot open shared object file"
+"""What the loader says of a library that it does not find, after the library's name."""
 
 
 def fault_of(family: Family) -> str:
@@ -27,6 +29,9 @@ def fault_of(family: Family) -> str:
     try:
         module = import_module(RUNTIME)
     except ImportError as error:
+        missing, _, rest = str(error).partition(": ")
+        if rest.startswith(_NOT_FOUND):
+            return f"CuPy cannot load {clause(missing)}"
         return f"CuPy cannot be imported: {clause(str(error))}"
     is_hip = getattr(module, "is_hip", None)
     if is_hip is None:

@@ -112,6 +112,18 @@ def test_a_cupy_whose_libraries_are_missing(
     assert "cannot be imported" in backend.probe().reason
 
 
+def test_a_library_that_cupy_misses_is_named(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: str) -> Any:
+        raise ImportError("libx.so.7: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(hooks, "find_spec", lambda _: object())
+    monkeypatch.setattr("crossmem_hip.cupy.import_module", fail)
+
+    assert backend.probe().reason.startswith("CuPy cannot load libx.so.7, and ")
+
+
 def test_another_module_may_have_the_name(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -304,7 +304,7 @@ def export_again(
     """Return the handle of memory of this process; see :meth:`Allocation.export`."""
     key = (allow, access, lease)
     device, process = record.device, record.process
-    _check_export(device, access, lease=lease)
+    _check_export(device, allow, access, lease=lease)
     if lease and process.server is None:
         process.start_server()
     with record.lock:
@@ -358,7 +358,7 @@ def _export(
     return handle
 
 
-def _check_export(device: LocalDevice, access: Access, *, lease: bool) -> None:
+def _check_export(device: LocalDevice, allow: Allow | None, access: Access, *, lease: bool) -> None:
     """Raise where the device does not offer what was asked for."""
     capabilities = device.capabilities
     check_choice("access", access, ("rw", "ro"), "export")
@@ -368,6 +368,8 @@ def _check_export(device: LocalDevice, access: Access, *, lease: bool) -> None:
         refused = "read-only exports (capability readonly_exports)"
     elif not lease and not capabilities.raw_handles:
         refused = "raw handles (capability raw_handles)"
+    elif allow and not capabilities.other_users and {*(allow.uids or ())} - {os.geteuid()}:
+        refused = "exports to other users (capability other_users)"
     if refused is not None:
         msg = f"{device.name} does not offer {refused}"
         raise UnsupportedError(msg, operation="export", backend=device.backend)
