@@ -113,7 +113,7 @@ class World:
         process = current()
         # Threads of their own close what a peer sent.
         end = time.monotonic() + CLOSED_WITHIN_S
-        while (descriptors._closing or descriptors._closers) and time.monotonic() < end:
+        while descriptors.is_closing() and time.monotonic() < end:
             time.sleep(0.001)
         links = []
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208

@@ -7,9 +7,12 @@ import os
 import resource
 import stat
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
+from crossmem.control.descriptors import is_closing
 from crossmem.control.segments import CONTROL_NAME, ROW_NAME
 
 __all__ = [
@@ -27,8 +30,17 @@ NamedFile = tuple[str, int, int]
 """A file by its path, the number of its file system and its inode."""
 
 
+_CLOSED_WITHIN_S: Final = 0.5
+
+
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
-    """Return what each open descriptor leads to, without the numbers that change, sorted."""
+    """Return what each open descriptor leads to, without the numbers that change, sorted.
+
+    Threads of their own close what peers sent; they get a moment for that.
+    """
+    end = time.monotonic() + _CLOSED_WITHIN_S
+    while is_closing() and time.monotonic() < end:
+        time.sleep(0.001)
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         try:

@@ -26,6 +26,7 @@ __all__ = [
     "close_each",
     "descriptors_in",
     "is_behind",
+    "is_closing",
     "refuse",
     "refuses",
 ]
@@ -109,6 +110,11 @@ def close_connection(connection: socket.socket) -> None:
 def is_behind(most: int) -> bool:
     """Whether more than so many lists of descriptors, or connections, wait to be closed."""
     return len(_closing) > most
+
+
+def is_closing() -> bool:
+    """Whether something is being closed, or waits for that."""
+    return bool(_closing or _closers)
 
 
 def _is_empty(connection: socket.socket) -> bool:
