@@ -283,15 +283,17 @@ def test_a_view_keeps_memory_that_nobody_else_keeps() -> None:
         crossmem.collect()
         return Path("/proc/self/maps").read_text("utf-8").count("memfd:")
 
-    before = mapped()
     tensor = crossmem.empty(1000, torch.float64)
     tensor.fill_(2)
     part = tensor.view(10, 100)[3:]
+    # What earlier tests have left may go meanwhile.
+    before = mapped()
     del tensor
 
-    assert (mapped(), float(part.sum())) == (before + 1, 1400.0)
+    assert (mapped() <= before, float(part.sum())) == (True, 1400.0)
+    before = mapped()
     del part
-    assert mapped() == before
+    assert mapped() < before
 
 
 # What PyTorch cannot -----------------------------------------------------------------------------
