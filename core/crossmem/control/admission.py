@@ -14,7 +14,7 @@ from crossmem.control.registry import LeaseRegistry
 from crossmem.control.segments import SLOTS
 from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_reservation, verify
 from crossmem.driver import Peer
-from crossmem.errors import AccessDeniedError, CrossmemError
+from crossmem.errors import AccessDeniedError, CrossmemError, DriverError
 from crossmem.guards import shorten
 from crossmem.models import EventKind
 
@@ -205,6 +205,9 @@ class Admission:
 def _text(error: CrossmemError) -> str:
     """Return what an error of a plugin's says, or its name if it cannot be printed."""
     try:
+        if isinstance(error, DriverError) and error.call:
+            # First what must not be cut off.
+            return f"{error.call} failed with {error.name} ({error.code}): {error.message}"
         return str(error)
     except Exception:  # noqa: BLE001 - only its name is certain
         return type(error).__name__
