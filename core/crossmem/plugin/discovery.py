@@ -13,6 +13,7 @@ import pluggy
 from pluggy import HookImpl
 
 from crossmem.errors import ConfigurationError
+from crossmem.guards import clause
 from crossmem.plugin import hookspecs
 from crossmem.plugin.backend import Backend
 from crossmem.plugin.hookspecs import FindRuntime
@@ -81,10 +82,10 @@ class Catalog:
                 continue
             if offers:
                 msg = f"backend {name!r} has no runtime {runtime!r}"
-                hint = f"Its runtimes: {', '.join(known) or 'none'}."
+                hint = f"its runtimes: {clause(', '.join(known) or 'none')}"
             else:
                 msg = f"no plugin offers the backend {name!r}"
-                hint = f"Known backends: {', '.join(sorted(self.offers)) or 'none'}."
+                hint = f"known backends: {clause(', '.join(sorted(self.offers)) or 'none')}"
             raise ConfigurationError(f"{VARIABLES['runtimes']}: {msg}", hint=hint, backend=name)
 
     def add(self, plugin: object, info: PluginInfo) -> None:

@@ -260,7 +260,7 @@ class Registry:
             offers = [offer for all_ in self._discovered().offers.values() for offer in all_]
             if loaded := sorted(offer.backend.name for offer in offers if offer.loaded):
                 msg = f"drivers are in use already: {', '.join(loaded)}"
-                raise BusyError(msg, hint="Call adapt() before the first use of a device.")
+                raise BusyError(msg, hint="call adapt() before the first use of a device")
             self._wrappers = (*self._wrappers, wrapper)
 
     def runtime(self, api: str, name: str) -> object:

@@ -97,7 +97,7 @@ class Limits:
             return
         yield Limit(
             "the machine's memory",
-            "Free memory on this machine, or ask for less.",
+            "free memory on this machine, or ask for less",
             total_nbytes,
             free_nbytes + swap_nbytes,
         )
@@ -145,7 +145,7 @@ def _read_cgroup(
         return None
     return Limit(
         str(folder / files.limit),
-        "Free memory in this cgroup, raise its limit, or ask for less.",
+        "free memory in this cgroup, raise its limit, or ask for less",
         total_nbytes,
         max(0, free_nbytes),
     )

@@ -121,8 +121,7 @@ class MemfdDriver(Driver):
         except BaseException as error:
             self.free(block)
             if isinstance(error, SystemCallError):
-                info = self._devices[ordinal]
-                raise self._translate(error, "allocate", info, capacity) from None
+                raise self._translate(error, "allocate", ordinal, capacity) from None
             raise
         return block
 
@@ -154,9 +153,7 @@ class MemfdDriver(Driver):
             block.pointer = 0
             if memory.munmap(pointer, capacity):
                 block.pointer = pointer
-                error = memory.libc_error("munmap")
-                info = self._devices[block.ordinal]
-                raise self._translate(error, "free", info, capacity) from None
+                raise self._munmap_failed(block.ordinal, "free", capacity) from None
         if capacity:
             self._refund(block)
         descriptor = block.reference
@@ -177,8 +174,7 @@ class MemfdDriver(Driver):
         try:
             exported.descriptors = (memory.reopen_readonly(descriptor),)
         except SystemCallError as error:
-            info = self._devices[block.ordinal]
-            raise self._translate(error, "export", info, block.capacity) from None
+            raise self._translate(error, "export", block.ordinal, block.capacity) from None
         return exported
 
     @override
@@ -282,8 +278,7 @@ class MemfdDriver(Driver):
                 at=at,
             )
         except SystemCallError as error:
-            info = self._devices[source.ordinal]
-            raise self._translate(error, "attach", info, source.capacity) from None
+            raise self._translate(error, "attach", source.ordinal, source.capacity) from None
 
     @override
     def unmap(self, mapped: Mapped) -> None:
@@ -294,10 +289,7 @@ class MemfdDriver(Driver):
             mapped.pointer = 0
             if memory.munmap(pointer, capacity):
                 mapped.pointer = pointer
-                error = memory.libc_error("munmap")
-                raise self._translate(
-                    error, "unmap", self._devices[source.ordinal], capacity
-                ) from None
+                raise self._munmap_failed(source.ordinal, "unmap", capacity) from None
 
     def map_readonly(self, block: Block) -> Mapped:
         """Map a block a second time, so that the kernel refuses writes (law C8)."""
@@ -315,7 +307,7 @@ class MemfdDriver(Driver):
         try:
             reserved.pointer = memory.reserve(nbytes, self._capabilities.granularity_nbytes)
         except SystemCallError as error:
-            raise self._translate(error, "reserve", self._devices[ordinal], nbytes) from None
+            raise self._translate(error, "reserve", ordinal, nbytes) from None
         return reserved
 
     def release(self, reserved: Reserved) -> None:
@@ -325,9 +317,7 @@ class MemfdDriver(Driver):
             reserved.pointer = 0
             if memory.munmap(pointer, nbytes):
                 reserved.pointer = pointer
-                error = memory.libc_error("munmap")
-                info = self._devices[reserved.ordinal]
-                raise self._translate(error, "release", info, nbytes) from None
+                raise self._munmap_failed(reserved.ordinal, "release", nbytes) from None
 
     def map_at(self, source: Block | Imported, pointer: int) -> Mapped:
         """Map memory at reserved addresses."""
@@ -342,8 +332,7 @@ class MemfdDriver(Driver):
             if self._advise_huge and capacity > _HUGE_PAGE_NBYTES:
                 memory.advise_huge(pointer, capacity)
         except SystemCallError as error:
-            info = self._devices[source.ordinal]
-            raise self._translate(error, "attach", info, capacity) from None
+            raise self._translate(error, "attach", source.ordinal, capacity) from None
         except CrossmemError:
             raise
         except BaseException:
@@ -360,15 +349,19 @@ class MemfdDriver(Driver):
                 # Interrupted and repeated, it covers the same addresses again, which are reserved.
                 memory.cover(mapped.pointer, source.capacity)
             except SystemCallError as error:
-                info = self._devices[source.ordinal]
-                raise self._translate(error, "unmap", info, source.capacity) from None
+                raise self._translate(error, "unmap", source.ordinal, source.capacity) from None
             mapped.pointer = 0
+
+    def _munmap_failed(
+        self, ordinal: int, operation: _Operation, capacity: int
+    ) -> OutOfMemoryError | DriverError:
+        return self._translate(memory.libc_error("munmap"), operation, ordinal, capacity)
 
     def _close_failed(
         self, ordinal: int, error: OSError, operation: _Operation
     ) -> OutOfMemoryError | DriverError:
         failure = SystemCallError("close", error.errno or 0)
-        return self._translate(failure, operation, self._devices[ordinal])
+        return self._translate(failure, operation, ordinal)
 
     @override
     def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
@@ -384,8 +377,7 @@ class MemfdDriver(Driver):
         try:
             memory.write(block.reference, offset, source, nbytes)
         except SystemCallError as error:
-            info = self._devices[block.ordinal]
-            raise self._translate(error, "write", info, block.capacity) from None
+            raise self._translate(error, "write", block.ordinal, block.capacity) from None
 
     @override
     def synchronize(self, ordinal: int) -> None:
@@ -396,12 +388,12 @@ class MemfdDriver(Driver):
         self,
         error: SystemCallError,
         operation: _Operation,
-        info: DeviceInfo | None = None,
+        ordinal: int | None = None,
         capacity: int = 0,
     ) -> OutOfMemoryError | DriverError:
         """Return what crossmem raises for a failed system call."""
         name = errno.errorcode.get(error.code, str(error.code))
-        device = info.identity if info else None
+        device = None if ordinal is None else self._devices[ordinal].identity
         if error.code in _NO_ROOM:
             return OutOfMemoryError(
                 f"the kernel has no room for {capacity} bytes: {error.call} failed with {name}",

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -249,10 +250,13 @@ def test_a_failed_unmap_changes_nothing(
     mapped = driver.map_readonly(block)
     with monkeypatch.context() as patch:
         fail_call(patch, "munmap", errno.EINVAL)
-        with pytest.raises(DriverError, match="munmap failed with EINVAL"):
-            driver.unmap_readonly(mapped)
-        with pytest.raises(DriverError, match="munmap failed with EINVAL"):
-            driver.free(block)
+        for end, operation in (
+            (partial(driver.unmap_readonly, mapped), "unmap"),
+            (partial(driver.free, block), "free"),
+        ):
+            with pytest.raises(DriverError, match="munmap failed with EINVAL") as caught:
+                end()
+            assert (caught.value.operation, caught.value.device) == (operation, "host:0")
     assert free_nbytes(driver, 0) == (64 << 20) - UNIT
     driver.unmap_readonly(mapped)
     driver.free(block)

@@ -48,9 +48,9 @@ def test_it_is_not_probed_for(world: Any) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("acme=fast", "backend 'acme' has no runtime 'fast'\nHint: Its runtimes: native, slow."),
-        ("plain=fast", "backend 'plain' has no runtime 'fast'\nHint: Its runtimes: none."),
-        ("acne=slow", "no plugin offers the backend 'acne'\nHint: Known backends: acme, plain."),
+        ("acme=fast", "backend 'acme' has no runtime 'fast'\nHint: its runtimes: native, slow"),
+        ("plain=fast", "backend 'plain' has no runtime 'fast'\nHint: its runtimes: none"),
+        ("acne=slow", "no plugin offers the backend 'acne'\nHint: known backends: acme, plain"),
     ],
 )
 def test_what_no_plugin_offers_is_refused_each_time(world: Any, setting: str, message: str) -> None:

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shared memory of a tree in the process that shares it: its value, and updates."""
 
-import gc
 import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
-from pathlib import Path
 from resource import RUSAGE_THREAD, getrusage
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +13,6 @@ import pytest
 
 import crossmem
 from crossmem import ConfigurationError, Shared, UnsupportedError
-from crossmem.conformance.pool import settle
 from crossmem.trees import building
 
 if TYPE_CHECKING:
@@ -28,24 +24,7 @@ else:
 PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def in_use() -> list[str]:
-    """Return the shared memory that this process has mapped, and what it exports."""
-    crossmem.collect()
-    maps = Path("/proc/self/maps").read_text("utf-8").splitlines()
-    mapped = [one.split()[0] for one in maps if "memfd:" in one and "memfd:crossmem-" not in one]
-    return mapped + [repr(one.handle) for one in crossmem.exports()]
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """Check that what a test shared and closed is freed; versions keep their memory."""
-    with crossmem.share(None):
-        before = in_use()
-    yield
-
-    gc.collect()
-    # A thread gives back what was left to its last view.
-    assert settle(lambda: [] if in_use() == before else in_use()) == []
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 # Value -------------------------------------------------------------------------------------------

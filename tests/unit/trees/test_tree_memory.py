@@ -2,9 +2,7 @@
 """What is copied where arrays cannot be shared where they lie: each byte, and only once."""
 
 import os
-from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +10,13 @@ import pytest
 from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from in_use import assert_in_use, in_use
 from numpy.lib.stride_tricks import as_strided
 
 import crossmem
 from crossmem import OutOfMemoryError, Shared, StaleHandleError, UnsupportedError
 from crossmem.arrays import numpy_arrays
 from crossmem.arrays.copy_ranges import find_range, pack_ranges
-from crossmem.conformance.pool import settle
 from crossmem.driver import CopyKind
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import drain
@@ -27,25 +25,7 @@ from crossmem.trees.tree_memory import TreeMemory
 repeatable = examples(100)
 
 
-def in_use() -> list[str]:
-    """Return the shared memory that this process has mapped, and what it exports."""
-    crossmem.collect()
-    maps = Path("/proc/self/maps").read_text("utf-8").splitlines()
-    # The words of leases come with the first export, and stay.
-    lines = [line for line in maps if "memfd:" in line and "memfd:crossmem-" not in line]
-    mapped = [line.split()[0] for line in lines]
-    return mapped + [repr(one.handle) for one in crossmem.exports()]
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """Check that what a test shared and closed is freed; versions keep their memory."""
-    with crossmem.share(None):
-        before = in_use()
-    yield
-
-    # A thread gives back what was left to its last view.
-    assert settle(lambda: [] if in_use() == before else in_use()) == []
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 ranges = st.lists(
@@ -255,8 +235,7 @@ def test_a_share_that_fails_leaves_nothing(
         crossmem.share([born, np.arange(5), np.arange(9)], copy="allow")
 
     # While the error is kept, and with it all that its traceback has.
-    # A thread gives back what was left to its last view.
-    assert settle(lambda: [] if in_use() == before else in_use()) == []
+    assert_in_use(before)
     assert calls == succeeding + 1
     del born, caught
 
@@ -275,8 +254,7 @@ def test_a_share_that_is_interrupted_while_it_copies_says_so(
         crossmem.share(np.arange(10)[::2], copy="allow")
     del caught
 
-    # A thread gives back what was left to its last view.
-    assert settle(lambda: [] if in_use() == before else in_use()) == []
+    assert_in_use(before)
 
 
 def test_a_share_without_room_for_copies_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,8 +269,7 @@ def test_a_share_without_room_for_copies_leaves_nothing(monkeypatch: pytest.Monk
     with pytest.raises(OutOfMemoryError, match="injected"):
         crossmem.share([born, np.arange(5)], copy="allow")
 
-    # A thread gives back what was left to its last view.
-    assert settle(lambda: [] if in_use() == before else in_use()) == []
+    assert_in_use(before)
     del born
 
 

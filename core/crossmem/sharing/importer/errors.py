@@ -13,12 +13,10 @@ from crossmem.errors import (
     OwnerGoneError,
     StaleHandleError,
 )
+from crossmem.guards import clause
 from crossmem.models import ShareableHandle
 
 __all__ = ["error_of"]
-
-_MAX_REASON: Final = 120
-"""Characters of an owner's reason that a message of one line has room for."""
 
 
 class _Text(NamedTuple):
@@ -81,13 +79,11 @@ _TEXTS: Final = {
 def error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
     """Return the error for a lease that was refused."""
     error, message, hint = _TEXTS[refusal.status]
-    reason = refusal.reason
-    is_long = len(reason) > _MAX_REASON
-    shown = f"{reason[: _MAX_REASON - 3]}..." if is_long else reason
+    reason = clause(refusal.reason)
     return error(
-        message.format(pid=handle.owner.pid, reason=shown),
+        message.format(pid=handle.owner.pid, reason=reason),
         hint=hint,
-        details=reason if is_long else "",
+        details="" if reason == refusal.reason else refusal.reason,
         operation="import",
         backend=handle.backend,
         device=handle.device,
