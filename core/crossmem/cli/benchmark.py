@@ -76,7 +76,7 @@ def bench(
                 raise UsageProblem(f"there is nothing to measure called {name!r}", hint=hint)
         mode: suite.Mode = "smoke" if smoke else "full" if full else "quick" if check else "brief"
         if mode == "brief":
-            show_step("measuring for about 20 seconds")
+            show_step("measuring, which takes less than half a minute")
         say = (lambda _: None) if mode == "brief" else show_step
         try:
             report = suite.run(mode, peers=peer, device=device, say=say)
