@@ -6,14 +6,16 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from crossmem.bench import Report, render, run
+from crossmem.bench import Report, render, run, targets_table
 from crossmem.bench.machine import choose_cpus
 from crossmem.bench.pair import BenchError, Pair, child_environment
 from crossmem.bench.peer_posix_ipc import PosixIpcPeer
+from crossmem.bench.plan import PLANS
 
 # Ten seconds where nothing else runs; it took 78 beside other work.
 pytestmark = [
@@ -110,8 +112,44 @@ def test_tables_show_peers_and_targets(report: Report, rich: bool) -> None:
         assert word in text
 
 
+@pytest.mark.parametrize("rich", [False, True])
+def test_a_brief_run_is_one_table_that_fits_a_screen(
+    rich: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if rich:
+        pytest.importorskip("rich")
+    small = replace(PLANS["smoke"], is_brief=True, bandwidth_sizes=(256 << 20,))
+    monkeypatch.setattr("crossmem.bench.PLANS", {"brief": small})
+    monkeypatch.setenv("COLUMNS", "80")
+    made = run()
+    out = io.StringIO()
+    render(made, file=out, rich=rich)
+    lines = out.getvalue().splitlines()
+
+    assert list(made.peers) == ["crossmem", "mp", "floor"]
+    assert len(lines) - len(made.notes) <= 22
+    assert max(map(len, lines[:-1])) <= 80
+    assert made.targets == []
+    for row in ("create 4 KiB", "whole life of 1 GiB", "attach again", "read 256 MiB with NumPy"):
+        assert any(line.startswith(row) for line in lines)
+    assert not {"yes", "NO", "Targets"} & set(out.getvalue().split())
+
+
+def test_targets_alone(report: Report) -> None:
+    out = io.StringIO()
+    render(report, [targets_table(report)], file=out, rich=False)
+
+    assert "whole life at 4 KiB, against the floor" in out.getvalue()
+    assert "Bandwidth" not in out.getvalue()
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"), [({"mode": "fast"}, "fast"), ({"peers": ["soap"]}, "soap")]
+    ("arguments", "said"),
+    [
+        ({"mode": "fast"}, "fast"),
+        ({"peers": ["soap"]}, "soap"),
+        ({"device": "Host"}, "expected a device name"),
+    ],
 )
 def test_words_without_meaning_are_refused(arguments: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -5,6 +5,7 @@ import pytest
 
 from crossmem.bench.plan import PLANS
 from crossmem.bench.report import Report, Target
+from crossmem.bench.summary import make_summary
 from crossmem.bench.syscalls import TraceError, _between_marks
 from crossmem.bench.targets import compute_targets, size_name
 
@@ -81,6 +82,39 @@ def test_calls_between_the_marks_are_counted() -> None:
         _between_marks(log, 9)
 
 
-def test_modes_differ_in_size_only() -> None:
-    assert set(PLANS) == {"smoke", "quick", "full"}
+def test_modes_differ_in_size() -> None:
+    assert set(PLANS) == {"smoke", "brief", "quick", "full"}
     assert PLANS["smoke"].count < PLANS["quick"].count < PLANS["full"].count
+    assert [name for name, plan in PLANS.items() if plan.is_brief] == ["brief"]
+
+
+def _brief() -> Report:
+    report = Report("brief", "2026-01-01", {}, {})
+    for name, title in (("crossmem", "crossmem"), ("mp", "mp.shared_memory"), ("floor", "floor")):
+        report.peers[name] = {"title": title, "state": "measured"}
+    for name, value in (("crossmem", 300.0), ("mp", 200.0), ("floor", 100.0)):
+        report.add("life", name, "life", [value], "us", nbytes=4096)
+    report.add("repeats", "crossmem", "attach repeated", [2.5], "us")
+    report.add("bandwidth", "crossmem", "read", [10.0], "GB/s", nbytes=256 << 20)
+    report.add("bandwidth", "plain mmap", "read", [20.0], "GB/s", nbytes=256 << 20)
+    return report
+
+
+def test_the_summary_has_medians_and_ratios() -> None:
+    table = make_summary(_brief())
+
+    assert table.heads == ("", "crossmem", "mp.shared_memory", "ratio", "floor", "ratio")
+    assert table.rows == (
+        ("whole life of 4 KiB", "300", "200", "1.5", "100", "3"),
+        ("attach again", "2.5", "-", "-", "-", "-"),
+        # A rate twice as high is half the time.
+        ("read 256 MiB with NumPy", "26844", "-", "-", "13422", "2"),
+    )
+
+
+def test_the_summary_shows_what_was_measured() -> None:
+    report = _brief()
+    report.peers["mp"]["state"] = "failed"
+    assert make_summary(report).heads == ("", "crossmem", "floor", "ratio")
+    report.peers["crossmem"]["state"] = "failed"
+    assert make_summary(report).heads == ("", "floor")

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,25 @@ def test_version() -> None:
     assert (done.returncode, done.stdout) == (0, f"crossmem {crossmem.__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["", "demo", "devices", "conformance", "bench"])
+# What each option does if it is not given; brackets that are not escaped are markup, and vanish.
+_DEFAULTS = {
+    "": (),
+    "demo": ("generated weights", "256MiB", "host", "60.0"),
+    "devices": (),
+    "conformance": ("host", "the backend's own", "its first"),
+    "bench": ("the first three; with --full or --check, all", "host"),
+    "emulate": ("documented", "2", "half of this machine's", "strict", "fast", "a new one"),
+}
+
+
+@pytest.mark.parametrize("command", _DEFAULTS)
 def test_help_teaches(command: str) -> None:
     done = run(*command.split(), "--help")
 
     assert done.returncode == 0
+    words = " ".join(done.stdout.replace("│", " ").split())
+    for default in _DEFAULTS[command]:
+        assert f"[default: {default}]" in words
     assert done.stderr == ""
     assert "Examples" in done.stdout
     # Examples that name options can be copied only if these options exist.
@@ -263,6 +278,27 @@ def test_what_drivers_raise_themselves_is_a_reason_too(tmp_path: Path) -> None:
     assert expected == {(one.backend, one.reason, one.hint) for one in matrix.left_out}
 
 
+_UNSEEN = """
+from dataclasses import replace
+from crossmem.plugin import Availability, Backend, hookimpl
+from crossmem_emulated.driver import EmulatedDriver
+from crossmem_emulated.options import Options
+
+class Unseen(EmulatedDriver):
+    backend = "unseen"
+
+    def capabilities(self, device, mechanism):
+        return replace(super().capabilities(device, mechanism), host_visible=False)
+
+@hookimpl
+def crossmem_backends():
+    return [
+        Backend(name="unseen", summary="", api_version=1,
+                probe=lambda: Availability("available"),
+                load=lambda runtime: Unseen(Options())),
+    ]
+"""
+
 _UNMEASURED = """
 from dataclasses import replace
 from crossmem.plugin import Availability, Backend, hookimpl
@@ -383,8 +419,66 @@ def test_bench_as_json(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == json.loads(done.stdout)
 
 
-def test_bench_refuses_what_it_does_not_know() -> None:
-    done = run("bench", "--peer", "pigeons", "--json")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--peer", "pigeons"), "nothing to measure called 'pigeons'"),
+        (("--device", "pigeon:0"), "no plugin offers the backend 'pigeon'"),
+        (("--device", "emulated:99"), "backend 'emulated' has no device 99"),
+        (("--device", "unseen"), "unseen cannot be compared: its memory is not visible"),
+    ],
+)
+def test_bench_refuses_what_it_cannot_measure(
+    arguments: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "unseen.py").write_text(_UNSEEN)
+    done = run("bench", *arguments, "--json", path=[tmp_path], CROSSMEM_PLUGINS="unseen")
 
     assert done.returncode == 2
-    assert "pigeons" in ErrorReport.model_validate_json(done.stdout).message
+    assert words in ErrorReport.model_validate_json(done.stdout).message
+
+
+@pytest.mark.long
+def test_bench_takes_less_than_a_minute_and_fits_a_screen() -> None:
+    start = time.monotonic()
+    done = run("bench")
+
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - start < 60 * SLOWNESS
+    assert len(done.stdout.splitlines()) <= 25
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("options", "code", "shown", "hidden"),
+    [
+        (("--check",), 1, ("Targets", "a miss"), ("Bandwidth",)),
+        (("--full",), 0, ("Targets", "a miss", "Bandwidth through NumPy"), ()),
+        (("--full", "--check"), 1, ("Targets", "a miss", "Bandwidth through NumPy"), ()),
+    ],
+)
+def test_only_check_turns_missed_targets_into_an_exit_code(
+    options: tuple[str, ...], code: int, shown: tuple[str, ...], hidden: tuple[str, ...]
+) -> None:
+    # As the command, on a plan of seconds: some target is missed with it, whatever the machine.
+    code_of_run = (
+        "import crossmem.bench as bench\n"
+        "from crossmem.bench.plan import PLANS\n"
+        "from crossmem.bench.report import Target\n"
+        "bench.PLANS = dict.fromkeys(PLANS, PLANS['smoke'])\n"
+        "compute = bench.Suite.run\n"
+        "def run(self, parts):\n"
+        "    report = compute(self, parts)\n"
+        "    report.targets.append(Target('a miss', 2.0, 1.0))\n"
+        "    return report\n"
+        "bench.Suite.run = run\n"
+        "from crossmem.cli import main\n"
+        "main()\n"
+    )
+    done = interpreter("-c", code_of_run, "bench", *options, "--peer", "crossmem")
+
+    assert done.returncode == code, done.stderr
+    words = " ".join(done.stdout.split())
+    assert all(one in words for one in shown)
+    assert not any(one in words for one in hidden)

@@ -8,24 +8,39 @@ message that hands the token over, which is the same for all peers.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Final, Literal
 
+import crossmem
 from crossmem.bench import suite_crossmem, suite_frameworks
 from crossmem.bench.pair import BenchError
 from crossmem.bench.peer import PEERS
 from crossmem.bench.plan import PLANS
-from crossmem.bench.render import render
+from crossmem.bench.render import render, targets_table
 from crossmem.bench.report import Report, Row, Target
 from crossmem.bench.suite import Suite
+from crossmem.errors import UnsupportedError
 
-__all__ = ["PEERS", "BenchError", "Mode", "Report", "Row", "Target", "render", "run"]
+__all__ = [
+    "PEERS",
+    "BenchError",
+    "Mode",
+    "Report",
+    "Row",
+    "Target",
+    "render",
+    "run",
+    "targets_table",
+]
 
-Mode = Literal["smoke", "quick", "full"]
-"""How much to measure: a look whether it works, about twenty seconds, or minutes."""
+Mode = Literal["smoke", "brief", "quick", "full"]
+"""How much to measure: whether the suite works, one table, everything, or everything often."""
+
+_BRIEF_PEERS: Final = ("crossmem", "mp", "floor")
+"""What the one table compares."""
 
 
 def run(
-    mode: Mode = "quick",
+    mode: Mode = "brief",
     *,
     peers: Sequence[str] | None = None,
     device: str = "host",
@@ -36,39 +51,46 @@ def run(
     Parameters
     ----------
     mode
-        ``"quick"`` takes about twenty seconds, ``"full"`` some minutes, and ``"smoke"``
-        seconds, for numbers that mean nothing.
+        ``"brief"`` measures what one table shows, in less than half a minute. ``"quick"`` measures
+        everything once, in about a minute, and ``"full"`` repeats it for some minutes. ``"smoke"``
+        takes seconds, and its numbers mean nothing.
     peers
-        Which of :data:`PEERS` to measure, all by default. One that is not installed is reported
-        as such.
+        Which of :data:`PEERS` to measure. By default all, and in a brief run crossmem, ``"mp"`` and
+        ``"floor"``. A peer that is not installed is reported as such.
     device
-        The crossmem device; its memory must be visible to the host.
+        The crossmem device. Its memory must be visible to the host.
     say
         Called with a line of text whenever a new part of the run begins.
 
     Returns
     -------
     Report
-        All numbers, with the machine and the promises they are held against. A peer that fails
-        is reported in ``notes``; it does not end the run.
+        All numbers, with the machine. Unless the run is brief, the targets and what was measured
+        of them. A peer that fails is reported in ``notes`` and does not end the run.
 
     Raises
     ------
     ValueError
-        Where ``mode`` or a peer has no meaning.
+        ``mode`` or a peer has no meaning.
+    ConfigurationError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
+        The device cannot be used.
+    UnsupportedError
+        The device's memory is not visible to the host.
 
     Notes
     -----
     Every process that this starts has ended when it returns or raises, by force where needed.
     """
-    chosen = list(peers) if peers is not None else list(PEERS)
-    unknown = sorted(set(chosen) - set(PEERS))
-    if unknown or not chosen:
-        msg = f"unknown peers {unknown}; there are {', '.join(PEERS)}"
-        raise ValueError(msg)
     if mode not in PLANS:
         msg = f"unknown mode {mode!r}; there are {', '.join(PLANS)}"
         raise ValueError(msg)
+    chosen = list(peers or (_BRIEF_PEERS if mode == "brief" else PEERS))
+    if unknown := sorted(set(chosen) - set(PEERS)):
+        msg = f"unknown peers {unknown}; there are {', '.join(PEERS)}"
+        raise ValueError(msg)
+    if "crossmem" in chosen and not crossmem.device(device).capabilities.host_visible:
+        msg = f"{device} cannot be compared: its memory is not visible to the host"
+        raise UnsupportedError(msg, hint="name a device such as 'host'", device=device)
     with Suite(
         PLANS[mode], mode=mode, peers=chosen, device=device, say=say or (lambda _: None)
     ) as suite:

@@ -13,7 +13,7 @@ def main() -> int:
     """Run the suite; return 1 where a target is missed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m crossmem.bench")
     parser.description = "Measure crossmem and other ways to share memory, side by side."
-    parser.add_argument("--mode", choices=list(PLANS), default="quick", help="how much to measure")
+    parser.add_argument("--mode", choices=list(PLANS), default="brief", help="how much to measure")
     parser.add_argument("--peer", action="append", choices=list(PEERS), help="only this peer")
     parser.add_argument("--device", default="host", help="the crossmem device")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")

@@ -48,6 +48,8 @@ class Plan:
         Size of the array that is sent through queues, and that readers attach, in bytes.
     readers
         Processes that read one array.
+    is_brief
+        Whether only what the summary shows is measured, and held against no target.
     """
 
     sizes: tuple[int, ...] = (4 * KIB, 2 * MIB, 1024 * MIB)
@@ -72,6 +74,7 @@ class Plan:
     tree_rounds: int = 5
     array_nbytes: int = 64 * MIB
     readers: int = 8
+    is_brief: bool = False
 
 
 PLANS: Final = MappingProxyType(
@@ -98,6 +101,16 @@ PLANS: Final = MappingProxyType(
             array_nbytes=4 * MIB,
             readers=2,
         ),
+        "brief": Plan(
+            rounds=9,
+            count=30,
+            budget_s=0.2,
+            batch=300,
+            batch_rounds=5,
+            repeats=100,
+            bandwidth_sizes=(256 * MIB,),
+            is_brief=True,
+        ),
         "quick": Plan(),
         "full": Plan(
             rounds=25,
@@ -118,4 +131,4 @@ PLANS: Final = MappingProxyType(
         ),
     }
 )
-"""The plan of every mode: ``smoke`` only shows that the suite works."""
+"""The plan of each mode: ``smoke`` only shows that the suite works."""

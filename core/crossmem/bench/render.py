@@ -2,14 +2,16 @@
 """A report as tables for people: with rich where it is installed, else in plain text."""
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TextIO
 
 from crossmem.bench.report import Report, Row, Target
+from crossmem.bench.summary import make_summary
+from crossmem.bench.tables import Table, number
 from crossmem.bench.targets import size_name
 
-__all__ = ["Table", "make_tables", "render"]
+__all__ = ["make_tables", "render", "targets_table"]
 
 _LIFE_METRICS = ("create", "export", "attach", "detach", "free", "life", "total")
 _LIFE_HEADS = (
@@ -24,17 +26,10 @@ _LIFE_HEADS = (
 _HELD_METRICS = ("create", "open", "close", "free")
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A heading, column heads and rows of text; the first column is the widest."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
 def make_tables(report: Report) -> list[Table]:
-    """Return the tables of a report, the promises last."""
+    """Return the tables of a report, the targets last; of a short run, the one table."""
+    if report.mode == "brief":
+        return [make_summary(report)]
     tables = []
     sizes = sorted({row.nbytes for row in report.rows if row.section == "life" and row.nbytes})
     for nbytes in sizes:
@@ -57,17 +52,14 @@ def make_tables(report: Report) -> list[Table]:
         ("Calls from C into an emulated library, µs", "calls"),
     ):
         tables.append(_list(report, title, section))
-    heads = ("promise", "measured", "limit", "met")
-    tables.append(Table("Targets", heads, tuple(map(_promise, report.targets))))
+    tables.append(targets_table(report))
     return [table for table in tables if table.rows]
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    if value == int(value) and abs(value) >= 1:
-        return f"{value:.0f}"
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+def targets_table(report: Report) -> Table:
+    """Return the targets, each with what was measured and the verdict."""
+    heads = ("target", "measured", "limit", "met")
+    return Table("Targets", heads, tuple(map(_verdict_on, report.targets)))
 
 
 def _peers(
@@ -85,7 +77,7 @@ def _peers(
             rows.append((peer["title"], peer["state"], *[""] * (len(metrics) - 1)))
             continue
         values = [report.value(section, name, metric, nbytes=nbytes) for metric in metrics]
-        rows.append((peer["title"], *map(_number, values)))
+        rows.append((peer["title"], *map(number, values)))
     if not any(row.section == section for row in report.rows):
         rows = []
     return Table(title, ("", *(heads or metrics)), tuple(rows))
@@ -97,52 +89,63 @@ def _list(report: Report, title: str, section: str) -> Table:
         subject = "" if row.subject == "crossmem" else row.subject
         metric = "" if section in {"import", "calls"} else row.metric
         name = ", ".join(filter(None, (subject, metric + size)))
-        return name, _number(row.value), "" if row.unit == "count" else row.unit
+        return name, number(row.value), "" if row.unit == "count" else row.unit
 
     rows = tuple(line(row) for row in report.rows if row.section == section)
     return Table(title, ("", "value", "unit"), rows)
 
 
-def _promise(target: Target) -> tuple[str, ...]:
+def _verdict_on(target: Target) -> tuple[str, ...]:
     verdict = {True: "yes", False: "NO", None: "not measured"}[target.met]
     if target.note:
         verdict += f" ({target.note})"
     sign = "at least" if target.at_least else "at most"
-    return target.name, _number(target.measured), f"{sign} {_number(target.limit)}", verdict
+    return target.name, number(target.measured), f"{sign} {number(target.limit)}", verdict
 
 
 def _facts(report: Report) -> list[str]:
     machine = report.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    return [
+    facts = [
         f"crossmem bench, {report.mode}, {report.date}, {report.seconds:g} s",
         f"{machine['cpu']}, {machine['cores']} CPUs{', virtual' if machine['virtual'] else ''}",
         f"{machine['memory_nbytes'] / 2**30:.0f} GiB, Linux {machine['kernel']}, "
         + machine["python"],
         f"{versions}; {report.settings['cpus']}",
     ]
+    return facts[:3] if report.mode == "brief" else facts
 
 
-def render(report: Report, *, file: TextIO | None = None, rich: bool | None = None) -> None:
+def render(
+    report: Report,
+    tables: Sequence[Table] | None = None,
+    *,
+    file: TextIO | None = None,
+    rich: bool | None = None,
+) -> None:
     """Print a report.
 
     Parameters
     ----------
     report
         What to print.
+    tables
+        Its tables; by default, all that :func:`make_tables` returns.
     file
         Where to; standard output by default.
     rich
         Whether to use rich; by default, where it is installed.
     """
     file = file or sys.stdout
+    tables = make_tables(report) if tables is None else tables
     if find_spec("rich") is not None if rich is None else rich:
-        _render_rich(report, file)
+        _render_rich(report, tables, file)
     else:
-        _render_plain(report, file)
+        _render_plain(report, tables, file)
 
 
-def _render_rich(report: Report, file: TextIO) -> None:
+def _render_rich(report: Report, tables: Sequence[Table], file: TextIO) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -151,8 +154,15 @@ def _render_rich(report: Report, file: TextIO) -> None:
     for fact in _facts(report):
         console.print(Text(fact))
     colours = {"yes": "green", "NO": "bold red"}
-    for table in make_tables(report):
-        shown = RichTable(title=table.title, title_justify="left", title_style="bold")
+    for table in tables:
+        shown = RichTable(
+            title=table.title,
+            title_justify="left",
+            title_style="bold",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            show_edge=False,
+        )
         for i, head in enumerate(table.heads):
             shown.add_column(head, justify="right" if i else "left", overflow="fold")
         for row in table.rows:
@@ -163,9 +173,9 @@ def _render_rich(report: Report, file: TextIO) -> None:
         console.print(Text(f"Note: {note}"))
 
 
-def _render_plain(report: Report, file: TextIO) -> None:
+def _render_plain(report: Report, tables: Sequence[Table], file: TextIO) -> None:
     lines = _facts(report)
-    for table in make_tables(report):
+    for table in tables:
         heads = tuple(head.replace("\n", " ") for head in table.heads)
         columns = list(zip(heads, *table.rows, strict=True))
         widths = [max(map(len, column)) for column in columns]

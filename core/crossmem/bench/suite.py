@@ -170,7 +170,8 @@ class Suite:
         if self.has("crossmem"):
             for measure in parts:
                 measure(self)
-        self.report.targets = compute_targets(self.report)
+        if not self.plan.is_brief:
+            self.report.targets = compute_targets(self.report)
         self.report.seconds = round(monotonic() - start, 1)
         return self.report
 
@@ -228,6 +229,12 @@ class Suite:
         arguments: dict[str, Any] = {"nbytes": 4 * KIB, "count": plan.batch}
         for turn in self._turns(plan.batch_rounds):
             for peer in turn:
+                loop = self.job(peer, "loop", **arguments)
+                if loop is not None:
+                    each = median(loop["each"]) * _US
+                    rounds.setdefault(("loop", peer, "each"), []).append(each)
+                if plan.is_brief:
+                    continue
                 churn = self.job(peer, "churn", **arguments)
                 if churn is not None:
                     rounds.setdefault(("churn", peer, "each"), []).append(churn["each"] * _US)
@@ -235,10 +242,6 @@ class Suite:
                 for metric in ("create", "open", "close", "free") if held is not None else ():
                     each = (held or {})[metric] * _US
                     rounds.setdefault(("held", peer, metric), []).append(each)
-                loop = self.job(peer, "loop", **arguments)
-                if loop is not None:
-                    each = median(loop["each"]) * _US
-                    rounds.setdefault(("loop", peer, "each"), []).append(each)
         for (section, peer, metric), values in rounds.items():
             self.report.add(section, peer, metric, values, "us")
 

@@ -24,8 +24,10 @@ def run(suite: Suite) -> None:
     """Measure all rows that only crossmem has, and add them to the suite's report."""
     _batch(suite)
     _repeats(suite)
-    _system_calls(suite)
     _bandwidth(suite)
+    if suite.plan.is_brief:
+        return
+    _system_calls(suite)
     _scale(suite)
     _rows(suite)
     _imports(suite)

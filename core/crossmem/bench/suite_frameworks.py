@@ -21,7 +21,9 @@ _SMALL_NBYTES: Final = 4096
 
 
 def run(suite: Suite) -> None:
-    """Measure, and add the rows to the suite's report."""
+    """Measure, and add the rows to the suite's report; a brief run has none of them."""
+    if suite.plan.is_brief:
+        return
     _trees(suite)
     _queues(suite)
     _readers(suite)

@@ -9,8 +9,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from crossmem import __version__
-from crossmem.cli.commands import examples, reflow, reporting
-from crossmem.cli.problems import BenchmarkError, ExitCode, UsageProblem, write_text
+from crossmem.cli.benchmark import BENCH_EXAMPLES, bench
+from crossmem.cli.commands import Json, examples, reflow, reporting
+from crossmem.cli.problems import ExitCode, UsageProblem
 from crossmem.cli.render import print_json, progress_bar, show_step
 
 __all__ = ["app"]
@@ -26,10 +27,6 @@ app = typer.Typer(
 )
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document and nothing else to stdout.")
-]
 
 
 def _command(*shown: tuple[str, str]) -> Callable[[_Function], _Function]:
@@ -58,8 +55,8 @@ def _root(
 ) -> None:
     """Share device memory between processes on one host, without copying it.
 
-    Exit codes: 0 done and right, 1 done and wrong, 2 an argument or setting cannot be used, 3
-    crossmem refused or failed, 130 interrupted. [cyan]conformance[/cyan] exits as pytest does.
+    Exit codes: 0 the result is right; 1 the result is wrong; 2 an argument, device or setting
+    cannot be used; 3 crossmem refused or failed; 130 interrupted.
     """
 
 
@@ -68,18 +65,20 @@ app.callback(
     epilog=examples(
         (
             ("crossmem demo", "see three processes share 256 MiB"),
-            ("crossmem devices", "see what this machine offers, and what is missing"),
-            ("crossmem conformance", "prove that a backend keeps the contract"),
+            ("crossmem devices", "see which devices work here, and what the others miss"),
+            ("crossmem bench", "compare crossmem with shared_memory"),
+            ("crossmem conformance", "test that a backend keeps the contract"),
+            ("crossmem emulate hip -- ./test", "run a program for AMD GPUs without one"),
         )
     ),
 )(_root)
 
 
 @_command(
-    ("crossmem demo", "generate 256 MiB of weights and share them"),
+    ("crossmem demo", "share 256 MiB of generated weights"),
     ("crossmem demo model.safetensors", "share a file; each tensor gets its own handle"),
     ("crossmem demo big.npz -n 8 --no-copy", "eight consumers, no comparison with a copy"),
-    ("crossmem demo --size 4GiB", "attaching takes as long as for 256 MiB"),
+    ("crossmem demo --size 4GiB", "to attach takes as long as for 256 MiB"),
     ("crossmem demo data.bin --json | jq .ok", "for scripts"),
 )
 def demo(
@@ -88,38 +87,39 @@ def demo(
         typer.Argument(
             metavar="FILE",
             show_default=False,
-            help="A .safetensors, .npy or .npz file, or any other bytes. "
-            "Without it, weights are generated.",
+            help="File to share: .safetensors, .npy, .npz or any other bytes.  "
+            r"\[default: generated weights]",
         ),
     ] = None,
     *,
     consumers: Annotated[
-        int, typer.Option("--consumers", "-n", min=1, max=256, help="Processes that attach.")
+        int,
+        typer.Option("--consumers", "-n", min=1, max=256, help="Number of processes that attach."),
     ] = 3,
     device: Annotated[
         str, typer.Option(envvar="CROSSMEM_DEVICE", help="Device that holds the memory.")
     ] = "host",
     size: Annotated[
         str | None,
-        typer.Option(help="Bytes to generate without FILE, such as 64MiB.  [default: 256MiB]"),
+        typer.Option(help=r"Size of the generated weights, such as 64MiB.  \[default: 256MiB]"),
     ] = None,
     copy: Annotated[
-        bool, typer.Option("--copy/--no-copy", help="Time a copy through a pipe as well.")
+        bool, typer.Option("--copy/--no-copy", help="Also time a copy of the file through a pipe.")
     ] = True,
     timeout: Annotated[
         float,
-        typer.Option(min=1, help="Seconds that a step may wait for other processes."),
+        typer.Option(min=1, help="Seconds to wait for the other processes at each step."),
     ] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Share a real file with several processes, and show what that took.
+    """Share a file with several processes, and show the time and memory that this takes.
 
-    Reads the file into ONE allocation of device memory, exports it, and starts processes that
-    attach to it read-only, without copying. Each computes the SHA-256 digests of the whole file
-    and of every tensor straight from the shared memory; they must equal the exporter's. Beside
-    that stands the time to copy the same bytes to one process through a pipe.
+    Reads the file into one allocation of device memory and starts processes that attach to it
+    read-only, without a copy. Each process computes the SHA-256 digest of the file and of every
+    tensor from the shared memory. For comparison, the demo copies the same bytes to one process
+    through a pipe.
 
-    Exits with 0 only if every digest is equal, with 1 if one is not.
+    Exits with 0 if every digest is right, with 1 if one is not.
     """
     with reporting("demo", as_json=as_json):
         from crossmem.cli.demo import Demo
@@ -140,10 +140,10 @@ def demo(
 
 
 @_command(
-    ("crossmem devices", "what can be used, and what is missing for the rest"),
+    ("crossmem devices", "a screen: what works here, and what does not"),
+    ("crossmem devices -v", "also what was tried, and how to install"),
     ("crossmem devices --json | jq '.devices[].device'", "for scripts"),
-    ("CROSSMEM_EMULATED_DEVICES=4 crossmem devices", "emulate four devices"),
-    ("crossmem devices -v", "also capabilities, what was tried, and how to install the rest"),
+    ("CROSSMEM_EMULATED_DEVICES=4 crossmem devices", "with four emulated devices"),
 )
 def devices(
     *,
@@ -154,14 +154,14 @@ def devices(
             "--verbose",
             "-v",
             help="Also show capabilities, each path that was tried, how to install a backend, and "
-            "which barrier orders the words of leases.",
+            "the memory barrier of leases.",
         ),
     ] = False,
 ) -> None:
-    """List the devices that can be used, and say what keeps each other backend from working.
+    """List the devices that work here, and what each other backend misses.
 
-    Also lists plugins that failed to load. Host memory and emulations are used only if a program
-    names them.
+    Also lists the plugins that failed to load. The last line is the device that a program gets
+    without naming one. Host memory and emulations are used only if a program names them.
     """
     with reporting("devices", as_json=as_json):
         from crossmem.cli.inventory import take_inventory
@@ -175,10 +175,11 @@ def devices(
 
 
 @_command(
-    ("crossmem conformance", "the whole kit, about two minutes"),
-    ("crossmem conformance -k 'c06 or c11'", "only the tests of these laws"),
-    ("crossmem conformance --device emulated:1 --json", "for scripts"),
+    ("crossmem conformance", "the whole kit on host memory, about two minutes"),
+    ("crossmem conformance --device cuda:0", "on a GPU"),
+    ("crossmem conformance -k 'c06 or c11'", "only the tests of laws C6 and C11"),
     ("crossmem conformance --all", "every backend, runtime and mechanism that works here"),
+    ("crossmem conformance --json | jq .ok", "for scripts"),
 )
 def conformance(
     context: typer.Context,
@@ -187,17 +188,21 @@ def conformance(
     runtime: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Vendor binding to test with; default: the backend's own."
+            metavar="NAME",
+            help=r"Vendor binding, such as ctypes or emulated.  \[default: the backend's own]",
         ),
     ] = None,
     mechanism: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="How memory is shared; default: as the device prefers."),
+        typer.Option(
+            metavar="NAME",
+            help=r"How memory is shared, one of the device's mechanisms.  \[default: its first]",
+        ),
     ] = None,
     select: Annotated[
         str | None,
         typer.Option(
-            "-k", metavar="EXPRESSION", help="Run the tests whose names match, as pytest."
+            "-k", metavar="EXPRESSION", help="Run only tests whose names match, as pytest does."
         ),
     ] = None,
     everything: Annotated[
@@ -208,16 +213,17 @@ def conformance(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    r"""Run the conformance kit on a device, and show what became of each law.
+    r"""Run the conformance kit on a device, and show which laws of the contract it keeps.
 
-    The kit is what every backend must pass: it starts processes, kills some of them, damages
-    handles, and checks that the contract holds. What a device cannot do is skipped, with the
-    reason. It needs [cyan]pip install 'crossmem\[conformance]'[/cyan].
+    The kit starts processes, kills some of them, damages handles, and checks that the contract
+    holds. Tests of what the device cannot do are skipped, with the reason. The kit needs
+    [cyan]pip install 'crossmem\[conformance]'[/cyan].
 
-    [cyan]--all[/cyan] takes some minutes for each run, emulations of vendors included, and ends
-    with what this machine cannot run, and why.
+    [cyan]--all[/cyan] runs the kit once for each backend, runtime and mechanism, emulations
+    included, which takes some minutes each. At the end it lists what this machine cannot run.
 
-    Exits as pytest does: 0 passed, 1 failed, 5 nothing selected.
+    Exits with 0 if all tests passed, 1 if one failed, 2 if the device cannot be used, 5 if no test
+    was selected.
     """
     with reporting("conformance", as_json=as_json):
         from crossmem.cli.kit import run_kit
@@ -249,71 +255,20 @@ def conformance(
         raise typer.Exit(report.exit_code)
 
 
-@_command(
-    ("crossmem bench", "a quarter of a minute, tables on the terminal"),
-    ("crossmem bench --full -o bench.json", "some minutes; keep all numbers"),
-    ("crossmem bench --peer crossmem --peer floor", "only these two"),
-)
-def bench(
-    *,
-    full: Annotated[
-        bool, typer.Option("--full/--quick", help="Minutes, or a quarter of a minute.")
-    ] = False,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", hidden=True, help="Seconds; the numbers mean nothing.")
-    ] = False,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Measure only this way of sharing; may be repeated."),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(envvar="CROSSMEM_DEVICE", help="Device that crossmem uses.")
-    ] = "host",
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the JSON document to FILE."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    r"""Measure crossmem beside other ways to share memory, in one run.
-
-    Each way has two processes on CPUs of their own, and rounds go around the ways in turn. A way
-    that is not installed is named and left out; [cyan]pip install 'crossmem\[bench]'[/cyan]
-    brings all of them.
-
-    Exits with 1 if a target of crossmem is missed.
-    """
-    with reporting("bench", as_json=as_json):
-        from crossmem import bench as suite
-
-        for name in peer or ():
-            if name not in suite.PEERS:
-                hint = f"there are {', '.join(suite.PEERS)}"
-                raise UsageProblem(f"{name!r} is no way of sharing that is measured", hint=hint)
-        mode: suite.Mode = "smoke" if smoke else "full" if full else "quick"
-        try:
-            report = suite.run(mode, peers=peer, device=device, say=show_step)
-        except suite.BenchError as error:
-            raise BenchmarkError(str(error)) from error
-        if output is not None:
-            write_text(output, report.to_json() + "\n")
-        if as_json:
-            print(report.to_json())
-        else:
-            suite.render(report)
-        missed = mode != "smoke" and any(target.met is False for target in report.targets)
-        if missed:
-            raise typer.Exit(ExitCode.MISMATCH)
+_command(*BENCH_EXAMPLES)(bench)
 
 
 @_command(
-    ("crossmem emulate hip -- python train.py", "an unmodified program, on two emulated GPUs"),
-    ("crossmem emulate hip --devices 8 --report -- ./test", "and what it called"),
+    ("crossmem emulate hip -- python test.py", "an unmodified program, on two emulated GPUs"),
+    ("crossmem emulate hip --devices 8 --report -- ./test", "with a list of its calls"),
     ("crossmem emulate hip --fault hipMalloc=2:3 -- ./test", "its fourth hipMalloc fails with 2"),
     ('eval "$(crossmem emulate hip --print-env)"', "for all programs of this shell"),
 )
 def emulate(
-    api: Annotated[str, typer.Argument(metavar="API", help="Library to emulate: hip or ascend.")],
+    api: Annotated[
+        str,
+        typer.Argument(metavar="API", help="Library: hip (libamdhip64) or ascend (libascendcl)."),
+    ],
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="-- COMMAND...", help="Program and its arguments."),
@@ -321,58 +276,66 @@ def emulate(
     *,
     profile: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Edition of the vendor's rules.  [default: documented]"),
+        typer.Option(
+            metavar="NAME", help=r"Edition of the vendor's rules.  \[default: documented]"
+        ),
     ] = None,
     devices: Annotated[
-        int | None, typer.Option(min=1, help="Number of devices.  [default: 2]")
+        int | None, typer.Option(min=1, help=r"Number of devices.  \[default: 2]")
     ] = None,
     capacity: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of each device, such as 8GiB.")
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help=r"Memory of each device, such as 8GiB.  \[default: half of this machine's]",
+        ),
     ] = None,
     fault: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CALL=CODE[:SKIP[:COUNT]]",
-            help="Let calls of a function fail, after SKIP that do not; may be repeated.",
+            help="Make COUNT calls of a function fail with CODE, after SKIP that succeed. May be "
+            "repeated.",
         ),
     ] = None,
     strict: Annotated[
         bool | None,
         typer.Option(
             "--strict/--lax",
-            help="Whether forbidden uses are recorded, and device addresses closed to the host.  "
-            "[default: strict]",
+            help="Report API misuse, and let the CPU fault on device addresses; or neither.  "
+            r"\[default: strict]",
         ),
     ] = None,
     slow_streams: Annotated[
         bool | None,
         typer.Option(
             "--slow-streams/--fast-streams",
-            help="Whether streams work only when somebody waits for them.  [default: fast]",
+            help="Do the work of streams when the program waits for it, or at once.  "
+            r"\[default: fast]",
         ),
     ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Emulated host, for commands that share one.  [default: one of its own]",
+            help=r"Emulated host that several commands share.  \[default: a new one]",
         ),
     ] = None,
     report: Annotated[
-        bool, typer.Option("--report", help="Say at the end what was called, and how often.")
+        bool, typer.Option("--report", help="List at the end how often each function was called.")
     ] = False,
     print_env: Annotated[
         bool, typer.Option("--print-env", help="Print the environment for a shell and exit.")
     ] = False,
 ) -> None:
-    """Run a program that was made for a vendor's library on an emulation of it.
+    """Run a program that was made for a vendor's library on an emulation of the library.
 
-    The program is not changed: it finds a library of the vendor's name first, whose functions
-    keep the vendor's rules without the vendor's hardware. The library is built at the first use,
-    with the C compiler of this machine. Kernels cannot run.
+    The unmodified program finds the emulated library under the vendor's name. Its functions keep
+    the vendor's rules and need no hardware; kernels cannot run. The first use builds the library
+    with this machine's C compiler.
 
-    Exits as the program does, with 128 and the number of the signal that ended it. What the
-    program did that the vendor forbids is said on standard error.
+    Exits as the program does, or with 128 and the number of the signal that ended it. API misuse
+    is listed on standard error.
     """
     with reporting("emulate", as_json=False):
         from crossmem.cli import emulate as emulation

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 from crossmem.cli.consumer import Failed, Progress
 from crossmem.errors import CrossmemError
+from crossmem.guards import clause
 
 __all__ = ["Child", "Children", "ConsumerError"]
 
@@ -70,7 +71,10 @@ class Child:
             if message.error is not None:
                 message.error.message = f"{self.name} (pid {self.pid}): {message.error.message}"
                 raise message.error
-            raise ConsumerError(f"{self.name} (pid {self.pid}) failed: {message.message}")
+            raise ConsumerError(
+                f"{self.name} (pid {self.pid}) failed: {clause(message.message)}",
+                details=message.message,
+            )
         return message
 
     def join(self, timeout: float) -> None:

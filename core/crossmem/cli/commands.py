@@ -4,6 +4,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 
@@ -11,7 +12,11 @@ from crossmem import CrossmemError, __version__
 from crossmem.cli.problems import UNUSABLE, ExitCode, UsageProblem
 from crossmem.cli.render import print_json, show_error
 
-__all__ = ["examples", "reflow", "reporting"]
+__all__ = ["Json", "examples", "reflow", "reporting"]
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document and nothing else to stdout.")
+]
 
 
 def examples(lines: Sequence[tuple[str, str]]) -> str:
@@ -30,14 +35,17 @@ def reflow(function: Callable[..., object]) -> str:
 @contextmanager
 def reporting(command: str, *, as_json: bool) -> Iterator[None]:
     """Turn what a command raises into a message, a JSON document if asked for, and an exit code."""
+    details = ""
     try:
         yield
     except UsageProblem as error:
         code, name, message, hint = ExitCode.USAGE, "UsageError", error.message, error.hint
     except UNUSABLE as error:
         code, name, message, hint = ExitCode.USAGE, type(error).__name__, error.message, error.hint
+        details = error.details
     except CrossmemError as error:
         code, name, hint = ExitCode.CROSSMEM_ERROR, type(error).__name__, error.hint
+        details = error.details
         # Drivers add the call that failed; the hint is shown on a line of its own.
         message = str(error).replace(f"\nHint: {error.hint}", "")
     except KeyboardInterrupt:
@@ -54,6 +62,7 @@ def reporting(command: str, *, as_json: bool) -> Iterator[None]:
                 error=name,
                 message=message,
                 hint=hint,
+                details=details,
                 exit_code=code,
             )
         )

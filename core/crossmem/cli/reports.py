@@ -283,4 +283,7 @@ class ErrorReport(FrozenModel):
 
     message: str
     hint: str | None
+    details: str = ""
+    """What was tried, one path or plugin a line."""
+
     exit_code: int

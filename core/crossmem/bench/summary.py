@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one table of a short run: crossmem beside each other way, with ratios and no verdicts."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from crossmem.bench.plan import KIB, MIB
+from crossmem.bench.report import Report
+from crossmem.bench.tables import Table, number
+
+__all__ = ["make_summary"]
+
+_OURS: Final = "crossmem"
+_TITLE: Final = "Medians, µs. Ratio: crossmem / other. Floor: memfd, socket and mmap alone"
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A row of the table, and the rows of a report that it shows."""
+
+    title: str
+    section: str
+    metric: str
+    nbytes: int | None = None
+
+
+_LINES: Final = (
+    _Line("create 4 KiB", "life", "create", 4 * KIB),
+    _Line("export", "life", "export", 4 * KIB),
+    _Line("import and map", "life", "attach", 4 * KIB),
+    _Line("unmap and close", "life", "detach", 4 * KIB),
+    _Line("free", "life", "free", 4 * KIB),
+    _Line("whole life of 4 KiB", "life", "life", 4 * KIB),
+    _Line("whole life of 2 MiB", "life", "life", 2 * MIB),
+    _Line("whole life of 1 GiB", "life", "life", 1024 * MIB),
+    _Line("create, export, free", "loop", "each"),
+    _Line("import from a busy owner", "busy", "busy"),
+    _Line("attach, one of 300 at once", "batch", "many"),
+    _Line("attach again", "repeats", "attach repeated"),
+    _Line("read 256 MiB with NumPy", "bandwidth", "read", 256 * MIB),
+    _Line("write 256 MiB with NumPy", "bandwidth", "write", 256 * MIB),
+)
+
+
+def make_summary(report: Report) -> Table:
+    """Return the table. A ratio is what crossmem takes divided by what the other way takes."""
+    peers = [name for name, one in report.peers.items() if one["state"] == "measured"]
+    others = [name for name in peers if name != _OURS]
+    heads = ["", *(report.peers[name]["title"] for name in peers if name == _OURS)]
+    for name in others:
+        heads += [report.peers[name]["title"], *(["ratio"] if _OURS in peers else [])]
+    rows = []
+    for line in _LINES:
+        ours = _us(report, line, _OURS)
+        cells = [line.title, *([number(ours)] if _OURS in peers else [])]
+        for name in others:
+            theirs = _us(report, line, name)
+            cells.append(number(theirs))
+            if _OURS in peers:
+                cells.append(number(ours / theirs) if ours and theirs else "-")
+        if any(cell != "-" for cell in cells[1:]):
+            rows.append(tuple(cells))
+    return Table(_TITLE, tuple(heads), tuple(rows))
+
+
+def _us(report: Report, line: _Line, peer: str) -> float | None:
+    """Return what an operation takes, in microseconds."""
+    if line.section != "bandwidth":
+        return report.value(line.section, peer, line.metric, nbytes=line.nbytes)
+    # A mapping without crossmem is as fast as memory gets: the floor.
+    subject = "plain mmap" if peer == "floor" else peer
+    rate = report.value(line.section, subject, line.metric, nbytes=line.nbytes)
+    return (line.nbytes or 0) / rate / 1e3 if rate else None

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``crossmem bench`` and its options, for typer."""
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from crossmem.cli.commands import Json, reporting
+from crossmem.cli.problems import BenchmarkError, ExitCode, UsageProblem, write_text
+from crossmem.cli.render import show_step
+from crossmem.errors import UnsupportedError
+from crossmem.guards import clause
+
+__all__ = ["BENCH_EXAMPLES", "bench"]
+
+BENCH_EXAMPLES: Final = (
+    ("crossmem bench", "one table, in less than a minute"),
+    ("crossmem bench --peer crossmem --peer posix_ipc", "beside another way to share"),
+    ("crossmem bench --full -o bench.json", "every table, in some minutes; keep all numbers"),
+    ("crossmem bench --full --check", "as a test: exit with 1 if a target is missed"),
+)
+
+
+def bench(
+    *,
+    full: Annotated[
+        bool, typer.Option("--full", help="Measure everything, many times, and print every table.")
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Print the project's targets with verdicts; exit with 1 if one is missed.",
+        ),
+    ] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", hidden=True, help="Seconds; the numbers mean nothing.")
+    ] = False,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Measure only this way of sharing: crossmem, mp, floor, posix_ipc, umf-proxy, "
+            r"umf-disjoint or torch. May be repeated.  \[default: the first three; with --full or "
+            "--check, all]",
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(envvar="CROSSMEM_DEVICE", help="Device that crossmem uses.")
+    ] = "host",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the JSON document to FILE."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    r"""Measure crossmem beside other ways to share host memory, in one run.
+
+    Without options, prints one table: the median of each operation for crossmem, for
+    [cyan]multiprocessing.shared_memory[/cyan], and for the floor, which is the same system calls
+    without crossmem; beside each, how many times as long crossmem takes.
+
+    Each way has two processes on CPUs of their own, and rounds go around the ways in turn.
+    [cyan]--full[/cyan] measures all ways that are installed;
+    [cyan]pip install 'crossmem\[bench]'[/cyan] brings them.
+
+    Exits with 0, and with [cyan]--check[/cyan] with 1 if a target is missed.
+    """
+    with reporting("bench", as_json=as_json):
+        from crossmem import bench as suite
+
+        for name in peer or ():
+            if name not in suite.PEERS:
+                hint = f"choose from {', '.join(suite.PEERS)}"
+                raise UsageProblem(f"there is nothing to measure called {name!r}", hint=hint)
+        mode: suite.Mode = "smoke" if smoke else "full" if full else "quick" if check else "brief"
+        if mode == "brief":
+            show_step("measuring, which takes less than half a minute")
+        say = (lambda _: None) if mode == "brief" else show_step
+        try:
+            report = suite.run(mode, peers=peer, device=device, say=say)
+        except suite.BenchError as error:
+            raise BenchmarkError(clause(str(error)), details=str(error)) from error
+        except UnsupportedError as error:
+            raise UsageProblem(error.message, hint=error.hint) from error
+        if output is not None:
+            write_text(output, report.to_json() + "\n")
+        if as_json:
+            print(report.to_json())
+        else:
+            suite.render(report, [suite.targets_table(report)] if mode == "quick" else None)
+        if check and mode != "smoke" and any(target.met is False for target in report.targets):
+            raise typer.Exit(ExitCode.MISMATCH)
