@@ -12,7 +12,7 @@ from crossmem.control.processes import own_uid
 from crossmem.control.records import Export, Unit
 from crossmem.control.registry import LeaseRegistry
 from crossmem.control.segments import SLOTS
-from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_reservation, verify
+from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_terms, verify
 from crossmem.driver import Peer
 from crossmem.errors import AccessDeniedError, CrossmemError, DriverError
 from crossmem.guards import shorten
@@ -100,6 +100,7 @@ class Admission:
         """Reserve an export for a message of a peer, under the number that the peer has chosen."""
         registry, number = self.registry, wanted.reservation
         with registry.lock:
+            registry.pools.enter(wanted, holder)
             refusal = registry.exports.refusal_of_reservation(wanted, holder)
             if refusal is not None:
                 return refusal
@@ -125,11 +126,16 @@ class Admission:
     def _refusal_of_peer(
         self, holder: Holder, export: Export, wanted: Wanted, role: bytes, context: bytes
     ) -> Refusal | None:
-        handle, reservation = export.handle, pack_reservation(wanted.reservation)
-        if not verify(wanted.proof, handle.secret, role, context, reservation, handle.core):
+        handle = export.handle
+        terms = pack_terms(wanted.reservation, wanted.export, wanted.generation)
+        if not verify(wanted.proof, handle.secret, role, context, terms, handle.core):
             return Refusal(Status.UNKNOWN, "the secret or a field of the handle is wrong")
         reason = export.allow.refuses(holder.pid, holder.uid, self._own_uid)
-        return None if reason is None else self._deny(export, holder, reason)
+        if reason is not None:
+            return self._deny(export, holder, reason)
+        if export.is_arena and holder.pidfd is None:
+            return Refusal(Status.UNWATCHED, "this kernel shows no pidfd of the importer")
+        return None
 
     def _deny(self, export: Export, holder: Holder, reason: str) -> Refusal:
         export.denied += 1

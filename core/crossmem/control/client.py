@@ -96,6 +96,12 @@ class OwnerConnection:
         """Whether the exporting process still runs; false where it was never reached."""
         return not self.is_owner_dead(within_s=0.0)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection that the exporter has not closed."""
+        link = self._link
+        return link is not None and link.is_open
+
     def is_owner_dead(self, *, within_s: float) -> bool:
         """Whether the exporting process is dead, or is within a time, in seconds."""
         if self._pidfd is not None:
@@ -197,10 +203,15 @@ class OwnerConnection:
             return
         with self._state:
             is_awaited = holds.end(leased.slot, leased)
+        if is_awaited:
+            self.send_hint(leased.slot)
+
+    def send_hint(self, slot: int) -> None:
+        """Tell the exporter that a hold has ended of which it waits; never waits itself."""
         link = self._link
-        if is_awaited and link is not None:
+        if link is not None:
             # If it cannot be sent now, the exporter looks at the row by itself.
-            link.send_now(pack_ids(MessageType.HINT, (leased.slot,)))
+            link.send_now(pack_ids(MessageType.HINT, (slot,)))
 
     def give_back(self, answers: Sequence[Leased | Refusal]) -> None:
         """Close the descriptors and end the holds of answers that nobody uses."""

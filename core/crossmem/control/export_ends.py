@@ -55,9 +55,10 @@ class ExportEnds:
             slot = export.slot
             if slot is not None:
                 self._granted.pop(slot.number, None)
-                # Two statements that no signal handler can separate.
+                # Statements that no signal handler can separate.
                 export.slot = None
-                heappush(self._slots.free, slot.number)
+                if not slot.is_ranged:
+                    heappush(self._slots.free, slot.number)
             for row in export.since if self._events.registry.observed else ():
                 self._events.note(EventKind.LEASE_ENDED, export, row.holder.pid)
             export.since.clear()

@@ -69,6 +69,9 @@ class ExportTable:
             if not 0 < allocation <= self._newest_allocation:
                 return Refusal(Status.UNKNOWN, "there is no such allocation")
             is_live = allocation in self._made
+            arena = self.find(allocation, 0)
+            if export and arena is not None and arena.is_arena:
+                return Refusal(Status.STALE, "the block was freed, or its handle withdrawn")
             if is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "the allocation was not exported in this way")
         if is_live:

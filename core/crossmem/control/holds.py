@@ -103,6 +103,20 @@ class HoldTable:
             words.fence()
         return words.load(control.words, at) != word
 
+    def words_of(self, slot: int) -> tuple[memoryview, memoryview, bool]:
+        """Return the control segment and the row of a slot, and whether this process uses fences.
+
+        Raises
+        ------
+        InvalidHandleError
+            The exporter has sent no words for that slot.
+        """
+        which = self._segments.get(slot // SLOTS)
+        if which is None:
+            raise _no_words()
+        control, row, is_fenced = which
+        return control.words, row.words, is_fenced
+
     def close(self) -> None:
         """Unmap the segments. The exporter is dead, or nothing of it is held."""
         for control, row, _is_fenced in self._segments.values():

@@ -111,6 +111,8 @@ class Export:
     """The rows of those that were ever given a lease, and their words."""
     since: dict[Any, float] = field(default_factory=dict)
     """When each of those leases began that were not seen to have ended."""
+    is_arena: bool = False
+    """Whether it is the memory of a pool, whose importers must be known to be dead when they are."""
 
     def __post_init__(self) -> None:
         payloads, descriptors = self.exported.payloads, self.exported.descriptors

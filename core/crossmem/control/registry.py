@@ -2,7 +2,7 @@
 """What a process exports and who holds it: every decision of the lease server, and no socket."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from crossmem.control import rows, words
@@ -10,7 +10,9 @@ from crossmem.control.events import ENDED, LOST, EventQueue
 from crossmem.control.export_ends import ExportEnds
 from crossmem.control.exports import ExportTable
 from crossmem.control.leases import Holder, Lease, LeaseTable, Row
+from crossmem.control.pool_table import PoolTable
 from crossmem.control.records import Export, Unit
+from crossmem.control.reservations import refuse_more
 from crossmem.control.slots import SlotTable
 from crossmem.control.threads import Waiters
 from crossmem.control.wire import Refusal, Status
@@ -38,17 +40,18 @@ class LeaseRegistry:
     def __init__(self, identity: ProcessIdentity, registry: Registry, limit: int) -> None:
         self.lock = ordered_lock(Rank.LEASES)
         """Held for moments: no driver, plugin or finaliser runs under it."""
-        self._max_reservations = limit
+        self.max_reservations = limit
         self._idle: deque[Unit] = deque()
         """Retired memory whose last lease has ended, and whose owner was not told."""
         self._waiters = Waiters(self.lock)
         """Who waits for the end of a lease."""
-        self._myself = Holder(identity.pid, identity.uid)
+        self.myself = Holder(identity.pid, identity.uid)
         # The rest is used under the lock, here and by who admits peers.
         self.events = EventQueue(registry)
         self.exports = ExportTable()
         self.leases = LeaseTable()
         self.slots = SlotTable()
+        self.pools = PoolTable()
         self.granted: dict[int, Export] = {}
         """The exports that rows may hold, by slot."""
         self._ends = ExportEnds(self.exports, self.slots, self.granted, self.events)
@@ -109,7 +112,7 @@ class LeaseRegistry:
             core = handle.core
             # An attempt that was interrupted may have got it.
             if refusal is None and core not in leases:
-                given = self.leases.give(self.exports.get(number, export), self._myself)
+                given = self.leases.give(self.exports.get(number, export), self.myself)
                 # No call stands between giving the lease and recording it.
                 leases[core] = given.number
             return refusal
@@ -139,16 +142,17 @@ class LeaseRegistry:
 
         def is_settled() -> bool:
             nonlocal refusal
-            refusal = self.refuse_more(self._myself, len(handles))
+            refusal = refuse_more(self.myself, len(handles), self.max_reservations)
             if refusal is not None and refusal.status is Status.FULL:
                 return False
             for handle in handles:
-                refusal = refusal or self.exports.refusal_of_reservation(handle, self._myself)
+                self.pools.enter(handle, self.myself)
+                refusal = refusal or self.exports.refusal_of_reservation(handle, self.myself)
                 refusal = refusal or self._refusal_of_core(handle)
             if refusal is None:
                 for one, number in zip(handles, numbers, strict=True):
                     export = self.exports.get(one.allocation, one.export)
-                    self.reserve(export, self._myself, number)
+                    self.reserve(export, self.myself, number)
             return True
 
         self._waiters.wait(is_settled, timeout_s)
@@ -182,7 +186,7 @@ class LeaseRegistry:
         From now on nothing is granted but what messages under way reserve.
         """
         self.exports.is_exiting = True
-        self.end([one.number for one in list(self._myself.leases.values()) if not one.in_message])
+        self.end([one.number for one in list(self.myself.leases.values()) if not one.in_message])
         held: list[Unit] | None = None
 
         def is_over() -> bool:
@@ -270,23 +274,6 @@ class LeaseRegistry:
 
     # What the lease server's thread calls -------------------------------------------------
 
-    def refuse_more(self, holder: Holder, count: int, following: int = 0) -> Refusal | None:
-        """Return why messages of a process may not reserve ``count`` more exports now, or None.
-
-        ``following`` says how many the same message reserves in later requests.
-        """
-        if len(holder.messages) + count + following <= self._max_reservations:
-            return None
-        if count + following > self._max_reservations:
-            reason = f"{count + following} handles at once; {self._max_reservations} are allowed"
-            return Refusal(Status.TOO_MANY, reason)
-        who = f"process {holder.pid}" if holder.pid else "a process that is not visible"
-        reason = (
-            f"messages of {who} reserve {len(holder.messages)} of its exports already; "
-            f"{self._max_reservations} are allowed"
-        )
-        return Refusal(Status.FULL, reason)
-
     def receive(self, number: int, export: Export, holder: Holder) -> Holder | None:
         """Make a message's reservation its receiver's, which ends it once it has opened the memory.
 
@@ -347,7 +334,15 @@ class LeaseRegistry:
             holder.exports.clear()
             self._waiters.ring()
 
+    def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something holds that peers bring about; False if the time is over."""
+        return self._waiters.wait(is_over, timeout_s)
+
     # Under the lock ------------------------------------------------------------------------
+
+    def forget(self, unit: Unit) -> None:
+        """Forget the exports of memory that nobody has."""
+        self._ends.forget(unit)
 
     def reserve(self, export: Export, holder: Holder, number: int) -> None:
         """Reserve an export for a message."""

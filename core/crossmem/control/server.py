@@ -30,6 +30,7 @@ from crossmem.control.loop import EventLoop
 from crossmem.control.peer_log import PeerLog
 from crossmem.control.processes import own_uid
 from crossmem.control.registry import LeaseRegistry
+from crossmem.control.reservations import refuse_more
 from crossmem.control.threads import Bell, start_thread
 from crossmem.control.wire import (
     MAX_MESSAGE_NBYTES,
@@ -308,7 +309,8 @@ class LeaseServer:
             self._refuse(connection, number, request, refusal)
             return
         if kind is MessageType.RESERVE:
-            full = self.leases.refuse_more(holder, len(request.wanted), request.following)
+            limit = self.leases.max_reservations
+            full = refuse_more(holder, len(request.wanted), limit, request.following)
             if full is not None:
                 self._refuse(connection, number, request, full)
                 return

@@ -36,11 +36,14 @@ class Slot(NamedTuple):
         The control segment.
     at
         Index of the word, in the control segment and in each row.
+    is_ranged
+        Whether it belongs to the range of a pool, which gives it back.
     """
 
     number: int
     words: memoryview
     at: int
+    is_ranged: bool = False
 
     @property
     def generation(self) -> int:
@@ -67,6 +70,8 @@ class SlotTable:
         """Of the control segments, to pass on."""
         self.free: list[int] = []
         """A heap of slots that were given back: no row holds them."""
+        self.free_ranges: list[tuple[int, int]] = []
+        """First slot and length of ranges that were given back."""
         self._count = 0
 
     def take(self) -> Slot:
@@ -88,6 +93,35 @@ class SlotTable:
         slot = Slot(number, self.segments[which].words, HEADER_WORDS + at)
         slot.move_on(is_live=True)
         return slot
+
+    def take_range(self, count: int) -> Slot:
+        """Return the first slot of a range of ``count`` slots, all in one segment.
+
+        The generations of the slots stay as they are.
+
+        Raises
+        ------
+        DriverError, OutOfMemoryError, OSError
+            As for :meth:`grow`.
+        """
+        for place, (first, length) in enumerate(self.free_ranges):
+            if count <= length:
+                rest = [(first + count, length - count)] if count < length else []
+                self.free_ranges[place : place + 1] = rest
+                break
+        else:
+            if self._count + count > SLOTS * len(self.segments):
+                self.grow()
+                # A range does not go over the end of a segment.
+                first = SLOTS * (len(self.segments) - 1)
+                if first > self._count:
+                    self.free_ranges.append((self._count, first - self._count))
+            else:
+                first = self._count
+            self._count = first + count
+        which, at = divmod(first, SLOTS)
+        words_of = self.segments[which].words
+        return Slot(first, words_of, HEADER_WORDS + at, is_ranged=True)
 
     def grow(self) -> None:
         """Add a control segment.

@@ -51,7 +51,7 @@ __all__ = [
     "pack_ids",
     "pack_refusals",
     "pack_request",
-    "pack_reservation",
+    "pack_terms",
     "pages",
     "proof_context",
     "prove",
@@ -62,7 +62,7 @@ __all__ = [
     "verify",
 ]
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 MAX_MESSAGE_NBYTES: Final = 60_000
 MAX_WANTED: Final = 1024
 """Exports that one request asks for at most."""
@@ -87,7 +87,7 @@ _MAX_REASON: Final = 300
 
 _HELLO: Final = struct.Struct("<H16s")
 _REQUEST: Final = struct.Struct("<16sQQQQII")
-_WANTED: Final = struct.Struct("<QI16sQ")
+_WANTED: Final = struct.Struct("<QI16sQQ")
 _REPLY: Final = struct.Struct("<BH")
 _GRANT: Final = struct.Struct("<QQ?QQHI")
 _PAYLOAD: Final = struct.Struct("<I")
@@ -124,6 +124,8 @@ class Status(IntEnum):
     WITHDRAWN = 8
     NO_ROW = 9
     """The process has as many rows as it may."""
+    UNWATCHED = 10
+    """The exporter would not learn of the process's death, which a pool's owner must."""
 
 
 _GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)
@@ -141,13 +143,15 @@ class Wanted(NamedTuple):
     """One export that an importer asks for, with its proof that it knows the secret.
 
     ``reservation`` is the number that came with the handle in a message, 0 without one; in a
-    RESERVE, the number that the reservation gets.
+    RESERVE, the number that the reservation gets. ``generation`` is that of a pool's block, 0 for
+    everything else.
     """
 
     allocation: int
     export: int
     proof: bytes
     reservation: int = 0
+    generation: int = 0
 
 
 class Request(NamedTuple):
@@ -324,8 +328,8 @@ def _printable(reason: str) -> str:
     return shown if len(shown) <= _MAX_REASON else f"{shown[:_MAX_REASON]}..."
 
 
-pack_reservation = struct.Struct("<Q").pack
-"""Returns the number of a reservation as proofs cover it."""
+pack_terms = struct.Struct("<QIQ").pack
+"""Returns reservation, export and generation as proofs cover them, besides the handle's core."""
 
 
 def pack_ids(kind: MessageType, ids: Sequence[int]) -> bytes:

@@ -40,6 +40,8 @@ class EventKind(StrEnum):
     """No process imports by a handle of this process for the first time any more."""
     DENIED = "denied"
     """A process asked for memory that it may not have."""
+    RECLAIMED = "reclaimed"
+    """Freed blocks of a pool can be given out again; the detail says how many."""
     FREED = "freed"
     """The device got memory back."""
     GIVEN_UP = "given-up"

@@ -11,6 +11,7 @@ from crossmem.guards import is_identity, is_name, shorten
 from crossmem.models.identity import ProcessIdentity
 
 __all__ = [
+    "FLAG_BLOCK",
     "FLAG_RAW",
     "FLAG_READONLY",
     "MAX_RAW_NBYTES",
@@ -30,6 +31,8 @@ MAX_RAW_NBYTES: Final = 512
 
 FLAG_READONLY: Final = 1
 FLAG_RAW: Final = 2
+FLAG_BLOCK: Final = 4
+"""The handle names a block of a pool (:mod:`crossmem.models.block_handle`)."""
 
 # allocation, export, secret, nbytes, capacity, lengths of backend, mechanism, device and raw bytes
 _FIXED: Final = struct.Struct("<QI16sQQBBBH")

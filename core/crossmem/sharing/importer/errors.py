@@ -12,6 +12,7 @@ from crossmem.errors import (
     InvalidHandleError,
     OwnerGoneError,
     StaleHandleError,
+    UnsupportedError,
 )
 from crossmem.guards import clause
 from crossmem.models import ShareableHandle
@@ -67,6 +68,11 @@ _TEXTS: Final = {
         BusyError,
         "the owner (pid {pid}) refuses a request that asks for too much: {reason}",
         "send fewer handles in one message, or raise CROSSMEM_MAX_RESERVATIONS in the owner",
+    ),
+    Status.UNWATCHED: _Text(
+        UnsupportedError,
+        "the owner (pid {pid}) gives this process no block of its pool: {reason}",
+        "share single allocations between such containers, or run Linux 6.5 or later",
     ),
     Status.NO_ROW: _Text(
         BusyError,

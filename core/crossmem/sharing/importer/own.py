@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
+from crossmem.control.link import Deadline
+from crossmem.control.segments import SLOTS
 from crossmem.driver import Block, Imported, Mapped, readonly_alias_of
 from crossmem.driver.recording import call_into
 from crossmem.errors import CrossmemError, StaleHandleError, UnsupportedError
@@ -63,6 +65,33 @@ class OwnImport(ImportRecord):
         """End them in this process's own registry."""
         if self.process.server is not None:
             self.process.server.leases.release_mine(numbers)
+
+    @override
+    def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
+        """Return this process's own control segment, and a row that nobody else sees."""
+        server = self.process.start_server()
+        which = slot // SLOTS
+        with server.leases.lock:
+            row = server.leases.pools.own_row(which)
+        return server.leases.slots.segments[which].words, row, False
+
+    @override
+    def reserved_generation(
+        self, handle: ShareableHandle, reservation: int, deadline: Deadline
+    ) -> int:
+        """Look into this process's own registry."""
+        leases = self.process.start_server().leases
+        with leases.lock:
+            held = leases.leases.find_reservation(reservation, handle.allocation, handle.export)
+            export = held and held.unit.exports.get(handle.export)
+            if export is None or export.slot is None:
+                raise own_memory_gone(self.process, handle)
+            return export.slot.generation
+
+    @override
+    def hint(self, slot: int) -> None:
+        """Let this process's own threads look that wait for a block."""
+        self.process.start_server().leases.hint((slot,))
 
     @property
     @override

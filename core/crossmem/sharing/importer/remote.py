@@ -9,11 +9,14 @@ from typing_extensions import override
 
 from crossmem.control.answers import Leased
 from crossmem.control.client import OwnerConnection
+from crossmem.control.link import Deadline
+from crossmem.control.wire import Refusal
 from crossmem.driver import Block, Imported, Mapped
 from crossmem.driver.recording import call_into
 from crossmem.errors import DriverError, InvalidHandleError, OwnerGoneError, StaleHandleError
-from crossmem.models import Event, EventKind
+from crossmem.models import Event, EventKind, ShareableHandle
 from crossmem.sharing.base.process import Process
+from crossmem.sharing.importer.errors import error_of
 from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State
 
 __all__ = ["RemoteImport"]
@@ -133,6 +136,37 @@ class RemoteImport(ImportRecord):
         """Tell the exporter, at once if it reads."""
         if self.connection is not None:
             self.connection.end_reservations(numbers)
+
+    @override
+    def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
+        """Return the words that came with the lease."""
+        holds = self.leases[core].holds
+        assert holds is not None  # noqa: S101 - request() has set it
+        found: tuple[memoryview, memoryview, bool] = holds.words_of(slot)
+        return found
+
+    @override
+    def reserved_generation(
+        self, handle: ShareableHandle, reservation: int, deadline: Deadline
+    ) -> int:
+        """Ask the owner."""
+        connection, device = self.connection, self.device
+        assert connection is not None  # noqa: S101 - a pool has no raw handles
+        reported = device.driver.peer_identity()
+        answers = connection.request(
+            (handle,), (reservation,), reported=reported, deadline=deadline
+        )
+        connection.give_back(answers)
+        answer = answers[0]
+        if isinstance(answer, Refusal):
+            raise error_of(answer, handle)
+        return answer.generation
+
+    @override
+    def hint(self, slot: int) -> None:
+        """Send it, if that is possible without waiting."""
+        if self.connection is not None:
+            self.connection.send_hint(slot)
 
     @property
     @override

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pools of a process as the lease registry knows them. The user holds the registry's lock."""
+
+from typing import Protocol
+
+from crossmem.control.leases import Holder
+from crossmem.control.segments import WORDS
+from crossmem.control.wire import Wanted
+from crossmem.models import ShareableHandle
+
+__all__ = ["PoolTable"]
+
+
+class _Arena(Protocol):
+    """A pool."""
+
+    def enter(self, index: int, generation: int, holder: Holder) -> None:
+        """Let a message reserve a block."""
+
+
+class PoolTable:
+    """Finds pools, and has the rows in which this process holds blocks of its own."""
+
+    def __init__(self) -> None:
+        self.arenas: dict[int, _Arena] = {}
+        """By the number of the allocation."""
+        self.own_rows: dict[int, memoryview] = {}
+        """By control segment."""
+
+    def own_row(self, which: int) -> memoryview:
+        """Return the row in which this process holds blocks of its own pools."""
+        row = self.own_rows.get(which)
+        if row is None:
+            # The kernel gives it memory only where words are used.
+            made = memoryview(bytearray(8 * WORDS)).cast("Q")
+            row = self.own_rows.setdefault(which, made)
+        return row
+
+    def enter(self, wanted: Wanted | ShareableHandle, holder: Holder) -> None:
+        """Let a message reserve a block of a pool, if that is what is asked for."""
+        arena = self.arenas.get(wanted.allocation)
+        if arena is not None and wanted.export:
+            arena.enter(wanted.export - 1, wanted.generation, holder)
