@@ -77,6 +77,7 @@ PEERS: Final = MappingProxyType(
     {
         "floor": (_HERE + "peer_floor", "FloorPeer"),
         "crossmem": (_HERE + "peer_crossmem", "CrossmemPeer"),
+        "pool": (_HERE + "peer_pool", "PoolPeer"),
         "mp": (_HERE + "peer_mp", "SharedMemoryPeer"),
         "posix_ipc": (_HERE + "peer_posix_ipc", "PosixIpcPeer"),
         "umf-proxy": (_HERE + "peer_umf", "UmfProxyPeer"),

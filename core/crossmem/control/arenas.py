@@ -88,6 +88,11 @@ class Arena:
         self.which = slot.number // SLOTS
         """The control segment."""
 
+    @property
+    def live(self) -> int:
+        """How many blocks were given out and not freed."""
+        return self.fresh - len(self.free) - len(self.freed) - len(self.held)
+
     # The life of a block ----------------------------------------------------------------------
 
     def refill(self) -> bool:
@@ -215,7 +220,9 @@ class Arena:
         """Have those who hold freed blocks send a message when they end that."""
         with self.registry.lock:
             for index in list(self.held):
-                words.store(self.words, self.at + index, words.load(self.words, self.at + index) + 2)
+                words.store(
+                    self.words, self.at + index, words.load(self.words, self.at + index) + 2
+                )
 
     def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until something holds that the end of a hold, or of a block, brings about."""
@@ -266,7 +273,8 @@ class Arena:
         unit = Unit(self.export.unit.allocation, None, self.ring)
         unit.was_granted = True
         unit.is_retired = not is_live
-        handle = BlockHandle(pool, index, generation, pool.stride)
+        fields = 0, pool.stride, index, generation, pool.stride
+        handle = BlockHandle(pool, fields)
         export = Export(unit, handle, self.export.allow, Exported())
         export.slot = Slot(pool.slot + index, self.words, at, is_ranged=True)
         export.rows = self.export.rows

@@ -107,8 +107,7 @@ class OwnerConnection:
         if self._pidfd is not None:
             return is_dead(self._pidfd, within_s)
         # Without a pidfd, the end of the connection is the only sign of its death.
-        link = self._link
-        return link is None or not link.is_open
+        return not self.is_connected
 
     def request(
         self,
@@ -142,10 +141,8 @@ class OwnerConnection:
 
         Raises
         ------
-        OwnerGoneError, OwnerUnresponsiveError, WrongHostError, AccessDeniedError
-            Where the owner cannot be asked.
-        DriverError
-            Where this process has no descriptor left.
+        OwnerGoneError, OwnerUnresponsiveError, WrongHostError, AccessDeniedError, DriverError
+            The owner cannot be asked, or this process has no descriptor left.
         """
         answers: list[Leased | Refusal] = []
         taken: list[bool] = []
@@ -242,7 +239,7 @@ class OwnerConnection:
         Raises
         ------
         OwnerUnresponsiveError, WrongHostError, AccessDeniedError
-            Where the owner cannot be told; where it is gone, so are its reservations.
+            The owner cannot be told. If it is gone, so are its reservations.
         """
         taken: list[bool] = []
         try:
@@ -293,10 +290,7 @@ class OwnerConnection:
                 self.lock.release()
 
     def close(self) -> None:
-        """Close the connection and stop watching the owner.
-
-        Leases that are left end with this process.
-        """
+        """Close the connection and stop watching the owner. Leases that are left stay as they are."""
         self._disconnect()
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:

@@ -71,8 +71,9 @@ class ExportTable:
             is_live = allocation in self._made
             arena = self.find(allocation, 0)
             if export and arena is not None and arena.is_arena:
-                return Refusal(Status.STALE, "the block was freed, or its handle withdrawn")
-            if is_live and export >= self._made[allocation]:
+                # A block has a slot from the beginning, and enters this table when it is reserved.
+                is_live = False
+            elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "the allocation was not exported in this way")
         if is_live:
             # A withdrawn export leaves the table once nobody has it.

@@ -112,7 +112,7 @@ class Export:
     since: dict[Any, float] = field(default_factory=dict)
     """When each of those leases began that were not seen to have ended."""
     is_arena: bool = False
-    """Whether it is the memory of a pool, whose importers must be known to be dead when they are."""
+    """Whether it is a pool's memory: only processes whose death can be seen may import it."""
 
     def __post_init__(self) -> None:
         payloads, descriptors = self.exported.payloads, self.exported.descriptors

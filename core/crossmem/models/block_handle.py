@@ -4,6 +4,7 @@
 import struct
 from binascii import crc32
 from functools import lru_cache
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from typing_extensions import override
@@ -76,34 +77,36 @@ class BlockHandle(ShareableHandle):
         Which of the block's lives: a handle of an earlier one is stale.
     """
 
-    __slots__ = ("_block_nbytes", "generation", "index", "pool")
+    __slots__ = ("_fields", "pool")
 
     pool: PoolCore
-    index: int
-    generation: int
+    _fields: tuple[int, int, int, int, int]
+    """Offset and length of the part; index, generation and size of the block."""
 
-    def __init__(self, pool: PoolCore, index: int, generation: int, nbytes: int) -> None:
-        """Name a whole block. Only the owner of the pool makes new generations."""
-        _set_core(self, pool.arena._core)
-        _set_offset(self, 0)
-        _set_length(self, nbytes)
-        _set_bytes(self, None)
+    def __init__(self, pool: PoolCore, fields: tuple[int, int, int, int, int]) -> None:
+        """Name a part of a block. Only the owner of the pool makes new generations."""
         _set_pool(self, pool)
-        _set_index(self, index)
-        _set_generation(self, generation)
-        _set_nbytes(self, nbytes)
+        _set_fields(self, fields)
+        _set_bytes(self, None)
+
+    # Properties take no store when a handle is made, which is what happens most.
+    _core = property(attrgetter("pool.arena._core"))
+    offset = property(lambda self: self._fields[0])
+    length = property(lambda self: self._fields[1])
+    index = property(lambda self: self._fields[2])
+    generation = property(lambda self: self._fields[3])
 
     @property
     @override
     def export(self) -> int:  # type: ignore[override]
         """Which of the pool's exports this is: 0 is the arena, block ``i`` has ``i + 1``."""
-        return self.index + 1
+        return self._fields[2] + 1
 
     @property
     @override
     def nbytes(self) -> int:  # type: ignore[override]
         """Requested size of the whole block, in bytes."""
-        return self._block_nbytes
+        return self._fields[4]
 
     @property
     @override
@@ -117,20 +120,15 @@ class BlockHandle(ShareableHandle):
         if not length:
             msg = "a part must have at least 1 byte"
             raise InvalidSizeError(msg, operation="slice", backend=self.backend)
-        part = BlockHandle(self.pool, self.index, self.generation, self._block_nbytes)
-        _set_offset(part, self.offset + start)
-        _set_length(part, length)
-        return part
+        return BlockHandle(self.pool, (self.offset + start, length, *self._fields[2:]))
 
     @override
     def to_bytes(self) -> bytes:
         blob = self._bytes
         if blob is None:
             pool = self.pool
-            fields = self.offset, self.length, self.index, self.generation, self._block_nbytes
-            body = BLOCK_BODY.pack(*fields) + pool.shared
-            checksum = crc32(body, pool.head_checksum)
-            blob = pool.head + checksum.to_bytes(4, "little") + body
+            body = _pack_body(*self._fields) + pool.shared
+            blob = _pack_head(pool.head, crc32(body, pool.head_checksum)) + body
             _set_bytes(self, blob)
         return blob
 
@@ -145,14 +143,11 @@ class BlockHandle(ShareableHandle):
 
 
 # A handle refuses assignments. The descriptors of its slots do not ask it.
-_set_core: Final = ShareableHandle.__dict__["_core"].__set__
-_set_offset: Final = ShareableHandle.__dict__["offset"].__set__
-_set_length: Final = ShareableHandle.__dict__["length"].__set__
 _set_bytes: Final = ShareableHandle.__dict__["_bytes"].__set__
 _set_pool: Final = BlockHandle.__dict__["pool"].__set__
-_set_index: Final = BlockHandle.__dict__["index"].__set__
-_set_generation: Final = BlockHandle.__dict__["generation"].__set__
-_set_nbytes: Final = BlockHandle.__dict__["_block_nbytes"].__set__
+_set_fields: Final = BlockHandle.__dict__["_fields"].__set__
+_pack_body: Final = BLOCK_BODY.pack
+_pack_head: Final = struct.Struct("<12sI").pack
 
 
 def _decode_block(blob: bytes) -> BlockHandle:
@@ -163,14 +158,12 @@ def _decode_block(blob: bytes) -> BlockHandle:
     checksum = int.from_bytes(blob[HEADER.size - 4 : HEADER.size], "little")
     if crc32(blob[HEADER.size :], pool.head_checksum) != checksum:
         raise refuse("the checksum does not match; the bytes were damaged on the way")
-    offset, length, index, generation, nbytes = BLOCK_BODY.unpack_from(blob, HEADER.size)
+    fields = offset, length, index, generation, nbytes = BLOCK_BODY.unpack_from(blob, HEADER.size)
     if not (0 < length <= nbytes - offset and nbytes <= pool.stride and index < pool.blocks):
         raise refuse(f"part [{offset}, {offset + length}) of block {index} of {nbytes} bytes")
     if not generation % 2:
         raise refuse(f"generation {generation}, which no block has")
-    handle = BlockHandle(pool, index, generation, nbytes)
-    _set_offset(handle, offset)
-    _set_length(handle, length)
+    handle = BlockHandle(pool, fields)
     _set_bytes(handle, blob)
     return handle
 
@@ -178,7 +171,7 @@ def _decode_block(blob: bytes) -> BlockHandle:
 # The handles of one pool come again and again. Most processes have few pools.
 @lru_cache(maxsize=256)
 def _decode_pool(shared: bytes, head: bytes) -> PoolCore:
-    magic, version, flags, total, _checksum = HEADER.unpack(head + bytes(4))
+    _magic, _version, flags, total, _checksum = HEADER.unpack(head + bytes(4))
     if total != BLOCK_START + len(shared) or flags & ~(FLAG_BLOCK | FLAG_READONLY):
         raise refuse(f"{total} bytes and flags {flags:#x} do not fit their header")
     arena = arena_handle(shared[: -_GEOMETRY.size], flags & FLAG_READONLY)

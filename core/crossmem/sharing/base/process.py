@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import count, repeat
@@ -94,6 +95,8 @@ class Process:
         self.arrays = ArrayIndex(self.index_lock, _inherited_arrays)
         """Memory in which arrays can lie."""
         self._parts: dict[type[Part], Any] = {}
+        self.open_pools: dict[bytes, Callable[[bytes], Any]] = {}
+        """What attaches blocks of open pools, by what the bytes of their handles have in common."""
         self.is_exiting = False
         """Nothing new is exported or imported."""
         self.is_closed = False

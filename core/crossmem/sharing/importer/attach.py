@@ -8,11 +8,14 @@ from typing import Any
 from crossmem.errors import CrossmemError
 from crossmem.guards import check_timeout
 from crossmem.models import BlockHandle, ProcessIdentity, ShareableHandle
+from crossmem.models.block_handle import BLOCK_START
 from crossmem.sharing.base.devices import LocalDevice, check_device
 from crossmem.sharing.base.process import Process, drain
 from crossmem.sharing.exporter.adoption import Adoption
 from crossmem.sharing.exporter.allocation import Allocation
-from crossmem.sharing.importer.blocks import BlockHold, BlockImport, hold_block, mapping_of
+from crossmem.sharing.importer.block_holds import BlockHold
+from crossmem.sharing.importer.block_mapping import BlockImport, mapping_of
+from crossmem.sharing.importer.blocks import hold_block
 from crossmem.sharing.importer.mapping import Import, Mapping, Readonly, asked_readonly
 from crossmem.sharing.importer.messages import check_reservation
 from crossmem.sharing.importer.record import ImportRecord, Use
@@ -115,6 +118,12 @@ def attach(
     Parameters and errors are those of :func:`import_handle`.
     """
     process = drain()
+    if on_owner_death is KEEP and readonly is False and device is None and type(handle) is bytes:
+        # A block of a pool that is open here asks nobody.
+        attach_bytes = process.open_pools.get(handle[BLOCK_START:])
+        block: Mapping | None = attach_bytes(handle) if attach_bytes else None
+        if block is not None:
+            return block
     found = handle if type(handle) is ShareableHandle else _decode(handle)
     ends_with_owner = on_owner_death is not KEEP and asks_for_release(on_owner_death, (found,))
     if isinstance(found, BlockHandle):
@@ -228,7 +237,10 @@ def _attach_all(
         for handle, number in wanted:
             use: Use
             if isinstance(handle, BlockHandle):
-                use = hold_block(process, handle, device, readonly, timeout, holds, number)
+                is_linked = ends_with_owner
+                use = hold_block(
+                    handle, device, readonly, timeout, holds, number, is_linked=is_linked
+                )
                 mapping = mapping_of(use, handle, readonly)
             else:
                 use = next(opened)
@@ -257,7 +269,7 @@ def _attach_block(
 ) -> Mapping:
     holds: list[BlockHold] = []
     try:
-        hold = hold_block(process, handle, device, readonly, timeout, holds)
+        hold = hold_block(handle, device, readonly, timeout, holds, is_linked=ends_with_owner)
         mapping = mapping_of(hold, handle, readonly)
         if ends_with_owner:
             end_with_owner(mapping, hold, hold)
@@ -278,7 +290,7 @@ def _import_block(
 ) -> Import:
     holds: list[BlockHold] = []
     try:
-        hold = hold_block(process, handle, device, readonly, timeout, holds)
+        hold = hold_block(handle, device, readonly, timeout, holds, is_linked=True)
         record = hold.arena.record
         is_readonly = record.access == "ro" or readonly is not False
         imported = BlockImport(hold, record, handle, readonly=is_readonly)

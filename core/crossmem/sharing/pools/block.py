@@ -56,7 +56,6 @@ class BlockRecord(Record):
             # No process ever heard of it.
             arena.free += (self.index,)
             self.is_done = True
-        self.pool.live.discard(self)
         return len(arena.freed) < arena.batch and not arena.waiting and not self.pool.is_closing
 
     @override
@@ -163,8 +162,8 @@ class Block(Memory):
         ClosedError, ForkedProcessError
             The block may not be used any more.
         """
-        record = self._record
-        if record is None or not self._process.is_usable:
+        record, process = self._record, self._process
+        if record is None or process.is_inherited or process.is_closed:
             raise self._ended()
         handle = record.handle
         if allow is not None or access is not None or lease is not True:
@@ -175,13 +174,14 @@ class Block(Memory):
         if synchronize and arena.wait_for_work is not None:
             device = self.device
             device.driver.synchronize(device.ordinal)
-        with self._process.state:
+        with process.state:
             if self._record is None:
                 raise self._ended()
             handle = record.handle
             if handle is None:
-                record.generation = arena.begin(record.index)
-                handle = BlockHandle(arena.core, record.index, record.generation, self.nbytes)
+                index, nbytes = record.index, self.nbytes
+                record.generation = generation = arena.begin(index)
+                handle = BlockHandle(arena.core, (0, nbytes, index, generation, nbytes))
                 record.handle = handle
         return handle
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pools: memory that is leased once, and whose blocks are shared without asking anybody."""
 
-import time
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -87,7 +86,7 @@ class Pool(Endable):
         record = self._record
         if record is None:
             return f"<Pool of {what}, closed>"
-        return f"<Pool {record.number} of {what}, {len(record.live)} live>"
+        return f"<Pool {record.number} of {what}, {record.arena.live} live>"
 
     def allocate(self, nbytes: int | None = None, *, timeout: float = 0.0) -> Block:
         """Return a free block. Its contents are undefined.
@@ -108,8 +107,8 @@ class Pool(Endable):
         ClosedError, ForkedProcessError
             The pool may not be used any more.
         """
-        pool = self._record
-        if pool is None or not self._process.is_usable:
+        pool, process = self._record, self._process
+        if pool is None or process.is_inherited or process.is_closed:
             raise self._ended()
         limit = self.block_nbytes
         size = limit if nbytes is None else check_size("nbytes", nbytes, limit=limit)
@@ -124,11 +123,10 @@ class Pool(Endable):
                     record.index = index
                     break
                 self._wait_for_block(pool.arena, timeout)
-            pool.live.add(record)
             return Block(record, size)
         except BaseException:
-            self._process.deferred.ready[record] = None
-            self._process.drain()
+            process.deferred.ready[record] = None
+            process.drain()
             raise
 
     def _wait_for_block(self, arena: Arena, timeout: object) -> None:
@@ -151,10 +149,11 @@ class Pool(Endable):
             if arena.wait(is_over, wait_s):
                 return
         waiting = list(arena.held)
-        held = f"{len(waiting)} of them were freed and are held by"
+        text = "none of them was freed"
+        if waiting:
+            text = f"{len(waiting)} were freed and are held by {name_pids(arena.holders(waiting))}"
         raise OutOfMemoryError(
-            f"all {self.blocks} blocks of the pool are in use; "
-            + (f"{held} {name_pids(arena.holders(waiting))}" if waiting else "none of them was freed"),
+            f"all {self.blocks} blocks of the pool are in use; {text}",
             hint="free blocks, have the others unmap theirs, or pass timeout= to wait for one",
             operation="allocate",
             backend=self.device.backend,
@@ -179,8 +178,8 @@ class Pool(Endable):
         for holder, count in arena.holders().items():
             holders[holder.pid] = holders.get(holder.pid, 0) + count
         waiting = len(arena.held) + len(arena.freed)
-        free = len(arena.free) + self.blocks - arena.fresh
-        return PoolStats(self.blocks, free, self.blocks - free - waiting, waiting, holders)
+        live = arena.live
+        return PoolStats(self.blocks, self.blocks - live - waiting, live, waiting, holders)
 
     def close(self) -> None:
         """Give out no more blocks. Closing twice is harmless.

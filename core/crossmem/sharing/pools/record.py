@@ -36,7 +36,6 @@ class PoolRecord(Record):
         "base",
         "device",
         "is_closing",
-        "live",
         "memory",
         "number",
         "process",
@@ -58,8 +57,6 @@ class PoolRecord(Record):
         self.number = record.number
         self.base = memory.ptr
         self.usage = record.usage
-        self.live: set[Record] = set()
-        """The blocks that were given out."""
         self.is_closing = False
         """Whether the pool was closed, and waits for its blocks."""
         handle = memory.export(allow=allow, access=access)
@@ -81,7 +78,7 @@ class PoolRecord(Record):
     def end_if_unused(self) -> None:
         """Free the memory if no block is live and no message reserves one."""
         arena = self.arena
-        if self.is_done or self.live:
+        if self.is_done or arena.live:
             return
         if arena.reserved:
             arena.reclaim(all_of_them=True)
