@@ -36,6 +36,7 @@ from crossmem.errors import (
     OwnerUnresponsiveError,
     WrongHostError,
 )
+from crossmem.guards import clause
 from crossmem.locks import Rank, ordered_lock
 from crossmem.models import ProcessIdentity, ShareableHandle
 
@@ -334,9 +335,9 @@ class OwnerConnection:
         return link
 
     def _stranger(self, error: ProtocolError) -> AccessDeniedError:
-        msg = f"what answers at the address of process {self.owner.pid} is no crossmem"
-        hint = "another program holds the address; see CROSSMEM_RUN_DIR"
-        return AccessDeniedError(f"{msg}: {error}", hint=hint)
+        msg = f"the program at the address of process {self.owner.pid} is not crossmem"
+        hint = "end that program, or set CROSSMEM_RUN_DIR to another directory"
+        return AccessDeniedError(f"{msg}: {clause(str(error), 100)}", hint=hint)
 
     # One request ---------------------------------------------------------------------------
 

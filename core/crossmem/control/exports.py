@@ -67,10 +67,10 @@ class ExportTable:
             is_live = not unit.is_retired
         else:
             if not 0 < allocation <= self._newest_allocation:
-                return Refusal(Status.UNKNOWN, "there is no such allocation")
+                return Refusal(Status.UNKNOWN, "no allocation has its number")
             is_live = allocation in self._made
             if is_live and export >= self._made[allocation]:
-                return Refusal(Status.UNKNOWN, "the allocation was not exported in this way")
+                return Refusal(Status.UNKNOWN, "no export has its number")
         if is_live:
             # A withdrawn export leaves the table once nobody has it.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")

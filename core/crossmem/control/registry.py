@@ -278,12 +278,14 @@ class LeaseRegistry:
         if len(holder.messages) + count + following <= self._max_reservations:
             return None
         if count + following > self._max_reservations:
-            reason = f"{count + following} handles at once; {self._max_reservations} are allowed"
+            reason = (
+                f"{count + following} handles at once; at most {self._max_reservations} are allowed"
+            )
             return Refusal(Status.TOO_MANY, reason)
         who = f"process {holder.pid}" if holder.pid else "a process that is not visible"
         reason = (
             f"messages of {who} reserve {len(holder.messages)} of its exports already; "
-            f"{self._max_reservations} are allowed"
+            f"at most {self._max_reservations} are allowed"
         )
         return Refusal(Status.FULL, reason)
 
