@@ -271,10 +271,8 @@ class Registry:
         CrossmemError
             What a plugin that knows it raises if no other answers, else BackendUnavailableError.
         """
-        known = {"api": api, "name": name}
-        return self._first(
-            "crossmem_runtime", f"runtime {shorten(name, 30)} of {shorten(api, 30)}", known
-        )
+        what = f"runtime {shorten(name, 30)} of {shorten(api, 30)}"
+        return self._first("crossmem_runtime", what, {"api": api, "name": name})
 
     def emulation(self, api: str, request: "EmulationRequest") -> "Emulation":
         """Return what the first plugin answers to ``crossmem_emulate(api, request)``.
@@ -330,7 +328,7 @@ class Registry:
         if contenders:
             blocks = " or ".join(sorted(offer.info.qualified for offer in contenders))
             msg = f"backend {name!r} is {clause(conflict(contenders))}"
-            hint = f"set {_DISABLE} to the one that is not wanted: {clause(blocks)}"
+            hint = f"set {_DISABLE} to the plugin to leave out: {clause(blocks)}"
         elif offers:
             msg = f"backend {name!r} of plugin {offers[0].info} is {offers[0].problem}"
             hint = "install matching versions of crossmem and of the plugin"

@@ -314,7 +314,7 @@ class Machine:
         code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
         if code == sqlite3.SQLITE_FULL or (code in _UNUSABLE and self._is_full()):
             return OutOfMemoryError(
-                f"the emulated host has no room: the file system of {shorten(str(self.folder), 80)} "
+                f"the emulated host has no room: the file system of {shorten(str(self.folder))} "
                 "is full",
                 hint="free space there (a container's /dev/shm: --shm-size), or set "
                 "CROSSMEM_EMULATED_STATE to a folder of another file system",
