@@ -176,7 +176,7 @@ class Admission:
                 os.close(descriptor)
             return Refusal(Status.FAILED, f"the exporter cannot record a lease: {error}")
         if row is None:
-            return Refusal(Status.NO_ROW, f"it has {_MAX_ROWS} rows already")
+            return Refusal(Status.NO_ROW, f"it has {_MAX_ROWS} rows of leases already")
         export.rows[row] = row.segment.words
         if row not in export.since:
             export.since[row] = time.time()

@@ -36,6 +36,7 @@ from crossmem.errors import (
     OwnerUnresponsiveError,
     WrongHostError,
 )
+from crossmem.guards import clause
 from crossmem.locks import Rank, ordered_lock
 from crossmem.models import ProcessIdentity, ShareableHandle
 
@@ -205,9 +206,8 @@ class OwnerConnection:
 
     def send_hint(self, slot: int) -> None:
         """Tell the exporter that a hold has ended of which it waits; never waits itself."""
-        link = self._link
-        if link is not None:
-            # If it cannot be sent now, the exporter looks at the row by itself.
+        # If it cannot be sent now, the exporter looks at the row by itself.
+        if (link := self._link) is not None:
             link.send_now(pack_ids(MessageType.HINT, (slot,)))
 
     def give_back(self, answers: Sequence[Leased | Refusal]) -> None:
@@ -290,7 +290,7 @@ class OwnerConnection:
                 self.lock.release()
 
     def close(self) -> None:
-        """Close the connection and stop watching the owner. Leases that are left stay as they are."""
+        """Close the connection and stop watching the owner. Leases that are left stay."""
         self._disconnect()
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
@@ -339,9 +339,9 @@ class OwnerConnection:
         return link
 
     def _stranger(self, error: ProtocolError) -> AccessDeniedError:
-        msg = f"what answers at the address of process {self.owner.pid} is no crossmem"
-        hint = "another program holds the address; see CROSSMEM_RUN_DIR"
-        return AccessDeniedError(f"{msg}: {error}", hint=hint)
+        msg = f"the program at the address of process {self.owner.pid} is not crossmem"
+        hint = "end that program, or set CROSSMEM_RUN_DIR to another directory"
+        return AccessDeniedError(f"{msg}: {clause(str(error), 100)}", hint=hint)
 
     # One request ---------------------------------------------------------------------------
 

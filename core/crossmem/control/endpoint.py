@@ -12,6 +12,7 @@ from typing import Final
 
 from crossmem.control.descriptors import refuse
 from crossmem.errors import ConfigurationError
+from crossmem.guards import clause, shorten
 from crossmem.models import ProcessIdentity
 
 __all__ = [
@@ -142,12 +143,14 @@ def _listen_at_path(path: Path) -> socket.socket:
             # A read-only file system refuses this too, whether the name exists or not.
             with contextlib.suppress(OSError):
                 unfinished.unlink()
-            msg = f"cannot listen at {path}: {error.strerror or error}"
+            msg = (
+                f"cannot listen at {shorten(str(path))}: {clause(error.strerror or str(error), 80)}"
+            )
             if isinstance(error, IsADirectoryError):
                 hint = f"remove that directory and {unfinished.name}, or set CROSSMEM_RUN_DIR"
             raise ConfigurationError(msg, hint=hint) from error
         return listener
-    msg = f"cannot listen at {path}: another process keeps removing {unfinished.name}"
+    msg = f"cannot listen at {shorten(str(path))}: another process keeps removing {unfinished.name}"
     raise ConfigurationError(msg, hint=hint)
 
 
@@ -157,7 +160,7 @@ def _prepare(run_dir: Path) -> None:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = run_dir.lstat()
     except OSError as error:
-        msg = f"the run directory {run_dir} cannot be made: {error.strerror}"
+        msg = f"the run directory {shorten(str(run_dir))} cannot be made: {error.strerror}"
         raise ConfigurationError(msg, hint=hint) from error
     if (
         not stat.S_ISDIR(found.st_mode)
@@ -165,8 +168,8 @@ def _prepare(run_dir: Path) -> None:
         or stat.S_IMODE(found.st_mode) & 0o077
     ):
         msg = (
-            f"the run directory {run_dir} is not safe: it must be a directory, owned by user "
-            f"{os.geteuid()}, with no access for others; it has owner {found.st_uid} and mode "
+            f"the run directory {shorten(str(run_dir), 60)} must be a directory of user "
+            f"{os.geteuid()} without access for others; it has owner {found.st_uid} and mode "
             f"{stat.S_IMODE(found.st_mode):04o}"
         )
         raise ConfigurationError(msg, hint=hint)

@@ -128,5 +128,5 @@ class HoldTable:
 
 
 def _no_words() -> InvalidHandleError:
-    msg = "the exporter names words of leases that this process does not have"
+    msg = "the exporter names lease words that this process has not mapped"
     return InvalidHandleError(msg, operation="import")

@@ -10,13 +10,14 @@ from crossmem.control.slots import Slot
 from crossmem.control.wire import MAX_GRANT_DESCRIPTORS, MAX_PAYLOAD_NBYTES, MAX_PAYLOADS
 from crossmem.driver import Exported, Peer
 from crossmem.errors import ConfigurationError, UnsupportedError
+from crossmem.guards import shorten
 from crossmem.models import ShareableHandle
 
 __all__ = ["Allow", "Export", "Unit"]
 
 _ALIKE: Final = (
-    "users that have no number in the exporter's user namespace cannot be told apart, nor from the "
-    "user whose number they are shown with; map those that share (unshare --map-current-user)"
+    "its user has no number of its own in the owner's user namespace; map the users that share "
+    "(unshare --map-current-user)"
 )
 
 
@@ -42,7 +43,7 @@ class Allow:
             if value is None:
                 continue
             if not isinstance(value, Iterable) or not all(type(one) is int for one in value):
-                msg = f"{name} must be a collection of numbers or None, not {value!r}"
+                msg = f"{name} must be a collection of integers or None, not {shorten(value)}"
                 raise ConfigurationError(msg, operation="export")
             object.__setattr__(self, name, frozenset(value))
 
@@ -61,7 +62,11 @@ class Allow:
         if uid != own_uid and is_anybody(uid):
             return _ALIKE
         if self.pids is not None and pid not in self.pids:
-            return f"process {pid} is not admitted" if pid else "a process that is not visible"
+            return (
+                f"process {pid} is not admitted"
+                if pid
+                else "this process is not visible to the owner"
+            )
         return None
 
 

@@ -24,11 +24,11 @@ def refuse_more(holder: Holder, count: int, limit: int, following: int = 0) -> R
     if len(holder.messages) + count + following <= limit:
         return None
     if count + following > limit:
-        reason = f"{count + following} handles at once; {limit} are allowed"
+        reason = f"{count + following} handles at once; at most {limit} are allowed"
         return Refusal(Status.TOO_MANY, reason)
     who = f"process {holder.pid}" if holder.pid else "a process that is not visible"
     reason = (
         f"messages of {who} reserve {len(holder.messages)} of its exports already; "
-        f"{limit} are allowed"
+        f"at most {limit} are allowed"
     )
     return Refusal(Status.FULL, reason)

@@ -200,6 +200,6 @@ def receive(descriptor: int, *, is_writable: bool) -> Segment:
         or os.fstat(descriptor).st_size != _NBYTES
         or (is_writable and is_refusing)
     ):
-        msg = "the exporter sent something else than a segment of leases"
+        msg = "the exporter sent a descriptor that is not a segment of leases"
         raise InvalidHandleError(msg, operation="import")
     return Segment(descriptor, is_writable=is_writable)

@@ -212,7 +212,7 @@ class LeaseServer:
             # One peer's trouble must not end the thread that all others need.
             connection = self._connections.get(descriptor)
             pid = connection.pid if connection is not None else 0
-            text = f"a fault in the lease server, which goes on: {type(error).__name__}"
+            text = f"a fault in the lease server, which continues: {type(error).__name__}"
             self._peer_log.warning(pid, text, error)
             if connection is not None:
                 self._drop(connection)
@@ -343,8 +343,8 @@ class LeaseServer:
         if not connection.is_full and (was_full or connection not in self._unsent):
             self._peer_log.warning(
                 connection.pid,
-                "its reply waits until others have read theirs: too many descriptors are under way "
-                "(ulimit -n)",
+                "its reply waits for other peers to read theirs: too many descriptors are in "
+                "flight (ulimit -n)",
             )
         self._unsent.add(connection)
         self._loop.change(connection.number, write=connection.is_full)

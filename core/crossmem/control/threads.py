@@ -86,7 +86,7 @@ class PassingThread:
                     self._turn()
                 except BaseException:  # noqa: BLE001 - logged with its traceback
                     # No signal handler runs here. A fault must not end the thread for good.
-                    _log.exception("a fault in a thread of crossmem, which goes on")
+                    _log.exception("a fault in a thread of crossmem; the thread continues")
                     self.bell.wait(LOOK_AGAIN_S)
             self._running.release()
             # What came between the last look and the release found a running thread.

@@ -243,7 +243,7 @@ def pack_hello(nonce: bytes, mode: int = 0) -> bytes:
 def unpack_hello(message: bytes) -> Hello:
     """Read a server's first message."""
     if len(message) != HEADER.size + _HELLO.size or message[0] != MessageType.HELLO:
-        msg = "the first message is no HELLO"
+        msg = "the first message is not HELLO"
         raise ProtocolError(msg)
     version, nonce = _HELLO.unpack_from(message, HEADER.size)
     return Hello(version, nonce, HEADER.unpack_from(message)[2])

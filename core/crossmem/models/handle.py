@@ -186,7 +186,7 @@ class ShareableHandle:
         """
         if type(blob) is not bytes:
             if not isinstance(blob, bytearray | memoryview):
-                msg = f"a handle is bytes, not {type(blob).__name__}"
+                msg = f"a handle must be bytes, not {type(blob).__name__}"
                 raise InvalidHandleError(msg, operation="from_bytes")
             try:
                 nbytes = memoryview(blob).nbytes

@@ -78,4 +78,4 @@ def _let_go(token: bytes) -> None:
         # The finalisers of what was kept left the work to the next call of crossmem.
         drain()
     except Exception:  # noqa: BLE001 - logged with its traceback
-        _log.exception("memory that a message of Ray's reserved could not be given back")
+        _log.exception("memory reserved by a Ray message could not be released")

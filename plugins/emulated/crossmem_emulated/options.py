@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
 from crossmem.errors import ConfigurationError
-from crossmem.guards import check_fields, field_error, is_flag, is_within, read_flag
+from crossmem.guards import check_fields, field_error, is_flag, is_within, read_flag, shorten
 
 __all__ = ["VARIABLES", "Options"]
 
@@ -174,7 +174,7 @@ class Options:
             try:
                 options = replace(options, **{name: _READERS.get(name, str)(text)})
             except ValueError:
-                msg = f"{variables[name]} is {text!r}; it must be {_RULES[name][1]}"
+                msg = f"{variables[name]} must be {_RULES[name][1]}, not {shorten(text, 40)}"
                 raise ConfigurationError(msg) from None
         return options
 
@@ -227,7 +227,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
         lambda value: is_within(value, 1, _MAX_CAPACITY_NBYTES),
         (
             "at least one unit of the granularity and below 4 EiB, as bytes or with a unit, "
-            "such as 8GiB (KiB, MiB, GiB, TiB)"
+            "such as 8GiB"
         ),
     ),
     "prefault": _SWITCH,
@@ -236,7 +236,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "visible_devices": (
         _is_mask,
         (
-            "a comma list of different numbers from 0, such as 1,0, "
+            "a comma list of distinct numbers such as 1,0, "
             "below the number of devices (CROSSMEM_EMULATED_DEVICES)"
         ),
     ),

@@ -23,6 +23,7 @@ from crossmem.control.leases import name_holders
 from crossmem.control.server import LeaseServer
 from crossmem.driver.recording import call_into
 from crossmem.errors import ClosedError, ForkedProcessError
+from crossmem.guards import shorten
 from crossmem.locks import Rank, ordered_lock
 from crossmem.models import ProcessIdentity
 from crossmem.plugin import Registry
@@ -335,10 +336,10 @@ def refuse_foreign(process: Process, what: object) -> None:
     """
     if process is _current:
         if process.is_closed:
-            msg = f"{what!r} cannot be used any more: this process is exiting"
+            msg = f"{shorten(what)} cannot be used any more: this process is exiting"
             raise ClosedError(msg)
         return
-    msg = f"{what!r} was inherited from process {process.identity.pid} through fork"
+    msg = f"{shorten(what)} was inherited from process {process.identity.pid} through fork"
     raise ForkedProcessError(
         msg,
         hint="pass the handle to the child and import it there, or start children with spawn",

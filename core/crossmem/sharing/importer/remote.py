@@ -22,6 +22,7 @@ from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequ
 __all__ = ["RemoteImport"]
 
 _DYING_S: Final = 0.1
+_HINT: Final = "pass the bytes of handle.to_bytes() unchanged, from the process that exported it"
 
 
 class RemoteImport(ImportRecord):
@@ -62,17 +63,17 @@ class RemoteImport(ImportRecord):
         handle = request.handle
         if (leased.nbytes, leased.capacity) != (handle.nbytes, handle.capacity):
             msg = (
-                f"the handle says {handle.nbytes} bytes in {handle.capacity}, but its exporter "
+                f"the handle names {handle.nbytes} bytes in {handle.capacity}, but its exporter "
                 f"{leased.nbytes} in {leased.capacity}"
             )
-            raise InvalidHandleError(msg, operation="import")
+            raise InvalidHandleError(msg, operation="import", hint=_HINT)
         known = self.handle
         if (known.nbytes, known.capacity) != (leased.nbytes, leased.capacity):
             msg = (
-                f"the exporter says {leased.nbytes} bytes in {leased.capacity}, but of this memory "
-                f"{known.nbytes} in {known.capacity} are open here"
+                f"the exporter names {leased.nbytes} bytes in {leased.capacity}, but this process "
+                f"has {known.nbytes} in {known.capacity} open"
             )
-            raise InvalidHandleError(msg, operation="import")
+            raise InvalidHandleError(msg, operation="import", hint=_HINT)
         device, opened, core = self.device, self.imported, handle.core
         if self.connection is not None and not self.connection.hold(leased):
             return False

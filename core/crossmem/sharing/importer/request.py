@@ -50,7 +50,10 @@ def request_of(
             f"last boot (boot id {handle.owner.boot_id.hex()}, here "
             f"{process.identity.boot_id.hex()})"
         )
-        raise WrongHostError(msg, hint="a handle is valid on the host where it was made")
+        raise WrongHostError(
+            msg,
+            hint="export the memory on this host: a handle is valid until its host reboots",
+        )
     home = find_by_identity(process, handle.backend, handle.device, target)
     chosen = home
     if target is not None:
