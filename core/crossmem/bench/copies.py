@@ -268,7 +268,8 @@ def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict
     faulting = faulting or [copy_into_fresh()]
     touched = [numpy.zeros_like(array) for array in weights.values()]
     copy(touched)
-    updates, copies = [], []
+    updates: list[float] = []
+    copies: list[float] = []
     for turn in range(rounds):
         for name, times in (("update", updates), ("copy", copies))[:: 1 if turn % 2 else -1]:
             start = perf_counter()

@@ -18,7 +18,7 @@ _BUSY_HEADS = {
     "idle": "idle",
     "busy": "1 thread\nspins",
     "4 threads": "4 threads\nspin",
-    "asyncio": "busy\nasyncio",
+    "asyncio": "asyncio\nbusy",
     "GIL held": "GIL held\nin C",
     "stopped": "SIGSTOP",
 }
@@ -48,7 +48,16 @@ def make_tables(report: Report) -> list[Table]:
     tables += [
         _peers(report, "Churn of 4 KiB, µs each, with the round trip", "churn", ("each",)),
         _peers(report, held, "held", _LIFE_METRICS[:-1], _LIFE_HEADS[:-1]),
-        _busy(report),
+        *(
+            _peers(
+                report,
+                f"Attach beside a busy exporter, µs, {name}",
+                "busy",
+                tuple(load + suffix for load in _BUSY_HEADS),
+                tuple(_BUSY_HEADS.values()),
+            )
+            for name, suffix in (("median", ""), ("p99", ", p99"))
+        ),
     ]
     for title, section in (
         ("Many imports, µs each", "batch"),
@@ -93,25 +102,6 @@ def _peers(
     if not any(row.section == section for row in report.rows):
         rows = []
     return Table(title, ("", *(heads or metrics)), tuple(rows))
-
-
-def _busy(report: Report) -> Table:
-    """Return how long attaching takes beside each load of the exporter."""
-    rows = []
-    for name, peer in report.peers.items():
-        if peer["state"] != "measured":
-            rows.append((peer["title"], peer["state"], *[""] * (len(_BUSY_HEADS) - 1)))
-            continue
-        cells = []
-        for load in _BUSY_HEADS:
-            typical = report.value("busy", name, load)
-            slow = report.value("busy", name, f"{load}, p99")
-            cells.append("-" if typical is None else f"{number(typical)} / {number(slow)}")
-        rows.append((peer["title"], *cells))
-    if not any(row.section == "busy" for row in report.rows):
-        rows = []
-    title = "Attach beside a busy exporter, µs, median / p99"
-    return Table(title, ("", *_BUSY_HEADS.values()), tuple(rows))
 
 
 def _copies(report: Report) -> Table:
