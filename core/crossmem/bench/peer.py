@@ -32,6 +32,18 @@ class Peer(ABC):
     touches_memory: ClassVar[bool] = False
     """Whether creating fills every page, so that big sizes take long and need room."""
 
+    is_read_only: ClassVar[bool] = False
+    """Whether the consumer must not write into what it attached."""
+
+    needs_reader: ClassVar[bool] = False
+    """Whether memory that was exported can be freed only after the consumer attached it."""
+
+    asks_exporter: ClassVar[bool] = True
+    """Whether attaching waits for code of the producer to run, as it does for a server thread.
+
+    Such a peer cannot be measured beside a producer that is stopped.
+    """
+
     def __init__(self, device: str) -> None:
         self.device = device
 
@@ -82,6 +94,7 @@ PEERS: Final = MappingProxyType(
         "posix_ipc": (_HERE + "peer_posix_ipc", "PosixIpcPeer"),
         "umf-proxy": (_HERE + "peer_umf", "UmfProxyPeer"),
         "umf-disjoint": (_HERE + "peer_umf", "UmfDisjointPeer"),
+        "iceoryx2": (_HERE + "peer_iceoryx2", "Iceoryx2Peer"),
         "torch": (_HERE + "peer_torch", "TorchPeer"),
     }
 )

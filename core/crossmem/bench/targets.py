@@ -35,6 +35,7 @@ def compute_targets(report: Report) -> list[Target]:
         *_trees(report),
         *_queues(report),
         *_readers(report),
+        *_updates(report),
     ]
 
 
@@ -172,3 +173,23 @@ def _readers(report: Report) -> Iterator[Target]:
         report.value("readers", "crossmem", "attach, first half"),
     )
     yield Target("attach of a later reader, against an earlier one", measured, SAME)
+
+
+def _updates(report: Report) -> Iterator[Target]:
+    sizes = [row.nbytes for row in report.rows if row.section == "updates"]
+    nbytes = sizes[0] if sizes else None
+    size = size_name(nbytes) if nbytes else "a tree"
+    for ours, theirs, name, limit in (
+        ("update", "touched copy", "update of {}, against a NumPy copy into touched memory", 1.3),
+        (
+            "first share",
+            "faulting copy",
+            "first share of {} with copy, against a NumPy copy that faults pages",
+            0.6,
+        ),
+    ):
+        measured = _ratio(
+            report.value("updates", "crossmem", ours, nbytes=nbytes),
+            report.value("updates", "NumPy", theirs, nbytes=nbytes),
+        )
+        yield Target(name.format(size), measured, limit)

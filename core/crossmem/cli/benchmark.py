@@ -42,8 +42,8 @@ def bench(
         typer.Option(
             metavar="NAME",
             help="Measure only this way of sharing: crossmem, mp, floor, posix_ipc, umf-proxy, "
-            r"umf-disjoint or torch. May be repeated.  \[default: the first three; with --full or "
-            "--check, all]",
+            r"umf-disjoint, iceoryx2 or torch. May be repeated.  \[default: the first three; with "
+            "--full or --check, all]",
         ),
     ] = None,
     device: Annotated[
