@@ -126,19 +126,16 @@ class OwnerConnection:
         handles
             What to import; all of one backend.
         reservations
-            The number that came with each handle in a message, 0 without one; or, for a message
-            of this process, the number that each reservation gets.
+            The number that came with each handle in a message, else 0. Of a RESERVE: new numbers.
         reported
             This process's number for the exporter's whitelist.
-        deadline
-            When all of it must be over.
-        kind
-            What is asked for.
+        deadline, kind
+            When all of it must be over, and what is asked for.
 
         Returns
         -------
         list
-            One answer for each handle, in order. The caller owns the descriptors, and holds.
+            One answer for each handle. The caller owns the descriptors, and holds.
 
         Raises
         ------

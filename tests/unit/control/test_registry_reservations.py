@@ -14,7 +14,7 @@ from crossmem.control.peer_log import PeerLog
 from crossmem.control.records import Allow, Export, Unit
 from crossmem.control.registry import LeaseRegistry
 from crossmem.control.segments import HEADER_WORDS
-from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_reservation, prove
+from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_terms, prove
 from crossmem.driver import Exported
 from crossmem.models import Event, EventKind, ProcessIdentity, ShareableHandle
 from crossmem.plugin import Registry, hookimpl
@@ -73,7 +73,7 @@ def peer() -> Holder:
 
 
 def wanted(handle: ShareableHandle, role: bytes, number: int = 0) -> Wanted:
-    proof = prove(handle.secret, role, CONTEXT, pack_reservation(number), handle.core)
+    proof = prove(handle.secret, role, CONTEXT, pack_terms(number, handle.export, 0), handle.core)
     return Wanted(handle.allocation, handle.export, proof, number)
 
 
