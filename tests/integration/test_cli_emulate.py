@@ -279,7 +279,7 @@ def test_no_compiler(run: Run, tmp_path: Path) -> None:
     done = run("hip", "--", "true", XDG_CACHE_HOME=str(tmp_path), PATH="/nonsense")
 
     assert done.returncode == 2
-    assert "built with a C compiler, and there is none" in done.stderr
+    assert "need a C compiler, and none was found" in done.stderr
     assert "hint: install one" in done.stderr
 
 

@@ -95,7 +95,7 @@ def test_run_dir_is_no_matter_of_the_session_where_it_is_set() -> None:
         ("CROSSMEM_RUNTIME", "cuda=", "BACKEND=RUNTIME"),
         ("CROSSMEM_RUNTIME", "cuda:0=emulated", "BACKEND=RUNTIME"),
         ("CROSSMEM_RUNTIME", "cuda=emulated=1", "BACKEND=RUNTIME"),
-        ("CROSSMEM_RUNTIME", "cuda=cupy,cuda=emulated", "once for each backend"),
+        ("CROSSMEM_RUNTIME", "cuda=cupy,cuda=emulated", "one for each backend"),
         ("CROSSMEM_RUN_DIR", "run/crossmem", "an absolute path"),
         ("CROSSMEM_TIMEOUT", "0", "more than 0"),
         ("CROSSMEM_TIMEOUT", "-1", "more than 0"),

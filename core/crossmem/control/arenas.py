@@ -216,22 +216,27 @@ class Arena:
             is_reserved = unit is not None and bool(unit.leases or unit.pins)
             return is_reserved or words.any_of(self._rows(), self.at + index)
 
-    def wish(self) -> None:
-        """Have those who hold freed blocks send a message when they end that."""
-        with self.registry.lock:
-            for index in list(self.held):
-                words.store(
-                    self.words, self.at + index, words.load(self.words, self.at + index) + 2
-                )
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a block was freed, or a hold of a freed one has ended.
 
-    def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until something holds that the end of a hold, or of a block, brings about."""
+        Who holds a freed block sends a message when it ends that.
+        """
         waiter = object()
         try:
             self.waiting[waiter] = None
-            return self.registry.wait(is_over, timeout_s)
+            with self.registry.lock:
+                for index in list(self.held):
+                    at = self.at + index
+                    words.store(self.words, at, words.load(self.words, at) + 2)
+                # Who does not see that has written its 0 where it is read next.
+                words.barrier()
+            self.registry.wait(self._is_something_idle, timeout_s)
         finally:
             self.waiting.pop(waiter, None)
+
+    def _is_something_idle(self) -> bool:
+        held = list(self.held)
+        return bool(self.free or self.freed or (held and len(self._busy(held)) < len(held)))
 
     def ring(self) -> None:
         """Let those who wait look again."""

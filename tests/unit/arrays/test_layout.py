@@ -200,8 +200,8 @@ def test_strides_in_elements() -> None:
 @pytest.mark.parametrize(
     ("strides", "negative", "message"),
     [
-        ((6, 2), True, "6 is no multiple of 4"),
-        ((-6, 4), True, "-6 is no multiple of 4"),
+        ((6, 2), True, "6 is not a multiple of 4"),
+        ((-6, 4), True, "-6 is not a multiple of 4"),
         ((-12, 4), False, "-12 is negative"),
     ],
 )

@@ -210,7 +210,7 @@ def test_refusals_survive_the_wire() -> None:
 
 @pytest.mark.parametrize("names", [{"pids": 5}, {"uids": ["root"]}, {"pids": [True]}])
 def test_access_lists_hold_numbers(names: dict[str, object]) -> None:
-    with pytest.raises(crossmem.ConfigurationError, match="collection of numbers"):
+    with pytest.raises(crossmem.ConfigurationError, match="collection of integers"):
         crossmem.Allow(**names)  # type: ignore[arg-type]
 
 

@@ -302,7 +302,7 @@ def test_nothing_is_filled_where_one_is_read_only() -> None:
         ({"w": {"b": np.zeros(2)}}, "into['w'] has no 'a', which was shared"),
         ({"w": {"a": np.zeros(2), "b": np.zeros(2), "c": 1}}, "has 'c', which was not shared"),
         ({"w": [np.zeros(2)]}, "into['w'] is a list where a dict was shared"),
-        ({"w": {"a": np.zeros(2), "b": 5}}, "into['w']['b'] is a plain value where an array was"),
+        ({"w": {"a": np.zeros(2), "b": 5}}, "into['w']['b'] is a plain value, but an array was"),
         ({"w": {"a": np.zeros(2), "b": np.zeros(3)}}, "into['w']['b'] is float64 of shape (3,)"),
         ({"w": {"a": np.zeros(2), "b": as_strided(np.zeros(1), (2,), (0,))}}, "several places"),
     ],

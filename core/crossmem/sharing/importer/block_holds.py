@@ -2,7 +2,6 @@
 """How this process holds blocks of pools: words in its rows, once a pool's arena is open here."""
 
 import time
-from contextlib import suppress
 from operator import attrgetter
 from typing import Final
 
@@ -17,6 +16,7 @@ from crossmem.errors import OwnerGoneError
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import wait_for_work
 from crossmem.sharing.importer.errors import error_of
+from crossmem.sharing.importer.own import OwnImport
 from crossmem.sharing.importer.record import Use
 from crossmem.sharing.importer.remote import RemoteImport
 
@@ -39,9 +39,14 @@ class ArenaImport:
         Any block's.
     base
         Address of the first block.
+    holders
+        By block of the pool, who holds it. The word in the row says whether anybody does. Imports
+        of one pool for reading, and for other devices, share rows and holders.
     """
 
-    def __init__(self, use: Use, handle: BlockHandle, base: int) -> None:
+    def __init__(
+        self, use: Use, handle: BlockHandle, base: int, holders: "dict[int, set[BlockHold]]"
+    ) -> None:
         record = use.record
         assert record is not None  # noqa: S101 - it is open
         self.process = use.process
@@ -54,8 +59,7 @@ class ArenaImport:
         self.control, self.row, self.is_fenced = record.words_of(use.core, pool.slot)
         self.at = HEADER_WORDS + pool.slot % SLOTS
         """Index of the first block's word."""
-        self.holders: dict[int, set[BlockHold]] = {}
-        """By block, who holds it. The word in the row says whether anybody does."""
+        self.holders = holders
         self.is_open = True
         """False once this process gives the arena back. Guarded by the lock of the state."""
         self.is_readonly = record.access == "ro"
@@ -97,11 +101,17 @@ class ArenaImport:
     @property
     def is_unwanted(self) -> bool:
         """Whether the owner waits for this process to close the arena, or is dead."""
+        if self.record.is_retired:
+            return True
         slot = self.at - 1
-        with suppress(ValueError):
-            if words.load(self.control, slot) == words.load(self.row, slot):
-                return not self.record.is_owner_alive
+        is_own = isinstance(self.record, OwnImport)
+        if is_own or words.load(self.control, slot) == words.load(self.row, slot):
+            return not self.record.is_owner_alive
         return True
+
+    def has(self, index: int, generation: int) -> bool:
+        """Whether this process holds a generation of a block."""
+        return words.load(self.row, self.at + index) == generation
 
     @property
     def is_held(self) -> bool:
@@ -154,7 +164,11 @@ class BlockHold(Use):
         """End the hold; False if the owner waits for a message. The lock of the state is held."""
         arena, index = self.arena, self.index
         at = arena.at + index
-        holders, row = arena.holders[index], arena.row
+        holders, row = arena.holders.get(index), arena.row
+        if holders is None:
+            # An interrupt came before it held anything.
+            self.is_done = True
+            return True
         if not IS_ORDERED:
             words.release()
         word = words.load(row, at)

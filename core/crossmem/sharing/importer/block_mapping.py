@@ -118,13 +118,16 @@ def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
         or crc32(blob[HEADER.size :], pool.head_checksum) != checksum
         or not offset < end <= nbytes <= pool.stride
         or index >= pool.blocks
+        or not generation % 2
         or monotonic() >= arena.look_at
     ):
         return None
     hold = arena.hold_kind(arena, index)
     try:
         with arena.process.state:
-            if not (arena.is_open and hold.take(generation)):
+            if not arena.is_open:
+                return None
+            if not hold.take(generation):
                 BlockHold.leave_to_others(hold)
                 return None
         pointer = arena.base + index * pool.stride + offset

@@ -44,6 +44,8 @@ class PoolImports(Part):
         super().__init__(process)
         self.arenas: dict[tuple[bytes, LocalDevice | str | None, bool], ArenaImport] = {}
         """By what the handles of the pool have in common, device, and whether it is read-only."""
+        self._holders: dict[bytes, dict[int, set[BlockHold]]] = {}
+        """By what the handles of the pool have in common."""
         self._thread = PassingThread(self._turn, self._is_needed)
 
     def open(
@@ -71,7 +73,8 @@ class PoolImports(Part):
             base = record.map(use, remappable=False)
             if record.device.capabilities.host_visible:
                 keep_from_children(base, whole.capacity)
-            arena = ArenaImport(use, handle, base)
+            holders = self._holders.setdefault(handle.pool.shared, {})
+            arena = ArenaImport(use, handle, base, holders)
             with process.state:
                 known = self.arenas.get(key)
                 if known is None or not known.is_open:
@@ -108,6 +111,8 @@ class PoolImports(Part):
                 self.arenas.pop(key, None)
                 if key[1:] == _USUAL:
                     process.open_pools.pop(key[0], None)
+                if not any(one[0] == key[0] for one in self.arenas):
+                    self._holders.pop(key[0], None)
             process.drain()
 
     @override
@@ -137,7 +142,7 @@ def hold_block(
     pools = process.part(PoolImports)
     while True:
         arena = pools.open(handle, device, readonly, timeout)
-        if time.monotonic() >= arena.look_at:
+        if time.monotonic() >= arena.look_at and not arena.has(handle.index, handle.generation):
             arena.look()
         kind = LinkedHold if is_linked else arena.hold_kind
         hold = kind(arena, handle.index)

@@ -95,6 +95,12 @@ class OwnImport(ImportRecord):
 
     @property
     @override
+    def is_retired(self) -> bool:
+        """Whether this process has freed the memory."""
+        return self._owned.is_retired
+
+    @property
+    @override
     def is_owner_alive(self) -> bool:
         """Always true: this process runs."""
         return True

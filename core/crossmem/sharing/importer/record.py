@@ -262,6 +262,11 @@ class ImportRecord:
         raise NotImplementedError
 
     @property
+    def is_retired(self) -> bool:
+        """Whether it is known without asking that its owner has freed the memory."""
+        return False
+
+    @property
     def is_owner_alive(self) -> bool:
         """Whether the exporting process still runs."""
         raise NotImplementedError

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pools: memory that is leased once, and whose blocks are shared without asking anybody."""
 
+import time
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -136,23 +137,20 @@ class Pool(Endable):
         # Blocks that were dropped are given back here.
         drain()
         arena.reclaim(all_of_them=True)
-        if arena.free:
-            return
-        wait_s = _check_wait(timeout)
-        if wait_s:
-            arena.wish()
+        end = time.monotonic() + _check_wait(timeout)
+        while not arena.free:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                raise self._out_of_blocks(arena)
+            arena.wait(left_s)
+            arena.reclaim(all_of_them=True)
 
-            def is_over() -> bool:
-                arena.reclaim(all_of_them=True)
-                return bool(arena.free)
-
-            if arena.wait(is_over, wait_s):
-                return
+    def _out_of_blocks(self, arena: Arena) -> OutOfMemoryError:
         waiting = list(arena.held)
         text = "none of them was freed"
         if waiting:
             text = f"{len(waiting)} were freed and are held by {name_pids(arena.holders(waiting))}"
-        raise OutOfMemoryError(
+        return OutOfMemoryError(
             f"all {self.blocks} blocks of the pool are in use; {text}",
             hint="free blocks, have the others unmap theirs, or pass timeout= to wait for one",
             operation="allocate",

@@ -12,6 +12,7 @@ from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import wait_for_work
 from crossmem.sharing.base.forks import keep_from_children
 from crossmem.sharing.exporter.allocation import Allocation, record_of
+from crossmem.sharing.importer.blocks import PoolImports
 
 __all__ = ["PoolRecord"]
 
@@ -77,16 +78,18 @@ class PoolRecord(Record):
 
     def end_if_unused(self) -> None:
         """Free the memory if no block is live and no message reserves one."""
-        arena = self.arena
-        if self.is_done or arena.live:
+        arena, deferred = self.arena, self.process.deferred
+        if self.is_done:
             return
         if arena.reserved:
             arena.reclaim(all_of_them=True)
-            if arena.reserved:
-                self.process.deferred.waiting.add(self)
-                self.process.deferred.start_reaper()
-                return
+            deferred.start_reaper()
+        if arena.live or arena.reserved:
+            deferred.waiting.add(self)
+            return
         self.is_done = True
-        self.process.deferred.waiting.discard(self)
+        deferred.waiting.discard(self)
         arena.close()
         self.memory.free()
+        # This process may have blocks of its own pool imported.
+        self.process.part(PoolImports).tend()
