@@ -75,7 +75,7 @@ def test_readers_see_what_an_owner_does_with_its_copies(start_peer: "StartPeer")
     blob = owner.call(tree_actions.share, "tree", 7)
     reader.call(tree_actions.receive, "received", blob)
     reader.call(tree_actions.open_, "tree", blob)
-    with pytest.raises(crossmem.UnsupportedError, match="not the shared ones"):
+    with pytest.raises(crossmem.UnsupportedError, match="not to the shared arrays"):
         owner.call(tree_actions.publish, "tree")
 
     for version, in_place in ((1, False), (2, True), (3, False), (4, True)):

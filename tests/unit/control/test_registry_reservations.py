@@ -303,7 +303,7 @@ def test_who_holds_is_said_in_words() -> None:
     assert name_holders([lease(12), lease(3), lease(3)]) == "process 3, 12"
     assert (
         name_holders([lease(4), lease(7, in_message=True)])
-        == "process 4 and a message of process 7 that nobody received"
+        == "process 4 and an unreceived message of process 7"
     )
 
 

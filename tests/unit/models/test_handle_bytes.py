@@ -180,7 +180,7 @@ def test_the_refusal_says_why(blob: bytes, reason: str) -> None:
 
 @pytest.mark.parametrize("wrong", [None, 7, "text", [1, 2], object], ids=repr)
 def test_other_types_are_refused(wrong: object) -> None:
-    with pytest.raises(InvalidHandleError, match="a handle is bytes"):
+    with pytest.raises(InvalidHandleError, match="a handle must be bytes"):
         ShareableHandle.from_bytes(wrong)  # type: ignore[arg-type]
 
 

@@ -288,7 +288,7 @@ print(toy.toyAdd(1, 1), toy.toyAdd(1, 1))
 
     assert out == "999 999\n"
     (line,) = err.splitlines()
-    assert "libtoy.so.2 cannot work in this process: it was built by another crossmem" in line
+    assert "libtoy.so.2 cannot work in this process: another version of crossmem built it" in line
     assert "run `crossmem emulate hip --print-env` again" in line
 
 

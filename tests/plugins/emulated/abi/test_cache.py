@@ -273,7 +273,7 @@ def test_a_link_in_place_of_what_was_built_is_refused(environ: dict[str, str], p
 def test_a_cache_that_everybody_can_replace(environ: dict[str, str], tmp_path: Path) -> None:
     get(environ)
     (tmp_path / "cache").chmod(0o777)
-    with pytest.raises(ConfigurationError, match="everybody can replace it"):
+    with pytest.raises(ConfigurationError, match="every user can replace"):
         get(environ)
 
     # As /tmp is: who has nothing there can replace nothing.

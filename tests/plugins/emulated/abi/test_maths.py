@@ -84,7 +84,7 @@ def test_what_is_damaged(user: Path, tmp_path: Path) -> None:
         refused += 1
 
     assert refused > 100
-    assert "install the package again" in str(caught.value.hint)
+    assert "reinstall the package" in str(caught.value.hint)
     with pytest.raises(ConfigurationError, match="is damaged"):
         build_stand_ins([path], environ(tmp_path))
 
