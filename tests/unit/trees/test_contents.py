@@ -253,24 +253,24 @@ def test_the_first_update_of_a_large_copy_maps_many_pages_at_a_time() -> None:
     ("tree", "words"),
     [
         ([], "tree is a list, but a dict was shared"),
-        ({"a": {"w": np.zeros(2)}}, "tree has no 'b', which was shared"),
+        ({"a": {"w": np.zeros(2)}}, "tree lacks 'b', which was shared"),
         (
             {"a": {"w": np.zeros(2)}, "b": [np.zeros(2), 5], "c": 1},
             "tree has 'c', which was not shared",
         ),
         (
             {"a": {"w": np.zeros(3)}, "b": [np.zeros(2), 5]},
-            r"tree\['a'\]\['w'\] is float64 of shape \(3,\); float64 of shape \(2,\) was shared",
+            r"tree\['a'\]\['w'\] has dtype float64 and shape \(3,\); .* float64 and shape \(2,\)",
         ),
         (
             {"a": {"w": np.zeros(2)}, "b": [np.zeros(2, "f4"), 5]},
-            r"tree\['b'\]\[0\] is float32 of shape \(2,\)",
+            r"tree\['b'\]\[0\] has dtype float32 and shape \(2,\)",
         ),
         (
             {"a": {"w": 5}, "b": [np.zeros(2), 5]},
             r"tree\['a'\]\['w'\] is a plain value, but an array",
         ),
-        ({"a": {"w": np.zeros(2)}, "b": [np.zeros(2), 6]}, r"tree\['b'\]\[1\] is 6 where 5 was"),
+        ({"a": {"w": np.zeros(2)}, "b": [np.zeros(2), 6]}, r"tree\['b'\]\[1\] is 6, but 5 was"),
     ],
 )
 def test_another_tree_is_refused_and_changes_nothing(tree: Any, words: str) -> None:
