@@ -27,7 +27,6 @@ from typing import Final, NamedTuple
 
 from crossmem.guards import clause
 
-
 __all__ = [
     "HEADER",
     "LAST",
