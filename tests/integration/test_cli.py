@@ -422,7 +422,7 @@ def test_bench_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--peer", "pigeons"), "nothing to measure called 'pigeons'"),
+        (("--peer", "pigeons"), "--peer 'pigeons' is unknown"),
         (("--device", "pigeon:0"), "no plugin offers the backend 'pigeon'"),
         (("--device", "emulated:99"), "backend 'emulated' has no device 99"),
         (("--device", "unseen"), "unseen cannot be compared: its memory is not visible"),

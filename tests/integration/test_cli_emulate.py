@@ -248,7 +248,7 @@ def test_the_environment_for_a_shell(run: Run) -> None:
             ("ascend", "--fault", "aclmdlExecute=1", "--", "true"),
             "calls of aclmdlExecute cannot be made to fail: it is not emulated\n",
         ),
-        (("hip", "--capacity", "lots", "--", "true"), "CROSSMEM_EMULATED_CAPACITY is 'lots'"),
+        (("hip", "--capacity", "lots", "--", "true"), "such as 8GiB, not 'lots'"),
     ],
 )
 def test_what_has_no_meaning(

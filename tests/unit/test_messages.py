@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 import crossmem
 from crossmem import errors, guards
@@ -56,6 +57,7 @@ values: Any = st.one_of(
 class Unprintable:
     """A value whose repr raises."""
 
+    @override
     def __repr__(self) -> str:
         raise RuntimeError
 
@@ -175,9 +177,8 @@ def test_settings(environ: dict[str, str]) -> None:
     error = caught(lambda: Settings.from_environ(environ))
 
     # What does not fit is not lost.
-    for variable in environ if error is not None else ():
-        if variable in error.message:
-            assert variable in error.details
+    if error is not None:
+        assert all(one in error.details for one in environ if one in error.message)
 
 
 @given(st.dictionaries(texts, values, max_size=3), st.dictionaries(texts, values, max_size=3))
@@ -204,12 +205,13 @@ def test_classes_and_fields(name: str) -> None:
     error = caught(lambda: collect({"a": kind()}))
 
     assert error is not None
-    for dtype in (
+    dtypes: list[Any] = [
         [(name, "f8"), ("b", "O")],
         {"names": [name], "formats": ["f8"], "titles": ["t" * 500]},
-    ):
+    ]
+    for dtype in dtypes:
         try:
-            struct = np.dtype(dtype)  # type: ignore[call-overload]
+            struct = np.dtype(dtype)
         except (ValueError, TypeError):
             continue
         caught(lambda struct=struct: dtype_of(struct))  # type: ignore[misc]

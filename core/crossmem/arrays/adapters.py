@@ -60,7 +60,7 @@ def _find_adapter(kind: type) -> Adapter | None:
         library = used(name)
         if library is not None and issubclass(kind, (classes := adapter.classes(library))[0]):
             if kind not in classes:
-                msg = f"a {clause(kind.__qualname__)} holds more than its elements"
+                msg = f"a {clause(kind.__name__)} holds more than its elements"
                 raise UnsupportedError(msg, hint="share the plain arrays in it")
             # So that who waits for the library's first use is told.
             require(name)

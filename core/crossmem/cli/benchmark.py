@@ -73,7 +73,7 @@ def bench(
         for name in peer or ():
             if name not in suite.PEERS:
                 hint = f"choose from {', '.join(suite.PEERS)}"
-                raise UsageProblem(f"there is nothing to measure called {name!r}", hint=hint)
+                raise UsageProblem(f"--peer {name!r} is unknown", hint=hint)
         mode: suite.Mode = "smoke" if smoke else "full" if full else "quick" if check else "brief"
         if mode == "brief":
             show_step("measuring, which takes less than half a minute")

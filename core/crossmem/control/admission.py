@@ -15,13 +15,16 @@ from crossmem.control.segments import SLOTS
 from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_terms, verify
 from crossmem.driver import Peer
 from crossmem.errors import AccessDeniedError, CrossmemError, DriverError
-from crossmem.guards import shorten
+from crossmem.guards import clause, shorten
 from crossmem.models import EventKind
 
 __all__ = ["Admission", "Admitted"]
 
 _MAX_ROWS: Final = 8
 """Rows of one process: one for each control segment, and for each program that it ran."""
+
+_MAX_TEXT: Final = 300
+"""Characters of an error that a peer is told."""
 
 
 class Admitted(NamedTuple):
@@ -155,7 +158,7 @@ class Admission:
             return Refusal(Status.FAILED, _text(error))
         except BaseException as error:  # noqa: BLE001 - logged, and the peer is told
             # No signal handler runs in this thread: a plugin's SystemExit must not end it.
-            reason = f"grant() of backend {export.handle.backend} raised {_shown(error)}"
+            reason = f"grant() of backend {export.handle.backend} raised {shorten(error)}"
             self._log.warning(holder.pid, f"it gets no lease: {reason}", error)
             return Refusal(Status.FAILED, reason)
         return None
@@ -214,14 +217,6 @@ def _text(error: CrossmemError) -> str:
         if isinstance(error, DriverError) and error.call:
             # First what must not be cut off.
             return f"{error.call} failed with {error.name} ({error.code}): {error.message}"
-        return str(error)
-    except Exception:  # noqa: BLE001 - only its name is certain
-        return type(error).__name__
-
-
-def _shown(error: BaseException) -> str:
-    """Return an exception of a plugin's as text, whose own code may fail as well."""
-    try:
-        return shorten(error)
+        return clause(str(error), _MAX_TEXT)
     except Exception:  # noqa: BLE001 - only its name is certain
         return type(error).__name__

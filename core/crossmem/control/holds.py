@@ -12,7 +12,7 @@ from typing import Final
 
 from crossmem.control import words
 from crossmem.control.barrier import IS_REGISTERED
-from crossmem.control.segments import HEADER_WORDS, SLOTS, Segment, receive
+from crossmem.control.segments import FAULTY_OWNER, HEADER_WORDS, SLOTS, Segment, receive
 from crossmem.control.slots import FENCED, MODE, REGISTERED
 from crossmem.driver.recording import call_into
 from crossmem.errors import InvalidHandleError
@@ -129,4 +129,4 @@ class HoldTable:
 
 def _no_words() -> InvalidHandleError:
     msg = "the exporter names lease words that this process has not mapped"
-    return InvalidHandleError(msg, operation="import")
+    return InvalidHandleError(msg, operation="import", hint=FAULTY_OWNER)

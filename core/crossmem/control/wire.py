@@ -25,6 +25,8 @@ from hmac import compare_digest
 from itertools import starmap
 from typing import Final, NamedTuple
 
+from crossmem.guards import clause
+
 __all__ = [
     "HEADER",
     "LAST",
@@ -324,8 +326,7 @@ def unpack_replies(body: bytes, count: int = 1) -> Iterator[Grant | Refusal]:
 
 def _printable(reason: str) -> str:
     """Return what a peer says as one short line that no terminal obeys."""
-    shown = repr(reason)[1:-1]
-    return shown if len(shown) <= _MAX_REASON else f"{shown[:_MAX_REASON]}..."
+    return clause(repr(reason)[1:-1], _MAX_REASON)
 
 
 pack_terms = struct.Struct("<QIQ").pack

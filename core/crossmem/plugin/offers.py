@@ -175,7 +175,7 @@ class Offer:
             msg = f"backend {backend.name!r} {_WORDS[availability.state]}: {availability.reason}"
             raise BackendUnavailableError(
                 msg,
-                hint=clause(backend.install_hint, 200),
+                hint=backend.install_hint and clause(backend.install_hint, 200),
                 details=availability.details,
                 backend=backend.name,
             )
@@ -194,7 +194,7 @@ class Offer:
             fault = f"{type(error).__name__}: {error}"
             raise BackendUnavailableError(
                 f"{which} cannot be loaded: {clause(fault, 100)}",
-                hint=clause(backend.install_hint, 200),
+                hint=backend.install_hint and clause(backend.install_hint, 200),
                 details=fault,
                 backend=backend.name,
             ) from error

@@ -175,7 +175,7 @@ class Options:
                 options = replace(options, **{name: _READERS.get(name, str)(text)})
             except ValueError:
                 msg = f"{variables[name]} must be {_RULES[name][1]}, not {shorten(text, 40)}"
-                raise ConfigurationError(msg) from None
+                raise ConfigurationError(msg, hint=_HINTS.get(name)) from None
         return options
 
 
@@ -211,6 +211,8 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "hip_quirks": _parse_names,
 }
 """By field: a function that makes the value from a variable's text, or raises ValueError."""
+
+_HINTS: Final = {"hip_quirks": f"quirks: {', '.join(get_args(_Quirk))}"}
 
 _SWITCH: Final = (is_flag, "1 or 0")
 _PROFILE: Final = (
@@ -251,6 +253,6 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "hip_peers": _SWITCH,
     "hip_quirks": (
         lambda value: isinstance(value, tuple) and all(one in get_args(_Quirk) for one in value),
-        f"a comma list of {', '.join(get_args(_Quirk))}",
+        "a comma list of names of quirks",
     ),
 }

@@ -308,7 +308,7 @@ def test_an_installed_cupy_has_no_arrays_in_emulated_memory(backend: str, tmp_pa
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        f"neither NumPy nor CuPy has arrays in memory of {backend}:0",
+        f"neither NumPy nor CuPy can address memory of {backend}:0",
         f"torch cannot address memory of {backend}:0",
         f"CuPy cannot address memory of {backend}:0",
     ]

@@ -282,7 +282,7 @@ def wide(fields: int) -> str:
     [
         (nested(MAX_NESTING + 1), "nested more than"),
         (wide(MAX_FIELDS + 1), "at most"),
-        ("[" * (MAX_TEXT + 1), "too long"),
+        ("[" * (MAX_TEXT + 1), "a dtype has at most"),
         ("[" * MAX_TEXT, "not valid JSON"),
         ('[4,[["a",0,"float32"]]', "not valid JSON"),
         ('[4,[["a",1,"float32"]]]', "ends at byte 5 of a struct of 4 bytes"),

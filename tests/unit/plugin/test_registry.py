@@ -115,7 +115,10 @@ def test_a_long_fault_of_a_loader_is_cut_and_kept_whole_in_the_details(world: An
 def test_probe_that_gives_no_answer(world: Any) -> None:
     registry = offering(world, world.backend(probe=lambda: True))
 
-    assert registry.availability("acme").reason == "its probe returned True, which is not an Availability"
+    assert (
+        registry.availability("acme").reason
+        == "its probe returned True, which is not an Availability"
+    )
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def check_reservation(number: object) -> int:
     """Return the number of a reservation, or 0 for none; raise where it cannot be one."""
     if type(number) is not int or not 0 <= number < 1 << _NUMBER_BITS:
         msg = f"a reservation number is an integer of {_NUMBER_BITS} bits, not {shorten(number)}"
-        raise InvalidHandleError(msg)
+        raise InvalidHandleError(msg, hint="pass the number that came with the handle")
     return number
 
 

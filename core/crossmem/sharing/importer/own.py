@@ -3,6 +3,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from typing_extensions import override
 
@@ -18,6 +19,8 @@ from crossmem.sharing.importer.errors import error_of
 from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State
 
 __all__ = ["OwnImport"]
+
+_HINT: Final = "keep the allocation until all readers have received its handle"
 
 
 class OwnImport(ImportRecord):
@@ -160,4 +163,4 @@ def own_memory_gone(process: Process, handle: ShareableHandle) -> CrossmemError:
     if refusal is not None:
         return error_of(refusal, handle)
     msg = f"allocation {handle.allocation} of this process was freed"
-    return StaleHandleError(msg, operation="import")
+    return StaleHandleError(msg, operation="import", hint=_HINT)

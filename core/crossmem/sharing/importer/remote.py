@@ -197,7 +197,11 @@ class RemoteImport(ImportRecord):
                 raise
             msg = "the process that exported the memory is dead, and its memory with it"
             raise OwnerGoneError(
-                msg, operation="map", backend=device.backend, device=device.identity
+                msg,
+                operation="map",
+                backend=device.backend,
+                device=device.identity,
+                hint="export the memory again in a living process and send the new handle",
             ) from error
         self.process.regions.add(self, mapped.pointer, self.imported[0].capacity, device.driver)
 

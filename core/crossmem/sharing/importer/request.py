@@ -65,20 +65,24 @@ def request_of(
         refuse_foreign_device(chosen)
         if chosen.backend != handle.backend:
             msg = f"{chosen.name} does not offer memory of backend {handle.backend!r}"
-            raise UnsupportedError(msg, operation="import", backend=chosen.backend)
+            hint = f"import on a device of backend {handle.backend!r}"
+            raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=hint)
     # What holds for the memory is decided by how it was made, not by what the target prefers.
     if chosen.mechanism != handle.mechanism:
         chosen = chosen.for_mechanism(handle.mechanism)
     capabilities = chosen.capabilities
-    refused = None
+    refused = hint = None
     if chosen.ordinal != home.ordinal and not capabilities.peer_access:
         refused = f"memory of {home.name} (capability peer_access)"
+        hint = f"import on {home.name}, the device of the memory"
     elif readonly is True and handle.access == "rw" and not capabilities.readonly_imports:
-        refused = 'read-only imports (capability readonly_imports); ask for readonly="advisory"'
+        refused = "read-only imports (capability readonly_imports)"
+        hint = 'pass readonly="advisory"'
     elif handle.raw is not None and not capabilities.raw_handles:
         refused = "raw handles (capability raw_handles)"
+        hint = "import a handle that was exported with lease=True"
     if refused is not None:
         msg = f"{chosen.name} does not offer {refused}"
-        raise UnsupportedError(msg, operation="import", backend=chosen.backend)
+        raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=hint)
     access: Access = "ro" if readonly is True else handle.access
     return ImportRequest(handle, chosen, access, home.ordinal, reservation)

@@ -81,7 +81,7 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
             raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes are too many", "HIP-X4")
         # What a device had here may be gone, and the host would end where it was touched.
         if block is None and not memory.is_mapped(pointer, nbytes):
-            text = f"{nbytes} bytes at {pointer:#x} are nobody's, or nobody's any more"
+            text = f"{nbytes} bytes at {pointer:#x} are in no allocation, or in one that was freed"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
         # What is pinned or managed has an address for devices, which is the same one.
         return Side(pointer, False if block is None else None, ((pointer, nbytes),))
