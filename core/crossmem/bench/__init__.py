@@ -52,8 +52,8 @@ def run(
     ----------
     mode
         ``"brief"`` measures what one table shows, in less than half a minute. ``"quick"`` measures
-        everything once, in about a minute, and ``"full"`` repeats it for some minutes. ``"smoke"``
-        takes seconds, and its numbers mean nothing.
+        everything once, in a few minutes, and ``"full"`` repeats it for longer. ``"smoke"`` takes
+        seconds, and its numbers mean nothing.
     peers
         Which of :data:`PEERS` to measure. By default all, and in a brief run crossmem, ``"mp"`` and
         ``"floor"``. A peer that is not installed is reported as such.

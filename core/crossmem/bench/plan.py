@@ -128,6 +128,7 @@ PLANS: Final = MappingProxyType(
             budget_s=0.2,
             batch=300,
             batch_rounds=5,
+            busy=10,
             repeats=100,
             bandwidth_sizes=(256 * MIB,),
             is_brief=True,
