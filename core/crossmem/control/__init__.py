@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How leases travel between processes. Knows no vendor."""
+"""The transport of leases between processes. It contains no vendor code."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the lease server admits to which export. Its thread alone uses this."""
+"""The admission of peers to exports. Only the lease server's thread uses it."""
 
 import os
 import time
@@ -21,31 +21,31 @@ from crossmem.models import EventKind
 __all__ = ["Admission", "Admitted"]
 
 _MAX_ROWS: Final = 8
-"""Rows of one process: one for each control segment, and for each program that it ran."""
+"""The most rows that one process may have: one for each control segment and each program."""
 
 _MAX_TEXT: Final = 300
 """Characters of an error that a peer is told."""
 
 
 class Admitted(NamedTuple):
-    """What a peer may hold, and the words with which it does so."""
+    """The export that a peer may hold, and the words by which it holds it."""
 
     export: Export
     slot: int = 0
     generation: int = 0
     row: int | None = None
-    """Descriptor of a new row, if the peer has none in the slot's segment. The caller closes it."""
+    """Descriptor of a new row if the peer has none for the slot's segment. The caller closes it."""
 
 
 class Admission:
-    """Checks what peers ask for, and lets them hold it.
+    """Checks the requests of peers and grants leases.
 
     Parameters
     ----------
     registry
         The exports and leases.
     log
-        Gets a line about each peer whose request makes a driver fail.
+        Receives a line about each peer whose request makes a driver fail.
     """
 
     def __init__(self, registry: LeaseRegistry, log: PeerLog) -> None:
@@ -62,20 +62,20 @@ class Admission:
         wanted: Wanted,
         pinned: list[Unit],
     ) -> Admitted | Refusal:
-        """Let a peer that may do so hold an export, after the vendor's whitelist knows the peer.
+        """Grant an export to an admissible peer, after the vendor's whitelist contains the peer.
 
         Parameters
         ----------
         holder
-            The peer, as the kernel shows it.
+            The peer, as the kernel reports it.
         context
-            What the peer's proof covers besides the export.
+            The part of the peer's proof that does not depend on the export.
         number, request
-            The request's number, and what the peer says of itself in it.
+            The request's number and its fields about the peer.
         wanted
-            What it asks for.
+            The requested export.
         pinned
-            Gets the memory, which is not freed until the registry may unpin it.
+            Receives the memory's unit. The memory is not freed until the registry unpins it.
         """
         lock = self.registry.lock
         with lock:
@@ -91,7 +91,7 @@ class Admission:
             return refusal
         with lock:
             holder.whitelisted.add(export)
-            # It may have been freed meanwhile.
+            # Another thread may have freed it during the vendor's call.
             found = self._find(holder, context, wanted)
             if isinstance(found, Refusal):
                 return found
@@ -117,7 +117,7 @@ class Admission:
             return Admitted(export)
 
     def _find(self, holder: Holder, context: bytes, wanted: Wanted) -> Export | Refusal:
-        """Return the export that a peer asks for, if it may have it. The lock is held."""
+        """Return the export that a peer requests, or the refusal. The caller holds the lock."""
         registry, allocation, number = self.registry, wanted.allocation, wanted.export
         held = registry.leases.find_reservation(wanted.reservation, allocation, number)
         refusal = registry.exports.refusal(allocation, number, is_reserved=held is not None)
@@ -146,7 +146,7 @@ class Admission:
         return Refusal(Status.DENIED, reason)
 
     def _grant(self, export: Export, holder: Holder, reported: int) -> Refusal | None:
-        """Put a peer on the vendor's whitelist. No lock is held: this is the driver's code."""
+        """Put a peer on the vendor's whitelist. The driver runs here, so no lock is held."""
         grant = export.unit.grant
         assert grant is not None  # noqa: S101 - the caller has asked
         try:
@@ -166,7 +166,7 @@ class Admission:
     def _lease(
         self, export: Export, holder: Holder, number: int, request: Request
     ) -> Admitted | Refusal:
-        """Let a peer's row hold an export from now on. The lock is held."""
+        """Record that a peer's row may hold an export. The caller holds the lock."""
         registry, made = self.registry, list[int]()
         try:
             slot = export.slot
@@ -191,15 +191,15 @@ class Admission:
     def _row_of(
         self, holder: Holder, number: int, request: Request, which: int, made: list[int]
     ) -> Row | None:
-        """Return a peer's row for a control segment; ``made`` gets the descriptor of a new one."""
+        """Return a peer's row for a control segment; ``made`` receives a new row's descriptor."""
         key = request.session, which
         row = holder.rows.get(key)
-        # A request from before the one that brought the row knows nothing of it. Numbers grow, and
-        # over all connections of a program.
+        # A request older than the one whose reply brought the row does not know the row. Request
+        # numbers increase over all connections of a program.
         if row is not None and (request.known >> which & 1 or number < row.request):
             return row
         if row is not None:
-            # The reply that brought it was lost, so it holds nothing.
+            # The reply with the row was lost, so the row holds nothing.
             del holder.rows[key]
             self.registry.forget_row(row)
             kept = set(holder.rows.values())
@@ -212,10 +212,10 @@ class Admission:
 
 
 def _text(error: CrossmemError) -> str:
-    """Return what an error of a plugin's says, or its name if it cannot be printed."""
+    """Return the text of a plugin's error, or its type's name if it cannot be printed."""
     try:
         if isinstance(error, DriverError) and error.call:
-            # First what must not be cut off.
+            # First the part that must not be cut off.
             return f"{error.call} failed with {error.name} ({error.code}): {error.message}"
         return clause(str(error), _MAX_TEXT)
     except Exception:  # noqa: BLE001 - only its name is certain

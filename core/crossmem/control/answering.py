@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the lease server answers one request."""
+"""The lease server's reply to one request."""
 
 from typing import Final
 
@@ -31,7 +31,7 @@ def answer(
     number: int,
     request: Request,
 ) -> list[Holder]:
-    """Admit a peer to all that a request asks for, up to the first refusal, and queue the reply.
+    """Answer the exports of a request in order, up to the first refusal, and queue the reply.
 
     Returns
     -------
@@ -50,11 +50,11 @@ def answer(
         else:
             admitted = admission.admit(holder, context, number, request, wanted, reply.units)
         if isinstance(admitted, Refusal):
-            # All or none: the requester forgets what it got and reports this one.
+            # All or none: the requester drops the earlier grants and reports this refusal.
             records.append(pack_refusals(admitted, len(request.wanted) - index))
             break
         export, row = admitted.export, admitted.row
-        # The sender of a message has the memory, or does not want it.
+        # The sender of a message has the memory already, or does not need it.
         exported = _NOTHING if kind is MessageType.RESERVE else export.exported
         if kind is MessageType.IMPORT and wanted.reservation:
             sender = registry.receive(wanted.reservation, export, holder)

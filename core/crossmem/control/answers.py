@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an importer asks an exporter for, and the answers that it gets."""
+"""The requests of an importer and the exporter's replies to them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,11 +32,11 @@ __all__ = ["Batch", "LateReplies", "Leased", "read_reply", "receive_reply"]
 
 
 _ROLES: Final = {MessageType.IMPORT: b"import", MessageType.RESERVE: b"reserve"}
-"""What a proof says that its maker wants, so that it is good for nothing else."""
+"""The purpose in a proof: a proof for one purpose is invalid for another."""
 
 
 class Batch(NamedTuple):
-    """What one request asks for."""
+    """The content of one request."""
 
     kind: MessageType
     handles: Sequence[ShareableHandle]
@@ -45,14 +45,14 @@ class Batch(NamedTuple):
     following: int
 
     def pack(self, number: int, nonce: bytes, context: bytes, this: tuple[int, int, int]) -> bytes:
-        """Return the request.
+        """Return the request as bytes.
 
         Parameters
         ----------
         number
-            The request's.
+            The number of the request.
         nonce, context
-            What its proofs are good for: the importer's part of it, and all of it.
+            The importer's nonce, and the context that the proofs cover.
         this
             The importer: its start time, its session, and which rows it has.
         """
@@ -68,7 +68,7 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Leased:
-    """What an importer may hold. Its receiver closes the descriptors of the export and the row."""
+    """A granted lease. Its receiver closes the descriptors of the export and the row."""
 
     slot: int
     generation: int
@@ -76,15 +76,15 @@ class Leased:
     capacity: int
     exported: Exported
     row: list[int] = field(default_factory=list)
-    """Descriptors of a control segment and of a new row for it, as long as they are not mapped."""
+    """Descriptors of a control segment and of a new row for it, until they are mapped."""
     holds: HoldTable | None = None
-    """Where it can be held."""
+    """The table of holds that can hold it."""
     is_recorded: bool = False
-    """Whether an import has the hold and ends it."""
+    """Whether an import has taken over the hold and will end it."""
 
     def close_descriptors(self) -> None:
-        """Close what nobody took. If this is interrupted, it can be called again."""
-        # No call that a signal handler can interrupt stands between these two.
+        """Close the descriptors that no one took. An interrupted call can be repeated."""
+        # No call, and so no signal handler, runs between these two statements.
         self.row += self.exported.descriptors
         self.exported.descriptors = ()
         close_aside(self.row)
@@ -100,11 +100,11 @@ class LateReplies:
         return bool(self._pages)
 
     def expect(self, number: int, asked: int) -> None:
-        """Expect a reply to a request for so many exports."""
+        """Expect a reply to a request for this many exports."""
         self._pages[number] = max_pages(asked)
 
     def forget(self, number: int) -> None:
-        """Expect a reply no more. Doing so twice is harmless."""
+        """Stop expecting a reply. A second call does nothing."""
         self._pages.pop(number, None)
 
     def take_page(self, message: bytes) -> tuple[int, bool]:
@@ -113,7 +113,7 @@ class LateReplies:
         Raises
         ------
         ProtocolError
-            It is no part of a reply that was asked for.
+            The message does not belong to an expected reply.
         """
         if len(message) < HEADER.size:
             msg = f"a message of {len(message)} bytes"
@@ -129,13 +129,13 @@ class LateReplies:
         return number, bool(flags & LAST)
 
     def drop(self, link: Link, deadline: Deadline) -> None:
-        """Receive what has come, and close it. An exporter may never stop sending."""
+        """Receive and close late replies. The deadline stops this if the exporter never does."""
         received: list[int] = []
         try:
             while link.has_messages and deadline.remaining_s:
                 message, received = link.take()
                 self.take_page(message)
-                # One of the closers may still have the list.
+                # A closer thread may still use the old list.
                 close_aside(received)
                 received = []
         except EOFError:
@@ -152,29 +152,29 @@ def receive_reply(
     descriptors: list[int],
     deadline: Deadline,
 ) -> bytes:
-    """Receive the pages of one reply; ``descriptors`` gets what came along, whatever happens.
+    """Receive the pages of one reply. ``descriptors`` receives theirs, even if this raises.
 
     Parameters
     ----------
     link
         The connection.
-    number, asked
+    Number of the request, and the number of exports in it.
         Number of the request, and for how many exports it asks.
-    expected
+    The replies that may arrive before this one.
         The replies that may come before that one.
     descriptors
-        Gets what came along.
+        Receives the descriptors of the reply.
     deadline
-        When to give up.
+        The end of the wait.
 
     Raises
     ------
     OwnerGoneError, OwnerUnresponsiveError
-        The owner dies, or does not answer in time.
+        The owner dies, or does not reply in time.
     DriverError
-        This process has no descriptor left.
+        This process has no free descriptor.
     ProtocolError
-        The owner sends what was not asked for.
+        The owner sends a message that was not requested.
     """
     most_nbytes, most_descriptors = asked * MAX_GRANT_NBYTES, asked * (MAX_GRANT_DESCRIPTORS + 2)
     body = bytearray()
@@ -186,7 +186,7 @@ def receive_reply(
             which, is_last_page = expected.take_page(message)
             if which == number:
                 is_last = is_last_page
-                # No call that a signal handler can interrupt stands between these two.
+                # No call, and so no signal handler, runs between these two statements.
                 descriptors += received
                 received = []
                 body += message[HEADER.size :]
@@ -195,7 +195,7 @@ def receive_reply(
                     msg = f"{len(body)} bytes and {brought} descriptors for {asked} exports"
                     raise ProtocolError(msg)
             else:
-                # It came too late for its requester.
+                # The requester of this reply has given up already.
                 close_aside(received)
                 received = []
             if not (is_last or deadline.remaining_s):
@@ -214,14 +214,14 @@ def read_reply(
     descriptors: list[int],
     deadline: Deadline,
 ) -> list[Leased | Refusal]:
-    """Check a reply and hand out its descriptors.
+    """Check a reply and distribute its descriptors.
 
     Raises
     ------
     OwnerUnresponsiveError
-        The reply is so long that reading it takes until the deadline.
+        The reply is so long that the deadline passes while it is read.
     ProtocolError
-        The reply is none to a request for these handles.
+        The reply does not fit a request for these handles.
     """
     answers: list[Leased | Refusal] = []
     at = 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The barrier of ``membarrier(2)``: what one process pays, so that the others need no fence.
+"""The memory barrier of ``membarrier(2)``: one process pays, so that the others need no fence.
 
-A process that registers lets any other order its memory accesses. Registering takes 10 ms where
-a second thread runs, so it is done when crossmem is imported. Fork inherits it and exec clears it.
+A registered process lets any other process order its memory accesses. The registration takes 10 ms
+if a second thread runs, so the import of crossmem does it. A fork inherits it; exec clears it.
 """
 
 import ctypes
@@ -18,10 +18,10 @@ _GET_REGISTRATIONS: Final = 1 << 9
 
 _MACHINE: Final = os.uname().machine
 _NUMBER: Final = {"x86_64": 324, "aarch64": 283}.get(_MACHINE, -1)
-"""Of the system call; the kernel refuses that of an architecture which was not looked at."""
+"""The number of the system call. -1 makes the kernel refuse it on untested architectures."""
 
 IS_ORDERED: Final = _MACHINE == "x86_64"
-"""Whether stores become visible in the order in which a process makes them, and loads too."""
+"""Whether other processors see stores in program order, and loads happen in program order."""
 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.argtypes = [ctypes.c_long] * 4
@@ -29,7 +29,7 @@ _syscall.restype = ctypes.c_long
 
 
 def _register(environ: Mapping[str, str]) -> str:
-    """Register this process; return why it is not registered, else nothing."""
+    """Register this process; return the reason if it is not registered, else an empty string."""
     if environ.get("CROSSMEM_BARRIER", "").strip() == "fence":
         return "CROSSMEM_BARRIER=fence"
     if _syscall(_NUMBER, _REGISTER_GLOBAL_EXPEDITED, 0, 0) < 0:
@@ -38,22 +38,22 @@ def _register(environ: Mapping[str, str]) -> str:
 
 
 def is_registered() -> bool | None:
-    """Whether the kernel says that this process is registered; None if it does not say (6.3)."""
+    """Whether the kernel reports this process as registered; None if it cannot (before 6.3)."""
     found: int = _syscall(_NUMBER, _GET_REGISTRATIONS, 0, 0)
     return None if found < 0 else bool(found & _REGISTER_GLOBAL_EXPEDITED)
 
 
 def membarrier() -> None:
-    """Order the accesses of every registered process: each executes a full fence before this ends.
+    """Order the accesses of all registered processes: each runs a full fence before this returns.
 
     Raises
     ------
     DriverError
-        The kernel forbids now what it allowed when crossmem was imported.
+        The kernel refuses the call that it allowed when crossmem was imported.
     """
     if _syscall(_NUMBER, _GLOBAL_EXPEDITED, 0, 0) < 0:
         code = ctypes.get_errno()
-        # Not with this module, which each import of crossmem imports.
+        # Imported late: each import of crossmem imports this module.
         from crossmem.errors import DriverError  # noqa: PLC0415
 
         raise DriverError(
@@ -67,7 +67,7 @@ def membarrier() -> None:
 
 
 WHY_NOT: Final = _register(os.environ)
-"""Why this process is not registered; empty if it is."""
+"""The reason why this process is not registered; empty if it is."""
 
 IS_REGISTERED: Final = not WHY_NOT
-"""Whether this process is registered, and may itself use the barrier."""
+"""Whether this process is registered and may use the barrier itself."""

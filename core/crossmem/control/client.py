@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The importer's side of leases: one kept connection and one pidfd for each exporter."""
+"""The importer's side of leases: one cached connection and one pidfd for each exporter."""
 
 import os
 import socket
@@ -55,7 +55,7 @@ class OwnerConnection:
     owner, this
         The exporting and the calling process.
     run_dir
-        Where the path of the owner's server lies.
+        The directory with the path of the owner's server.
     state
         Guards the holds.
     """
@@ -74,17 +74,17 @@ class OwnerConnection:
         self._state = state
         self._run_dir = run_dir
         self._dialing: list[socket.socket] = []
-        """Sockets that are being connected."""
+        """Sockets whose connection is in progress."""
         self.lock = ordered_lock(Rank.CONNECTION)
         """Held for a request and its reply."""
         self._link: Link | None = None
         self._pidfd: int | None = None
         self._request = 0
         self._session = new_number()
-        """Tells the owner which program this is: another one may have its pid."""
+        """Names this program for the owner: after an exec, another program has the same pid."""
         self._holds = HoldTable()
         self._ended: dict[int, None] = {}
-        """Reservations of which the owner was not told yet that they have ended."""
+        """Ended reservations that the owner was not told about yet."""
         self._late_replies = LateReplies()
 
     @override
@@ -94,7 +94,7 @@ class OwnerConnection:
 
     @property
     def is_owner_alive(self) -> bool:
-        """Whether the exporting process still runs; false where it was never reached."""
+        """Whether the exporting process still runs; false if it was never reached."""
         return not self.is_owner_dead(within_s=0.0)
 
     @property
@@ -104,7 +104,7 @@ class OwnerConnection:
         return link is not None and link.is_open
 
     def is_owner_dead(self, *, within_s: float) -> bool:
-        """Whether the exporting process is dead, or is within a time, in seconds."""
+        """Whether the exporting process is dead, or dies within this many seconds."""
         if self._pidfd is not None:
             return is_dead(self._pidfd, within_s)
         # Without a pidfd, the end of the connection is the only sign of its death.
@@ -119,12 +119,12 @@ class OwnerConnection:
         deadline: Deadline,
         kind: MessageType = MessageType.IMPORT,
     ) -> list[Leased | Refusal]:
-        """Ask for leases on exports of this owner, in one round trip.
+        """Request leases on exports of this owner, in one round trip.
 
         Parameters
         ----------
         handles
-            What to import; all of one backend.
+            The handles to import; all of one backend.
         reservations
             The number that came with each handle in a message, else 0. Of a RESERVE: new numbers.
         reported
@@ -158,10 +158,10 @@ class OwnerConnection:
                         if isinstance(one, Leased) and one.holds is None:
                             if one.row:
                                 self._take_row(one)
-                            # Another program of the owner may answer what is asked for next.
+                            # The next request may reach another program of the owner.
                             one.holds = self._holds
                     if isinstance(answers[-1], Refusal):
-                        # All or none, so nothing more is asked for.
+                        # All or none, so the remaining handles are not requested.
                         answers += [answers[-1]] * following
                         break
             finally:
@@ -169,30 +169,31 @@ class OwnerConnection:
                     self.lock.release()
             return answers
         except BaseException:
-            # After the release, too: an interrupt there must not lose the answers.
+            # This also covers the release of the lock: an interrupt there must not lose the
+            # answers.
             self.give_back(answers)
             raise
 
     def _take_row(self, leased: Leased) -> None:
-        """Map the row that came with an answer."""
+        """Map the row that came with a reply."""
         which = leased.slot // SLOTS
         if self._holds.known >> which & 1:
-            # The owner is another program now, in the same process.
+            # The owner is another program in the same process now.
             self._holds = HoldTable()
         self._holds.add(which, leased.row)
         close_each(leased.row)
 
     def hold(self, leased: Leased) -> bool:
-        """Write what an answer allows into the row; False if the exporter has moved on.
+        """Write the granted generation into the row; False if the exporter has moved on.
 
-        From here on the memory stays, until :meth:`end`.
+        The memory stays until :meth:`end`.
         """
         assert leased.holds is not None  # noqa: S101 - request() has set it
         with self._state:
             return leased.holds.hold(leased.slot, leased.generation, leased)
 
     def end(self, leased: Leased) -> None:
-        """End a hold; never waits. Ending one twice is harmless."""
+        """End a hold without waiting. A second call does nothing."""
         holds = leased.holds
         if holds is None:
             return
@@ -208,22 +209,22 @@ class OwnerConnection:
             link.send_now(pack_ids(MessageType.HINT, (slot,)))
 
     def give_back(self, answers: Sequence[Leased | Refusal]) -> None:
-        """Close the descriptors and end the holds of answers that nobody uses."""
+        """Close the descriptors and end the holds of answers that no import uses."""
         for one in answers:
             if isinstance(one, Leased) and not one.is_recorded:
                 one.close_descriptors()
                 self.end(one)
 
     def end_reservations(self, numbers: Sequence[int]) -> None:
-        """End reservations; never waits. What cannot be sent now, a later call sends."""
+        """End reservations without waiting. A later call sends what cannot be sent now."""
         self._ended.update(dict.fromkeys(numbers))
         self._send_ended()
 
     def _send_ended(self) -> None:
-        """Send which reservations have ended, as far as that is possible without waiting."""
+        """Send the ended reservations, as far as possible without waiting."""
         link = self._link
         while self._ended and link is not None:
-            # Sending one twice is harmless, losing one is not.
+            # A repeated message is harmless, a lost one is not.
             part = list(self._ended)[:_MAX_ENDED]
             if not link.send_now(pack_ids(MessageType.END, part)):
                 return
@@ -231,7 +232,7 @@ class OwnerConnection:
                 self._ended.pop(number, None)
 
     def discard(self, reservations: Sequence[int], deadline: Deadline) -> None:
-        """End reservations, also where this process has not talked to the owner yet.
+        """End reservations, even if this process has not connected to the owner yet.
 
         Raises
         ------
@@ -251,16 +252,16 @@ class OwnerConnection:
             if taken and taken[0]:
                 self.lock.release()
         self.end_reservations(reservations)
-        # The owner may have closed the connection since it was used last.
+        # The owner may have closed the connection since its last use.
         self.tend(deadline.remaining_s)
 
     def tend(self, timeout_s: float) -> None:
-        """Send what waits, connecting again if need be, and take in replies that came too late.
+        """Send delayed messages, with a new connection if necessary, and drop late replies.
 
         Parameters
         ----------
         timeout_s
-            How long all of it may take.
+            The time limit for all of it.
         """
         self._send_ended()
         if not (self._ended or self._late_replies):
@@ -280,7 +281,7 @@ class OwnerConnection:
         except (ProtocolError, DriverError):
             self._disconnect()
         except (EOFError, CrossmemError):
-            # It cannot be reached now. What waits is sent later, or ends with this process.
+            # The owner cannot be reached now. A later call sends the messages.
             return
         finally:
             if taken and taken[0]:
@@ -295,7 +296,7 @@ class OwnerConnection:
         self._holds.close()
 
     def close_at_exit(self) -> None:
-        """Send what waits and close, unless a thread waits for the owner: exit ends that wait."""
+        """Send delayed messages and close. The exit ends the wait of a thread for the owner."""
         if self.lock.acquire(blocking=False):
             try:
                 self._send_ended()
@@ -304,7 +305,7 @@ class OwnerConnection:
                 self.lock.release()
 
     def abandon(self) -> None:
-        """Close every descriptor, and nothing else: for a forked child."""
+        """Close every descriptor and change nothing else: for a forked child."""
         for connection in self._dialing:
             connection.close()
         if self._link is not None:
@@ -349,7 +350,7 @@ class OwnerConnection:
                 link = self._link or self._connect(deadline)
                 return self._exchange(link, batch, deadline)
             except WrongHostError:
-                # It could be reached a moment ago: it is exiting, however long that takes it.
+                # The owner could be reached a moment ago, so it is exiting.
                 if not was_closed:
                     raise
                 raise owner_gone(self.owner, "closed its lease server") from None
@@ -360,14 +361,14 @@ class OwnerConnection:
                 if not alive:
                     what = "closed its lease server" if self._pidfd is None else "died"
                     raise owner_gone(self.owner, what) from None
-                # A server with many connections lets go of some: ask again.
+                # A server with many connections closes some of them: ask again.
                 left_s = deadline.remaining_s
                 if not left_s:
                     raise deadline.passed(self.owner) from None
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_RECONNECT_S)
             except DriverError:
-                # What came did not fit, so it waits unread. The next request asks anew.
+                # The reply did not fit, so it stays unread. The next request uses a new connection.
                 self._disconnect()
                 raise
             except ProtocolError as error:
@@ -384,12 +385,12 @@ class OwnerConnection:
         try:
             if self._ended:
                 self._send_ended()
-            # From before it is sent: whatever a slow owner still answers holds nothing.
+            # Registered before the request is sent, so a late reply grants nothing.
             expected.expect(number, asked)
             try:
                 link.send(message, deadline)
             except OwnerUnresponsiveError:
-                # It was not sent.
+                # The request was not sent.
                 expected.forget(number)
                 raise
             reply = receive_reply(link, number, asked, expected, descriptors, deadline)

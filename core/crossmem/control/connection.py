@@ -35,23 +35,23 @@ _FROM_CLIENTS: Final = frozenset(
 
 
 class Reply(NamedTuple):
-    """What stays until a reply was sent, so that its descriptors are still what they were."""
+    """The resources of a reply. They stay until it was sent, so that its descriptors stay valid."""
 
     units: list[Unit]
-    """The memory that it speaks of."""
+    """The memory in the reply."""
     rows: list[int]
     """Descriptors of new rows."""
 
 
 class ServerConnection:
-    """One accepted connection. Nothing in it ever blocks or trusts the other side.
+    """One accepted connection. It never blocks and does not trust the peer.
 
     Parameters
     ----------
     connection
         The socket.
     buffer
-        Room for one message and a byte.
+        A buffer for one message and one more byte.
     """
 
     __slots__ = (
@@ -76,28 +76,28 @@ class ServerConnection:
         self.nonce = os.urandom(NONCE_NBYTES)
         self.holder: Holder | None = None
         self.is_full = False
-        """Whether what is unsent waits for the peer to read, which epoll tells."""
+        """Whether the peer must read before more can be sent. epoll reports that it has read."""
         self._buffer = buffer
         self._is_refusing = refuses(connection)
         self._replies: list[Reply] = []
-        """What the replies in the outbox need."""
+        """The resources of the replies in the outbox."""
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._outbox.append((pack_hello(self.nonce, OWN_MODE), ()))
 
     def receive(self, at_most: int) -> Iterator[tuple[MessageType, int, bytes]]:
-        """Yield the complete ones among the messages that have arrived.
+        """Yield the complete messages among those that have arrived.
 
         Parameters
         ----------
         at_most
-            How many messages to read; one that has come is known of without asking twice.
+            How many messages to read. With 1 there is no second read that finds the socket empty.
 
         Raises
         ------
         EOFError
-            Where the other side has closed.
+            The peer has closed the connection.
         ProtocolError
-            Where it sent what no client of ours sends.
+            The peer sent a message that no crossmem client sends.
         """
         for _ in range(at_most):
             try:
@@ -105,7 +105,8 @@ class ServerConnection:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                # It closed with replies unread. That is told once, before what it had sent.
+                # If the peer closes with unread replies, the kernel reports ECONNRESET once, before
+                # the data that the peer had sent.
                 continue
             except OSError as error:
                 raise EOFError from error
@@ -122,10 +123,11 @@ class ServerConnection:
             yield MessageType(kind), request, body
 
     def _receive_into(self) -> int:
-        """Receive one message; return its size, 0 if the other side has closed."""
+        """Receive one message; return its size, 0 if the peer has closed the connection."""
         if self._is_refusing:
             return self.socket.recv_into(self._buffer)
-        # Taking a message that has descriptors would close them here. A look at it does not.
+        # A receive would close the message's descriptors in this thread. MSG_PEEK leaves them
+        # unopened.
         _size, _ancillary, flags, _address = self.socket.recvmsg_into(
             (self._buffer,), 0, socket.MSG_PEEK
         )
@@ -135,16 +137,16 @@ class ServerConnection:
         return self.socket.recv_into(self._buffer)
 
     def begin_reply(self) -> Reply:
-        """Return what a reply needs, to be filled before it is queued."""
+        """Return the resources of a new reply. The caller fills them and queues the reply."""
         reply = Reply([], [])
         self._replies.append(reply)
         return reply
 
     def queue(self, request: int, body: bytes, descriptors: tuple[int, ...]) -> None:
-        """Queue a reply; the descriptors go along in order."""
+        """Queue a reply; its descriptors keep their order."""
         messages = pages(MessageType.REPLY, request, body)
-        # Descriptors travel with the first messages; where there are more of them than fit,
-        # empty pages before the last one carry the rest.
+        # Descriptors travel with the first messages. If they need more messages than the body does,
+        # empty pages before the first page carry them.
         needed = -(-len(descriptors) // MAX_DESCRIPTORS)
         empty = HEADER.pack(MessageType.REPLY, 0, 0, request)
         messages[:0] = [empty] * (needed - len(messages))
@@ -154,17 +156,17 @@ class ServerConnection:
             self._outbox.append((message, part))
 
     def flush(self, in_flight: InFlight) -> bool:
-        """Send what is queued as far as the peer takes it; return whether all is sent.
+        """Send queued messages until the socket is full; return whether all are sent.
 
         Parameters
         ----------
         in_flight
-            Says whether more descriptors may be sent.
+            Limits the descriptors that may be sent.
 
         Raises
         ------
         EOFError
-            Where the other side has closed.
+            The peer has closed the connection.
         """
         while self._outbox:
             message, descriptors = self._outbox[0]
@@ -181,7 +183,7 @@ class ServerConnection:
                 else:
                     self.socket.send(message)
             except OSError as error:
-                # ETOOMANYREFS: too many descriptors of this user are on their way to readers.
+                # ETOOMANYREFS: too many descriptors of this user are sent and unread.
                 if error.errno not in {errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS}:
                     raise EOFError from error
                 self.is_full = error.errno == errno.EAGAIN
@@ -190,7 +192,7 @@ class ServerConnection:
         return True
 
     def finish(self) -> list[Unit]:
-        """Drop what was not sent, close the rows, and return the memory that replies spoke of."""
+        """Drop unsent messages, close the rows, and return the units of all replies."""
         self._outbox.clear()
         replies, self._replies = self._replies, []
         for descriptor in (one for reply in replies for one in reply.rows):

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptors that peers send: refused where none is due, and closed where that may block.
+"""Descriptors from peers: refused if none is expected, and closed on threads that may block.
 
-Closing the last descriptor of a TCP socket waits as long as ``SO_LINGER`` says, and the sender of
-a descriptor chooses that. Closing a file of FUSE waits for its server. So threads that peers or
-applications wait for never close what a peer sent, unless the driver took it. A peer that sends
-such descriptors again and again must not fill the descriptor table with those that wait: see
-:func:`is_behind`.
+``close`` of the last descriptor of a TCP socket blocks for its ``SO_LINGER`` time, which the sender
+of the descriptor chooses. ``close`` of a file on FUSE blocks until its server replies. Therefore a
+thread that peers or applications wait for never closes a peer's descriptor, unless the driver took
+it. A peer must not fill the descriptor table with slow descriptors: see :func:`is_behind`.
 """
 
 import array
@@ -32,28 +31,28 @@ __all__ = [
 ]
 
 _SO_PASSRIGHTS: Final = 83
-"""Since Linux 6.16; the number is the same on x86-64 and aarch64. Not in Python's socket."""
+"""Since Linux 6.16; the number is the same on x86-64 and aarch64. Python's socket lacks it."""
 
 _MAX_CLOSERS: Final = 8
 _CREDENTIALS: Final = socket.CMSG_SPACE(12)
-"""Room for a pid, a user and a group, and for no descriptor."""
+"""Space for a pid, a user and a group, and for no descriptor."""
 _PEEK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 _NO_LINGER: Final = bytes(8)
-"""A struct linger whose time is not in use."""
+"""A struct linger with l_onoff = 0."""
 
 
 def refuse(connection: socket.socket) -> None:
-    """Have the kernel refuse descriptors that peers send, if it can.
+    """Have the kernel refuse descriptors from the peer, if it can.
 
-    Sending one then fails at the sender. A listening socket passes this on to each connection,
-    from before it is accepted.
+    The sender's call then fails. Connections inherit the option from their listening socket before
+    they are accepted.
     """
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
 
 
 def refuses(connection: socket.socket) -> bool:
-    """Whether the kernel refuses descriptors that the peer sends."""
+    """Whether the kernel refuses descriptors from the peer."""
     try:
         return not connection.getsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS)
     except OSError:
@@ -61,13 +60,13 @@ def refuses(connection: socket.socket) -> bool:
 
 
 def admit(connection: socket.socket) -> None:
-    """Let a peer send descriptors from now on."""
+    """Let the peer send descriptors from now on."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 1)
 
 
 def descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
-    """Return the descriptors that came with a message."""
+    """Return the descriptors in a message's ancillary data."""
     received: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -78,7 +77,7 @@ def descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
 
 
 def close_each(descriptors: list[int], kept: int = 0) -> None:
-    """Close descriptors, the last one first, down to ``kept``. Each leaves the list before that."""
+    """Close descriptors from the last down to ``kept``. Each leaves the list before its close."""
     while len(descriptors) > kept:
         descriptor = descriptors[-1]
         del descriptors[-1]
@@ -86,13 +85,13 @@ def close_each(descriptors: list[int], kept: int = 0) -> None:
 
 
 def close_aside(closing: list[int] | list[socket.socket]) -> None:
-    """Close what a peer may have made slow to close, on one of at most eight short-lived threads.
+    """Close descriptors that a peer may have made slow to close, on at most eight brief threads.
 
     Parameters
     ----------
     closing
-        Descriptors that a peer sent, or connections on which it may have sent some. Each leaves
-        the list before it is closed. Doing so twice with one list is harmless.
+        Descriptors from a peer, or connections with unread descriptors. Each leaves the list before
+        it is closed. A second call with one list is harmless.
     """
     if closing:
         _closing.append(closing)
@@ -100,7 +99,7 @@ def close_aside(closing: list[int] | list[socket.socket]) -> None:
 
 
 def close_connection(connection: socket.socket) -> None:
-    """Close a connection, or a listening socket, on which descriptors may wait unread."""
+    """Close a connection or listening socket that may contain unread descriptors."""
     if refuses(connection) or _is_empty(connection):
         connection.close()
     else:
@@ -108,22 +107,23 @@ def close_connection(connection: socket.socket) -> None:
 
 
 def is_behind(most: int) -> bool:
-    """Whether more than so many lists of descriptors, or connections, wait to be closed."""
+    """Whether more than ``most`` lists of descriptors or connections wait to be closed."""
     return len(_closing) > most
 
 
 def is_closing() -> bool:
-    """Whether something is being closed, or waits for that."""
+    """Whether something waits to be closed, or is being closed."""
     return bool(_closing or _closers)
 
 
 def _is_empty(connection: socket.socket) -> bool:
-    """Whether no message waits unread, and none can come any more."""
+    """Shut a connection down; return whether it has no unread message."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-        # Each message then brings its sender's credentials, which tells an empty one from the end.
+        # Each message now brings its sender's credentials, which distinguishes an empty message
+        # from the end of the stream.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        # A peer that closed with messages unread is told of once.
+        # This clears the one ECONNRESET that follows if the peer closed with unread messages.
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         message, ancillary, _flags, _address = connection.recvmsg(1, _CREDENTIALS, _PEEK)
         return not (message or ancillary)
@@ -132,14 +132,14 @@ def _is_empty(connection: socket.socket) -> bool:
 
 _closing: deque[list[int] | list[socket.socket]] = deque()
 _closers: set[object] = set()
-"""One for each thread that closes."""
+"""One object for each closer thread."""
 _in_work: dict[object, list[int] | list[socket.socket]] = {}
 """By closer: the list that it empties."""
 
 
 def _start_closer() -> None:
     if len(_closers) >= _MAX_CLOSERS:
-        # Each of them looks again before it ends.
+        # Each closer checks the queue again before it ends.
         return
     closer = object()
     started: list[int] = []
@@ -147,7 +147,7 @@ def _start_closer() -> None:
         _closers.add(closer)
         call_into(started, start_new_thread, _close_all, (closer,))
     except RuntimeError:
-        # No thread can be had. Whatever is closed next tries again.
+        # No thread can be started. The next close tries again.
         return
     finally:
         if not started:
@@ -160,25 +160,25 @@ def _close_all(closer: object) -> None:
             closing = _closing.popleft()
         except IndexError:
             _closers.discard(closer)
-            # A list that came between these two steps may have found eight threads.
+            # If a list was queued between these two steps, its thread may have found eight closers.
             if not _closing or len(_closers) >= _MAX_CLOSERS:
                 return
             _closers.add(closer)
             continue
-        # A forked child takes over what is left of it.
+        # A forked child takes over the rest of the list.
         _in_work[closer] = closing
         while closing:
             try:
                 one = closing.pop()
             except IndexError:
-                # The list came twice, and another closer has it as well.
+                # The list was queued twice, and another closer has emptied it.
                 break
             _close(one)
         del _in_work[closer]
 
 
 def _close(one: int | socket.socket) -> None:
-    # Whatever it answers, the kernel has closed it.
+    # The descriptor is closed even if the call reports an error.
     with suppress(OSError):
         if isinstance(one, int):
             try:
@@ -193,7 +193,7 @@ def _close(one: int | socket.socket) -> None:
 
 
 def _after_fork_in_child() -> None:
-    # The threads are the parent's. What was not closed yet was inherited.
+    # A child has none of the parent's threads, but it inherits the descriptors still to close.
     _closers.clear()
     _closing.extend(_in_work.values())
     _in_work.clear()

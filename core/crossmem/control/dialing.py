@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding an exporter's lease server and connecting to it."""
+"""The connection to an exporter's lease server."""
 
 import os
 import socket
@@ -33,31 +33,31 @@ def dial(
     pidfd: int | None,
     deadline: Deadline,
 ) -> Link:
-    """Connect to an owner's lease server, check who is there, and read its first message.
+    """Connect to an owner's lease server, check its identity, and read its first message.
 
     Parameters
     ----------
     owner, this
         The exporting and the calling process.
     run_dir
-        Where the path of the owner's server lies.
+        The directory with the path of the owner's server.
     opened
-        Makes a socket known to whoever must close it in a forked child.
+        Registers a socket, so that a forked child can close it.
     pidfd
-        The owner's, where it is known already.
+        The owner's pidfd, if there is one already.
     deadline
-        When to give up.
+        The end of the wait.
 
     Raises
     ------
     OwnerGoneError, OwnerUnresponsiveError, WrongHostError, AccessDeniedError, UnsupportedError
-        Why the owner cannot be asked.
+        The owner cannot be asked.
     DriverError
-        Where this process has no descriptor left.
+        This process has no free descriptor.
     EOFError
-        Where the owner has closed the connection already.
+        The owner has closed the connection already.
     """
-    # An owner may send descriptors that take long to close on each connection anew.
+    # On each new connection, an owner may send descriptors that are slow to close.
     while is_behind(_MAX_CLOSING):
         if not deadline.remaining_s:
             raise deadline.passed(owner)
@@ -85,7 +85,7 @@ def dial(
             try:
                 link.close()
             finally:
-                # A signal handler may have raised while the connection was being closed.
+                # A signal handler may have raised during the close.
                 if link.pidfd is not None and link.pidfd != pidfd:
                     os.close(link.pidfd)
         raise
@@ -116,13 +116,13 @@ def _connect(
             refused.append(isinstance(error, ConnectionRefusedError))
         else:
             return connection
-    # A dying process closes its sockets shortly before it is dead. One that exits normally removes
-    # its path, too.
+    # A dying process closes its sockets shortly before its death is visible. A normal exit also
+    # removes its path.
     dying_s = _DYING_S if belongs_to(owner) else 0.0
     if pidfd is not None and is_dead(pidfd, dying_s):
         raise owner_gone(owner, "died")
     is_alive = raise_if_dead(owner, this, dying_s)
-    # If the path is a socket, nobody listens there; else the owner may listen at another path.
+    # If the path is a socket, no process listens there; otherwise the owner may use another path.
     if (refused[0] and path.is_socket()) or (is_alive and is_silent(owner)):
         raise owner_gone(owner, "closed its lease server")
     state = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the lease server of a process is reached: one path and one abstract address."""
+"""The addresses of a process's lease server: one path and one abstract address."""
 
 import contextlib
 import errno
@@ -33,7 +33,7 @@ _SOCKETS: Final = Path("/proc/net/unix")
 
 
 def _name(owner: ProcessIdentity) -> str:
-    """Derive the name from the identity, so that no handle can point at another address."""
+    """Derive the name from the identity, so that a handle cannot direct importers elsewhere."""
     return hashlib.blake2b(owner.to_bytes(), digest_size=12).hexdigest()
 
 
@@ -48,21 +48,21 @@ def abstract_address(owner: ProcessIdentity) -> str:
 
 
 def is_abstract(listener: socket.socket) -> bool:
-    """Whether a socket listens at an abstract address, where every user can connect."""
+    """Whether a socket listens at an abstract address, to which every user can connect."""
     return not isinstance(listener.getsockname(), str)
 
 
 def server_paths(run_dir: Path) -> list[Path]:
-    """Return the paths of all lease servers in a run directory, of dead processes too."""
+    """Return the paths of all lease servers in a run directory, also of dead processes."""
     return sorted(run_dir.glob(f"*{_SUFFIX}"))
 
 
 def is_silent(owner: ProcessIdentity) -> bool:
-    """Whether a living owner is known to have no lease server any more.
+    """Whether a living owner certainly has no lease server any more.
 
-    The kernel lists the sockets of this network namespace, by the names to which they were bound.
-    If the owner is in the same namespace, as ``/proc`` tells those who may look, and has none of
-    them, it listens nowhere: neither at another path nor at its abstract address.
+    The kernel lists the sockets of this network namespace with their bound names. If ``/proc``
+    shows that the owner is in the same namespace, and no socket has a name of the owner, then the
+    owner listens at no address.
     """
     try:
         mine, its = (Path(f"/proc/{one}/ns/net").stat() for one in ("self", owner.pid))
@@ -72,9 +72,9 @@ def is_silent(owner: ProcessIdentity) -> bool:
 
 
 def new_socket() -> socket.socket:
-    """Return a close-on-exec, non-blocking socket of the kind that leases use.
+    """Return a close-on-exec, non-blocking socket of the type that leases use.
 
-    If the kernel can refuse descriptors that the other side sends, it does so.
+    The kernel refuses descriptors from the peer, if it can.
     """
     made = socket.socket(
         socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
@@ -86,18 +86,18 @@ def new_socket() -> socket.socket:
 def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], Path]:
     """Listen at both addresses of this process.
 
-    Files that dead processes left in the run directory are removed on the way.
+    This also removes files of dead processes from the run directory.
 
     Returns
     -------
     tuple
-        The listening sockets and the path that the caller unlinks in the end. The abstract
-        address is left out where another process holds it: importers then use the path.
+        The listening sockets, and the path that the caller unlinks at the end. If another process
+        holds the abstract address, that socket is missing: importers then use the path.
 
     Raises
     ------
     ConfigurationError
-        Where the run directory cannot be used safely.
+        The run directory is not safe to use.
     """
     _prepare(run_dir)
     _sweep(run_dir)
@@ -121,10 +121,11 @@ def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], 
 
 
 def _listen_at_path(path: Path) -> socket.socket:
-    """Listen under another name first, and take the final one only then.
+    """Listen at a temporary name, then rename the socket to the final name.
 
-    Connecting to a socket that is bound but does not listen yet is refused, as with a dead one;
-    so a sweep of another process may remove the first name, but never the final one.
+    The kernel refuses connections to a bound socket before ``listen``, as it does for a dead
+    process. A sweep by another process may therefore remove the temporary name, but never the final
+    one.
     """
     unfinished = path.with_suffix(_UNFINISHED)
     hint = "set CROSSMEM_RUN_DIR to a short, writable directory of your own"
@@ -140,7 +141,7 @@ def _listen_at_path(path: Path) -> socket.socket:
             continue
         except OSError as error:
             listener.close()
-            # A read-only file system refuses this too, whether the name exists or not.
+            # A read-only file system refuses the unlink too, whether the name exists or not.
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             msg = (
@@ -176,9 +177,9 @@ def _prepare(run_dir: Path) -> None:
 
 
 def _sweep(run_dir: Path) -> None:
-    """Remove the sockets of dead processes; another process may be sweeping at the same time.
+    """Remove the sockets of dead processes; other processes may sweep at the same time.
 
-    Nothing else is touched. A socket that cannot be removed stays for the next process.
+    Other files stay. A socket that cannot be removed stays for the next process.
     """
     for path in (*server_paths(run_dir), *run_dir.glob(f"*{_UNFINISHED}")):
         with contextlib.suppress(OSError):
@@ -187,15 +188,16 @@ def _sweep(run_dir: Path) -> None:
 
 
 def _is_dead(path: Path) -> bool:
-    """Whether no process has a socket at a path, in whichever namespaces it is.
+    """Whether no process has a socket at a path, in any namespace.
 
-    A live server does not notice this: the kernel refuses a datagram socket at once, because the
-    server's socket is of another kind. It gives another reason if there is no socket any more.
+    A living server does not notice this check. The kernel refuses a datagram socket at once because
+    the server's socket has another type. It gives another error if no process has the socket any
+    more.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         if not _is_refused(probe, path):
             return False
-    # The path is removed after this, so a connection is refused first. It reaches nobody.
+    # The path may be removed after this, so a connection is tried first. It reaches no process.
     with new_socket() as connection:
         return _is_refused(connection, path)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events that observers are told of later, outside of every lock."""
+"""Events that observers receive later, outside of every lock."""
 
 from collections import deque
 from typing import Final
@@ -12,11 +12,11 @@ __all__ = ["ENDED", "LOST", "EventQueue"]
 
 ENDED: Final = (EventKind.LEASE_ENDED, EventKind.RESERVATION_ENDED)
 LOST: Final = (EventKind.LEASE_LOST, EventKind.RESERVATION_LOST)
-"""Of a lease, and of a reservation."""
+"""The event kinds for a lease and for a reservation."""
 
 
 class EventQueue:
-    """What happened to exports and was not told yet.
+    """Events of exports that observers have not received yet.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class EventQueue:
         self._events: deque[Event] = deque()
 
     def note(self, kind: EventKind, export: Export, peer_pid: int, detail: str = "") -> None:
-        """Add an event, if anybody observes."""
+        """Add an event, if an observer is registered."""
         if not self.registry.observed:
             return
         handle = export.handle
@@ -47,7 +47,7 @@ class EventQueue:
         )
 
     def tell(self) -> None:
-        """Give observers the events, oldest first. No lock is held."""
+        """Send the events to observers, oldest first. No lock is held."""
         while self._events:
             try:
                 event = self._events.popleft()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How exports end: with their memory, or withdrawn while the memory lives on (law C28).
+"""The end of exports: with their memory, or withdrawn while the memory lives on (law C28).
 
-The user of this module holds the lock of the lease registry.
+The caller holds the lock of the lease registry.
 """
 
 from contextlib import suppress
@@ -19,18 +19,18 @@ __all__ = ["ExportEnds"]
 
 
 class ExportEnds:
-    """Forgets exports that nobody has.
+    """Forgets exports without holders.
 
     Parameters
     ----------
     exports
         The exports by number.
     slots
-        Gets back the slots of forgotten exports.
+        Receives the slots of forgotten exports.
     granted
         The exports that rows may hold, by slot.
     events
-        Gets the ends of leases that nobody has seen before.
+        Receives the ends of leases that were not noted before.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ExportEnds:
         self._events = events
 
     def forget(self, unit: Unit, withdrawn: Export | None = None) -> None:
-        """Forget exports that nobody has. Doing so twice is harmless.
+        """Forget exports without holders. A second call does nothing.
 
         Parameters
         ----------
@@ -62,7 +62,8 @@ class ExportEnds:
             for row in export.since if self._events.registry.observed else ():
                 self._events.note(EventKind.LEASE_ENDED, export, row.holder.pid)
             export.since.clear()
-            # Last: what is in the set is forgotten with its rows, and nobody reads these any more.
+            # The last step: while the set contains the export, its rows are still forgotten with
+            # the holder.
             for row in export.rows:
                 row.holder.exports.discard(export)
         if withdrawn is None:
@@ -73,35 +74,35 @@ class ExportEnds:
             unit.withdrawn.discard(withdrawn)
 
     def withdraw(self, export: Export) -> None:
-        """Let nobody begin to hold an export, but who has a reservation. Twice is harmless.
+        """Refuse new holds of an export, except by reservation. A second call does nothing.
 
         Raises
         ------
         DriverError
-            The kernel forbids the barrier. An importer that was granted the export before may
-            still begin to hold it, until a repetition of this call succeeds.
+            The kernel refuses the barrier. An importer with an earlier grant may still begin to
+            hold, until a repeated call succeeds.
         """
-        # From here on it is granted to nobody.
+        # From here on, every request for it is refused.
         export.unit.withdrawn.add(export)
         self._end(export)
 
     def settle(self, unit: Unit) -> None:
-        """Forget those withdrawn exports of live memory that nobody has any more."""
+        """Forget withdrawn exports of live memory that have no holder any more."""
         for export in list(unit.withdrawn):
             slot = export.slot
             if _is_reserved(export):
                 continue
             if slot is None or not words.any_of(export.rows.values(), slot.at):
-                # Without a barrier, the export is forgotten with its memory.
+                # Without a barrier, the export is forgotten together with its memory.
                 with suppress(DriverError):
                     self._end(export)
 
     def _end(self, export: Export) -> None:
-        """Make what was granted stale, and forget the export unless somebody has it."""
+        """Make earlier grants stale, and forget the export if it has no holder."""
         slot = export.slot
         if slot is not None:
             slot.move_on(is_live=True)
-            # An importer that saw the old generation has its word in the row when this ends.
+            # After the barrier, an importer that saw the old generation has its word in the row.
             words.barrier()
             if words.any_of(export.rows.values(), slot.at):
                 return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exports of a process by number, and why one cannot be given. Its user holds a lock."""
+"""The exports of a process by number, and the reasons for refusals. The caller holds a lock."""
 
 from crossmem.control.leases import Holder
 from crossmem.control.records import Export, Unit
@@ -11,16 +11,16 @@ __all__ = ["ExportTable"]
 
 
 class ExportTable:
-    """Finds exports, and tells stale numbers from numbers that never were."""
+    """Finds exports, and distinguishes stale numbers from numbers that never existed."""
 
     def __init__(self) -> None:
         self._exports: dict[int, dict[int, Export]] = {}
         """By the numbers of allocation and export."""
         self._made: dict[int, int] = {}
-        """How many exports each allocation has had, as long as it has one."""
+        """How many exports each allocation has had, while it has at least one."""
         self._newest_allocation = 0
         self.is_exiting = False
-        """Whether nothing is given any more but what messages under way reserve."""
+        """Whether only messages in transit may still lease their reserved memory."""
 
     def add(self, export: Export) -> None:
         """Enter an export."""
@@ -33,11 +33,11 @@ class ExportTable:
         export.unit.exports[which] = exports[which] = export
 
     def get(self, allocation: int, export: int) -> Export:
-        """Return an export that is there."""
+        """Return an export. It must exist."""
         return self._exports[allocation][export]
 
     def find(self, allocation: int, export: int) -> Export | None:
-        """Return an export, None if there is none of these numbers now."""
+        """Return the export with these numbers, None if there is none now."""
         exports = self._exports.get(allocation)
         return None if exports is None else exports.get(export)
 
@@ -47,15 +47,15 @@ class ExportTable:
         return list({id(one.unit): one.unit for one in exports}.values())
 
     def refusal(self, allocation: int, export: int, *, is_reserved: bool = False) -> Refusal | None:
-        """Return why nobody gets an export, None if it can be given.
+        """Return why an export is refused to everyone, None if it can be leased.
 
         Parameters
         ----------
         allocation, export
-            What is asked for.
+            The requested export.
         is_reserved
-            Whether it is reserved for the process that asks: then it is given although it was
-            freed or withdrawn, and also while this process exits.
+            Whether the requester has a reservation for it. It is then leased even after it was
+            freed or withdrawn, and while this process exits.
         """
         if self.is_exiting and not is_reserved:
             return Refusal(Status.EXITING, "the exporting process is exiting")
@@ -76,17 +76,17 @@ class ExportTable:
             elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "no export has its number")
         if is_live:
-            # A withdrawn export leaves the table once nobody has it.
+            # A withdrawn export leaves the table when it has no holder any more.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return Refusal(Status.STALE, "the allocation was freed")
 
     def refusal_of_reservation(
         self, wanted: Wanted | ShareableHandle, holder: Holder
     ) -> Refusal | None:
-        """Return why no message of a process may hold an export, None if it may.
+        """Return why a message of a process may not reserve an export, None if it may.
 
-        A process that holds freed memory may send it on. Nobody may send a withdrawn export on:
-        its receiver would import it for the first time.
+        A process that holds freed memory may forward it. No process may forward a withdrawn export,
+        because the receiver would import it for the first time.
         """
         refusal = self.refusal(wanted.allocation, wanted.export)
         if refusal is not None:
@@ -100,13 +100,13 @@ class ExportTable:
         return refusal
 
     def drop(self, export: Export) -> None:
-        """Forget one export of memory that lives on. Doing so twice is harmless."""
+        """Forget one export of memory that lives on. A second call does nothing."""
         number = export.handle.export
         self._exports.get(export.unit.allocation, {}).pop(number, None)
         export.unit.exports.pop(number, None)
 
     def forget(self, unit: Unit) -> None:
-        """Forget the exports of memory. Doing so twice is harmless."""
+        """Forget the exports of memory. A second call does nothing."""
         exports = self._exports.get(unit.allocation, {})
         for number in list(unit.exports):
             exports.pop(number, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that the lease server knows, and how it learns of their deaths."""
+"""The processes that the lease server watches, and the detection of their deaths."""
 
 import os
 from collections.abc import Callable
@@ -15,41 +15,41 @@ __all__ = ["HolderTable"]
 
 
 class HolderTable:
-    """Watches processes that have leases or a connection. The server's thread alone uses it.
+    """Watches processes with leases or a connection. Only the server's thread uses it.
 
     Parameters
     ----------
     loop
-        Waits for their deaths, too.
+        Also waits for their deaths.
     on_death
-        Called with a process that was found dead.
+        Called with each process that was found dead.
     """
 
     def __init__(self, loop: EventLoop, on_death: Callable[[Holder], None]) -> None:
         self._loop = loop
         self._on_death = on_death
         self._holders: dict[tuple[int, int, int], Holder] = {}
-        """By pid; by the number of its pidfd, or else by session, if the process is not visible;
-        and by user."""
+        """By pid, user and a number: 0 if the pid is visible, otherwise that of the pidfd, or
+        without one the session."""
         self._detached: set[Holder] = set()
-        """Those without a connection that may still hold something."""
+        """Processes without a connection that may still hold something."""
 
     def find(self, connection: ServerConnection, request: Request) -> Holder:
-        """Return the process at the other end of a connection, which is watched from now on.
+        """Return the process at the other end of a connection, and watch it from now on.
 
         Parameters
         ----------
         connection
             The connection.
         request
-            What the process says of itself, for kernels that do not show it.
+            The process's own statements, for kernels that do not report them.
 
         Raises
         ------
         ProcessLookupError
-            It is dead, or it is another one.
+            The process is dead, or its pid was reused.
         OSError
-            It cannot be watched.
+            The process cannot be watched.
         """
         if connection.holder is not None:
             return connection.holder
@@ -65,19 +65,20 @@ class HolderTable:
     def _known(self, connection: ServerConnection, number: int = 0) -> Holder | None:
         """Return a living process that is watched already.
 
-        A process that has become another user is another one, which is admitted or not.
+        A process that has changed its user counts as another process, which is admitted separately.
         """
         holder = self._holders.get((connection.pid, number, connection.uid))
         return None if holder is None or self.lose_if_dead(holder) else holder
 
     def _meet(self, connection: ServerConnection, request: Request, pidfd: int | None) -> Holder:
-        """Watch a process, unless its pidfd shows that this is done already."""
+        """Watch a process, unless its pidfd shows that it is watched already."""
         number = 0
         if not connection.pid:
             number = pidfd_number(pidfd) or request.session
             known = self._known(connection, number)
             if known is not None:
-                # Else a process could have one pidfd of this one for each session that it invents.
+                # Otherwise a process could make this process keep one pidfd for each invented
+                # session.
                 if pidfd is not None:
                     os.close(pidfd)
                 return known
@@ -93,8 +94,8 @@ class HolderTable:
         return holder
 
     def lose_if_dead(self, holder: Holder) -> bool:
-        """Tell of the death of a process; False if it lives."""
-        # Asked again even where epoll says so: within one batch of events, a descriptor's number
+        """Report the death of a process; False if it lives."""
+        # epoll alone is not enough: within one batch of events, the number of a closed descriptor
         # may have passed to another process's pidfd.
         dead = holder.pidfd is not None and is_dead(holder.pidfd)
         if dead:
@@ -113,29 +114,30 @@ class HolderTable:
             del self._holders[holder.key]
         if holder.pidfd is not None:
             self._loop.unwatch(holder.pidfd)
-        # They refer to the holder, so only the garbage collector would find them.
+        # The rows and the holder form a reference cycle, which only the garbage collector would
+        # find.
         for row in holder.rows.values():
             row.segment.close()
         holder.rows.clear()
         _close_pidfd(holder)
 
     def forget_unused(self) -> None:
-        """Do so for each: what a process could hold may have been freed since it disconnected."""
+        """Do so for all processes without a connection: their memory may have been freed since."""
         for holder in list(self._detached):
             self.forget_if_unused(holder)
 
     def close(self) -> None:
-        """Close every descriptor. Closing twice is harmless.
+        """Close every descriptor. A second call does nothing.
 
-        A process closes them at its exit, and so does a child that it forks after that. By then,
-        their numbers may be other files'.
+        A process closes them at its exit. A child that it forks after that calls this again, when
+        the numbers may belong to other files.
         """
         for holder in list(self._holders.values()):
             _close_pidfd(holder)
 
 
 def _close_pidfd(holder: Holder) -> None:
-    # Forgotten before it is closed, so that nobody closes its number again.
+    # The number is cleared before the close, so that no second call closes it again.
     pidfd, holder.pidfd = holder.pidfd, None
     if pidfd is not None:
         os.close(pidfd)

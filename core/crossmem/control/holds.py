@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The importer's side of leases: a word in a row of its own for each export that it holds.
+"""The importer's side of leases: one word in its own row for each export that it holds.
 
-To hold, the importer writes the generation into its row and then reads it in the exporter's
-control segment: an exporter that freed meanwhile sees the one, or the importer sees the other. To
-end a hold, it writes 0. If the exporter has moved on by then, it waits, and gets a message.
+To hold an export, the importer writes the generation into its row and then reads the generation in
+the exporter's control segment. If the exporter freed the memory at the same time, either the
+exporter sees the importer's word or the importer sees the new generation. To end a hold, the
+importer writes 0. If the generation has changed by then, the exporter waits for a message, and the
+importer sends one.
 """
 
 from collections.abc import Sequence
@@ -23,15 +25,15 @@ _MAX_SEGMENTS: Final = 64
 
 
 class HoldTable:
-    """The holds of this process on the memory of one exporter. Its user holds a lock."""
+    """The holds of this process on the memory of one exporter. The caller holds a lock."""
 
     def __init__(self) -> None:
         self.known = 0
         """The segments of which this process has a row: one bit for each."""
         self._segments: dict[int, tuple[Segment, Segment, bool]] = {}
-        """By number: control, row, and whether this process uses fences."""
+        """By number: control segment, row, and whether this process uses fences."""
         self._holders: dict[int, set[object]] = {}
-        """By slot: who holds it. The word in the row says whether anybody does."""
+        """By slot: its holders. The word in the row is not 0 if there is any."""
 
     def add(self, number: int, descriptors: Sequence[int]) -> None:
         """Map a control segment and the row that belongs to it. The caller closes both descriptors.
@@ -39,7 +41,7 @@ class HoldTable:
         Raises
         ------
         InvalidHandleError
-            They are something else.
+            A descriptor is not a segment.
         OutOfMemoryError
             This process has no room for another mapping.
         """
@@ -60,9 +62,9 @@ class HoldTable:
             raise
 
     def hold(self, slot: int, generation: int, holder: object) -> bool:
-        """Let somebody hold a slot; False if the exporter has moved on.
+        """Add a holder to a slot; False if the exporter has moved on.
 
-        :meth:`end` ends the hold, also if this raises.
+        :meth:`end` ends the hold, even if this raises.
 
         Raises
         ------
@@ -74,7 +76,7 @@ class HoldTable:
             raise _no_words()
         control, row, is_fenced = which
         at = HEADER_WORDS + slot % SLOTS
-        # In this order: a signal handler that ends a hold of its own meanwhile leaves the word.
+        # The order matters: a signal handler that ends its own hold in between leaves the word.
         self._holders.setdefault(slot, set()).add(holder)
         if not words.load(row.words, at):
             words.store(row.words, at, generation)
@@ -83,9 +85,9 @@ class HoldTable:
         return words.observe(control.words, at) == generation
 
     def end(self, slot: int, holder: object) -> bool:
-        """End somebody's hold, and tell whether the exporter waits for a message of that.
+        """End one hold, and return whether the exporter waits for a message about it.
 
-        Ending one twice is harmless.
+        A second call does nothing.
         """
         holders = self._holders.get(slot)
         if holders is None:
@@ -95,7 +97,7 @@ class HoldTable:
         words.release()
         word = words.load(row.words, at)
         holders.discard(holder)
-        # No signal handler, which may begin to hold, runs between this question and the store.
+        # No signal handler, which may begin to hold, runs between this check and the store.
         if holders or not word:
             return False
         words.store(row.words, at, 0)
@@ -118,7 +120,7 @@ class HoldTable:
         return control.words, row.words, is_fenced
 
     def close(self) -> None:
-        """Unmap the segments. The exporter is dead, or nothing of it is held."""
+        """Unmap the segments. The exporter is dead, or no hold on its memory is left."""
         for control, row, _is_fenced in self._segments.values():
             control.close()
             row.close()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many descriptors another user may leave unread, so that everybody else still gets theirs.
+"""The limit of unread descriptors of another user, so that all other peers still get theirs.
 
-The kernel counts the descriptors that a user has sent and that nobody has read. From ``ulimit -n``
-on it refuses to send more, to any peer. Closing the connection does not lower that number, because
-the peer can still read what it was sent.
+The kernel counts the descriptors that a user has sent and that no process has read. From ``ulimit
+-n`` on, it refuses to send more to any peer. The close of a connection does not lower that number
+while the peer can still read.
 """
 
 import fcntl
@@ -19,12 +19,12 @@ from crossmem.control.wire import MAX_DESCRIPTORS
 __all__ = ["InFlight"]
 
 _PART: Final = 4
-"""One user may leave this part of the limit unread."""
+"""One user may leave this fraction of the limit unread."""
 _NOTHING: Final = bytes(4)
 
 
 class InFlight:
-    """Descriptors that were sent to processes of other users. The server's thread alone uses it.
+    """Descriptors sent to processes of other users. Only the server's thread uses it.
 
     Parameters
     ----------
@@ -35,9 +35,9 @@ class InFlight:
     def __init__(self, own_uid: int | None) -> None:
         self.own_uid = own_uid
         self._sent: dict[socket, tuple[int, int]] = {}
-        """By connection: the user, and how many descriptors, as long as some may be unread."""
+        """By connection: the user and the number of descriptors, while some may be unread."""
         self._closing: set[socket] = set()
-        """Connections that are closed once the peer has read what it was sent."""
+        """Connections that are closed once the peer has read everything."""
 
     @property
     def is_closing(self) -> bool:
@@ -45,7 +45,7 @@ class InFlight:
         return bool(self._closing)
 
     def has_room(self, uid: int, count: int) -> bool:
-        """Whether so many descriptors may be sent to another user now."""
+        """Whether this many descriptors may be sent to another user now."""
         self.forget_read()
         unread = [count for user, count in self._sent.values() if user == uid]
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -57,7 +57,7 @@ class InFlight:
         self._sent[connection] = uid, before + count
 
     def close(self, connection: socket) -> None:
-        """Close a connection, but not before its peer has read the descriptors that it was sent."""
+        """Close a connection, but only after its peer has read its descriptors."""
         self.forget_read()
         if connection in self._sent:
             # The peer may have closed its end a moment ago.
@@ -68,7 +68,7 @@ class InFlight:
             close_connection(connection)
 
     def forget_read(self) -> None:
-        """Close the connections whose peers have read what they were sent, or are gone."""
+        """Close the connections whose peers have read everything or are gone."""
         for connection in [one for one in self._sent if _is_read(one)]:
             del self._sent[connection]
             if connection in self._closing:
@@ -82,5 +82,5 @@ class InFlight:
 
 
 def _is_read(connection: socket) -> bool:
-    """Whether the peer has read, or dropped, everything that it was sent."""
+    """Whether the peer has read or dropped everything that it was sent."""
     return fcntl.ioctl(connection, termios.TIOCOUTQ, _NOTHING) == _NOTHING

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds what. How leases are recorded is known to this module alone."""
+"""The holders of leases. Only this module knows how leases are recorded."""
 
 import os
 import time
@@ -25,22 +25,22 @@ class Holder:
     uid
         Its user id as seen here.
     pidfd
-        Descriptor that tells of its death; None for this process itself and if the kernel offers
+        Descriptor that reports its death; None for this process itself, and if the kernel offers
         none.
     connections
-        How many connections it has.
+        Number of its connections.
     leases
-        What it holds without a row, by number: this process itself, and reservations of messages.
+        Its leases without a row, by number: those of this process itself, and reservations.
     messages
-        Those of them that are reservations.
+        Its reservations of messages, which are also in ``leases``.
     whitelisted
-        Exports for which it is on the vendor's whitelist, as long as there are such exports.
+        The live exports for which it is on the vendor's whitelist.
     rows
-        The rows in which it holds the rest, by the session of its program and the control segment.
+        The rows of its other leases, by the session of its program and the control segment.
     exports
-        What its rows may hold.
+        The exports that its rows may hold.
     key
-        By what the lease server finds it.
+        The key of the process in the lease server's table.
     """
 
     pid: int
@@ -62,32 +62,32 @@ class Holder:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """The words in which one program says what it holds. This process only reads them."""
+    """The words in which one program records its holds. This process only reads them."""
 
     holder: Holder
     segment: Segment
     request: int
-    """Number of the request that brought it."""
+    """Number of the request whose reply brought it."""
 
 
 class Lease(NamedTuple):
-    """The record that one process holds an import of one export, or a message does.
+    """A lease: one process, or one message, holds an import of one export.
 
     Parameters
     ----------
     number
-        Whoever knows it may end the lease: this process itself, or whoever has the message. 0 for
-        one that a row says.
+        The right to end the lease, known to this process or to the receivers of the message. 0 for
+        a lease in a row.
     unit
         The memory that the lease keeps.
     export
-        Number of the export that was asked for.
+        Number of the requested export.
     holder
-        The importing process; for a message, its sender, or the process that is receiving it.
+        The importing process. For a message: its sender, or the process that is receiving it.
     since
-        When it was given, in seconds since the epoch.
+        The time of the grant, in seconds since the epoch.
     in_message
-        Whether it is the reservation of a message, and nobody has the memory open through it.
+        Whether it is a message's reservation, through which no process has the memory open.
     """
 
     number: int
@@ -99,10 +99,10 @@ class Lease(NamedTuple):
 
 
 class LeaseTable:
-    """Own leases and reservations of messages. Its user holds a lock around every call.
+    """The leases of this process itself and the reservations of messages. The caller holds a lock.
 
-    Each change is either one statement or can be repeated: an exception of a signal handler leaves
-    no lease half recorded that a second call would not end.
+    Each change is one statement or can be repeated: after an exception of a signal handler, a
+    second call ends every lease that is half recorded.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class LeaseTable:
     def give(
         self, export: Export, holder: Holder, number: int = 0, *, in_message: bool = False
     ) -> Lease:
-        """Record a new lease, under a number that a message's sender chose, or a new one."""
+        """Record a new lease, under the number of a message's sender or under a new one."""
         number = number or new_number()
         unit = export.unit
         lease = Lease(number, unit, export.handle.export, holder, time.time(), in_message)
@@ -121,14 +121,14 @@ class LeaseTable:
         return lease
 
     def find_reservation(self, number: int, allocation: int, export: int) -> Lease | None:
-        """Return the reservation of that number, if it is one of a message with this export."""
+        """Return the reservation with that number if it is for this export, else None."""
         lease = self._leases.get(number)
         if lease is None or not lease.in_message:
             return None
         return lease if (lease.unit.allocation, lease.export) == (allocation, export) else None
 
     def pass_on(self, lease: Lease, holder: Holder) -> None:
-        """Make the reservation of a message another process's."""
+        """Transfer the reservation of a message to another process."""
         number, moved = lease.number, lease._replace(holder=holder)
         self._leases[number] = lease.unit.leases[number] = moved
         holder.leases[number] = holder.messages[number] = moved
@@ -139,7 +139,7 @@ class LeaseTable:
         return number in self._leases
 
     def end(self, number: int) -> Lease | None:
-        """Forget a lease; None if there is none of that number."""
+        """Remove a lease and return it; None if no lease has that number."""
         lease = self._leases.get(number)
         if lease is not None:
             lease.holder.leases.pop(number, None)
@@ -149,7 +149,7 @@ class LeaseTable:
         return lease
 
     def end_all(self, holder: Holder) -> list[Lease]:
-        """Forget all leases of a holder and return them."""
+        """Remove all leases of a holder and return them."""
         leases = list(holder.leases.values())
         for lease in leases:
             self.end(lease.number)
@@ -160,12 +160,12 @@ class LeaseTable:
 
 
 def new_number() -> int:
-    """Return a number that nobody else can guess."""
+    """Return a number that no other process can guess."""
     return int.from_bytes(os.urandom(8), "little") or 1
 
 
 def name_holders(leases: Iterable[Lease]) -> str:
-    """Return in words which processes hold leases, and whose messages do."""
+    """Return a text that names the processes, and the senders of messages, that hold leases."""
     pids: dict[bool, set[int]] = {False: set(), True: set()}
     for lease in leases:
         pids[lease.in_message].add(lease.holder.pid)

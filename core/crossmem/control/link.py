@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An importer's connection to one lease server: checked, and watched for its end."""
+"""An importer's connection to one lease server, with the check and the watch of the server."""
 
 import os
 import select
@@ -27,7 +27,7 @@ __all__ = ["Deadline", "Link", "owner_gone", "raise_if_dead"]
 
 _CONNECT_RETRY_S: Final = 0.005
 _MSG_CTRUNC: Final = int(socket.MSG_CTRUNC)
-"""A plain number: the flags of the module are slow to combine."""
+"""A plain number, because combining the module's flags is slow."""
 
 _PEEK: Final = int(socket.MSG_PEEK | socket.MSG_CMSG_CLOEXEC)
 _SPIN_S: Final = 100e-6
@@ -37,12 +37,12 @@ _CONTROL_NBYTES: Final = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 
 
 class Deadline:
-    """When an operation that waits for another process must be over.
+    """The deadline of an operation that waits for another process.
 
     Parameters
     ----------
     timeout_s
-        How long it may take from now.
+        Seconds from now to the deadline.
     """
 
     __slots__ = ("_end", "timeout_s")
@@ -57,7 +57,7 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
     def passed(self, owner: ProcessIdentity) -> OwnerUnresponsiveError:
-        """Return the error for an exporter that did not answer in time."""
+        """Return the error for an exporter that did not reply in time."""
         return OwnerUnresponsiveError(
             f"process {owner.pid} lives but did not answer within {self.timeout_s:g} s",
             hint="it is stopped, busy or out of descriptors; try again, or give a longer timeout",
@@ -65,17 +65,17 @@ class Deadline:
 
 
 class Link:
-    """An open connection. Raises ``EOFError`` where the other side has closed it.
+    """An open connection. Raises ``EOFError`` if the owner has closed it.
 
     Parameters
     ----------
     owner
         The exporting process.
     connection
-        A connected, non-blocking socket; it belongs to this object from now on.
+        A connected, non-blocking socket. It belongs to this object from now on.
     pidfd
-        The owner's, where it is known from an earlier connection. It never belongs to this
-        object: whoever closes the link keeps :attr:`pidfd`.
+        The owner's pidfd, if an earlier connection has found it. It never belongs to this object:
+        the caller of :meth:`close` keeps :attr:`pidfd`.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class Link:
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES))
         self.pidfd = pidfd
         self.is_broken = False
-        """Whether the other side was found to have closed the connection."""
+        """Whether the owner was found to have closed the connection."""
         self._readable = select.poll()
         self._readable.register(self._number, select.POLLIN)
         self.nonce = os.urandom(NONCE_NBYTES)
         self.server_nonce = b""
 
     def close(self) -> None:
-        """Close the connection, however long what came makes that take. The pidfd stays."""
+        """Close the connection without blocking on unread descriptors. The pidfd stays open."""
         close_connection(self._socket)
 
     def admit_descriptors(self) -> None:
@@ -102,12 +102,12 @@ class Link:
         admit(self._socket)
 
     def abandon(self) -> None:
-        """Close the connection in a forked child: it is not the last to do so."""
+        """Close the connection in a forked child. The parent has it open, so this cannot block."""
         self._socket.close()
 
     @property
     def is_open(self) -> bool:
-        """Whether the other side still has the connection open."""
+        """Whether the owner still has the connection open."""
         try:
             return self._socket.recv(1, socket.MSG_PEEK) != b""
         except BlockingIOError:
@@ -117,7 +117,7 @@ class Link:
 
     @property
     def has_messages(self) -> bool:
-        """Whether something can be received without waiting."""
+        """Whether a message can be received without waiting."""
         return any(number == self._number for number, _events in self._readable.poll(0))
 
     def send_now(self, message: bytes) -> bool:
@@ -132,7 +132,7 @@ class Link:
         return True
 
     def send(self, message: bytes, deadline: Deadline) -> None:
-        """Send a message, waiting for room while the owner lives."""
+        """Send a message; wait for room in the socket while the owner lives."""
         while True:
             try:
                 self._socket.send(message)
@@ -159,18 +159,18 @@ class Link:
         Returns
         -------
         tuple
-            The message, and its descriptors, which the caller owns.
+            The message and its descriptors. The caller owns the descriptors.
 
         Raises
         ------
         DriverError
             This process has no room for the descriptors. The message can be received later.
         """
-        # Most owners answer sooner than a sleeping thread is woken up again.
+        # Most owners reply faster than the kernel wakes a sleeping thread.
         give_up = time.perf_counter() + _SPIN_S
         while not (ready := self._readable.poll(0)) and time.perf_counter() < give_up:
             os.sched_yield()
-        # The socket was registered first, so it comes first where the owner has died as well.
+        # The socket was registered first, so poll lists it first if the owner has died too.
         if not ready or ready[0][0] != self._number:
             self._wait(self._readable, deadline)
         return self.take()
@@ -192,15 +192,18 @@ class Link:
             if not size and not received:
                 raise EOFError
             if flags & _MSG_CTRUNC:
-                # It stays in the queue: the kernel would close the others in this thread.
+                # The message stays in the queue: the kernel would close its other descriptors in
+                # this thread.
                 raise no_descriptors("recvmsg")
-            # The kernel closes nothing: the message had no descriptors, or they are open here.
+            # The kernel closes nothing here: the message had no descriptors, or this process has
+            # them.
             size = self._socket.recv_into(self._buffer)
             return bytes(self._buffer[:size]), received
         except BlockingIOError:
             raise
         except BaseException as error:
-            # The kernel has opened them in this process, whatever interrupted the reading.
+            # The kernel has opened the descriptors in this process, even if the read was
+            # interrupted.
             for message in messages:
                 close_aside(descriptors_in(message[1]))
             if not isinstance(error, OSError):
@@ -211,7 +214,7 @@ class Link:
         while True:
             remaining_s = deadline.remaining_s
             ready = poller.poll(remaining_s * 1000)
-            # What the owner sent before it died still counts.
+            # Messages that the owner sent before its death are still read.
             if any(number == self._number for number, _events in ready):
                 return
             if ready:
@@ -220,19 +223,19 @@ class Link:
                 raise deadline.passed(self.owner)
 
     def check_server(self, this: ProcessIdentity) -> None:
-        """Make sure that the owner itself listens, and watch it from now on.
+        """Check that the owner itself listens, and watch it from now on.
 
         Raises
         ------
         AccessDeniedError
-            Where somebody else holds the address.
+            Another process holds the address.
         OwnerGoneError
-            Where the owner is dead.
+            The owner is dead.
         """
         owner = self.owner
         pid, uid = peer_credentials(self._socket)
         is_visible = owner.pid_namespace == this.pid_namespace
-        # In another user namespace, a foreign user may look like nobody or like this one.
+        # In another user namespace, a foreign user may appear as the overflow user or as this user.
         is_right_user = uid in {owner.uid, this.uid, _OVERFLOW_UID}
         if not is_right_user or (is_visible and pid != owner.pid):
             raise_if_dead(owner, this, _DYING_S)
@@ -255,9 +258,9 @@ class Link:
 
 
 def raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float) -> bool:
-    """Raise if the owner is dead, or dies within that time: its sockets go before it does.
+    """Raise if the owner is dead or dies within that time, because its sockets close first.
 
-    Returns whether the owner is known to live.
+    Return whether the owner is known to live.
     """
     try:
         pidfd = open_owner(owner, this, dying_s)
@@ -274,7 +277,7 @@ def raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float)
 
 
 def owner_gone(owner: ProcessIdentity, what: str) -> OwnerGoneError:
-    """Return the error for an exporter that is no more."""
+    """Return the error for an exporter that is dead or has closed its server."""
     return OwnerGoneError(
         f"process {owner.pid}, which exported this memory, {what}",
         hint="export it again in a living process and send the new handle",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sockets at which the lease server accepts importers. Its thread alone uses them."""
+"""The sockets at which the lease server accepts importers. Only its thread uses them."""
 
 import logging
 import resource
@@ -20,18 +20,18 @@ __all__ = ["Listeners"]
 _log = logging.getLogger(__name__)
 
 _CLOSING_PART: Final = 8
-"""Connections of strangers that wait to be closed may take this part of the descriptors."""
+"""Connections of other users that wait to be closed may take this fraction of the descriptors."""
 
 
 class Listeners:
-    """Accepts connections, unless this process has no descriptors for more.
+    """Accepts connections while this process has descriptors for more.
 
     Parameters
     ----------
     loop
-        Tells when somebody connects.
+        Reports new connections.
     on_accept
-        Gets each connection.
+        Receives each connection.
     """
 
     def __init__(self, loop: EventLoop, on_accept: Callable[[socket.socket], None]) -> None:
@@ -44,14 +44,14 @@ class Listeners:
         self._path: Path | None = None
 
     def open(self, run_dir: Path, identity: ProcessIdentity) -> None:
-        """Listen at the addresses of a process. If this raises, the caller closes what is open.
+        """Listen at the addresses of a process. If this raises, the caller closes open sockets.
 
         Raises
         ------
         ConfigurationError
             The run directory cannot be used.
         OSError
-            This process has no descriptor left.
+            This process has no free descriptor.
         """
         self._sockets, self._path = listen(run_dir, identity)
         for one in self._sockets:
@@ -60,8 +60,8 @@ class Listeners:
     def _accept(self, listener: socket.socket) -> None:
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if is_behind(soft // _CLOSING_PART) and is_abstract(listener):
-            # Strangers whom the kernel lets send descriptors may fill the table with those. At the
-            # path, only processes of this one's user can connect.
+            # If the kernel cannot refuse descriptors, other users may fill the table with theirs.
+            # At the path, only processes of this process's user can connect.
             self._pause((listener,))
             return
         try:
@@ -89,7 +89,7 @@ class Listeners:
             self._loop.change(one.fileno(), read=True)
 
     def close(self) -> None:
-        """Stop listening. Importers that still find the path then learn that nobody listens."""
+        """Stop listening. The kernel then refuses importers that still find the path."""
         while self._sockets:
             close_connection(self._sockets.pop())
         if self._path is not None:
@@ -98,6 +98,6 @@ class Listeners:
                 self._path.unlink()
 
     def abandon(self) -> None:
-        """Close the sockets, and nothing else: for a forked child."""
+        """Close the sockets and change nothing else: for a forked child."""
         for one in self._sockets:
             one.close()

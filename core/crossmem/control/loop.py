@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The descriptors that the lease server's thread waits for, and how other threads wake it."""
+"""The event loop of the lease server's thread, and the means to wake it."""
 
 import select
 import socket
@@ -15,19 +15,19 @@ class EventLoop:
     Raises
     ------
     OSError
-        This process has no descriptor left. Nothing is left open then.
+        This process has no free descriptor. Nothing is left open then.
     """
 
     def __init__(self) -> None:
         self._handlers: dict[int, Callable[[], object]] = {}
         self._sockets: list[socket.socket] = []
         self.hung_up: set[int] = set()
-        """Those of the ready descriptors whose other side can neither send nor receive any more."""
+        """The ready descriptors whose peer can neither send nor receive any more."""
         self.epoll = select.epoll()
         try:
             self._sockets += socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for one in self._sockets:
-                # A byte that was not read yet wakes as well as a second one.
+                # An unread byte wakes the loop as well as a second one would.
                 one.setblocking(False)  # noqa: FBT003
             self.watch(self._sockets[1].fileno(), self._take_wake)
         except BaseException:
@@ -35,13 +35,13 @@ class EventLoop:
             raise
 
     def close(self) -> None:
-        """Close every descriptor of the loop's own."""
+        """Close the loop's own descriptors."""
         for one in self._sockets:
             one.close()
         self.epoll.close()
 
     def wake(self) -> None:
-        """Let :meth:`wait` return. Any thread may call this."""
+        """Make :meth:`wait` return. Any thread may call this."""
         with suppress(BlockingIOError):
             self._sockets[0].send(b"x")
 
@@ -56,21 +56,21 @@ class EventLoop:
         return [descriptor for descriptor, _mask in events]
 
     def handler_of(self, descriptor: int) -> Callable[[], object] | None:
-        """Return what handles a descriptor, None if it is not watched any more."""
+        """Return the handler of a descriptor, None if it is not watched any more."""
         return self._handlers.get(descriptor)
 
     def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
         """Have a handler called when a descriptor can be read."""
-        # In this order: the kernel may have no room for one more.
+        # The order matters: the kernel may refuse to register another descriptor.
         self.epoll.register(descriptor, select.EPOLLIN)
         self._handlers[descriptor] = handler
 
     def change(self, descriptor: int, *, read: bool = False, write: bool = False) -> None:
-        """Choose for what a descriptor is watched; its end is always noticed."""
+        """Choose the events of a descriptor. epoll always reports its end."""
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         self.epoll.modify(descriptor, events)
 
     def unwatch(self, descriptor: int) -> None:
-        """Watch a descriptor no longer. Doing so twice is harmless."""
+        """Stop watching a descriptor. A second call does nothing."""
         if self._handlers.pop(descriptor, None) is not None:
             self.epoll.unregister(descriptor)

@@ -10,28 +10,28 @@ __all__ = ["PeerLog"]
 _EVERY_S: Final = 1.0
 _MAX_PEERS: Final = 1024
 _MAX_LINES: Final = 10
-"""In a second, about all peers: a peer that forks is a new one each time."""
+"""In a second, about all peers: each fork of a peer is a new peer."""
 
 
 class PeerLog:
-    """Writes few lines a second about each process and about all, and counts those left out.
+    """Limits the log lines about each process and about all, and counts the omitted lines.
 
     Parameters
     ----------
     log
-        Gets the lines.
+        Receives the lines.
     """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._written: dict[int, tuple[float, int]] = {}
-        """By pid: when the last line was written, and how many were left out since."""
+        """By pid: the time of the last line, and the number of lines omitted since."""
         self._second = 0.0
-        """When the present second began."""
+        """When the current second began."""
         self._lines = 0
-        """How many lines this second has, those that are left out too."""
+        """Number of lines in this second, including omitted ones."""
         self._unwritten = 0
-        """Lines about peers of which none was written in their second."""
+        """Omitted lines about peers that had no line in that second."""
 
     def warning(self, pid: int, text: str, error: BaseException | None = None) -> None:
         """Write a line.
@@ -41,9 +41,9 @@ class PeerLog:
         pid
             The process, 0 if it is not visible here.
         text
-            What it did.
+            What the process did.
         error
-            What was raised; its traceback is logged for debugging.
+            The exception; its traceback is logged at debug level.
         """
         now = time.monotonic()
         if now - self._second >= _EVERY_S:

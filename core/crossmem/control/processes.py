@@ -27,8 +27,8 @@ __all__ = [
     "pidfd_number",
 ]
 
-# Missing from the socket and os modules of Pythons built on older headers; the numbers are the
-# same on every architecture that Linux runs CPython on (asm-generic/socket.h, unistd.h).
+# The socket and os modules of Pythons built on older headers lack these numbers. They are the same
+# on every architecture on which Linux runs CPython (asm-generic/socket.h, unistd.h).
 _SO_PEERPIDFD: Final = 77
 _SYS_PIDFD_OPEN: Final = 434
 _UCRED: Final = struct.Struct("iII")
@@ -40,7 +40,7 @@ _ALL_UIDS: Final = 2**32 - 1
 
 _PIDFS_MAGIC: Final = 0x50494446
 _STATFS_WORDS: Final = 32
-"""More than struct statfs has; the first one is the type of the file system."""
+"""More than struct statfs has; the first word is the type of the file system."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -64,15 +64,15 @@ def _close_opened(opened: list[int]) -> None:
 
 
 def lease_end() -> LeaseEnd:
-    """Return which processes this kernel lets this one watch to their end.
+    """Return which processes this process can watch until they end, on this kernel.
 
-    ``"process"``: every peer, by its socket (Linux 6.5). ``"process-if-visible"``: those that have
-    a pid here (Linux 5.3). ``"connection"``: none.
+    ``"process"``: every peer, by its socket (Linux 6.5). ``"process-if-visible"``: the peers with a
+    pid in this namespace (Linux 5.3). ``"connection"``: none.
     """
     try:
         return _lease_end()
     except OSError:
-        # Out of descriptors, it promises least, and is asked again the next time.
+        # Without a free descriptor the answer is the weakest one, and it is not cached.
         return "connection"
 
 
@@ -110,31 +110,31 @@ def _peer_pidfd(connection: socket.socket) -> int | None:
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return pid (0 where it is not visible here) and uid of the process at the other end."""
+    """Return pid (0 if it is not visible here) and uid of the process at the other end."""
     blob = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _gid = _UCRED.unpack(blob)
     return pid, uid
 
 
 def own_uid() -> int | None:
-    """Return this process's user; None where others can look like it in its user namespace.
+    """Return this process's user; None if the kernel shows other users with the same number.
 
-    None of them can be told to be this one then.
+    In that case no peer can be recognised as this user.
     """
     uid = os.geteuid()
     return None if is_anybody(uid) else uid
 
 
 def is_anybody(uid: int) -> bool:
-    """Whether users that have no number in this user namespace are shown with this one.
+    """Whether the kernel shows users without a number in this user namespace as this one.
 
-    One to whom the namespace gives this number cannot be told from them.
+    A user whom the namespace gives this number cannot be distinguished from them.
     """
     try:
         overflow_uid = int(_OVERFLOW_UID.read_text("utf-8"))
         lines = _UID_MAP.read_text("utf-8").splitlines()
     except OSError:
-        # Whoever cannot look admits nobody.
+        # Without access to these files, the default overflow user counts as ambiguous.
         return uid == _DEFAULT_OVERFLOW_UID
     has_number = sum(int(line.split()[2]) for line in lines)
     return uid == overflow_uid and has_number < _ALL_UIDS
@@ -155,22 +155,22 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     connection
         A connected Unix socket.
     pid
-        The peer's pid as its credentials say, 0 where it is not visible.
+        The peer's pid in its credentials, 0 if it is not visible.
     start_time
-        When the peer says it started; used where the kernel can only open pidfds by pid.
+        The start time that the peer reports. It is used if the kernel can only open pidfds by pid.
 
     Returns
     -------
     int or None
-        None if nothing tells of its death: before Linux 6.5, the peer is in a pid namespace that is
-        not visible here, or ``/proc`` does not show it.
+        None if no descriptor can report its death: before Linux 6.5, if the peer is in a pid
+        namespace that is not visible here, or if ``/proc`` does not show it.
 
     Raises
     ------
     ProcessLookupError
-        Where the peer is dead.
+        The peer is dead.
     OSError
-        Where no descriptor is left.
+        This process has no free descriptor.
     """
     found = _peer_pidfd(connection)
     if found is not None or pid <= 0:
@@ -191,7 +191,7 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
 
 
 def pidfd_number(pidfd: int | None) -> int:
-    """Return what tells the process behind a pidfd from all others of this boot.
+    """Return a number that is unique to the process behind a pidfd during this boot.
 
     0 if there is no pidfd, or if the kernel gives all pidfds one number (before Linux 6.9).
     """
@@ -203,37 +203,37 @@ def pidfd_number(pidfd: int | None) -> int:
 
 
 def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> bool:
-    """Whether a pidfd is proven to be of the process that started at a time.
+    """Whether a pidfd certainly belongs to the process that started at ``start_time``.
 
     Parameters
     ----------
     pidfd, pid
         A process by pidfd, and its pid in the pid namespace of this process.
     start_time
-        When the process that is meant started, in clock ticks after boot.
+        Start time of the expected process, in clock ticks after boot.
     dying_s
-        How long to wait for the death of a process of which ``/proc`` tells nothing: while a killed
-        process ends, its first thread may be gone already and its sockets closed.
+        How long to wait for the death of a process that ``/proc`` does not show. While a killed
+        process ends, its first thread may be gone already and its sockets may be closed.
 
     Returns
     -------
     bool
-        False if ``/proc`` does not tell: it shows another pid namespace than this process's, or it
-        hides the process (``hidepid``).
+        False if ``/proc`` cannot prove it: ``/proc`` belongs to another pid namespace, or hides the
+        process (``hidepid``).
 
     Raises
     ------
     ProcessLookupError
-        The process that is meant is dead.
+        The expected process is dead.
     """
-    # With another pid namespace in /proc, the pid is another process's there.
+    # In the ``/proc`` of another pid namespace, the pid belongs to another process.
     if process_start_time(os.getpid()) == process_start_time("self"):
         found = process_start_time(pid)
         if found == start_time:
             return True
         if found is not None:
             raise ProcessLookupError(errno.ESRCH, "the process is dead and its pid was reused")
-    # Also nothing is shown of a process that ended just now.
+    # ``/proc`` also shows nothing of a process that has just ended.
     if is_dead(pidfd, dying_s):
         raise ProcessLookupError(errno.ESRCH, "the process is dead")
     return False
@@ -252,13 +252,13 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float = 0
     Returns
     -------
     int or None
-        None if it cannot be told from here: the owner is in another pid namespace, the kernel has
-        no pidfds, or ``/proc`` hides the owner.
+        None if this cannot be decided from here: the owner is in another pid namespace, the kernel
+        has no pidfds, or ``/proc`` hides the owner.
 
     Raises
     ------
     ProcessLookupError
-        Where that process is dead.
+        That process is dead.
     """
     if owner.pid_namespace != this.pid_namespace:
         return None
@@ -267,8 +267,7 @@ def open_owner(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float = 0
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE, errno.ESRCH}:
             raise
-        # A number that cannot be a pid is nobody's pid; nor is that of a thread (ENOENT from Linux
-        # 6.16 on).
+        # EINVAL: the number cannot be a pid. ENOENT: the number is a thread's (from Linux 6.16 on).
         if error.errno in {errno.EINVAL, errno.ENOENT}:
             raise ProcessLookupError(errno.ESRCH, "no such process") from error
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lease server knows of exported memory: no vendor's objects, only what it answers."""
+"""The lease server's records of exported memory. They contain no vendor objects."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -23,15 +23,15 @@ _ALIKE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """Which processes may import, where the default, the same user, is not what is wanted.
+    """The processes that may import, if the default (the same user) does not fit.
 
     Parameters
     ----------
     pids
-        Only these processes, as this process sees their pids. None: any.
+        Only these processes, by their pids as this process sees them. None: any.
     uids
-        These users as well as the exporter's own, as the exporter's user namespace numbers them.
-        None: the exporter's own alone. Who has no number there cannot be named.
+        These users in addition to the exporter's own, by their numbers in the exporter's user
+        namespace. None: only the exporter's own. A user without a number there cannot be admitted.
     """
 
     pids: Collection[int] | None = None
@@ -48,14 +48,14 @@ class Allow:
             object.__setattr__(self, name, frozenset(value))
 
     def refuses(self, pid: int, uid: int, own_uid: int | None) -> str | None:
-        """Return why a process is refused, None where it is admitted.
+        """Return why a process is refused, None if it is admitted.
 
         Parameters
         ----------
         pid, uid
-            The process, as the kernel shows it here.
+            The process, as the kernel reports it here.
         own_uid
-            The exporter's user; None where the kernel shows others like it.
+            The exporter's user; None if the kernel shows other users with the same number.
         """
         if uid != own_uid and uid not in (self.uids or ()):
             return _ALIKE if own_uid is None else f"user {uid} is not admitted"
@@ -72,16 +72,16 @@ class Allow:
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """Exported memory that is retired as one: an allocation, or one adoption of a vendor's.
+    """Exported memory that is retired as one: an allocation, or one adoption of vendor memory.
 
     Parameters
     ----------
     allocation
-        Number of the vendor's allocation in handles. The adoptions of one share it.
+        Number of the vendor's allocation in handles. Its adoptions share it.
     grant
-        Puts peers on the vendor's whitelist for an export; None if there is no whitelist.
+        Puts a peer on the vendor's whitelist for an export; None if there is no whitelist.
     on_idle
-        Called, with no lock held, when the last lease of retired memory has ended.
+        Called without a lock when the last lease of retired memory has ended.
     """
 
     allocation: int
@@ -89,21 +89,21 @@ class Unit:
     on_idle: Callable[[], None]
     exports: "dict[int, Export]" = field(default_factory=dict)
     leases: dict[int, Any] = field(default_factory=dict)
-    """What this process itself and messages hold, by number; only the lease table changes it."""
+    """Leases of this process itself and of messages, by number; only the lease table changes it."""
     pins: int = 0
-    """How many requests the lease server is answering with its exports."""
+    """Number of requests in progress at the lease server that use its exports."""
     withdrawn: "set[Export]" = field(default_factory=set)
-    """Exports that were withdrawn, and that somebody still has."""
+    """Withdrawn exports that still have a holder."""
     is_retired: bool = False
     was_granted: bool = False
     """Whether a row may ever have held it."""
     is_sealed: bool = False
-    """Whether nothing was granted since its slots moved on to generations that nobody knows."""
+    """Whether nothing was granted since its slots moved on to new, secret generations."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Export:
-    """One way in which memory was exported."""
+    """One export of the memory."""
 
     unit: Unit
     handle: ShareableHandle
@@ -113,7 +113,7 @@ class Export:
     slot: Slot | None = None
     """Its words in shared memory, from its first lease on."""
     rows: dict[Any, memoryview] = field(default_factory=dict)
-    """The rows of those that were ever given a lease, and their words."""
+    """The rows of all processes that were ever given a lease, and their words."""
     since: dict[Any, float] = field(default_factory=dict)
     """When each of those leases began that were not seen to have ended."""
     is_arena: bool = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process exports and who holds it: every decision of the lease server, and no socket."""
+"""The exports of a process and their leases: all decisions of the lease server, and no socket."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -42,7 +42,7 @@ class LeaseRegistry:
         """Held for moments: no driver, plugin or finaliser runs under it."""
         self.max_reservations = limit
         self._idle: deque[Unit] = deque()
-        """Retired memory whose last lease has ended, and whose owner was not told."""
+        """Retired memory whose last lease has ended, and whose owner was not notified yet."""
         self._waiters = Waiters(self.lock)
         """Who waits for the end of a lease."""
         self.myself = Holder(identity.pid, identity.uid)
@@ -64,23 +64,23 @@ class LeaseRegistry:
             self.exports.add(export)
 
     def withdraw(self, unit: Unit, handle: ShareableHandle) -> Refusal | None:
-        """Let nobody import by a handle of some memory for the first time from now on (law C28).
+        """Refuse every later first import by a handle (law C28). Return why that cannot be done.
 
-        Who holds the export, and the messages under way that reserve it, keep it. Withdrawing twice
-        is harmless. Returns why the handle cannot be withdrawn.
+        Holders of the export, and messages in transit that reserve it, keep it. A second call does
+        nothing.
 
         Raises
         ------
         DriverError
-            The kernel forbids the barrier; try again later.
+            The kernel refuses the barrier; try again later.
         """
         with self.lock:
             export = self.exports.find(handle.allocation, handle.export)
             if export is None or export.unit is not unit:
-                # An earlier attempt may have been interrupted.
+                # An earlier call may have been interrupted.
                 self._ends.settle(unit)
                 refusal = self.exports.refusal(handle.allocation, handle.export)
-                # It was withdrawn before, and nobody has it any more.
+                # It was withdrawn before and has no holder any more.
                 is_gone = refusal is not None and refusal.status is not Status.UNKNOWN
                 return None if is_gone else Refusal(Status.UNKNOWN, "it is no export of this")
             refusal = self._refusal_of_core(handle)
@@ -98,11 +98,11 @@ class LeaseRegistry:
         Parameters
         ----------
         handle
-            What it imports.
+            The imported handle.
         reservation
-            The number that came with the handle in a message, 0 without one.
+            The handle's reservation number in a message, 0 without one.
         leases
-            Gets the number of the lease, by the core of the handle.
+            Receives the number of the lease, by the core of the handle.
         """
         number, export = handle.allocation, handle.export
         with self.lock:
@@ -110,7 +110,7 @@ class LeaseRegistry:
             refusal = self.exports.refusal(number, export, is_reserved=is_reserved)
             refusal = refusal or self._refusal_of_core(handle)
             core = handle.core
-            # An attempt that was interrupted may have got it.
+            # An interrupted call may have got the lease already.
             if refusal is None and core not in leases:
                 given = self.leases.give(self.exports.get(number, export), self.myself)
                 # No call stands between giving the lease and recording it.
@@ -118,21 +118,22 @@ class LeaseRegistry:
             return refusal
 
     def refusal_of(self, handle: ShareableHandle) -> Refusal | None:
-        """Return why nobody gets an export of this process, None if it can be given."""
+        """Return why an export of this process is refused, None if it can be leased."""
         with self.lock:
             return self.exports.refusal(handle.allocation, handle.export)
 
     def reserve_mine(
         self, handles: Sequence[ShareableHandle], numbers: Sequence[int], timeout_s: float
     ) -> Refusal | None:
-        """Reserve memory of this process for a message of its own; all or none.
+        """Reserve memory of this process for one of its messages; all or none.
 
-        Waits for room: until others have received or discarded earlier messages.
+        This waits for free reservations: until receivers have received or discarded earlier
+        messages.
 
         Parameters
         ----------
         handles
-            What the message speaks of.
+            The handles of the message.
         numbers
             A new number for each reservation. The caller ends them if this raises.
         timeout_s
@@ -166,9 +167,9 @@ class LeaseRegistry:
         return None
 
     def release_mine(self, numbers: Sequence[int]) -> None:
-        """End leases that this process has on its own memory, and reservations of messages to it.
+        """End this process's leases on its own memory, and reservations of messages, by number.
 
-        Ending one twice is harmless.
+        A second call does nothing.
         """
         self.end(numbers)
         self.tell()
@@ -183,7 +184,7 @@ class LeaseRegistry:
     def wait_all_idle(self, timeout_s: float) -> bool:
         """Wait until no lease is left; False if the time is over.
 
-        From now on nothing is granted but what messages under way reserve.
+        From now on, only messages in transit can lease their reserved memory.
         """
         self.exports.is_exiting = True
         self.end([one.number for one in list(self.myself.leases.values()) if not one.in_message])
@@ -194,7 +195,7 @@ class LeaseRegistry:
             if len(self.leases):
                 return False
             if held is None:
-                # Nothing is granted any more.
+                # From here on, nothing is granted.
                 held = list({one.unit for one in self.granted.values()})
                 rows.wish(held)
             while held and not (_is_kept(held[-1]) or rows.is_held(held[-1])):
@@ -204,30 +205,30 @@ class LeaseRegistry:
         return self._waiters.wait(is_over, timeout_s)
 
     def leases_of(self, unit: Unit) -> tuple[Lease, ...]:
-        """Return who holds memory, oldest lease first."""
+        """Return the leases on memory, the oldest first."""
         with self.lock:
             return rows.leases_of(unit)
 
     def retire(self, unit: Unit, *, even_if_leased: bool) -> bool:
-        """Stop granting memory and tell whether it is free of leases: one atomic step.
+        """Stop granting memory and return whether it has no leases, in one atomic step.
 
         Parameters
         ----------
         unit
             The memory.
         even_if_leased
-            Retire it also if leases remain; ``on_idle`` then tells of the end of the last.
+            Retire it even if leases remain. ``on_idle`` then reports the end of the last one.
 
         Returns
         -------
         bool
-            True if no lease remains. If one does, and ``even_if_leased`` is false, nothing has
-            changed.
+            True if no lease remains. If a lease remains and ``even_if_leased`` is false, nothing
+            has changed.
 
         Raises
         ------
         DriverError
-            The kernel forbids the barrier. The memory can be retired later.
+            The kernel refuses the barrier. The memory can be retired later.
         """
         with self.lock:
             if even_if_leased:
@@ -245,13 +246,13 @@ class LeaseRegistry:
                     rows.reopen(unit)
 
     def cut_off(self, unit: Unit) -> bool:
-        """Let no process begin to hold memory, and tell whether none holds it; at exit."""
+        """Refuse new holds of memory, and return whether it has no holder; at exit."""
         with self.lock:
             unit.is_retired = True
             return rows.seal(unit)
 
     def report(self) -> list[tuple[Unit, tuple[Export, ...], tuple[Lease, ...]]]:
-        """Return everything that is exported: the memory, its exports and its leases."""
+        """Return all exported memory with its exports and its leases."""
         with self.lock:
             for export in self.granted.values():
                 for row in rows.ended_of(export):
@@ -264,10 +265,11 @@ class LeaseRegistry:
             ]
 
     def tell(self) -> None:
-        """Tell owners of idle memory and observers what happened. The lock is not held."""
+        """Notify the owners of idle memory, and send events to observers. The lock is not held."""
         for unit in list(self._idle):
             unit.on_idle()
-            # Last: a thread that looks meanwhile must not miss it, and telling twice is harmless.
+            # The last step: another thread must not miss the unit, and a second notification is
+            # harmless.
             with suppress(ValueError):
                 self._idle.remove(unit)
         self.events.tell()
@@ -275,15 +277,15 @@ class LeaseRegistry:
     # What the lease server's thread calls -------------------------------------------------
 
     def receive(self, number: int, export: Export, holder: Holder) -> Holder | None:
-        """Make a message's reservation its receiver's, which ends it once it has opened the memory.
+        """Transfer a message's reservation to its receiver, which ends it after opening the memory.
 
-        So it ends with the receiver if that dies before, and not with its sender. If the
-        reservation is gone, nothing happens.
+        If the receiver dies before, the reservation ends with it, not with the sender. If the
+        reservation does not exist any more, nothing happens.
 
         Returns
         -------
         Holder or None
-            Who had it.
+            The former holder.
         """
         with self.lock:
             handle = export.handle
@@ -295,7 +297,7 @@ class LeaseRegistry:
             return held.holder
 
     def end(self, numbers: Iterable[int]) -> set[Holder]:
-        """End reservations and own leases by number, and return who had them."""
+        """End reservations and own leases by number, and return their holders."""
         holders: set[Holder] = set()
         with self.lock:
             for number in numbers:
@@ -306,7 +308,7 @@ class LeaseRegistry:
         return holders
 
     def hint(self, slots: Iterable[int]) -> None:
-        """Look at memory of which a peer says that a lease has ended."""
+        """Check memory after a peer's hint that a lease on it has ended."""
         with self.lock:
             exports = map(self.granted.get, set(slots))
             for unit in {one.unit for one in exports if one is not None}:
@@ -314,7 +316,7 @@ class LeaseRegistry:
             self._waiters.ring()
 
     def unpin(self, units: Iterable[Unit]) -> None:
-        """Let memory be freed of which the server has answered."""
+        """Release the pins of memory whose requests the server has answered."""
         with self.lock:
             for unit in units:
                 unit.pins -= 1
@@ -322,7 +324,7 @@ class LeaseRegistry:
             self._waiters.ring()
 
     def lose(self, holder: Holder) -> None:
-        """End all leases of a process that is dead."""
+        """End all leases of a dead process."""
         with self.lock:
             for lease in self.leases.end_all(holder):
                 self._after_end(lease, LOST[lease.in_message])
@@ -350,7 +352,7 @@ class LeaseRegistry:
         self.leases.give(export, holder, number, in_message=True)
 
     def forget_row(self, row: Row) -> None:
-        """Forget what a row holds, whose process is dead or never got it, and unmap it."""
+        """Forget the holds of a row and unmap it: its process is dead or never received it."""
         for export in row.holder.exports:
             if row in export.since:
                 is_held = export.slot is not None and words.load(row.segment.words, export.slot.at)
@@ -378,7 +380,7 @@ class LeaseRegistry:
         try:
             is_idle = unit.is_retired and not _is_kept(unit) and rows.seal(unit)
         except DriverError:
-            # There is no barrier. Whoever frees the memory is told.
+            # The barrier failed. The thread that frees the memory reports the error.
             is_idle = True
         else:
             if is_idle:
@@ -388,5 +390,5 @@ class LeaseRegistry:
 
 
 def _is_kept(unit: Unit) -> bool:
-    """Whether memory is kept by something else than a row."""
+    """Whether something other than a row keeps the memory."""
     return bool(unit.leases or unit.pins)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exporter reads of leases, and how it makes sure of it. The caller holds the lock.
+"""The exporter's view of leases in the rows of importers. The caller holds the lock.
 
-Only the rows of processes that were given a lease on an export are read for it, so a row keeps
-nothing else. A row is never written here: that of a dead process is forgotten.
+For an export, the exporter reads only the rows of processes that were given a lease on it, so a row
+can hold nothing else. The exporter never writes a row. It forgets the row of a dead process.
 """
 
 import time
@@ -28,9 +28,9 @@ def is_held(unit: Unit) -> bool:
 
 
 def seal(unit: Unit) -> bool:
-    """Let nobody begin to hold memory, and tell whether nobody holds it.
+    """Refuse new holds of memory, and return whether it has no holder.
 
-    Who holds it sends a message at the end, so its owner can sleep until then.
+    A holder sends a message when it ends its hold, so the owner can sleep until then.
     """
     if not unit.was_granted:
         return True
@@ -38,19 +38,19 @@ def seal(unit: Unit) -> bool:
         for export in list(unit.exports.values()):
             if export.slot is not None:
                 export.slot.move_on(is_live=False)
-        # An importer that saw the old generation has its word in the row when this ends.
+        # After the barrier, an importer that saw the old generation has its word in the row.
         words.barrier()
         unit.is_sealed = True
     if is_held(unit):
         return False
     if not IS_ORDERED:
-        # A store that was made under a hold may become visible after the 0 that ended it.
+        # A store under a hold may become visible after the 0 that ended the hold.
         words.barrier()
     return True
 
 
 def reopen(unit: Unit) -> None:
-    """Begin the next generation of live memory: it can be held, if it was sealed, too."""
+    """Begin the next generation of live memory. Sealed memory can be held again."""
     unit.is_sealed = False
     for export in list(unit.exports.values()):
         if export.slot is not None:
@@ -58,16 +58,20 @@ def reopen(unit: Unit) -> None:
 
 
 def wish(units: Iterable[Unit]) -> None:
-    """Have those who hold live memory send a message at the end; others can still begin to."""
+    """Ask the holders of live memory for a message at the end of their holds.
+
+    New holds stay possible.
+    """
     for unit in units:
         if not unit.is_retired:
             reopen(unit)
-    # Who does not see that has written its 0 where the owner reads it next.
+    # An importer that does not see the new generation has written its 0 before the owner's next
+    # read.
     words.barrier()
 
 
 def leases_of(unit: Unit) -> tuple[Lease, ...]:
-    """Return who holds memory, oldest lease first."""
+    """Return the leases on memory, the oldest first."""
     found: list[Lease] = list(unit.leases.values())
     for number, export in list(unit.exports.items()):
         slot, since = export.slot, export.since

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments of words in shared memory: sealed memfds that a forked child does not have mapped."""
+"""Segments of words in shared memory: sealed memfds that forked children do not inherit."""
 
 import ctypes
 import errno
@@ -32,12 +32,12 @@ FAULTY_OWNER: Final = "import from a process that runs the same release of cross
 """The hint for an exporter that breaks the lease protocol."""
 
 _LINKS: Final = tuple(f"/memfd:{name} (deleted)" for name in (CONTROL_NAME, ROW_NAME))
-"""How ``/proc`` shows the segments, which exporters name."""
+"""The names of segments in ``/proc``. The exporter chooses them."""
 
 SLOTS: Final = 1 << 20
-"""How many slots a segment has words for. It takes memory only where words were used."""
+"""Number of slots in a segment. Only pages with used words take memory."""
 HEADER_WORDS: Final = 8
-"""Words before those of the slots."""
+"""Number of words before those of the slots."""
 WORDS: Final = HEADER_WORDS + SLOTS
 
 _PAGE_NBYTES: Final = os.sysconf("SC_PAGESIZE")
@@ -48,12 +48,12 @@ _MAP_SHARED: Final = 1
 _MADV_DONTFORK: Final = 10
 _FAILED: Final = ctypes.c_void_p(-1).value
 _F_SEAL_FUTURE_WRITE: Final = 0x10
-"""No writable mapping can be made any more; those that exist stay. Not in Python's fcntl."""
+"""Forbids new writable mappings; existing ones stay. Python's fcntl lacks it."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Python's own mmap object duplicates the descriptor, and unmaps the address in a forked child,
-# where something else may lie by then.
+# Python's mmap object duplicates the descriptor. It also unmaps the address in a forked child,
+# where another mapping may have that address by then.
 _mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -64,14 +64,14 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Segment:
-    """Words at an address of this process, which a forked child does not have.
+    """Words at an address of this process. A forked child does not have them.
 
     Parameters
     ----------
     descriptor
         A memfd of the size of a segment. The caller closes it.
     is_writable
-        Whether this process writes them.
+        Whether this process writes the words.
 
     Raises
     ------
@@ -82,9 +82,9 @@ class Segment:
     def __init__(self, descriptor: int, *, is_writable: bool) -> None:
         self._mapped: list[int | None] = []
         self.is_private = False
-        """Whether it is certain that no forked child has the words mapped."""
+        """Whether MADV_DONTFORK succeeded, so that no forked child has the words mapped."""
         self.words = memoryview(b"")
-        """The words; released once the segment was closed."""
+        """The words. They are released when the segment is closed."""
         _segments.add(self)
         protection = _PROT_READ_WRITE if is_writable else _PROT_READ
         try:
@@ -105,7 +105,7 @@ class Segment:
             raise
 
     def close(self) -> None:
-        """Unmap the words. Nobody reads them any more. Closing twice is harmless."""
+        """Unmap the words. No thread may read them any more. A second call does nothing."""
         self.words.release()
         mapped, self._mapped = self._mapped, []
         if mapped:
@@ -114,7 +114,7 @@ class Segment:
     __del__ = close
 
     def abandon(self) -> None:
-        """Forget the words, which a forked child does not have."""
+        """Forget the words in a forked child, which has no mapping of them."""
         self.words.release()
         self._mapped.clear()
 
@@ -123,7 +123,7 @@ _segments: WeakSet[Segment] = WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    # Something else may lie at these addresses one day.
+    # Another mapping may use these addresses later.
     segments = list(_segments)
     for segment in segments:
         segment.abandon()
@@ -132,9 +132,9 @@ def _after_fork_in_child() -> None:
 
 
 def _unmap_inherited() -> None:
-    """Unmap the segments that another thread of the parent had mapped and not yet protected.
+    """Unmap segments that another thread of the parent had mapped and not protected yet.
 
-    Such an address may be recorded nowhere, so the segments are found by name.
+    No variable may contain such an address, so the segments are found by name.
     """
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():
@@ -147,21 +147,21 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> Segment:
-    """Create a segment of zeroes that nobody can resize. Its maker or its receiver writes it.
+    """Create a segment of zeroes with a sealed size. Its maker or its receiver writes it.
 
     Parameters
     ----------
     name
-        What ``/proc`` shows.
+        Its name in ``/proc``.
     descriptors
-        Gets the descriptor to pass on, which the caller closes, also if this raises.
+        Receives the descriptor to pass on. The caller closes it, even if this raises.
     is_written_by_maker
-        Whether this process writes and all others can only read; else it reads.
+        Whether this process writes and all others can only read. If false, this process reads.
 
     Raises
     ------
     DriverError, OutOfMemoryError, OSError
-        This process has no descriptor, no room or no memfd.
+        This process has no free descriptor, no room or no memfd.
     """
     try:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
@@ -173,7 +173,7 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
         raise (no_descriptors("memfd_create") if is_full else error) from error
     try:
         if is_written_by_maker:
-            # The kernel has that since Linux 5.1.
+            # Linux has this seal since 5.1.
             with suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -184,12 +184,12 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
 
 
 def receive(descriptor: int, *, is_writable: bool) -> Segment:
-    """Map a segment that another process created, after checking that it cannot be resized.
+    """Map a segment of another process, after a check that its size is sealed.
 
     Raises
     ------
     InvalidHandleError
-        It is no such segment.
+        The descriptor is not a segment.
     OutOfMemoryError
         This process has no room for another mapping.
     """
@@ -198,7 +198,7 @@ def receive(descriptor: int, *, is_writable: bool) -> Segment:
     except OSError:
         seals = 0
     is_refusing = bool(seals & (fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE))
-    # Huge pages, whose holes raise SIGBUS, never come in that size.
+    # A memfd with huge pages, whose holes raise SIGBUS, never has that size.
     if (
         seals & _SEALS != _SEALS
         or os.fstat(descriptor).st_size != _NBYTES

@@ -2,9 +2,10 @@
 """The lease server of an exporting process: one daemon thread that answers importers.
 
 The thread reads, decides and answers. It never frees memory, synchronises a device or waits for a
-peer. What it learns is noted, and other threads act on it. It alone touches connections, so a
-signal handler, which runs in the main thread, can cut nothing in half. An application thread that
-has to know what importers have sent asks this thread to read it (:meth:`LeaseServer.catch_up`).
+peer. It records what it learns, and other threads act on that. Only this thread uses connections.
+Signal handlers run in the main thread, so they cannot interrupt its work. An application thread
+that needs the importers' latest messages asks this thread to read them
+(:meth:`LeaseServer.catch_up`).
 """
 
 import logging
@@ -55,7 +56,7 @@ _SWEEP_S: Final = 0.5
 _STOP_JOIN_S: Final = 2.0
 _MAX_CAUGHT_UP: Final = 1000
 _MAX_UNREAD: Final = 300
-"""Messages that are read of a connection before it is closed; its buffer holds fewer."""
+"""Number of messages read from a connection before it is closed. Its buffer holds fewer."""
 
 
 class LeaseServer:
@@ -66,7 +67,7 @@ class LeaseServer:
     identity
         This process.
     run_dir
-        Where the socket's path lies.
+        The directory of the socket's path.
     registry
         Receives events, outside of any lock.
     max_reservations
@@ -75,9 +76,9 @@ class LeaseServer:
     Raises
     ------
     ConfigurationError
-        Where the run directory cannot be used.
+        The run directory cannot be used.
     DriverError
-        Where this process has no descriptor or thread left.
+        This process has no free descriptor or thread.
     """
 
     def __init__(
@@ -90,11 +91,11 @@ class LeaseServer:
         self._unsent: set[ServerConnection] = set()
         self._in_flight = InFlight(own_uid())
         self._served: set[tuple[int, int]] = set()
-        """Processes, by pid and user, of which a message was read in this round."""
+        """Processes, by pid and user, from which this round has read a message."""
         self._skipped: set[int] = set()
-        """Connections that had to wait for the next round."""
+        """Connections that wait for the next round."""
         self._bells: deque[Bell] = deque()
-        """Each rings once everything that had come by then was read."""
+        """Each rings when all messages that had arrived by then are read."""
         self._stopping = False
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES + 1))
         self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
@@ -103,7 +104,7 @@ class LeaseServer:
             self._holders = HolderTable(self._loop, self._lose)
             self._listeners = Listeners(self._loop, self._accept)
             try:
-                # Now, so that a first lease leaves nothing that was not there.
+                # Now, so that the first lease opens no further descriptor.
                 self.leases.slots.grow()
                 self._listeners.open(run_dir, identity)
             except BaseException:
@@ -119,12 +120,12 @@ class LeaseServer:
     # What the exporter's own threads call -------------------------------------------------
 
     def catch_up(self, timeout_s: float) -> None:
-        """Wait until the thread has read what importers have sent, and seen which are dead.
+        """Wait until the thread has read the importers' messages and noticed dead importers.
 
         Parameters
         ----------
         timeout_s
-            How long to wait at most. A thread of Python's that never yields can delay this.
+            The longest wait. A Python thread that never releases the GIL can extend it.
         """
         is_other = threading.get_ident() != self._thread.ident
         if self._connections and is_other and not self._stopping:
@@ -148,7 +149,7 @@ class LeaseServer:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close every descriptor, and nothing else: for a forked child."""
+        """Close every descriptor and change nothing else: for a forked child."""
         for connection in list(self._connections.values()):
             connection.socket.close()
             connection.finish()
@@ -180,7 +181,7 @@ class LeaseServer:
             self._bells.popleft().ring()
 
     def _answer_bells(self) -> None:
-        """Read all that has come, for the threads that wait for that."""
+        """Read all messages that have arrived, for the threads that wait for that."""
         bells = list(self._bells)
         try:
             for _ in range(_MAX_CAUGHT_UP):
@@ -196,7 +197,7 @@ class LeaseServer:
     def _handle_all(self, ready: list[int]) -> None:
         self._served.clear()
         if self._skipped:
-            # Else the first connection of a process could keep the others from their turn.
+            # Otherwise the first connection of a process could starve its other connections.
             skipped, self._skipped = self._skipped, set()
             ready.sort(key=lambda one: one not in skipped)
         for descriptor in ready:
@@ -209,7 +210,7 @@ class LeaseServer:
         try:
             handler()
         except Exception as error:  # noqa: BLE001 - logged, and the connection is dropped
-            # One peer's trouble must not end the thread that all others need.
+            # A fault that one peer causes must not end the thread that all other peers need.
             connection = self._connections.get(descriptor)
             pid = connection.pid if connection is not None else 0
             text = f"a fault in the lease server, which continues: {type(error).__name__}"
@@ -235,13 +236,13 @@ class LeaseServer:
         self._flush(connection)
 
     def _make_room(self) -> None:
-        """Let go of the oldest connection, where there are many.
+        """Close the oldest connection if there are many.
 
-        An importer that needs it again connects again. What it holds, its row says, unless the end
-        of its connection is all that tells of its death.
+        The importer connects again when it needs to. Its rows record its holds. A connection whose
+        end is the only sign of the importer's death is kept.
         """
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # Each costs two descriptors once it has asked: its own, and the pidfd of its process.
+        # Each costs two descriptors after its first request: its own, and the pidfd of its process.
         if len(self._connections) < soft // 4:
             return
         for connection in list(self._connections.values()):
@@ -253,10 +254,10 @@ class LeaseServer:
             return
 
     def _read_ends(self, connection: ServerConnection) -> None:
-        """Read what a peer has sent to end, before its connection is closed.
+        """Read a peer's END messages before its connection is closed.
 
-        What it asked for, it asks for again on another connection, or it is dead. A forked child of
-        a dead peer may go on sending.
+        The peer repeats its requests on another connection, or it is dead. The limit is necessary
+        because a forked child of a dead peer may continue to send.
         """
         with suppress(EOFError, ProtocolError):
             for kind, _request, body in connection.receive(_MAX_UNREAD):
@@ -268,7 +269,7 @@ class LeaseServer:
             self._holders.forget_if_unused(holder)
 
     def _serve(self, connection: ServerConnection) -> None:
-        """Handle one message of a peer, and of one connection of a process in each round."""
+        """Handle one message of a peer, of one connection for each process in a round."""
         process = connection.pid, connection.uid
         if process in self._served:
             self._skipped.add(connection.number)
@@ -282,7 +283,7 @@ class LeaseServer:
                 return
         try:
             for kind, request, body in connection.receive(1):
-                # Ends of connections do not count: a thousand of them are soon read.
+                # Ends of connections do not count, because a thousand of them take little time.
                 self._served.add(process)
                 if kind is MessageType.IMPORT or kind is MessageType.RESERVE:
                     self._answer(connection, kind, request, unpack_request(body))
@@ -321,7 +322,7 @@ class LeaseServer:
     def _refuse(
         self, connection: ServerConnection, number: int, request: Request, refusal: Refusal
     ) -> None:
-        """Give one answer to everything that was asked for."""
+        """Give the same refusal for every export of a request."""
         connection.queue(number, pack_refusals(refusal, len(request.wanted)), ())
         self._flush(connection)
 
@@ -330,7 +331,7 @@ class LeaseServer:
         try:
             sent = connection.flush(self._in_flight)
         except EOFError:
-            # It gets nothing more. What it has sent is still read, and then its end.
+            # The peer receives nothing more. The server still reads its messages, and then the end.
             connection.socket.shutdown(socket.SHUT_WR)
             sent = True
         if sent:
@@ -339,7 +340,7 @@ class LeaseServer:
                 self._unsent.remove(connection)
                 self._loop.change(connection.number, read=True)
             return
-        # Nothing more is read from a peer until it has read what it asked for.
+        # The server reads nothing more from a peer until the peer has read its replies.
         if not connection.is_full and (was_full or connection not in self._unsent):
             self._peer_log.warning(
                 connection.pid,
@@ -350,7 +351,7 @@ class LeaseServer:
         self._loop.change(connection.number, write=connection.is_full)
 
     def _drop(self, connection: ServerConnection) -> None:
-        """Close a connection. Its leases stay where the process can be watched (law C11)."""
+        """Close a connection. Its leases stay if the process can be watched (law C11)."""
         if self._connections.pop(connection.number, None) is None:
             return
         self._unsent.discard(connection)
@@ -367,7 +368,7 @@ class LeaseServer:
             self._holders.forget_if_unused(holder)
 
     def _lose(self, holder: Holder) -> None:
-        """End everything that a dead process held, and what it had sent to end."""
+        """End all leases of a dead process, and the reservations that it had ended."""
         for connection in list(self._connections.values()):
             if connection.holder is holder:
                 # It may have ended reservations of messages that it received.

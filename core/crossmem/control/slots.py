@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner's side of leases: control segments, which it writes, and rows, which it reads.
+"""The owner's side of leases: it writes control segments, and reads the importers' rows.
 
-A slot stands for one export. The control segment has its generation: odd as long as the export
-lives, even once the memory was freed, and never the same again.
+A slot stands for one export. Its word in the control segment is the generation. It is odd while the
+export lives, even after the memory was freed, and never repeats.
 """
 
 from heapq import heappop
@@ -18,11 +18,11 @@ __all__ = ["FENCED", "MODE", "REGISTERED", "Slot", "SlotTable"]
 MODE: Final = 0
 """Index of the word that says how the segment's writer orders its accesses."""
 REGISTERED: Final = 1
-"""It uses the barrier of ``membarrier``, or lets others use it."""
+"""The writer uses the barrier of ``membarrier``, or lets others use it."""
 FENCED: Final = 2
-"""It uses fences of its own, and the other side must as well."""
+"""The writer uses its own fences, and the other side must do so as well."""
 OWN_MODE: Final = REGISTERED if IS_REGISTERED else FENCED
-"""What this process does."""
+"""The mode of this process."""
 
 
 class Slot(NamedTuple):
@@ -31,7 +31,7 @@ class Slot(NamedTuple):
     Parameters
     ----------
     number
-        Which slot, over all segments.
+        Number of the slot, over all segments.
     words
         The control segment.
     at
@@ -47,27 +47,27 @@ class Slot(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """The generation now."""
+        """The current generation."""
         return words.load(self.words, self.at)
 
     def move_on(self, *, is_live: bool) -> None:
-        """Begin the next generation that is odd, or even.
+        """Begin the next odd generation (live), or the next even one.
 
-        Nobody who was given an earlier one can begin to hold, and who ends a hold of an earlier one
-        sends a message.
+        A peer with an earlier generation can no longer begin to hold. A peer that ends a hold of an
+        earlier generation sends a message.
         """
         generation = words.load(self.words, self.at)
         words.store(self.words, self.at, generation + 1 + (generation % 2 == is_live))
 
 
 class SlotTable:
-    """The control segments, and which of their slots are free. Its user holds a lock."""
+    """The control segments and their free slots. The caller holds a lock."""
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
         """The control segments, in order."""
         self.descriptors: list[int] = []
-        """Of the control segments, to pass on."""
+        """Descriptors of the control segments, to pass on."""
         self.free: list[int] = []
         """A heap of slots that were given back: no row holds them."""
         self.free_ranges: list[tuple[int, int]] = []
@@ -75,7 +75,7 @@ class SlotTable:
         self._count = 0
 
     def take(self) -> Slot:
-        """Return the lowest free slot, live, in a new segment if there is none.
+        """Return the lowest free slot, live, from a new segment if necessary.
 
         Raises
         ------

@@ -14,24 +14,24 @@ from crossmem.driver.recording import call_into
 __all__ = ["LOOK_AGAIN_S", "Bell", "PassingThread", "Waiters", "start_thread"]
 
 LOOK_AGAIN_S: Final = 0.5
-"""How often rows are read for who waits: the message that a lease has ended may fail."""
+"""How often a waiting thread reads the rows, because the message about an end may fail."""
 _STOP_S: Final = 5.0
 _log = logging.getLogger(__name__)
 
 
 class Bell:
-    """Lets one thread wait until another has rung. Rung twice, it has rung once."""
+    """Lets one thread wait until another has rung. Two rings before a wait count as one."""
 
     def __init__(self) -> None:
         self._silence = threading.Lock()
         self._silence.acquire()
 
     def ring(self) -> None:
-        """End the wait, or the next one."""
+        """End the current wait, or the next one."""
         try:
             self._silence.release()
         except RuntimeError:
-            # It has rung, and nobody has heard it yet.
+            # It has rung already, and no thread has waited since.
             return
 
     def wait(self, timeout_s: float = threading.TIMEOUT_MAX) -> bool:
@@ -40,14 +40,14 @@ class Bell:
 
 
 class PassingThread:
-    """A daemon thread that exists only while there is something to do.
+    """A daemon thread that exists only while there is work.
 
     Parameters
     ----------
     turn
-        Does it, and may wait on :attr:`bell`. Called again and again.
+        Does a part of the work, and may wait on :attr:`bell`. The thread calls it repeatedly.
     is_needed
-        Whether there is something to do.
+        Returns whether there is work.
     """
 
     def __init__(self, turn: Callable[[], None], is_needed: Callable[[], bool]) -> None:
@@ -60,14 +60,14 @@ class PassingThread:
         """Wakes the thread."""
 
     def start(self) -> bool:
-        """Start the thread, unless it runs; False if this process can have no more threads."""
+        """Start the thread, unless it runs; False if this process can start no more threads."""
         taken: list[bool] = []
         started: list[int] = []
         try:
             call_into(taken, self._running.acquire, False)  # noqa: FBT003
             if taken[0] and not self._is_stopping:
-                # Not threading.Thread: its start() waits in Python, where a signal handler may
-                # raise, and finalisers come here.
+                # Not threading.Thread: its start() waits in Python code, where a signal handler may
+                # raise. Finalisers call this method too.
                 call_into(started, start_new_thread, self._run, ())
         except RuntimeError:
             return False
@@ -89,7 +89,7 @@ class PassingThread:
                     _log.exception("a fault in a thread of crossmem; the thread continues")
                     self.bell.wait(LOOK_AGAIN_S)
             self._running.release()
-            # What came between the last look and the release found a running thread.
+            # Work that came between the last check and the release found a running thread.
             if not (self._must_run() and self._running.acquire(blocking=False)):
                 return
 
@@ -102,12 +102,12 @@ class PassingThread:
 
 
 class Waiters:
-    """Threads that wait until something holds that others bring about.
+    """Threads that wait until a condition becomes true.
 
     Parameters
     ----------
     lock
-        Held while that is asked. It is asked until it holds, and never again.
+        Held while the condition is evaluated. It is not evaluated again after it was true.
     """
 
     def __init__(self, lock: "threading.RLock") -> None:
@@ -115,13 +115,13 @@ class Waiters:
         self._bells: set[Bell] = set()
 
     def ring(self) -> None:
-        """Let all of them ask again."""
+        """Make all waiting threads evaluate their conditions again."""
         for bell in list(self._bells):
             self._bells.discard(bell)
             bell.ring()
 
     def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until it holds, asking every half second at least; False if the time is over."""
+        """Wait for a condition, with a check every half second; False if the time is over."""
         end = time.monotonic() + timeout_s
         while True:
             bell = Bell()
@@ -142,12 +142,12 @@ def start_thread(thread: threading.Thread) -> None:
     """Start a thread.
 
     ``Thread.start`` waits in Python code, where a signal handler may raise and leave a lock held.
-    Signal handlers run in the main thread alone, so another thread calls it.
+    Signal handlers run only in the main thread, so another thread makes the call.
 
     Raises
     ------
     DriverError
-        This process can have no more threads.
+        This process can start no more threads.
     """
     failures: list[RuntimeError] = []
     bell = Bell()
@@ -156,7 +156,7 @@ def start_thread(thread: threading.Thread) -> None:
         try:
             thread.start()
         except RuntimeError as error:
-            # A call that a signal handler cut short has perhaps started it.
+            # If a signal handler interrupted the call, the thread may have started.
             if thread.ident is None:
                 failures.append(error)
         finally:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages between an importer and a lease server, and how both prove the secret.
+"""The messages between an importer and a lease server, and the proofs that both know the secret.
 
-One ``SOCK_SEQPACKET`` packet is one message: a header of type, flags and request id, then a body.
-A request fits into one message. A reply that does not continues in further ones, all with the same
-request id, until one has the flag LAST. Nothing is ever unpickled; every length is bounded.
+One ``SOCK_SEQPACKET`` packet is one message: a header of type, flags and request id, then a body. A
+request fits into one message. A reply that does not fit continues in further messages with the same
+request id, until one has the flag LAST. No data is ever unpickled, and every length is bounded.
 
 ====== ================ =======================================================================
 type   direction        body
@@ -13,7 +13,7 @@ IMPORT client to server nonce, identity of the peer, then one record for each ex
 RESERVE client to server as IMPORT: reservations of a message, without the memory itself
 REPLY  server to client one record for each export asked for; descriptors travel alongside
 END    client to server numbers of reservations that end
-HINT   client to server slots of which a lease has ended, where the exporter wished to know
+HINT   client to server slots whose lease has ended, if the exporter asked for that
 ====== ================ =======================================================================
 """
 
@@ -67,17 +67,17 @@ __all__ = [
 PROTOCOL_VERSION: Final = 4
 MAX_MESSAGE_NBYTES: Final = 60_000
 MAX_WANTED: Final = 1024
-"""Exports that one request asks for at most."""
+"""The most exports that one request may ask for."""
 MAX_GRANT_NBYTES: Final = 64 * 2**10
-"""Bytes of one record of a reply."""
+"""The most bytes of one record of a reply."""
 MAX_PAYLOAD_NBYTES: Final = MAX_GRANT_NBYTES - 128
-"""Of them, the vendor's bytes with the length of each."""
+"""The most bytes of payloads in a record, including the length of each."""
 MAX_PAYLOADS: Final = 1024
-"""How many payloads open one export."""
+"""The most payloads that open one export."""
 MAX_GRANT_DESCRIPTORS: Final = 16
-"""Descriptors that open one export."""
+"""The most descriptors that open one export."""
 MAX_DESCRIPTORS: Final = 253
-"""Descriptors in one message: SCM_MAX_FD of the kernel."""
+"""The most descriptors in one message: SCM_MAX_FD of the kernel."""
 NONCE_NBYTES: Final = 16
 PROOF_NBYTES: Final = 16
 
@@ -85,7 +85,7 @@ HEADER: Final = struct.Struct("<BBHQ")
 LAST: Final = 1
 
 _MAX_REASON: Final = 300
-"""Characters that an error repeats of what a peer says."""
+"""The most characters of a peer's reason in an error."""
 
 _HELLO: Final = struct.Struct("<H16s")
 _REQUEST: Final = struct.Struct("<16sQQQQII")
@@ -96,7 +96,7 @@ _PAYLOAD: Final = struct.Struct("<I")
 
 
 class ProtocolError(Exception):
-    """The other side sent what no peer of ours sends."""
+    """The peer sent a message that no crossmem peer sends."""
 
 
 class MessageType(IntEnum):
@@ -111,7 +111,7 @@ class MessageType(IntEnum):
 
 
 class Status(IntEnum):
-    """How the server answered for one export."""
+    """The server's answer for one export."""
 
     GRANTED = 0
     STALE = 1
@@ -120,7 +120,7 @@ class Status(IntEnum):
     EXITING = 4
     FAILED = 5
     FULL = 6
-    """The sender has as many messages under way as it may; later there may be room."""
+    """The sender's messages hold all reservations that it may have; some may be free later."""
     TOO_MANY = 7
     """One message asks for more than a sender may ever reserve."""
     WITHDRAWN = 8
@@ -134,7 +134,7 @@ _GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)
 
 
 class Hello(NamedTuple):
-    """What a server says first. ``mode`` is how it orders its accesses to shared words."""
+    """The server's first message. ``mode`` is how it orders its accesses to shared words."""
 
     version: int
     nonce: bytes
@@ -142,7 +142,7 @@ class Hello(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """One export that an importer asks for, with its proof that it knows the secret.
+    """One requested export, with the proof that the importer knows the secret.
 
     ``reservation`` is the number that came with the handle in a message, 0 without one; in a
     RESERVE, the number that the reservation gets. ``generation`` is that of a pool's block, 0 for
@@ -159,9 +159,9 @@ class Wanted(NamedTuple):
 class Request(NamedTuple):
     """One request for any number of exports of one backend.
 
-    ``session`` tells the programs apart that one process runs. ``known`` has a bit for each control
-    segment of which this one has a row. ``following`` says for how many further exports the same
-    message asks in requests after this one.
+    ``session`` distinguishes the programs that one process runs. ``known`` has a bit for each
+    control segment of which the importer has a row. ``following`` is the number of further exports
+    that later requests of the same message ask for.
     """
 
     nonce: bytes
@@ -174,11 +174,11 @@ class Request(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """What a row may hold, with the true sizes and all that the importer's driver needs.
+    """A grant, with the true sizes and the data that the importer's driver needs.
 
-    It holds nothing until the importer has written ``generation`` into the word of ``slot``. With
+    The importer holds nothing until it has written ``generation`` into the word of ``slot``. With
     ``has_row`` the first two descriptors are the control segment and a row. ``record`` and
-    ``proof`` are what was received, for the importer to verify.
+    ``proof`` are the received bytes, for the importer to verify.
     """
 
     slot: int
@@ -193,7 +193,7 @@ class Grant(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why there is no lease."""
+    """A refused lease."""
 
     status: Status
     reason: str
@@ -202,20 +202,20 @@ class Refusal(NamedTuple):
 def prove(secret: bytes, role: bytes, *parts: bytes) -> bytes:
     """Return a message authentication code that only a holder of the secret can make.
 
-    Keyed BLAKE2b is a MAC by design (RFC 7693) and takes less time than HMAC. The role
-    keeps a request's proof from being played back as a reply's.
+    Keyed BLAKE2b is a MAC by design (RFC 7693) and takes less time than HMAC. The role prevents an
+    attacker from replaying a request's proof as a reply's.
     """
     message = b"".join(parts)
     return hashlib.blake2b(message, key=secret, digest_size=PROOF_NBYTES, person=role).digest()
 
 
 def verify(proof: bytes, secret: bytes, role: bytes, *parts: bytes) -> bool:
-    """Whether a proof is right, in time that does not depend on the proof."""
+    """Whether a proof is right, in constant time."""
     return compare_digest(proof, prove(secret, role, *parts))
 
 
 def proof_context(server_nonce: bytes, nonce: bytes, request: int) -> bytes:
-    """Return what every proof of one request covers: this connection and this request."""
+    """Return the context that every proof of one request covers: the connection and the request."""
     return b"".join((server_nonce, nonce, request.to_bytes(8, "little")))
 
 
@@ -230,7 +230,7 @@ def pages(kind: MessageType, request: int, body: bytes) -> list[bytes]:
 
 
 def max_pages(asked: int) -> int:
-    """Return how many messages a reply has at most that answers for so many exports."""
+    """Return the most messages that a reply for this many exports can have."""
     nbytes, descriptors = asked * MAX_GRANT_NBYTES, asked * (MAX_GRANT_DESCRIPTORS + 2)
     room = MAX_MESSAGE_NBYTES - HEADER.size
     return 2 + nbytes // room + descriptors // MAX_DESCRIPTORS
@@ -282,14 +282,14 @@ def pack_grant(grant: Grant, secret: bytes, context: bytes) -> bytes:
 
 
 def pack_refusals(refusal: Refusal, count: int = 1) -> bytes:
-    """Make records of a REPLY that grant nothing. The first says why, for all of them."""
+    """Make REPLY records that refuse exports. The first contains the reason for all of them."""
     reason = refusal.reason.encode(errors="backslashreplace")[:1000]
     others = _REPLY.pack(refusal.status, 0) * (count - 1)
     return b"".join((_REPLY.pack(refusal.status, len(reason)), reason, others))
 
 
 def unpack_replies(body: bytes, count: int = 1) -> Iterator[Grant | Refusal]:
-    """Yield the records of a REPLY to a request for so many exports, each once it is asked for."""
+    """Yield the records of a REPLY to a request for this many exports, lazily."""
     at = 0
     try:
         for _ in range(count):

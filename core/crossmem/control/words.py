@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations on words that processes share. Every access to such a word is one of these.
+"""The operations on words that processes share. All accesses to such words use these functions.
 
 A word has 8 bytes, is aligned, and is written by one process alone. CPython copies an item of a
-``memoryview`` with format ``Q`` by one move of the processor, so no reader sees half a store.
+``memoryview`` with format ``Q`` in one move of the processor, so no reader sees half a store.
 
-x86-64 keeps stores in order and loads in order; a load may still come before an earlier store. On
-other processors :func:`release` and :func:`observe` add a fence. Only :func:`barrier` orders a
-store before a later load.
+x86-64 keeps stores in order and loads in order, but a load may become visible before an earlier
+store. On other processors :func:`release` and :func:`observe` add a fence. Only :func:`barrier`
+orders a store before a later load.
 """
 
 from _thread import allocate_lock
@@ -20,21 +20,21 @@ __all__ = ["any_of", "barrier", "fence", "load", "observe", "release", "store"]
 
 
 load: Final[Callable[[memoryview, int], int]] = getitem
-"""Return a word. C code, as :data:`store`: no signal handler can run between a question about what
-this thread has loaded and its store."""
+"""Return a word. Like :data:`store` it is C code, so no signal handler runs between a check of a
+loaded word and the store."""
 
 store: Final = cast("Callable[[memoryview, int, int], None]", setitem)
 """Write a word."""
 
 
 def release() -> None:
-    """Let all earlier accesses of this thread come before its next store."""
+    """Order all earlier accesses of this thread before its next store."""
     if not IS_ORDERED:
         fence()
 
 
 def observe(words: memoryview, index: int) -> int:
-    """Return a word before all later accesses of this thread."""
+    """Load a word, and order the load before all later accesses of this thread."""
     value: int = words[index]
     if not IS_ORDERED:
         fence()
@@ -42,15 +42,15 @@ def observe(words: memoryview, index: int) -> int:
 
 
 def any_of(several: Iterable[memoryview], index: int) -> bool:
-    """Whether the word of that index is not 0 in any of several segments."""
+    """Whether the word at that index is not 0 in any of several segments."""
     return any(map(itemgetter(index), several))
 
 
 def fence() -> None:
     """Order all earlier accesses of this thread before all later ones.
 
-    Releasing a lock and taking the same lock are a full fence: an instruction with the lock prefix
-    on x86-64; a store-release and a load-acquire, which stay in order, on aarch64.
+    Releasing a lock and acquiring the same lock is a full fence: an instruction with the lock
+    prefix on x86-64; a store-release and a load-acquire, which stay in order, on aarch64.
     """
     lock = allocate_lock()
     lock.acquire()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What applications use: devices, allocations, imports and mappings.
+"""The objects of applications: devices, allocations, imports and mappings.
 
-Whichever of its modules is imported first, devices are of the class that applications have.
+The import of any module of this package registers the public class of devices.
 """
 
 from crossmem.sharing.device import Device

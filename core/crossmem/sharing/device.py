@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices as applications have them: what can be done with one, and how one is named."""
+"""The device objects of applications, and the functions that find them."""
 
 from typing import cast
 
@@ -32,14 +32,14 @@ class Device(LocalDevice):
     info
         Identity, name and size.
     capabilities
-        What it can do.
+        Its abilities and limits.
     driver
         The backend's driver; for backend authors and tests.
     runtime
-        The vendor binding that the call or ``CROSSMEM_RUNTIME`` named, None for the backend's own
+        The vendor binding that the call or ``CROSSMEM_RUNTIME`` named; None: the backend's own
         choice.
     mechanism
-        How memory allocated here is shared: what was asked for, else the preferred one.
+        The mechanism that shares memory allocated here: the requested one, or the preferred one.
     """
 
     __slots__ = ()
@@ -50,7 +50,7 @@ class Device(LocalDevice):
         Parameters
         ----------
         nbytes
-            How many bytes; the capacity is this rounded up to the device's granularity.
+            Requested size. The capacity is this size, rounded up to the device's granularity.
 
         Returns
         -------
@@ -60,11 +60,11 @@ class Device(LocalDevice):
         Raises
         ------
         InvalidSizeError
-            Where ``nbytes`` is not positive, or larger than the device can ever give.
+            ``nbytes`` is not positive, or larger than the device can ever allocate.
         OutOfMemoryError
-            Where the device has no room now; the message says how much waits on leases.
+            The device has no room now. The message says how many bytes wait for leases to end.
         DriverError
-            Where the vendor's call failed otherwise.
+            The vendor's call failed for another reason.
         """
         process = drain()
         if process is not self._process:
@@ -116,42 +116,43 @@ class Device(LocalDevice):
     def adopt(
         self, ptr: int, nbytes: int, *, owner: object, neighbours: Neighbours | None = None
     ) -> Adoption:
-        """Make memory that someone else allocated exportable, without a copy.
+        """Make memory of another library exportable, without a copy.
 
-        :func:`crossmem.how_can_share` says beforehand what this would raise, and why.
+        :func:`crossmem.how_can_share` reports in advance whether this would raise, and why.
 
         Parameters
         ----------
         ptr
-            Address of the first byte, in the vendor's own memory of this device.
+            Address of the first byte, in vendor memory of this device.
         nbytes
-            How many bytes from there on; all of one allocation of the vendor's.
+            Number of bytes from there. All of them lie in one allocation of the vendor.
         owner
-            What keeps the memory: a tensor, for example. It is kept alive until the adoption is
-            freed and the last lease on it has ended. The memory must stay while it lives.
+            The object that keeps the memory allocated, such as a tensor. The adoption holds a
+            reference to it until the adoption is freed and the last lease on it has ended. The
+            memory must stay allocated while the object lives.
         neighbours
-            ``"expose"`` where importers may reach what else lies in the same block of the
-            vendor's; None refuses such memory.
+            ``"expose"`` allows importers to reach other memory in the same block of the vendor.
+            None refuses such memory.
 
         Returns
         -------
         Adoption
-            Export it as an allocation. Free it, or use it as a context manager: that lets the
-            owner go and leaves the memory alone.
+            Export it as you would export an allocation. Free it, or use it as a context manager:
+            that drops the reference to the owner and does not free the memory.
 
         Raises
         ------
         UnsupportedError
-            Where this memory cannot be shared, with the reason; where the capability
-            ``foreign_memory`` is false; and where there are neighbours.
+            This memory cannot be shared (the message says why), the capability ``foreign_memory``
+            is false, or the block contains other memory and ``neighbours`` is None.
         InvalidSizeError
-            Where the bytes do not lie in one allocation of the vendor's.
+            The bytes do not lie in one allocation of the vendor.
         BusyError
-            Where other memory at these addresses was adopted, and freed without being given up.
+            An adoption at these addresses remains, and its owner freed the memory too early.
         ConfigurationError
-            Where an argument has no meaning.
+            An argument is invalid.
         DriverError
-            Where the vendor's call failed otherwise.
+            The vendor's call failed for another reason.
         """
         process = drain()
         if process is not self._process:
@@ -164,23 +165,23 @@ class Device(LocalDevice):
         Parameters
         ----------
         nbytes
-            How many bytes; the range has this rounded up to the device's granularity.
+            Requested size. The range has this size, rounded up to the device's granularity.
 
         Returns
         -------
         AddressRange
-            Map memory there piece by piece. Release it, or use it as a context manager.
+            Map memory into it in pieces. Release it, or use it as a context manager.
 
         Raises
         ------
         InvalidSizeError
-            Where ``nbytes`` is not positive, or more than a process can address.
+            ``nbytes`` is not positive, or more than a process can address.
         OutOfMemoryError
-            Where this process has not so many consecutive addresses left.
+            This process does not have that many consecutive addresses left.
         UnsupportedError
-            Where the capability ``address_ranges`` is false.
+            The capability ``address_ranges`` is false.
         DriverError
-            Where the vendor's call failed otherwise.
+            The vendor's call failed for another reason.
         """
         process = drain()
         if process is not self._process:
@@ -199,22 +200,22 @@ def device(
     Parameters
     ----------
     spec
-        ``"backend:ordinal"``, or a backend's name for its first device. None: what
-        ``CROSSMEM_DEVICE`` names, else the first device of the available backend with the
-        highest priority; an emulation is used only where it is named.
+        ``"backend:ordinal"``, or a backend's name for its first device. None: the device in
+        ``CROSSMEM_DEVICE``, else the first device of the available backend with the highest
+        priority. An emulation must be named.
     runtime
-        Name of the vendor binding to use. None: what ``CROSSMEM_RUNTIME`` names for the backend,
-        else the backend's own choice.
+        Name of the vendor binding. None: the binding in ``CROSSMEM_RUNTIME`` for the backend, else
+        the backend's own choice.
     mechanism
-        How memory allocated on the device is shared, one of its capability ``mechanisms``;
-        None: the preferred one. Imports use the handle's mechanism, whatever this says.
+        How memory allocated on the device is shared, one of its capability ``mechanisms``; None:
+        the preferred one. Imports always use the handle's mechanism.
 
     Raises
     ------
     ConfigurationError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
-        Each says what is missing and what to do.
+        The message says what is missing and what to do.
     UnsupportedError
-        Where the device does not have the mechanism.
+        The device does not have the mechanism.
     """
     found = cast("Device", find_device(drain(), spec, runtime))
     return found if mechanism is None else found.for_mechanism(mechanism)

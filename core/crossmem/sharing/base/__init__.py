@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What exporting and importing stand on: the process, its devices, memory and how objects end."""
+"""The base of exporting and importing: the process, its devices, memory and ends of objects."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the memory of crossmem in which an array or tensor lies, by its address."""
+"""The index that finds the crossmem memory of an array or tensor by its address."""
 
 import threading
 import weakref
@@ -14,18 +14,18 @@ __all__ = ["ArrayIndex", "Indexed"]
 
 
 class Indexed(Protocol):
-    """Memory as the index sees it."""
+    """Memory, as the index needs it."""
 
     nbytes: int
 
     @property
     def closed(self) -> bool:
-        """Whether the memory may not be used any more."""
+        """Whether the memory was closed."""
         ...
 
 
 class _Spot(NamedTuple):
-    """The addresses of one object, for as long as something keeps them in use."""
+    """The addresses of one object, valid as long as its anchor lives."""
 
     start: int
     end: int
@@ -35,22 +35,22 @@ class _Spot(NamedTuple):
 
 
 class ArrayIndex:
-    """What can have arrays in it: memory that is viewed, and memory that was adopted.
+    """The memory that may contain arrays: memory with views, and adopted memory.
 
-    Looking up takes time that grows with the logarithm of their number. Several objects may show
-    the same addresses.
+    A lookup takes time logarithmic in the number of entries. Several objects may have the same
+    addresses.
 
-    A finaliser or a signal handler may come in between any two steps of a thread that is in here,
-    and make arrays or look for them. So only the outermost call changes the lists, and whatever
-    comes in between finds them as they are.
+    A finaliser or a signal handler may interrupt a thread inside this class at any point, and may
+    make arrays or look them up. Therefore only the outermost call changes the lists. Inner calls
+    read the lists without a change.
 
     Parameters
     ----------
     lock
         Guards the lists.
     inherited
-        The index of the process that forked this one. Its arrays are readable here, but no handle
-        of them can be made.
+        The index of the parent of a forked process. Its arrays are readable here, but have no
+        handles.
     """
 
     def __init__(self, lock: threading.RLock, inherited: "ArrayIndex | None" = None) -> None:
@@ -58,25 +58,25 @@ class ArrayIndex:
         self._is_busy = False
         self._inherited = inherited
         if inherited is not None:
-            # A thread that is not in this process may have the parent's lock for ever.
+            # A thread of the parent, which this process does not have, may hold the parent's lock.
             inherited._lock, inherited._is_busy = lock, False
         self._spots: dict[int, list[_Spot]] = {}
-        """By start, those of similar lengths together: lengths of one list have as many bits. So
-        only few neighbours in a list can reach an address, however large others are."""
+        """By start, one list for each bit length of the size. In a list of similar sizes, only few
+        neighbours can reach an address, however large entries of other lists are."""
         self._new: deque[_Spot] = deque()
-        """What is not in the lists yet."""
+        """Entries that are not in the lists yet."""
         self._gone: deque[tuple[int, int, int]] = deque()
-        """Start, end and number of what no longer counts; the garbage collector fills this."""
+        """Start, end and number of dead entries; the garbage collector fills this."""
         self._numbers = count()
 
     def add(self, memory: Indexed, pointer: int, anchor: object) -> None:
-        """Remember where some memory lies, as long as ``anchor`` lives."""
+        """Enter the addresses of memory, for as long as ``anchor`` lives."""
         gone = self._gone
         key = (pointer, pointer + memory.nbytes, next(self._numbers))
         reference = weakref.ref(anchor, lambda _: gone.append(key))
         self._new.append(_Spot(*key, weakref.ref(memory), reference))
-        # Never waited for: the caller holds locks that a finaliser, in a thread that has this one,
-        # may be waiting for. Whoever looks next brings the lists up to date.
+        # This never waits for the lock: the caller holds locks for which a finaliser may be waiting
+        # in the thread that holds this one. The next lookup updates the lists.
         taken: list[bool] = []
         try:
             call_into(taken, self._lock.acquire, False)  # noqa: FBT003
@@ -87,9 +87,9 @@ class ArrayIndex:
                 self._lock.release()
 
     def find(self, pointer: int, nbytes: int) -> Indexed | None:
-        """Return what shows all of these addresses and is usable, None where nothing does.
+        """Return usable memory that contains all of these addresses, None if there is none.
 
-        Of several, that which starts last.
+        If several objects qualify, the one with the last start is returned.
         """
         with self._lock:
             was_busy = self._is_busy
@@ -102,7 +102,7 @@ class ArrayIndex:
                 self._is_busy = was_busy
 
     def is_inherited(self, pointer: int, nbytes: int) -> bool:
-        """Whether memory of a parent process shows all of these addresses."""
+        """Whether memory of a parent process contains all of these addresses."""
         parent = self._inherited
         while parent is not None:
             if parent.find(pointer, nbytes) is not None:
@@ -131,11 +131,11 @@ class ArrayIndex:
         return found
 
     def _settle(self) -> None:
-        """Bring the lists up to date. The lock is held, by the outermost call of its thread."""
+        """Update the lists. The caller holds the lock and is the outermost call of its thread."""
         self._is_busy = True
         try:
             while self._new or self._gone:
-                # In the lists first, so that it is found at all times.
+                # The list gets the entry first, so that a lookup finds it at all times.
                 while self._new:
                     spot = self._new[0]
                     spots = self._spots.setdefault(_bits(spot.start, spot.end), [])
@@ -144,7 +144,8 @@ class ArrayIndex:
                         spots.insert(index, spot)
                     self._new.popleft()
                 if self._gone:
-                    # Taken out afterwards: forgetting twice is harmless, and an interrupt is not.
+                    # Removed from the queue afterwards: a repeated removal is harmless, a lost one
+                    # is not.
                     self._forget(self._gone[0])
                     self._gone.popleft()
         finally:
@@ -159,18 +160,18 @@ class ArrayIndex:
             if not spots:
                 del self._spots[bits]
         elif any(spot[:3] == gone for spot in self._new.copy()):
-            # It came and went since this began to look.
+            # The entry was added and died after the loop above had looked.
             self._gone.append(gone)
 
 
 def _find(spots: list[_Spot], key: tuple[int, int, int]) -> tuple[int, bool]:
-    """Return where a spot is or would be, and whether it is there."""
+    """Return the index of an entry, and whether the entry is there."""
     index = bisect_left(spots, key)
     return index, index < len(spots) and spots[index][:3] == key
 
 
 def _usable(spot: _Spot, end: int) -> Indexed | None:
-    """Return the memory of a spot, where it reaches that far and can be used."""
+    """Return the memory of an entry if it reaches ``end`` and is not closed."""
     memory = spot.memory() if end <= spot.end else None
     return memory if memory is not None and not memory.closed else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host copies of memory, and copies within a device."""
+"""Copies between memory and the host, and copies within a device."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ __all__ = ["Copyable"]
 
 
 class Copyable(Endable):
-    """Bytes at an address of this process. Nobody takes the address away during a copy.
+    """Bytes at an address of this process. The address stays valid during a copy.
 
     Attributes
     ----------
@@ -46,17 +46,17 @@ class Copyable(Endable):
         ----------
         data
             Any contiguous buffer: bytes, memoryview, NumPy array.
-        offset
+        Offset of the first byte to overwrite.
             First byte to overwrite.
 
         Raises
         ------
         InvalidSizeError
-            Where the data does not fit.
+            The data does not fit.
         AccessDeniedError
-            Where the memory is read-only here.
+            The memory is read-only here.
         ClosedError, ForkedProcessError
-            Where it may not be used any more.
+            The memory was closed, or a forked child called this.
         """
         copy = object()
         copies = self._usage.copies
@@ -85,16 +85,16 @@ class Copyable(Endable):
         Parameters
         ----------
         nbytes
-            How many; all from ``offset`` on where None.
+            Number of bytes; None: all from ``offset`` on.
         offset
-            First byte to read.
+            Offset of the first byte to read.
 
         Raises
         ------
         InvalidSizeError
-            Where the range is out of bounds.
+            The range is out of bounds.
         ClosedError, ForkedProcessError
-            Where the memory may not be used any more.
+            The memory was closed, or a forked child called this.
         """
         copy = object()
         copies = self._usage.copies
@@ -128,32 +128,32 @@ class Copyable(Endable):
         offset: int = 0,
         source_offset: int = 0,
     ) -> None:
-        """Copy other memory of the device into this, without a detour over the host.
+        """Copy other memory of the device into this memory, without a detour over the host.
 
-        The bytes must not overlap: what is copied then is undefined.
+        The two ranges must not overlap. Otherwise the result is undefined.
 
         Parameters
         ----------
         source
-            An allocation, mapping or piece of the same backend; for another device only where
-            the capability ``peer_access`` is true.
+            An allocation, mapping or piece of the same backend. Memory of another device needs the
+            capability ``peer_access``.
         nbytes
-            How many; all of ``source`` from ``source_offset`` on where None.
+            Number of bytes; None: all of ``source`` from ``source_offset`` on.
         offset
-            First byte to overwrite.
+            Offset of the first byte to overwrite.
         source_offset
-            First byte to copy.
+            Offset of the first byte to copy.
 
         Raises
         ------
         InvalidSizeError
-            Where one of the ranges is out of bounds.
+            One of the ranges is out of bounds.
         AccessDeniedError
-            Where this memory is read-only here.
+            This memory is read-only here.
         UnsupportedError
-            Where the device cannot reach the other memory.
+            The device cannot reach the other memory.
         ClosedError, ForkedProcessError
-            Where one of them may not be used any more.
+            One of the two was closed, or a forked child called this.
         """
         if not isinstance(source, Copyable):
             msg = f"source must be memory of crossmem, not {shorten(source)}"
@@ -181,8 +181,8 @@ class Copyable(Endable):
             other_copies.pop(other, None)
 
     def _begin_copy(self, copy: object) -> int:
-        """Note a copy and return the address; the caller forgets the copy in any case."""
-        # Before the lock, which in a forked child may be held for ever.
+        """Register a copy and return the address. The caller removes the entry in any case."""
+        # Checked before the lock, which in a forked child may be held for ever.
         self.ptr  # noqa: B018
         with self._process.state:
             pointer = self.ptr

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue of deferred work: every resource that is given back passes through it.
+"""The queue of deferred work: every release of a resource passes through it.
 
-A resource enters the queue when its object ends, and leaves the queue when all of it was given
-back. So nothing is lost if the vendor refuses or a signal handler raises: the next call of crossmem
-goes on with what is left. Finalisers only enter records here.
+A resource enters the queue when its object ends, and leaves the queue when all of it is released.
+If the vendor refuses or a signal handler raises, the next call of crossmem continues with the rest.
+Finalisers only enter records here.
 """
 
 import logging
@@ -22,28 +22,28 @@ _log = logging.getLogger(__name__)
 
 
 class Record:
-    """What outlives an object that applications hold, until its resources are given back."""
+    """The record of an object's resources, which outlives the object until their release."""
 
     __slots__ = ("__weakref__", "is_done")
 
     is_shared: ClassVar = False
-    """Whether others may keep the resource, see :meth:`leave_to_others`."""
+    """Whether other users may keep the resource, see :meth:`leave_to_others`."""
 
     def __init__(self) -> None:
         self.is_done = False
-        """Whether everything was given back."""
+        """Whether everything was released."""
 
     def leave_to_others(self) -> bool:
-        """Leave a resource that others keep, if that is all there is to do; say so.
+        """Leave a resource that other users keep. Return whether that is all there is to do.
 
-        The lock of the state is held.
+        The caller holds the lock of the state.
         """
         return False
 
     def give_back(self, *, blocking: bool) -> None:
-        """Give back what is left, and set ``is_done`` after the last of it.
+        """Release what is left, and then set ``is_done``.
 
-        Any thread may call this at any time, also several at once, and again after it raised.
+        Any thread may call this at any time, also concurrently, and again after it raised.
 
         Parameters
         ----------
@@ -53,13 +53,13 @@ class Record:
         Raises
         ------
         CrossmemError
-            The vendor refused a step, or reports failed work of the device.
+            The vendor refused a step, or reports that work of the device failed.
         """
         raise NotImplementedError
 
 
 class Call(Record):
-    """A call that had to wait, because its thread held a lock when it was made."""
+    """A delayed call: its thread held a lock when it was made."""
 
     __slots__ = ("_call",)
 
@@ -76,25 +76,25 @@ class Call(Record):
 
 
 def _nothing() -> None:
-    """Take the place of a call that was made, so that the record keeps nothing alive."""
+    """Replace a finished call, so that the record keeps no object alive."""
 
 
 class DeferredWork:
-    """What waits to be given back."""
+    """The resources that wait for their release."""
 
     def __init__(self) -> None:
         self.ready: dict[Record, None] = {}
-        """What can be given back now, in order. One statement enters a record."""
+        """Records that can be released now, in order. One statement enters a record."""
         self.waiting: set[Record] = set()
         """Freed memory whose leases have not ended."""
         self.idle: dict[Record, None] = {}
         """Freed memory whose last lease has ended. The lease server enters records."""
         self._look_at = 0.0
-        """When the reaper looks at what waits, 0 if it has not begun to count."""
+        """When the reaper checks ``waiting`` next, 0 if no time is set."""
         self._reaper = PassingThread(self._reap, self._is_pending)
 
     def run(self, record: Record, *, blocking: bool = True) -> None:
-        """Give back what a record in ``ready`` stands for, and raise what the vendor says.
+        """Release the resources of a record in ``ready``, and raise the vendor's error.
 
         Parameters
         ----------
@@ -112,17 +112,17 @@ class DeferredWork:
             self.start_reaper()
 
     def drain(self, *, wait: bool = False) -> None:
-        """Go on with everything that is ready.
+        """Continue with all work that is ready.
 
         Parameters
         ----------
         wait
-            Whether to look at the leases of all freed memory, and to wait for a thread that frees
-            it. No other thread is waited for.
+            Whether to check the leases of all freed memory, and to wait for a thread that is
+            freeing it. This waits for no other thread.
         """
         freed = tuple(self.waiting) if wait else ()
         tried: set[Record] = set()
-        # Giving back one resource may drop the object of another.
+        # The release of one resource may drop the object of another.
         while todo := [one for one in (*freed, *self.idle, *self.ready) if one not in tried]:
             tried.update(todo)
             for record in todo:
@@ -134,13 +134,14 @@ class DeferredWork:
             if record in self.waiting:
                 self.ready.pop(record, None)
             elif not record.is_done:
-                # Another thread works on the resource, and may not look here again.
+                # Another thread works on the resource and may not check the queue again.
                 self.start_reaper()
         except CrossmemError:
-            # The caller who ended the object was told. The record stays, for the next attempt.
+            # The call that ended the object has reported the error. The record stays for another
+            # attempt.
             pass
         except Exception:  # noqa: BLE001 - logged with its traceback
-            # A fault of the driver's, which has nothing to do with the present caller.
+            # A fault of the driver is unrelated to the current caller.
             _log.exception("giving back a resource failed")
         finally:
             if record.is_done:
@@ -148,9 +149,9 @@ class DeferredWork:
                 self.ready.pop(record, None)
 
     def start_reaper(self) -> None:
-        """Have a thread give back what is ready or waits, until nothing is left.
+        """Start a thread that releases ready and waiting records until none is left.
 
-        If no thread can be had, the next call of crossmem does this work.
+        If no thread can be started, the next call of crossmem does this work.
         """
         self._reaper.start()
 
@@ -160,19 +161,19 @@ class DeferredWork:
         self._reaper.bell.ring()
 
     def _is_pending(self) -> bool:
-        # Another thread may have freed the memory before its first thread noted that it waits.
+        # Another thread may have freed the memory before the first thread put it into ``waiting``.
         self.waiting.difference_update([one for one in list(self.waiting) if one.is_done])
         return bool(self.ready or self.idle or self.waiting)
 
     def _reap(self) -> None:
-        """Give back what is ready, and from time to time look at what waits."""
+        """Release ready records, and check waiting records periodically."""
         self._look_at = self._look_at or time.monotonic() + LOOK_AGAIN_S
         self.drain()
         self._reaper.bell.wait(max(0.0, self._look_at - time.monotonic()))
         if time.monotonic() >= self._look_at:
             self._look_at = 0.0
             for record in list(self.waiting):
-                # Its importers may have been cut off before they could send a message.
+                # An importer may have been killed before it could send a message.
                 self._try(record, blocking=False)
 
     def stop(self) -> None:

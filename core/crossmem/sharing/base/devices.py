@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices as data, and how one is found by name or by identity."""
+"""Devices as data, and the search for one by name or by identity."""
 
 import logging
 from dataclasses import replace
@@ -42,9 +42,9 @@ _log = logging.getLogger(__name__)
 
 
 class LocalDevice:
-    """One device, as this process sees it: what allocations, imports and ranges know of it.
+    """One device, as this process sees it, with the part that allocations and imports use.
 
-    Applications have the subclass :class:`crossmem.Device`, which can allocate.
+    Applications use the subclass :class:`crossmem.Device`, which can allocate.
 
     Attributes
     ----------
@@ -55,14 +55,14 @@ class LocalDevice:
     info
         Identity, name and size.
     capabilities
-        What it can do.
+        Its abilities and limits.
     driver
         The backend's driver; for backend authors and tests.
     runtime
-        The vendor binding that the call or ``CROSSMEM_RUNTIME`` named, None for the backend's own
+        The vendor binding that the call or ``CROSSMEM_RUNTIME`` named; None: the backend's own
         choice.
     mechanism
-        How memory allocated here is shared: what was asked for, else the preferred one.
+        The mechanism that shares memory allocated here: the requested one, or the preferred one.
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class LocalDevice:
     )
 
     public: ClassVar["type[LocalDevice] | None"] = None
-    """The subclass that applications get; it registers itself here."""
+    """The subclass for applications, which registers itself here."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class LocalDevice:
 
     @property
     def identity(self) -> str:
-        """What the device is called in every process of this host."""
+        """The name of the device in every process of this host."""
         return self.info.identity
 
     @override
@@ -120,7 +120,7 @@ class LocalDevice:
         return _restore, (self.backend, self.identity, self.runtime, self.mechanism)
 
     def for_mechanism(self, mechanism: str) -> Self:
-        """Return this device for memory that is shared in another way.
+        """Return this device for memory that another mechanism shares.
 
         Parameters
         ----------
@@ -130,14 +130,14 @@ class LocalDevice:
         Returns
         -------
         Device
-            Always the same object for one mechanism; its capabilities are those of that way.
+            Always the same object for one mechanism. Its capabilities are those of that mechanism.
 
         Raises
         ------
         UnsupportedError
-            Where the device does not have the mechanism (law C25).
+            The device does not have the mechanism (law C25).
         ForkedProcessError
-            Where the device object belongs to a parent process.
+            The device object belongs to a parent process.
         """
         if mechanism == self.mechanism:
             return self
@@ -151,7 +151,7 @@ class LocalDevice:
         if found is None:
             made = type(self)(self._process, self.driver, self.info, self.runtime, mechanism)
             made._siblings = self._siblings
-            # Of two threads that make one, both get the first.
+            # If two threads make one at the same time, both get the first.
             found = self._siblings.setdefault(mechanism, made)
         return cast("Self", found)
 
@@ -162,17 +162,17 @@ class LocalDevice:
 
 
 class _DeviceTable(Part):
-    """The devices that were found, by backend and runtime."""
+    """The known devices, by backend and runtime."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self.found: dict[tuple[str, str | None], tuple[LocalDevice, ...]] = {}
         self.named: dict[tuple[str, str, int], LocalDevice] = {}
-        """What handles name, by backend, identity and how much was found by then."""
+        """The devices that handles name, by backend, identity and number of known devices."""
 
 
 def find_device(process: Process, spec: str | None, runtime: str | None) -> LocalDevice:
-    """Return the device of a name; see :func:`crossmem.device`."""
+    """Return the device with a name; see :func:`crossmem.device`."""
     # A program that only attaches memory never chooses a device.
     from crossmem.plugin.selection import choose  # noqa: PLC0415
 
@@ -195,8 +195,8 @@ def list_devices(process: Process) -> list[LocalDevice]:
         try:
             found.extend(_devices_of(process, backend, None))
         except PLUGIN_FAULTS:
-            # One backend that does not load must not take the others' devices away;
-            # ``crossmem devices`` shows why.
+            # A backend that fails to load must not hide the devices of the others. ``crossmem
+            # devices`` shows the reason.
             _log.warning("backend %r has no devices", backend, exc_info=True)
     return found
 
@@ -207,18 +207,18 @@ def refuse_foreign_device(device: LocalDevice) -> None:
     Raises
     ------
     ForkedProcessError, ClosedError
-        With what to do instead.
+        The message says what to do instead.
     """
     refuse_foreign(device._process, device)
 
 
 def check_device(device: object, operation: str = "import") -> None:
-    """Refuse what names no device.
+    """Refuse a value that cannot name a device.
 
     Raises
     ------
     ConfigurationError
-        It is neither a device nor a text nor None.
+        The value is neither a device nor a string nor None.
     """
     if device is not None and not isinstance(device, LocalDevice | str):
         msg = f"device must be a crossmem.Device, its name or None, not {shorten(device)}"
@@ -226,18 +226,18 @@ def check_device(device: object, operation: str = "import") -> None:
 
 
 def wait_for_work(device: LocalDevice) -> CrossmemError | None:
-    """Wait for the running work of a device, before memory that it may use is taken away (C9).
+    """Wait for the running work of a device before memory that it may use is unmapped (C9).
 
     Returns
     -------
     CrossmemError or None
-        What the vendor says of the work. Work that failed is over, too: the caller takes the
-        memory away and raises this afterwards.
+        The vendor's error for the work. Failed work has ended too, so the caller releases the
+        memory and raises this error afterwards.
 
     Raises
     ------
     BusyError
-        The work cannot be waited for now, as while a graph is captured.
+        A wait is impossible now, for example while a graph is captured.
     """
     try:
         device.driver.synchronize(device.ordinal)
@@ -249,7 +249,7 @@ def wait_for_work(device: LocalDevice) -> CrossmemError | None:
 
 
 def _restore(backend: str, identity: str, runtime: str | None, mechanism: str) -> LocalDevice:
-    """Return the device that was pickled, whatever its ordinal is here (law C24)."""
+    """Return a pickled device, whatever its ordinal is here (law C24)."""
     found = _find(_devices_of(drain(), backend, runtime), backend, identity)
     return found.for_mechanism(mechanism)
 
@@ -257,7 +257,7 @@ def _restore(backend: str, identity: str, runtime: str | None, mechanism: str) -
 def runtime_in_use(process: Process, backend: str) -> str | None:
     """Return the one runtime through which this process uses a backend.
 
-    Where there are none or several, None: the backend's own choice.
+    None, the backend's own choice, if there is none or more than one.
     """
     used = {
         runtime for known, runtime in list(process.part(_DeviceTable).found) if known == backend
@@ -268,13 +268,13 @@ def runtime_in_use(process: Process, backend: str) -> str | None:
 def find_by_identity(process: Process, backend: str, identity: str, target: object) -> LocalDevice:
     """Return the device that a handle names (law C24).
 
-    It is looked for in the runtime of the target device. Where that is not given, in the one
-    runtime through which this process uses the backend already, else in the backend's own.
+    The search uses the runtime of the target device. Without a target device it uses the one
+    runtime through which this process already uses the backend, else the backend's own choice.
 
     Raises
     ------
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
-        Where this process does not see it.
+        The device is not visible in this process.
     """
     if isinstance(target, LocalDevice) and target.backend == backend:
         return _find(_devices_of(process, backend, target.runtime), backend, identity)
@@ -283,7 +283,7 @@ def find_by_identity(process: Process, backend: str, identity: str, target: obje
     if device is None:
         runtime = runtime_in_use(process, backend)
         device = _find(_devices_of(process, backend, runtime), backend, identity)
-        # The search may have found more devices, so their number is asked for again.
+        # The search may have added devices, so their number is read again.
         table.named[backend, identity, len(table.found)] = device
     return device
 
@@ -314,7 +314,7 @@ def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[Lo
         make = LocalDevice.public or LocalDevice
         made = tuple(make(process, driver, info, runtime) for info in driver.devices())
         found = table.found.setdefault((backend, runtime), made)
-        # Asking a driver in a forked child might call the vendor.
+        # Checked here, because a driver call in a forked child might call the vendor.
         if all(one.capabilities.fork_safe for one in found):
             process.fork_safe_backends |= {backend}
     return found

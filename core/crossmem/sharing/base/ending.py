@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an object that applications hold ends: one protocol for all of them.
+"""The end of objects that applications hold: one protocol for all of them.
 
-The object has a record of its resources. Ending the object moves the record, in one step, from the
-object to the queue of deferred work, and then works on it. A finaliser does the first half.
+Each object has a record of its resources. The end of the object moves the record to the queue of
+deferred work in one step, and then processes it. A finaliser only moves the record.
 """
 
 import warnings
@@ -16,7 +16,7 @@ __all__ = ["Endable", "end_because"]
 
 
 class Endable:
-    """An object that gives its resources back once."""
+    """An object that releases its resources once."""
 
     __slots__ = ("__weakref__", "_is_left", "_process", "_record", "_why_ended")
 
@@ -24,7 +24,7 @@ class Endable:
     """Name of the method that ends it."""
 
     _is_left: bool
-    """Whether dropping the object is the way to end it; unset if it is not."""
+    """Whether the object is meant to end by being dropped; unset if not."""
 
     _process: Process
     _record: Record | None
@@ -33,51 +33,52 @@ class Endable:
 
     @property
     def closed(self) -> bool:
-        """Whether the object may not be used any more."""
+        """Whether the object has ended."""
         return self._record is None
 
     def _ended(self) -> Exception:
-        """Return the error for the use of this object, which has no record."""
+        """Return the error for a use of this ended object."""
         refuse_foreign(self._process, self)
         why = getattr(self, "_why_ended", None)
         return ClosedError(f"{self!r} cannot be used any more{f': {why}' if why else ''}")
 
     def _end(self) -> None:
-        """End the object. Ending it twice is harmless.
+        """End the object. A second call does nothing.
 
         Raises
         ------
         BusyError
             The object is in use. Nothing has changed then.
         CrossmemError
-            The vendor refused to take the resource. Later calls of crossmem go on with it.
+            The vendor refused the release. Later calls of crossmem continue with it.
         """
         process, record = self._process, self._record
         if record is None:
             return
         if process.is_inherited:
-            # Before any lock: a thread that is not in this child may have it for ever.
+            # Checked before any lock: a thread of the parent, which this child does not have, may
+            # hold it.
             refuse_foreign(process, self)
         if process.is_closed:
             return
         deferred = process.deferred
         ready = deferred.ready
         if ready or deferred.idle:
-            # What was dropped counts as a user until it is given back.
+            # A dropped object counts as a user until it is released.
             process.drain()
         with process.state:
             self._refuse_if_used(self._ended_by)
             if self._record is None:
                 return
-            # Two statements that no signal handler can separate.
+            # No signal handler runs between these two statements.
             self._record = None
             ready[record] = None
             if record.is_shared and record.leave_to_others():
                 ready.pop(record, None)
                 return
         if process.is_inside:
-            # A signal handler or finaliser came in while this thread held a lock, so another thread
-            # gives the resource back.
+            # A signal handler or finaliser interrupted this thread while it held a lock, so another
+            # thread releases the resource.
             deferred.start_reaper()
             return
         deferred.run(record)
@@ -85,7 +86,7 @@ class Endable:
             deferred.drain()
 
     def _refuse_if_used(self, operation: str) -> None:
-        """Raise if the object is in use. The lock of the state is held."""
+        """Raise if the object is in use. The caller holds the lock of the state."""
 
     def __enter__(self) -> Self:
         if self._record is None or not self._process.is_usable:
@@ -98,7 +99,7 @@ class Endable:
         except BusyError:
             if error is None:
                 raise
-            # That error says more, and its traceback may be what keeps the users of this object.
+            # The first error says more, and its traceback may keep the users of this object alive.
             self._is_left = True
 
     def __del__(self) -> None:
@@ -118,16 +119,16 @@ class Endable:
 
 
 def end_because(one: Endable, why: str) -> None:
-    """End an object that its user has not ended; later uses raise an error that says why.
+    """End an object for crossmem's own reason; later uses raise an error with that reason.
 
     Raises
     ------
     BusyError
         The object is in use. Nothing has changed then.
     CrossmemError
-        The vendor refused to take the resource. Later calls of crossmem go on with it.
+        The vendor refused the release. Later calls of crossmem continue with it.
     """
-    # Before the end, so that no use after it misses the reason.
+    # Set before the end, so that no later use misses the reason.
     one._why_ended = why
     try:
         one._end()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What allocations, mappings and pieces have in common: memory that is copied and viewed."""
+"""The common base of allocations, mappings and pieces: copies and views of memory."""
 
 import weakref
 from collections.abc import Sequence
@@ -39,16 +39,16 @@ class Memory(Copyable):
     def view(self) -> memoryview:
         """Return the memory itself as a memoryview, without a copy.
 
-        The view, and whatever is made from it, keeps this object alive; while one exists, the
-        memory cannot be unmapped or freed. A forked child reads and writes the same memory through
-        a view that it inherited, and keeps the pages until it ends. It cannot make new views.
+        The view and all objects derived from it keep this object alive. While one of them exists,
+        the memory cannot be unmapped or freed. A forked child reads and writes the same memory
+        through an inherited view, and keeps the pages until it ends. It cannot make new views.
 
         Raises
         ------
         UnsupportedError
-            Where the CPU cannot address the device's memory.
+            The CPU cannot address the device's memory.
         ClosedError, ForkedProcessError
-            Where the memory may not be used any more.
+            The memory was closed, or a forked child called this.
         """
         self.ptr  # noqa: B018 - raises if the memory may not be used
         if not self.device.capabilities.host_visible:
@@ -67,37 +67,38 @@ class Memory(Copyable):
     ) -> Any:
         """Return the memory, or a part of it, as an array, without a copy.
 
-        The array, and whatever is made from it, keeps this object alive; while one exists, the
-        memory cannot be unmapped or freed.
+        The array and all objects derived from it keep this object alive. While one of them exists,
+        the memory cannot be unmapped or freed.
 
         Parameters
         ----------
         shape
-            Elements in each dimension; None: all that there is from ``offset`` on.
+            Elements in each dimension; None: all elements from ``offset`` on.
         dtype
-            A name such as ``"bfloat16"``, a dtype of NumPy's, or one of PyTorch's.
+            A name such as ``"bfloat16"``, or a dtype of NumPy or PyTorch.
         strides
-            Bytes from one element to the next, in each dimension; zero and negative ones too.
-            None: C order.
+            Bytes from one element to the next, in each dimension. Zero and negative values are
+            allowed. None: C order.
         offset
-            Byte at which the element with all indices 0 begins.
+            Byte offset of the element with all indices 0.
 
         Returns
         -------
         numpy.ndarray or cupy.ndarray
-            Of NumPy where the CPU can address the memory, else of CuPy. Where this object is
-            read-only, NumPy's array is; CuPy has no such arrays.
+            A NumPy array if the CPU can address the memory, else a CuPy array. If this object is
+            read-only, so is the NumPy array; CuPy has no read-only arrays.
 
         Raises
         ------
         InvalidSizeError
-            Where an element lies outside of the memory.
+            An element lies outside of the memory.
         UnsupportedError
-            Where the library is not installed, or has no such dtype or no arrays of this device.
+            The library is not installed, does not have the dtype, or cannot use memory of this
+            device.
         ConfigurationError
-            Where an argument has no meaning.
+            An argument is invalid.
         ClosedError, ForkedProcessError
-            Where the memory may not be used any more.
+            The memory was closed, or a forked child called this.
         """
         self.ptr  # noqa: B018 - as in view()
         return views.array(self, views.kind_of_arrays(self.device), shape, dtype, strides, offset)
@@ -110,28 +111,28 @@ class Memory(Copyable):
         strides: Sequence[int] | None = None,
         offset: int = 0,
     ) -> Any:
-        """Return the memory, or a part of it, as a tensor of PyTorch, without a copy.
+        """Return the memory, or a part of it, as a PyTorch tensor, without a copy.
 
-        As :meth:`as_array`, but PyTorch has no negative strides, and no tensors that are
-        read-only: where the device or the kernel keeps this memory from being written, writing
-        to the tensor ends the process.
+        The arguments are those of :meth:`as_array`, without negative strides, which PyTorch does
+        not have. PyTorch has no read-only tensors either: if the device or the kernel protects this
+        memory, a write to the tensor kills the process.
 
         Returns
         -------
         torch.Tensor
-            On the CPU where that can address the memory, else on the device.
+            A CPU tensor if the CPU can address the memory, else a tensor on the device.
         """
         self.ptr  # noqa: B018 - as in view()
         return views.array(self, "torch", shape, dtype, strides, offset)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """The bytes of the memory for NumPy, which keeps what it makes of them counted as a view.
+        """The bytes of the memory for NumPy. The resulting arrays count as views.
 
         Raises
         ------
         AttributeError
-            Where the CPU cannot address the memory, as the protocol wants it.
+            The CPU cannot address the memory. The protocol demands this type of error.
         """
         if not self.device.capabilities.host_visible:
             msg = f"memory of {self.device.name} cannot be addressed by the CPU"
@@ -140,25 +141,25 @@ class Memory(Copyable):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The bytes of the memory for libraries that know CUDA's and HIP's addresses.
+        """The bytes of the memory for libraries that use CUDA or HIP addresses.
 
-        An array of theirs holds a reference to this object and gives no notice when it ends. So
-        from now on the finaliser of this object gives the memory back, and nothing else does.
+        An array of such a library holds a reference to this object and gives no notice when it
+        ends. From now on, only the finaliser of this object releases the memory.
 
         Raises
         ------
         AttributeError
-            Where the device has no such addresses, as the protocol wants it.
+            The device has no such addresses. The protocol demands this type of error.
         """
         if not self.device.capabilities.cuda_array_interface:
             msg = f"memory of {self.device.name} has no addresses of CUDA or HIP"
             raise AttributeError(msg)
-        # Before the lock, which in a forked child may be held for ever.
+        # Checked before the lock, which in a forked child may be held for ever.
         self.ptr  # noqa: B018
         with self._process.state:
             self._usage.add_view(self)
             self._is_lent = self._is_left = True
-            # Last: a signal handler that came in before may have ended the object.
+            # The last statement: a signal handler may have ended the object before it.
             pointer = self.ptr
         return {
             "shape": (self.nbytes,),
@@ -178,24 +179,25 @@ class Memory(Copyable):
     ) -> Any:
         """Return a DLPack capsule of the memory's bytes, for ``from_dlpack`` of any library.
 
-        What is made of it counts as a view.
+        The capsule and the objects made from it count as a view.
 
         Parameters
         ----------
         stream
-            Where the consumer will use the memory: all work of this process on the device is
-            waited for, unless it is -1.
+            The consumer's stream. Unless it is -1, this waits for all work of this process on the
+            device.
         max_version
-            The newest version of DLPack that the consumer reads. Read-only memory needs (1, 0).
+            The newest version of DLPack that the consumer supports. Read-only memory needs (1, 0).
         dl_device
-            Where the consumer wants it; only where it is.
+            The device that the consumer wants. It must be the device of the memory.
         copy
-            True is refused: nothing is copied here.
+            True is refused, because this method never copies.
 
         Raises
         ------
         BufferError
-            Where the memory cannot be given like this, as the protocol wants it.
+            The memory cannot be exported with these arguments. The protocol demands this type of
+            error.
         """
         self.ptr  # noqa: B018 - as in view()
         return views.capsule(
@@ -203,11 +205,11 @@ class Memory(Copyable):
         )
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return type and number of the device, as DLPack counts them."""
+        """Return type and number of the device in DLPack's numbering."""
         return views.dlpack_device(self)
 
     def _take_anchor(self) -> ViewAnchor:
-        # Before the lock, which in a forked child may be held for ever.
+        # Checked before the lock, which in a forked child may be held for ever.
         self.ptr  # noqa: B018
         with self._process.state:
             pointer = self.ptr
@@ -218,7 +220,7 @@ class Memory(Copyable):
                 self._usage.add_view(self)
                 self._anchor = weakref.ref(anchor)
                 self._process.arrays.add(self, pointer, anchor)
-            # A signal handler that came in before may have ended the object.
+            # A signal handler may have ended the object in between.
             self.ptr  # noqa: B018 - raises then
         return anchor
 
@@ -247,13 +249,14 @@ class Memory(Copyable):
             )
 
     def _describe_views(self) -> str:
-        # Not where it is raised: the error's traceback would keep the anchor, and so the memory.
+        # Not in the method that raises: the error's traceback would keep the anchor, and so the
+        # memory.
         anchor = self._anchor() if self._anchor is not None else None
         return anchor.describe_views() if anchor is not None else ""
 
 
 def view_anchor_of(memory: Memory) -> ViewAnchor:
-    """Return what keeps memory in use as long as it, or a buffer of it, lives.
+    """Return the anchor that keeps memory in use while it, or a buffer of it, lives.
 
     Raises
     ------
@@ -264,15 +267,15 @@ def view_anchor_of(memory: Memory) -> ViewAnchor:
 
 
 def leave_to_views(memory: Memory) -> None:
-    """Give memory back when the last view of it is gone, and with it the object."""
+    """Release memory when its last view ends, and with it the object."""
     memory._is_left = True
 
 
 def is_left_to_views(memory: Memory) -> bool:
-    """Whether memory is given back with its last view."""
+    """Whether the end of the last view releases the memory."""
     return memory._is_left
 
 
 def usage_of(memory: Memory) -> Usage:
-    """Return what all objects of this process that show the same memory have in common."""
+    """Return the record that all objects with the same memory share in this process."""
     return memory._usage

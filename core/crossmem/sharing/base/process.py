@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one state that a process has: settings, plugins, lease server and deferred work.
+"""The single state of a process: settings, plugins, lease server and deferred work.
 
-A forked child gets a new state. Objects of the old one notice by comparing it with
-:func:`current`. Packages above this one keep what they have for the process in *parts*
-(:meth:`Process.part`), so this module names none of them.
+A forked child gets a new state. Objects of the old state compare it with :func:`current`. Packages
+above this one keep their own state in *parts* (:meth:`Process.part`), so this module does not
+depend on them.
 """
 
 import atexit
@@ -47,35 +47,35 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 CATCH_UP_S: Final = 1.0
-"""How long the lease server's thread may take to read what importers have sent."""
+"""How long the lease server's thread may take to read the importers' messages."""
 
 
 class Part:
-    """What a package keeps for the process."""
+    """The state of one package for the process."""
 
     closing: ClassVar = 0
-    """When it closes at exit. Parts with lower numbers go first, and those below 0 before this
-    process waits for the leases of others."""
+    """Order of the close at exit: lower numbers first. Parts below 0 close before this process
+    waits for the leases of others."""
 
     def __init__(self, process: "Process") -> None:
-        """Make it; of two that threads make at once, one is dropped."""
+        """Create the part. If two threads create one at the same time, one is dropped."""
         self._process = process
 
     def tend(self) -> None:
-        """Do what waits for the next call, other than giving back."""
+        """Do the work that waits for the next call, except releases."""
 
     def close_at_exit(self) -> None:
-        """Give everything back; for a normal exit."""
+        """Release everything; for a normal exit."""
 
     def abandon(self) -> None:
-        """Close every descriptor, and nothing else: for a forked child."""
+        """Close every descriptor and change nothing else: for a forked child."""
 
 
 _P = TypeVar("_P", bound=Part)
 
 
 class Process:
-    """What this process shares and imports. Made by :func:`current`, ended at exit."""
+    """The exports and imports of this process. Made by :func:`current`, ended at exit."""
 
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self.settings = settings
@@ -83,37 +83,37 @@ class Process:
         self.registry = registry
         self.lock = ordered_lock(Rank.PROCESS)
         self.state = ordered_lock(Rank.STATE)
-        """Guards which objects are open and who uses them. Held for moments."""
+        """Guards the open objects and their users. Held briefly."""
         self._notifies = [threading.Condition(self.state).notify]
-        """Of the locks that are held for moments. Nobody waits for these conditions."""
-        # The program that this one replaced by exec had the same pid and start time. It used up
-        # more than a microsecond for each of its numbers, so these are none of them (C6).
+        """One for each lock that is held briefly. No thread waits for these conditions."""
+        # A program that this one replaced by exec had the same pid and start time. It used more
+        # than a microsecond of CPU time for each of its numbers, so these numbers are greater (C6).
         self.numbers = count(time.process_time_ns() // 1000 + 1)
         self.deferred = DeferredWork()
         self.index_lock = ordered_lock(Rank.INDEX)
         self.regions: RegionIndex[Described] = RegionIndex(self.index_lock)
         """Device addresses of crossmem's own memory."""
         self.arrays = ArrayIndex(self.index_lock, _inherited_arrays)
-        """Memory in which arrays can lie."""
+        """Memory that may contain arrays."""
         self._parts: dict[type[Part], Any] = {}
         self.open_pools: dict[bytes, Callable[[bytes], Any]] = {}
         """What attaches blocks of open pools, by what the bytes of their handles have in common."""
         self.is_exiting = False
-        """Nothing new is exported or imported."""
+        """New exports and imports are refused."""
         self.is_closed = False
-        """Nothing is usable any more; set with the lock of the state held."""
+        """No object is usable any more. Set under the lock of the state."""
         self.is_inherited = False
-        """This process is a forked child of the one that made this state."""
+        """This process is a forked child of the process that made this state."""
         self._servers: list[LeaseServer] = []
         """The lease server from before its thread starts."""
         self.server: LeaseServer | None = None
         """The lease server, None before the first leased export."""
 
     def part(self, kind: type[_P]) -> _P:
-        """Return what a package keeps for this process, made at the first call."""
+        """Return the part of a package, made at the first call."""
         found: _P | None = self._parts.get(kind)
         if found is None:
-            # A part that a second thread made is dropped: making one has no effect.
+            # A part that a second thread made is dropped. Its creation has no side effect.
             found = self._parts.setdefault(kind, kind(self))
         return found
 
@@ -124,10 +124,10 @@ class Process:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is in the middle of changing what other objects depend on.
+        """Whether this thread is changing state on which other objects depend.
 
-        The garbage collector may run a finaliser of the application's anywhere, and a signal may
-        run its handler. The objects that those end are given back later.
+        The garbage collector may run the application's finalisers at any point, and signals their
+        handlers. Objects that end there are released later.
         """
         for notify in self._notifies:
             try:
@@ -139,7 +139,7 @@ class Process:
         return False
 
     def start_server(self) -> LeaseServer:
-        """Return the lease server, starting it at the first call."""
+        """Return the lease server, started at the first call."""
         if self.server is None:
             with self.lock:
                 if self.is_exiting:
@@ -165,12 +165,12 @@ class Process:
         return self.server
 
     def drain(self) -> None:
-        """Go on with deferred work. Called first by every public call off the hot path."""
+        """Continue with deferred work. Every public call off the hot path begins with this."""
         if not self.is_inside:
             self.deferred.drain()
 
     def catch_up(self) -> None:
-        """Learn which leases have ended, and go on with deferred work."""
+        """Read which leases have ended, and continue with deferred work."""
         if self.is_inside:
             return
         if self.server is not None:
@@ -178,7 +178,7 @@ class Process:
         self.deferred.drain(wait=True)
 
     def tend(self) -> None:
-        """Do what waits for the next call, other than giving back."""
+        """Do the work that waits for the next call, except releases."""
         for part in list(self._parts.values()):
             part.tend()
 
@@ -192,15 +192,15 @@ class Process:
             self.is_exiting = True
         parts = sorted(self._parts.values(), key=_closing_of)
         with ExitStack() as steps:
-            # Whatever interrupts a step, an impatient user too, those after it are taken. The
-            # last one lets owners go whose adoptions end here.
+            # An interrupt of one step, such as a user's Ctrl-C, does not skip the steps after it.
+            # The last step drops the owners of adoptions that end here.
             steps.callback(self.deferred.drain)
             for part in reversed([one for one in parts if one.closing >= 0]):
                 steps.callback(part.close_at_exit)
             if self.server is not None:
                 steps.callback(self.server.stop)
                 steps.callback(self._await_leases, self.server)
-            # First what is held here: the other side may be waiting for it in the same way.
+            # The imports close first: their owners may be waiting for them in the same way.
             for part in reversed([one for one in parts if one.closing < 0]):
                 steps.callback(part.close_at_exit)
             self.deferred.stop()
@@ -220,7 +220,7 @@ class Process:
                 )
 
     def abandon(self) -> frozenset[str]:
-        """Close every descriptor; for a forked child, which owns nothing of its parent's.
+        """Close every descriptor; for a forked child, which owns nothing of its parent.
 
         Returns
         -------
@@ -237,11 +237,11 @@ class Process:
         return frozenset(driver.backend for driver in drivers) - self.fork_safe_backends
 
     fork_safe_backends: frozenset[str] = frozenset()
-    """Backends of which every device that was found here says that it is fork-safe."""
+    """Backends whose known devices are all fork-safe."""
 
     @property
     def held_for_fork(self) -> list["threading.RLock"]:
-        """Locks that let no other thread be in the middle of something while the process forks."""
+        """The locks that keep other threads out of critical sections during a fork."""
         server = self.server
         return [self.lock] if server is None else [self.lock, server.leases.lock]
 
@@ -251,7 +251,7 @@ def _closing_of(part: Part) -> int:
 
 
 _current: Process | None = None
-# Reentrant: a signal handler may come in while its thread makes or forks the state.
+# Reentrant: a signal handler may run while its thread makes or forks the state.
 _lock = ordered_lock(Rank.FORK)
 _held_for_fork: dict[int, list["threading.RLock"]] = {}
 """By thread: the locks that it has taken in order to fork, :data:`_lock` first."""
@@ -259,14 +259,14 @@ _of_this_thread: Final = map(_held_for_fork.pop, iter(threading.get_ident, None)
 _releases: Final = map(
     any, map(partial(map, methodcaller("release")), map(reversed, _of_this_thread))
 )
-"""Each step releases those of the calling thread. A hook after a fork is C code, because a signal
-that came during the fork would end one in Python at its entry, and the locks would stay held."""
+"""Each step releases the locks of the calling thread. A hook after a fork is C code: a signal
+during the fork would end a Python function at its entry, and the locks would stay held."""
 _inherited: Registry | None = None
 """The plugins that the parent had found, in a forked child."""
 _inherited_arrays: ArrayIndex | None = None
-"""The memory in which arrays of the parent can lie, in a forked child."""
+"""The parent's memory that may contain arrays, in a forked child."""
 _forked_backends: frozenset[str] = frozenset()
-"""Backends that an ancestor used before it forked and that cannot be used after that."""
+"""Backends that an ancestor used before its fork and that cannot be used after it."""
 
 
 def current() -> Process:
@@ -286,23 +286,23 @@ def _begin() -> Process:
             if util is None:
                 atexit.register(process.shut_down)
             else:
-                # Children of multiprocessing leave through os._exit, where atexit does not run.
-                # And a parent joins its children before it comes to what has no priority, so
-                # they can still import.
+                # Children of multiprocessing leave through os._exit, which skips atexit. A parent
+                # joins its children before it calls finalizers without a priority, so the children
+                # can still import.
                 util.Finalize(None, process.shut_down, exitpriority=-10)
-            # Asked again: a signal handler may have made one meanwhile.
+            # Checked again: a signal handler may have made one meanwhile.
             if _current is None:
                 _current = process
         return _current
 
 
 def drain() -> Process:
-    """Return the state of this process after doing what waited.
+    """Continue with deferred work and return the state of this process.
 
     Raises
     ------
     ClosedError
-        Where this process is exiting and has given everything back.
+        This process is exiting and has released everything.
     """
     process = _current
     if process is None:
@@ -317,22 +317,22 @@ def drain() -> Process:
 
 
 def is_current(process: Process) -> bool:
-    """Whether a state is this process's, not one that was inherited through fork."""
+    """Whether a state belongs to this process and was not inherited through fork."""
     return process is _current
 
 
 def may_release(process: Process) -> bool:
-    """Whether a finaliser may leave work behind: not in a forked child, not at exit."""
+    """Whether a finaliser may queue work: not in a forked child, not at exit."""
     return is_current(process) and not process.is_exiting
 
 
 def refuse_foreign(process: Process, what: object) -> None:
-    """Raise where an object belongs to the parent process, or this process is exiting.
+    """Raise if an object belongs to the parent process, or if this process is exiting.
 
     Raises
     ------
     ForkedProcessError, ClosedError
-        With what to do instead.
+        The message says what to do instead.
     """
     if process is _current:
         if process.is_closed:
@@ -347,7 +347,7 @@ def refuse_foreign(process: Process, what: object) -> None:
 
 
 def refuse_forked_backend(backend: str) -> None:
-    """Raise where an ancestor used a backend that cannot be used after a fork."""
+    """Raise if an ancestor used a backend that cannot be used after a fork."""
     if backend in _forked_backends:
         msg = f"backend {backend!r} was used before this process was forked and cannot be used now"
         raise ForkedProcessError(
@@ -358,10 +358,10 @@ def refuse_forked_backend(backend: str) -> None:
 
 
 def _before_fork() -> None:
-    # Each step takes and records locks, and no signal handler can cut it in half.
+    # Each step takes and records locks in C code, so no signal handler interrupts it.
     held = _held_for_fork.setdefault(threading.get_ident(), [])
     held.extend(filter(methodcaller("acquire"), (_lock,)))
-    # Asked under the first lock: no other thread makes or ends the state from then on.
+    # Read under the first lock: from here on, no other thread makes or ends the state.
     if _current is not None:
         held.extend(filter(methodcaller("acquire"), _current.held_for_fork))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what lies at a device address, in time that grows with the logarithm of their number."""
+"""The index that finds objects by device address, in logarithmic time."""
 
 import threading
 from bisect import bisect_left, bisect_right, insort
@@ -19,28 +19,28 @@ _PLACE: Final = itemgetter(0, 1)
 
 
 class Described(Protocol):
-    """What crossmem has at an address."""
+    """An object of crossmem at an address."""
 
     def describe(self) -> str:
-        """Return why the memory cannot be adopted: the end of a sentence that begins with it."""
+        """Return why the memory cannot be adopted, as the predicate of a sentence about it."""
         ...
 
 
 class RegionIndex(Generic[_T]):
-    """Objects by the device addresses that each has. An object has one region at a time.
+    """Objects by their device addresses. An object has one region at a time.
 
-    Entering and removing an object cost one entry of a dictionary. A lookup brings the sorted keys
-    up to date. Until then, the index may keep some hundred removed objects alive.
+    Adding or removing an object costs one entry of a dictionary. A lookup updates the sorted keys.
+    Until then, the index may keep some hundred removed objects alive.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
         self._regions: dict[_T, tuple[int, int, object]] = {}
-        """First address, the one past the last, and whose addresses they are."""
+        """First address, end address, and the space of the addresses."""
         self._keys: list[_Key[_T]] = []
-        """In order. An object may have been removed since."""
+        """Sorted. An object may have been removed since."""
         self._new: deque[_T] = deque()
-        """What has no key in the list yet."""
+        """Objects that have no key in the list yet."""
 
     def add(self, what: _T, start: int, nbytes: int, space: object) -> None:
         """Enter an object.
@@ -48,11 +48,11 @@ class RegionIndex(Generic[_T]):
         Parameters
         ----------
         what
-            The object. If this is interrupted, removing it is enough.
+            The object. After an interrupt, its removal is sufficient.
         start, nbytes
             Its addresses.
         space
-            Whose addresses they are, such as a driver. Regions of one space do not overlap.
+            The owner of the addresses, such as a driver. Regions of one space do not overlap.
         """
         self._regions[what] = (start, start + nbytes, space)
         self._new.append(what)
@@ -61,11 +61,11 @@ class RegionIndex(Generic[_T]):
                 self._settle()
 
     def remove(self, what: _T) -> None:
-        """Forget an object. Doing so twice is harmless."""
+        """Remove an object. A second call does nothing."""
         self._regions.pop(what, None)
 
     def find(self, space: object, start: int, end: int) -> _T | None:
-        """Return what overlaps addresses of a space, None if nothing does."""
+        """Return an object that overlaps addresses of a space, None if there is none."""
         with self._lock:
             self._settle()
             keys = self._keys
@@ -74,7 +74,7 @@ class RegionIndex(Generic[_T]):
             for key in keys[index : bisect_left(keys, end, key=_START)]:
                 if self._end_of(key, space) is not None:
                     return key[2]
-            # The last region that begins before it; those of other spaces may lie in between.
+            # The last region that begins before it; regions of other spaces may lie in between.
             while index:
                 index -= 1
                 last = self._end_of(keys[index], space)
@@ -83,7 +83,7 @@ class RegionIndex(Generic[_T]):
         return None
 
     def _end_of(self, key: _Key[_T], space: object) -> int | None:
-        """Return where a region of a space ends, None if it was removed or is another's."""
+        """Return the end of a region in a space, None if it was removed or is in another space."""
         start, end, owner = self._regions.get(key[2], (None, 0, None))
         return end if start == key[0] and owner == space else None
 
@@ -92,9 +92,9 @@ class RegionIndex(Generic[_T]):
         return region is not None and region[0] == key[0]
 
     def _settle(self) -> None:
-        """Bring the keys up to date. The lock is held.
+        """Update the keys. The caller holds the lock.
 
-        A signal handler may come in here, and allocate. A key that is entered twice is harmless.
+        A signal handler may run here, and allocate. A key that is entered twice is harmless.
         """
         while self._new:
             what = self._new[0]

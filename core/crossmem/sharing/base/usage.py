@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who uses one block of memory in this process: copies, pieces of address ranges, and views.
+"""The users of one block of memory in this process: copies, pieces of ranges, and views.
 
-Each user is an entry, not a count, so adding or removing one twice changes nothing: an interrupt
-cannot make the numbers wrong.
+Each user is an entry, not a count. Adding or removing an entry twice changes nothing, so an
+interrupt cannot corrupt the count.
 """
 
 import weakref
@@ -18,19 +18,19 @@ class _Viewable(Protocol):
 
 
 class Usage:
-    """The users of one block of memory, through however many objects."""
+    """The users of one block of memory, over all objects of this process."""
 
     __slots__ = ("__weakref__", "_viewed", "copies", "pieces")
 
     def __init__(self) -> None:
         self.copies: dict[object, object] = {}
-        """The object that each running copy goes through."""
+        """The object that each running copy uses."""
         self.pieces: set[object] = set()
-        """Pieces of address ranges that show the memory."""
+        """Pieces of address ranges that map the memory."""
         self._viewed: dict[int, weakref.ref[_Viewable]] | None = None
 
     def add_view(self, memory: _Viewable) -> None:
-        """Remember that an object was viewed."""
+        """Record that an object was viewed."""
         viewed = self._viewed
         if viewed is None:
             viewed = self._viewed = {}
@@ -39,7 +39,7 @@ class Usage:
 
     @property
     def is_active(self) -> bool:
-        """Whether the memory is being copied or viewed now, or shown by an address range."""
+        """Whether the memory is being copied, is viewed, or is mapped by an address range."""
         return bool(self.pieces) or self.is_touched
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays, tensors and DLPack capsules in memory of crossmem, none of them a copy."""
+"""Arrays, tensors and DLPack capsules in memory of crossmem, without a copy."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,12 +34,12 @@ class Viewable(Protocol):
 
 
 def kind_of_arrays(device: LocalDevice) -> "Kind":
-    """Return the library whose arrays can lie in memory of a device.
+    """Return the library whose arrays can use memory of a device.
 
     Raises
     ------
     UnsupportedError
-        Where no library's can.
+        No library can.
     """
     capabilities = device.capabilities
     if capabilities.host_visible:
@@ -55,12 +55,12 @@ def kind_of_arrays(device: LocalDevice) -> "Kind":
 def maker(memory: Viewable, kind: "Kind") -> "Callable[[Layout], Any]":
     """Return a function that makes arrays or tensors of one library in some memory.
 
-    Each keeps the memory in use. Layouts are checked against its bounds.
+    Each array keeps the memory in use. The function checks layouts against the memory's bounds.
 
     Raises
     ------
     UnsupportedError
-        Where the library is not installed, or knows no such memory.
+        The library is not installed, or cannot use this memory.
     """
     anchor = memory._take_anchor()
     make = _maker(memory, kind)
@@ -107,7 +107,7 @@ def array(
 
     found = dtype_of(dtype)
     if shape is None:
-        # A layout without elements checks what was said of the offset.
+        # A layout without elements checks the offset.
         start = Layout(found, (0,), None, offset)
         start.check(memory.nbytes)
         shape = ((memory.nbytes - start.offset) // found.itemsize,)
@@ -115,7 +115,7 @@ def array(
 
 
 def dlpack_device(memory: Viewable) -> tuple[int, int]:
-    """Return type and number of the device that holds some memory, as DLPack counts them."""
+    """Return type and number of the memory's device in DLPack's numbering."""
     kind = memory.device.capabilities.dlpack_device_type
     if kind is None:
         msg = f"DLPack has no device type for memory of {memory.device.name}"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exporter's side: allocations, adoptions, exports and the report of who holds them."""
+"""The exporter's side: allocations, adoptions, exports and the report of lease holders."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adoptions: exports of memory that someone else allocated, as long as that one keeps it."""
+"""Adoptions: exports of memory that another library allocated and keeps alive."""
 
 from typing import ClassVar, Literal, cast
 
@@ -30,11 +30,11 @@ from crossmem.sharing.exporter.record import AllocationRecord, BlockRecord
 __all__ = ["Adoption", "AdoptionRecord", "Neighbours", "adopt", "neighbours_of"]
 
 Neighbours = Literal["expose"]
-"""What ``adopt`` may do if importers can reach more than what is adopted."""
+"""Whether ``adopt`` accepts that importers can reach memory beside the adopted range."""
 
 
 class AdoptionRecord(AllocationRecord):
-    """The record of an adoption. It keeps the owner of the memory as long as leases last."""
+    """The record of an adoption. It holds the owner of the memory until the last lease ends."""
 
     __slots__ = ("_offset", "_owner")
 
@@ -57,7 +57,7 @@ class AdoptionRecord(AllocationRecord):
         self.nbytes = nbytes
 
     def adopt(self, foreign: Foreign) -> None:
-        """Adopt the vendor's allocation, unless another adoption has."""
+        """Join the record of the vendor's allocation, or adopt that allocation first."""
         self.process.part(ForeignAllocations).enter(self.device, foreign, self)
         memory = cast("ForeignAllocation", self.memory)
         # Each adoption is an export of the vendor's allocation.
@@ -74,39 +74,39 @@ class AdoptionRecord(AllocationRecord):
     @property
     @override
     def offset(self) -> int:
-        """Where the adopted memory begins in the vendor's allocation."""
+        """Offset of the adopted memory in the vendor's allocation."""
         return self._offset
 
     @override
     def free_now(self, *, blocking: bool) -> None:
-        """Give the memory up, and then let its owner go, with no lock held."""
+        """Give the memory up. Then drop the reference to its owner, with no lock held."""
         super().free_now(blocking=blocking)
         if self.is_done:
             self._owner = None
 
     @override
     def _release(self) -> CrossmemError | None:
-        # Work on the memory is the owner's business: nothing is freed here.
+        # The owner frees the memory and waits for the device's work on it. Adoptions only leave.
         self._leave()
         return None
 
     @override
     def _leave(self) -> None:
-        """Leave the vendor's allocation, and then the records of the process."""
+        """Leave the vendor's allocation. Then leave the records of the process."""
         self.process.part(ForeignAllocations).leave(self)
         super()._leave()
 
 
 class Adoption(Allocation):
-    """Memory that someone else allocated. Made by :meth:`crossmem.Device.adopt`.
+    """Memory that another library allocated. Made by :meth:`crossmem.Device.adopt`.
 
-    Used as an allocation is; a context manager that gives the memory up. The memory itself is
-    never freed: it stays with its owner.
+    An adoption has the interface of an allocation. As a context manager it gives the memory up at
+    the end of the block. crossmem never frees adopted memory: the memory stays with its owner.
 
     Attributes
     ----------
     nbytes
-        Size of what was adopted, in bytes.
+        Size of the adopted memory, in bytes.
     device
         The device that holds the memory.
     """
@@ -171,7 +171,7 @@ def adopt(
 
 
 def neighbours_of(exposed_nbytes: int, nbytes: int) -> str | None:
-    """Return in words what importers reach beside the memory, None where that is nothing."""
+    """Describe the memory that importers can reach beside the adopted range, or return None."""
     if exposed_nbytes == nbytes:
         return None
     others = f"{exposed_nbytes - nbytes} other bytes would become accessible"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocations: memory that this process owns, its exports, and its end."""
+"""Allocations: memory that this process owns, the exports of it, and its release."""
 
 import os
 import time
@@ -37,12 +37,13 @@ _MOST_TURNS: Final = 3
 class Allocation(Memory):
     """Device memory that this process owns. Made by :meth:`crossmem.Device.allocate`.
 
-    A context manager: leaving it frees the memory, deferred while others still hold it.
+    As a context manager it frees the memory at the end of the block. If other processes hold
+    leases, the memory is freed when the last lease ends.
 
     Attributes
     ----------
     nbytes
-        Size that was asked for, in bytes.
+        Requested size, in bytes.
     device
         The device that holds the memory.
     """
@@ -55,7 +56,7 @@ class Allocation(Memory):
 
     def __init__(self, record: AllocationRecord) -> None:
         super().__init__(record.process, record.device, record.nbytes, record.usage, readonly=False)
-        # Last: from here on, this object gives the memory back.
+        # The last statement: from here on, the finaliser of this object releases the memory.
         self._record = record
 
     @override
@@ -76,7 +77,7 @@ class Allocation(Memory):
 
     @property
     def capacity(self) -> int:
-        """Bytes that the device really reserved."""
+        """Bytes that the device reserved."""
         record = self._record
         if record is None or not self._process.is_usable:
             raise self._ended()
@@ -92,41 +93,40 @@ class Allocation(Memory):
     ) -> ShareableHandle:
         """Return a handle with which other processes import this memory.
 
-        Exporting again with the same arguments gives an equal handle and costs nothing, until
+        A second export with the same arguments returns an equal handle without a vendor call, until
         that handle is withdrawn (C3).
 
         Parameters
         ----------
         allow
-            Which processes may import; None: all of the same user (C13).
+            The processes that may import; None: all processes of the same user (C13).
         access
-            ``"ro"`` makes importers' mappings read-only, enforced where the capability
-            ``readonly_exports`` says so.
+            ``"ro"`` makes importers' mappings read-only. The device enforces that if it has the
+            capability ``readonly_exports``.
         lease
-            False gives a raw handle that carries the vendor's bytes, for programs without
-            crossmem. The memory is then not protected by leases: keep it until all importers
-            are done.
+            False gives a raw handle. It carries the vendor's bytes, for programs without crossmem.
+            Leases do not protect the memory then: keep it until all importers are done.
         synchronize
-            Wait for the device work issued so far before the handle is first given out (C21).
+            Wait for the device work issued so far before the handle is first returned (C21).
 
         Raises
         ------
         UnsupportedError
-            Where the backend does not offer what was asked for.
+            The backend does not offer the requested access, lease or user.
         DriverError
-            Where the vendor's call failed.
+            The vendor's call failed.
         ClosedError, ForkedProcessError
-            Where the memory may not be used any more.
+            The memory was freed, or a forked child called this.
         """
         record = self._record
         if record is not None:
-            # The hot path: has this process exported it like this before?
+            # The hot path: an earlier call with these arguments has made the handle.
             try:
                 handle = record.handles.get((allow, access, lease))
             except TypeError:
-                # An argument that cannot be hashed is refused below.
+                # The checks below refuse an argument that cannot be hashed.
                 handle = None
-            # A number is equal to True, and no answer to whether there is a lease.
+            # 1 is equal to True as a key of the dictionary, but is not a valid value of lease.
             is_valid = lease is True or lease is False
             if handle is not None and is_valid and not self._process.is_inherited:
                 return handle
@@ -142,28 +142,29 @@ class Allocation(Memory):
         return handle
 
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
-        """Let no process import by a handle for the first time from now on (C28).
+        """Refuse every later first import by a handle (C28).
 
-        The memory stays. Processes that hold it by this handle keep it, and so do messages under
-        way that were sent before. :meth:`export` gives a new handle. Withdrawing twice is
-        harmless.
+        The memory stays. Processes that hold it by this handle keep it. Messages that were sent
+        before this call keep it too. :meth:`export` gives a new handle. A second withdrawal does
+        nothing.
 
         Parameters
         ----------
         handle
-            What :meth:`export` returned, or a part of it: the export is withdrawn with all its
-            parts. Other exports of this memory stay as they are.
+            What :meth:`export` returned, or a part of it. The export is withdrawn with all its
+            parts. Other exports of this memory stay valid.
 
         Raises
         ------
         UnsupportedError
-            The handle is raw: its importers ask nobody.
+            The handle is raw, so its importers do not ask this process.
         InvalidHandleError
-            It is no handle of this allocation.
+            The handle does not belong to this allocation.
         DriverError
-            The kernel forbids the barrier that tells the importers. Withdraw again later.
+            The kernel refuses the memory barrier that importers need to see the withdrawal.
+            Withdraw again later.
         ClosedError, ForkedProcessError
-            The memory may not be used any more.
+            The memory was freed, or a forked child called this.
         """
         drain()
         record = self._record
@@ -174,27 +175,28 @@ class Allocation(Memory):
         withdraw(record, handle)
 
     def free(self, *, busy: Busy = "defer", timeout: float | None = None) -> None:
-        """Give the memory back. Freeing twice is harmless.
+        """Free the memory. A second call does nothing.
 
-        From the moment this returns, the memory's handles are stale (C6).
+        When this returns, the memory's handles are stale (C6).
 
         Parameters
         ----------
         busy
-            What to do while other processes hold leases. ``"defer"``: return at once; the
-            memory is freed when the last lease has ended. ``"raise"``: raise and change
-            nothing. ``"wait"``: wait for the leases to end.
+            What to do while other processes hold leases. ``"defer"``: return at once; the memory is
+            freed when the last lease ends. ``"raise"``: raise and change nothing. ``"wait"``: wait
+            for the leases to end.
         timeout
-            How long ``"wait"`` may take, in seconds; ``CROSSMEM_TIMEOUT`` where None.
+            How long ``"wait"`` may take, in seconds; None: ``CROSSMEM_TIMEOUT``.
 
         Raises
         ------
         BusyError
-            Where a view of the memory is alive, another thread reads or writes it, a piece of an
-            address range shows it, or leases remain and ``busy`` is not ``"defer"``. Nothing
-            has changed then. Also where the device's work cannot be waited for because it is
-            being captured: the memory then stays until a later call of crossmem can free it, as
-            if that had been deferred.
+            A view of the memory is alive, another thread reads or writes it, a piece of an address
+            range maps it, or leases remain and ``busy`` is not ``"defer"``. Nothing has changed
+            then.
+
+            Also raised if a capture prevents the wait for the device's work. The memory then stays
+            until a later call of crossmem can free it, as with ``"defer"``.
         """
         record = self._record
         if record is None or (self._process.is_closed and not self._process.is_inherited):
@@ -207,7 +209,7 @@ class Allocation(Memory):
         self._end()
 
     def _await_leases(self, record: AllocationRecord, wait_s: float) -> None:
-        """Retire memory that nobody leases, as one step with the check; raise if it is leased."""
+        """Retire the memory and check that it has no leases in one step; raise if it has."""
         process = self._process
         deadline = time.monotonic() + wait_s
         turns = 0
@@ -221,7 +223,7 @@ class Allocation(Memory):
                     return
             turns += 1
             left_s = max(0.0, deadline - time.monotonic())
-            # A lease that comes and goes must not make this last.
+            # Leases that come and go must not prolong the wait.
             if not leases.wait_idle(unit, left_s) or (turns > _MOST_TURNS and not left_s):
                 holders = name_holders(leases.leases_of(unit))
                 msg = f"allocation {record.number} is leased by {clause(holders)}"
@@ -248,7 +250,7 @@ def record_of(allocation: Allocation) -> AllocationRecord:
     Raises
     ------
     ClosedError, ForkedProcessError
-        The memory may not be used any more.
+        The memory was freed, or a forked child called this.
     """
     allocation.ptr  # noqa: B018 - raises if it may not be used
     record = allocation._record
@@ -332,7 +334,7 @@ def export_again(
 def _export(
     record: AllocationRecord, allow: Allow | None, access: Access, *, lease: bool
 ) -> ShareableHandle:
-    """Export memory. Its lock is held."""
+    """Export memory. The caller holds the lock of the record."""
     device, process, block = record.device, record.process, record.memory.blocks[0]
     raw = not lease
     exported = record.memory.export(access, raw=raw)
@@ -352,7 +354,7 @@ def _export(
     if (record.offset, record.nbytes) != (0, handle.nbytes):
         handle = handle.slice(record.offset, record.nbytes)
     named = handle.allocation, handle.export
-    # Until a handle is given out, this alone finds the entry.
+    # Until a handle is returned, only this set names the entry.
     record.loose_exports.add(named)
     record.allocations.exported[named] = record
     if lease:
@@ -362,7 +364,7 @@ def _export(
 
 
 def _check_export(device: LocalDevice, allow: Allow | None, access: Access, *, lease: bool) -> None:
-    """Raise where the device does not offer what was asked for."""
+    """Raise if the device does not offer the requested export."""
     capabilities = device.capabilities
     check_choice("access", access, ("rw", "ro"), "export")
     check_flag("lease", lease, "export")

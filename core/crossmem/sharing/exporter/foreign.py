@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that someone else allocated: what is known of it, and which of it is adopted."""
+"""Memory that another library allocated: what the driver reports of it, and its adoptions."""
 
 import itertools
 from typing import Final
@@ -20,12 +20,12 @@ MAX_ADDRESS: Final = (1 << 63) - 1
 
 
 def check_address(name: str, value: object) -> int:
-    """Return an address of device memory, else raise.
+    """Check an address of device memory and return it.
 
     Raises
     ------
     ConfigurationError
-        Where the value is no number, or none that an address can be.
+        The value is not an integer, or is out of the range of addresses.
     """
     if hasattr(value, "__index__") and not isinstance(value, bool):
         pointer = check_integer(name, value)
@@ -36,14 +36,14 @@ def check_address(name: str, value: object) -> int:
 
 
 def look_at(process: Process, device: LocalDevice, pointer: int) -> Foreign:
-    """Return what is known of the memory around an address, and why it cannot be adopted.
+    """Return what the driver reports of the memory at an address, with any obstacle to adoption.
 
-    What crossmem itself has there is never asked of the vendor.
+    The driver is not asked about memory of crossmem itself.
 
     Raises
     ------
     DriverError
-        Where the vendor's call failed, or the driver's answer cannot be.
+        The vendor's call failed, or the driver's answer contradicts itself.
     """
     mine = process.regions.find(device.driver, pointer, pointer + 1)
     obstacle = None if mine is None else mine.describe()
@@ -71,14 +71,14 @@ def _is_possible(foreign: Foreign, pointer: int) -> bool:
 
 
 class ForeignAllocation(BlockRecord):
-    """One allocation of the vendor's in which memory is adopted, however often.
+    """One allocation of the vendor in which memory is adopted, any number of times.
 
     Attributes
     ----------
     number
-        Stands for the allocation in handles; each adoption is an export of it.
+        Names the allocation in handles. Each adoption is an export of it.
     foreign
-        What the vendor said of the memory when it was adopted.
+        What the driver reported of the memory when it was adopted.
     users
         The records of its adoptions.
     """
@@ -101,10 +101,10 @@ class ForeignAllocation(BlockRecord):
         call_into(self.blocks, self._group.adopt, device.ordinal, self.foreign, device.mechanism)
 
     def disown(self) -> None:
-        """Give the block up. If this raises, call it again.
+        """Have the driver give the block up. If this raises, call it again.
 
-        The lock of the foreign allocations is held, and nobody uses this one. Its own lock comes
-        before that, so it is not taken here.
+        The caller holds the lock of the foreign allocations, and no adoption is left. In the lock
+        order a block's lock comes before that lock, so it is not taken here.
         """
         if self.blocks:
             self.release_exports(self.blocks[0])
@@ -112,7 +112,7 @@ class ForeignAllocation(BlockRecord):
             self.blocks.clear()
 
     def is_still(self, foreign: Foreign) -> bool:
-        """Whether the vendor has the same allocation there as when it was adopted."""
+        """Whether the vendor still has the same allocation there."""
         then = self.foreign
         return (then.base, then.nbytes, then.generation) == (
             foreign.base,
@@ -135,9 +135,9 @@ class ForeignAllocations(Part):
         Raises
         ------
         BusyError
-            Memory at these addresses is adopted that is no longer there.
+            An adoption at these addresses remains, but the vendor has replaced the memory.
         CrossmemError
-            The driver cannot adopt it, or not yet give up what was adopted there before.
+            The driver cannot adopt the memory, or cannot give an earlier adoption up yet.
         """
         space = (device.driver, device.ordinal, device.mechanism)
         end = foreign.base + foreign.nbytes
@@ -158,7 +158,7 @@ class ForeignAllocations(Part):
                 except BaseException:
                     self._end(known)
                     raise
-            # The record knows its memory when the memory knows the record.
+            # Both references are set together: record to memory, and memory to record.
             user.memory = known
             known.users.add(user)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of what this process exported raw: it alone leases such memory from itself (law C8)."""
+"""Imports of this process's own raw exports: only this process leases them (law C8)."""
 
 from crossmem.control.records import Allow, Export
 from crossmem.errors import InvalidHandleError, StaleHandleError
@@ -11,14 +11,14 @@ __all__ = ["publish_raw"]
 
 
 def publish_raw(process: Process, handle: ShareableHandle) -> None:
-    """Let this process, and nobody else, lease what it exported raw. Others' handles are left.
+    """Let this process lease a raw handle that it made itself. Other owners' handles are ignored.
 
     Raises
     ------
     InvalidHandleError
-        This process made no such handle.
+        This process did not make this handle.
     StaleHandleError
-        The memory was freed meanwhile.
+        The memory was freed in the meantime.
     """
     if handle.owner != process.identity:
         return
@@ -34,7 +34,7 @@ def publish_raw(process: Process, handle: ShareableHandle) -> None:
         for known in list(record.handles.values()):
             if known.core == handle.core and known.raw is not None:
                 exported = record.memory.find_export(known.access, raw=True)
-                # It may have been freed while this thread waited for the lock.
+                # Another thread may have freed it while this thread waited for the lock.
                 if exported is None or record.is_retired:
                     msg = f"allocation {record.number} of this process was freed"
                     raise StaleHandleError(msg, operation="import")

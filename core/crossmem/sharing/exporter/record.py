@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of this process's memory, which outlive the objects that applications hold."""
+"""The records of this process's memory. They outlive the objects that applications hold."""
 
 import itertools
 import threading
@@ -24,31 +24,31 @@ __all__ = ["AllocationRecord", "Allocations", "BlockRecord"]
 
 
 class BlockRecord:
-    """A block of a driver's, and what the vendor exported of it, each once."""
+    """A block of the driver and the vendor's exports of it, each made once."""
 
     __slots__ = ("blocks", "device", "exported", "lock")
 
     def __init__(self, device: LocalDevice, rank: Rank) -> None:
         self.device = device
         self.blocks: list[Block] = []
-        """The block, until it was given back."""
+        """The block, until it is freed."""
         self.exported: dict[tuple[Access, bool], list[Exported]] = {}
-        """By access and whether it is raw: one, from the moment the vendor has made it."""
+        """By access and raw flag: one export, from the moment the vendor has made it."""
         self.lock = ordered_lock(rank)
-        """Held while the driver works on the block."""
+        """Held during driver calls on the block."""
 
     @property
     def block(self) -> Block:
-        """The block, which is there."""
+        """The block. It must exist."""
         return self.blocks[0]
 
     def find_export(self, access: Access, *, raw: bool) -> Exported | None:
-        """Return what was exported before, None if nothing was."""
+        """Return the existing export, None if there is none."""
         made = self.exported.get((access, raw))
         return made[0] if made else None
 
     def export(self, access: Access, *, raw: bool) -> Exported:
-        """Have the vendor export the block, once for each access. The lock is held."""
+        """Have the vendor export the block, once for each access. The caller holds the lock."""
         made = self.exported.setdefault((access, raw), [])
         if not made:
             device = self.device
@@ -57,7 +57,7 @@ class BlockRecord:
         return made[0]
 
     def release_exports(self, block: Block) -> None:
-        """End what the vendor exported. The lock is held."""
+        """Release the vendor's exports. The caller holds the lock."""
         driver = self.device.driver
         for made in self.exported.values():
             if made:
@@ -66,7 +66,7 @@ class BlockRecord:
 
 
 class AllocationRecord(Record):
-    """The record of an allocation, from before the driver allocates until all is given back."""
+    """The record of an allocation, from before the driver allocates until all is freed."""
 
     __slots__ = (
         "allocations",
@@ -85,7 +85,7 @@ class AllocationRecord(Record):
     )
 
     is_adopted: ClassVar = False
-    """Whether someone else allocated the memory."""
+    """Whether another library allocated the memory."""
     _began: ClassVar = EventKind.ALLOCATED
     _ended: ClassVar = EventKind.FREED
 
@@ -96,36 +96,36 @@ class AllocationRecord(Record):
         self.device = device
         self.memory = memory
         self.nbytes = 0
-        """Size that was asked for, in bytes."""
+        """Requested size, in bytes."""
         self.number = next(process.numbers)
         """Number of the vendor's allocation, in handles."""
         self.export_numbers = itertools.count()
         self.handles: dict[Any, ShareableHandle] = {}
-        """Handles that were given out, by the arguments of the export."""
+        """Handles that were returned, by the arguments of the export."""
         self.unit: Unit | None = None
-        """What the lease registry knows of the memory, None before its first leased export."""
+        """The memory's unit in the lease registry, None before its first leased export."""
         self.is_retired = False
-        """Whether it was freed, and perhaps waits for leases."""
+        """Whether it was freed. It may still wait for leases."""
         self.pieces: set[object] = set()
-        """Pieces of address ranges that were mapped through the allocation."""
+        """Pieces of address ranges that map the allocation."""
         self.usage = Usage()
         self.loose_exports: set[tuple[int, int]] = set()
-        """Exports of which no handle is given out any more, or yet: those that were withdrawn, as
-        long as somebody may have them, and those that were interrupted."""
+        """Exports without a returned handle. Some were withdrawn and still have holders; the others
+        were interrupted before their handle was returned."""
 
     @property
     def lock(self) -> "threading.RLock":
-        """Held while the driver works on the block."""
+        """Held during driver calls on the block."""
         return self.memory.lock
 
     @property
     def source(self) -> Block:
-        """The block, for an address range to show."""
+        """The block that an address range maps."""
         return self.memory.block
 
     @property
     def offset(self) -> int:
-        """Where the memory begins in the driver's block."""
+        """Offset of the memory in the driver's block."""
         return 0
 
     def obtain(self, nbytes: int) -> None:
@@ -145,13 +145,13 @@ class AllocationRecord(Record):
             self.tell(self._began)
 
     def describe(self) -> str:
-        """Return why the memory cannot be adopted."""
+        """Return the reason why the memory cannot be adopted."""
         if self.is_retired:
             return f"is allocation {self.number} of crossmem, which was freed"
         return f"is allocation {self.number} of crossmem: export that"
 
     def tell(self, kind: EventKind) -> None:
-        """Send an event about this allocation."""
+        """Emit an event about this allocation."""
         self.process.registry.emit(
             Event(
                 kind,
@@ -175,14 +175,15 @@ class AllocationRecord(Record):
         return unit
 
     def _on_idle(self) -> None:
-        """Note that the last lease has ended. Called by the lease server's thread."""
+        """Note that the last lease has ended. The lease server's thread calls this."""
         self.process.deferred.note_idle(self)
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Free the memory if nobody leases it; else note that it waits.
+        """Free the memory if it has no leases; else note that it waits for them.
 
-        The device's running work is waited for first: no vendor promises that freeing does.
+        This waits for the device's running work first, because no vendor promises that its free
+        call does.
         """
         process, unit = self.process, self.unit
         if self.is_done:
@@ -193,7 +194,7 @@ class AllocationRecord(Record):
             leases = process.server.leases
             is_idle = leases.retire(unit, even_if_leased=True)
             if not is_idle and blocking and unit.pins:
-                # The server's thread is about to finish what an importer has received.
+                # The server's thread may be about to finish a request of an importer.
                 process.server.catch_up(CATCH_UP_S)
                 is_idle = leases.retire(unit, even_if_leased=True)
             if not is_idle:
@@ -202,12 +203,12 @@ class AllocationRecord(Record):
                 return
         self.free_now(blocking=blocking)
         if self.is_done:
-            # Not before: nobody else may know of memory that another thread works on, or that the
-            # vendor does not take back now.
+            # Only now: the waiting list must contain memory that another thread works on, and
+            # memory that the vendor refuses to free now.
             process.deferred.waiting.discard(self)
 
     def free_now(self, *, blocking: bool) -> None:
-        """Give the memory back, whoever leases it."""
+        """Free the memory, even if leases remain."""
         taken: list[bool] = []
         failure = None
         lock = self.memory.lock
@@ -225,9 +226,9 @@ class AllocationRecord(Record):
             raise failure
 
     def _release(self) -> CrossmemError | None:
-        """Give the memory back, and return what the vendor says of the work before it.
+        """Free the memory and return the error that the device's work before it had.
 
-        The lock is held.
+        The caller holds the lock.
         """
         failure = None
         blocks = self.memory.blocks
@@ -241,7 +242,7 @@ class AllocationRecord(Record):
         return failure
 
     def _leave(self) -> None:
-        """Leave the records of the process. The lock is held."""
+        """Leave the records of the process. The caller holds the lock."""
         allocations = self.allocations
         self.process.regions.remove(self)
         for handle in self.handles.values():
@@ -251,15 +252,16 @@ class AllocationRecord(Record):
         allocations.live.pop(self, None)
         unit, self.unit = self.unit, None
         if unit is not None:
-            # Unit and exports name each other. This record is freed without the garbage collector.
+            # The unit and its exports form a reference cycle. Clearing it frees them without the
+            # garbage collector.
             unit.exports.clear()
         self.is_done = True
 
     def free_at_exit(self) -> None:
-        """Give the memory back at a normal exit, whoever holds it then.
+        """Free the memory at a normal exit, even if leases remain.
 
-        Memory that is viewed or copied at this moment is left to the end of the process. So is
-        memory that others hold, if a vendor's call would take it from them (law C20).
+        Memory with an active view or copy stays until the end of the process. So does leased memory
+        if the vendor's call would take it from importers (law C20).
         """
         if self.usage.is_active:
             return
@@ -271,13 +273,13 @@ class AllocationRecord(Record):
 
     @property
     def _is_leased(self) -> bool:
-        # A message that is still under way leads nowhere once this process has exited.
+        # A message in transit cannot be received after this process has exited.
         server, unit = self.process.server, self.unit
         return server is not None and unit is not None and not server.leases.cut_off(unit)
 
 
 class Allocations(Part):
-    """The memory of this process that was not given back yet, and its exports."""
+    """The memory of this process that is not freed yet, and its exports."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
@@ -286,11 +288,11 @@ class Allocations(Part):
         """By the numbers of allocation and export."""
 
     def find(self, handle: ShareableHandle) -> AllocationRecord | None:
-        """Return the memory of this process that a handle names, None if it was given back."""
+        """Return the memory of this process that a handle names, None if it was freed."""
         return self.exported.get((handle.allocation, handle.export))
 
     @override
     def close_at_exit(self) -> None:
-        """Give everything back."""
+        """Free all memory."""
         for record in list(self.live):
             record.free_at_exit()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process exports, to whom, and what waits to be freed."""
+"""The exports of this process, their lease holders, and the memory that waits to be freed."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,23 +14,24 @@ __all__ = ["ExportInfo", "LeaseInfo", "collect", "exports"]
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """A process that holds an import of this process's memory, or a message that holds it.
+    """A process or a message that holds a lease on this process's memory.
 
     Parameters
     ----------
     pid
-        Its pid as this process sees it; 0 where it is not visible.
+        Its pid as this process sees it; 0 if the process is not visible from here.
     uid
         Its user.
     since
         When it got the lease, in seconds since the epoch.
     in_message
-        Whether a message holds the memory that was sent and not received yet. The process is
-        then its sender; for the moment in which it is received, the receiver.
+        Whether the lease belongs to a message that was sent and not received yet. The process is
+        then the message's sender; during the receipt it is the receiver.
     ends_with
-        What ends the lease if the process does not release it: its death, or the end of its last
-        connection to this process, because nothing else tells of its death here. See the
-        capability ``lease_end``.
+        What ends the lease if the process does not release it: ``"process"``, the death of the
+        process, or ``"connection"``, the end of its last connection to this process. The second
+        applies if the kernel does not report the death of that process here. See the capability
+        ``lease_end``.
     """
 
     pid: int
@@ -51,9 +52,9 @@ class ExportInfo:
     nbytes, capacity
         Requested and reserved size of the allocation, in bytes.
     leases
-        Who holds it, in the order in which they came.
+        The leases, the oldest first.
     denied
-        How often somebody was refused because of ``allow``.
+        Number of requests that ``allow`` refused.
     waiting
         Whether the memory was freed and waits for these leases to end.
     withdrawn
@@ -72,7 +73,7 @@ class ExportInfo:
 def exports() -> list[ExportInfo]:
     """Return every leased export of this process, the oldest allocation first.
 
-    Frees first what no longer waits for anybody.
+    Frees memory whose last lease has ended first.
     """
     process = drain()
     if process.server is None:
@@ -110,10 +111,10 @@ def _info_of(lease: Lease, own_pid: int) -> LeaseInfo:
 
 
 def collect() -> int:
-    """Do now what otherwise waits for the next call, and return how many allocations it freed.
+    """Release now what otherwise waits for the next call; return how many allocations were freed.
 
-    Memory whose last lease has ended is freed, dropped objects are given back, and messages to
-    exporters that could not be sent are sent.
+    This frees memory whose last lease has ended, releases dropped objects, and sends delayed
+    messages to exporters.
     """
     process = current()
     if process.is_closed:

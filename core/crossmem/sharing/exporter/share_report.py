@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How memory that someone else allocated can be shared, and why not otherwise."""
+"""Which mechanisms can share memory of another library, and why the others cannot."""
 
 from dataclasses import dataclass
 
@@ -24,12 +24,12 @@ class ShareWay:
     mechanism
         Its name, for :meth:`crossmem.Device.for_mechanism`.
     base, nbytes
-        The vendor's allocation around the address; zeros where there is an obstacle.
+        The vendor's allocation around the address; zeros if there is an obstacle.
     exposed_nbytes
-        How much importers can reach where something of that allocation is exported; more than
-        what is adopted means neighbours.
+        How many bytes importers can reach if part of that allocation is exported. If it is more
+        than the adopted size, importers can also reach neighbouring memory.
     obstacle
-        Why the mechanism does not apply, None where it does.
+        Why the mechanism does not apply, None if it does.
     """
 
     mechanism: str
@@ -41,7 +41,7 @@ class ShareWay:
 
 @dataclass(frozen=True, slots=True)
 class ShareReport:
-    """What :func:`crossmem.how_can_share` found. As a string, lines for people.
+    """What :func:`crossmem.how_can_share` found. ``str()`` gives lines for people.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class ShareReport:
     device
         Name of the device that was asked about.
     ways
-        One for each mechanism of the device, the preferred one first.
+        One entry for each mechanism of the device, the preferred one first.
     """
 
     ptr: int
@@ -77,28 +77,28 @@ def _describe(way: ShareWay) -> str:
 
 
 def how_can_share(ptr: int, device: LocalDevice | str) -> ShareReport:
-    """Say which mechanisms can share memory that someone else allocated, and why others cannot.
+    """Report which mechanisms can share memory of another library, and why the others cannot.
 
-    What is said holds for :meth:`crossmem.Device.adopt` at that moment. Nothing is exported.
+    The report is true for :meth:`crossmem.Device.adopt` at this moment. Nothing is exported.
 
     Parameters
     ----------
     ptr
-        An address of device memory; it may be anybody's.
+        Any address of device memory.
     device
         The device that holds it, or its name.
 
     Returns
     -------
     ShareReport
-        A mechanism that the device does not have is not named.
+        It has no entry for mechanisms that the device does not have.
 
     Raises
     ------
     ConfigurationError
-        Where ``ptr`` is no address, or ``device`` no device.
+        ``ptr`` is not an address, or ``device`` is not a device.
     DriverError
-        Where a vendor's call failed.
+        A vendor's call failed.
     """
     process = drain()
     if not isinstance(device, LocalDevice | str):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an export is withdrawn while its memory lives on (law C28)."""
+"""The withdrawal of an export whose memory lives on (law C28)."""
 
 from crossmem.control.records import Unit
 from crossmem.errors import ClosedError, InvalidHandleError, UnsupportedError
@@ -26,9 +26,9 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
         is_mine = handle.owner == process.identity and handle.allocation == record.number
         if not is_mine or unit is None or server is None:
             raise _no_export(record, handle)
-        # Other adoptions of the same memory have its number, too.
+        # Other adoptions of the same memory have the same number.
         if record.allocations.exported.get(export) is record:
-            # First: so the record forgets the export in time, whatever interrupts the rest.
+            # The first step: the record forgets the export in time even if the rest is interrupted.
             record.loose_exports.add(export)
         for arguments, known in list(record.handles.items()):
             if known.core == handle.core:
@@ -42,7 +42,7 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
 
 
 def _forget_gone(record: AllocationRecord, unit: Unit) -> None:
-    """Forget the loose exports that nobody has any more. The lock of the record is held."""
+    """Forget loose exports without holders. The caller holds the lock of the record."""
     for export in list(record.loose_exports):
         if export[1] not in unit.exports and not record.is_done:
             record.allocations.exported.pop(export, None)

@@ -48,18 +48,18 @@ def import_handle(
     handle
         A handle or its bytes.
     device
-        For which device; None: the one that holds the memory. Another one works where the
-        capability ``peer_access`` says so; the memory stays where it is (C24).
+        The device that shall use the memory; None: the device that holds it. Another device needs
+        the capability ``peer_access``. The memory stays on its device (C24).
     readonly
-        True: only reading, enforced by the device or kernel. ``"advisory"``: only reading, as
-        far as crossmem's own API goes. Handles of read-only exports are always read-only.
+        True: read-only, enforced by the device or kernel. ``"advisory"``: read-only in crossmem's
+        own API. Handles of read-only exports are always read-only.
     timeout
-        How long the exporter may take to answer, in seconds; ``CROSSMEM_TIMEOUT`` where None.
+        How long the exporter may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
     on_owner_death
         What happens when the exporter dies. ``"keep"``: the import stays until it is closed.
-        ``"release"``: within a second, a thread of crossmem closes the import and its mappings,
-        or, if views or arrays of them are alive, as soon as the last of those is gone (C29). Uses
-        of the closed objects raise :class:`ClosedError`.
+        ``"release"``: a thread of crossmem closes the import and its mappings within a second. If
+        views or arrays of them are alive, it closes them when the last view ends (C29). Uses of the
+        closed objects raise :class:`ClosedError`.
 
     Returns
     -------
@@ -69,18 +69,18 @@ def import_handle(
     Raises
     ------
     InvalidHandleError
-        No export made these bytes (C14).
+        No process exported memory with these bytes (C14).
     StaleHandleError
         The memory was freed (C6).
     OwnerGoneError, OwnerUnresponsiveError
-        The exporter is dead (C12), or lives but does not answer (C26).
+        The exporter is dead (C12), or lives but does not reply (C26).
     AccessDeniedError
         The exporter does not admit this process (C13).
     WrongHostError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
-        The memory is out of this process's reach; the message says what is missing (C15).
+        This process cannot reach the memory; the message names the missing part (C15).
     UnsupportedError
-        The backend does not offer what was asked for. ``"release"`` was asked for a raw handle,
-        whose importers do not learn of the exporter's death.
+        The backend does not offer the requested import. ``"release"`` was requested for a raw
+        handle, whose importers do not learn of the exporter's death.
     """
     process = drain()
     found = handle if type(handle) is ShareableHandle else _decode(handle)
@@ -113,7 +113,7 @@ def attach(
     timeout: float | None = None,
     on_owner_death: OnOwnerDeath = KEEP,
 ) -> Mapping:
-    """Import and map in one step; unmapping closes the import.
+    """Import and map in one step. Unmapping closes the import.
 
     Parameters and errors are those of :func:`import_handle`.
     """
@@ -157,8 +157,8 @@ def attach_many(
 ) -> list[Mapping]:
     """Attach any number of handles with one round trip to each exporter; all or none.
 
-    Parameters and errors are those of :func:`import_handle`; the mappings come in the order of
-    the handles.
+    Parameters and errors are those of :func:`import_handle`. The mappings have the order of the
+    handles.
     """
     process = drain()
     check_device(device)
@@ -179,15 +179,15 @@ def attach_reserved(
 ) -> list[Mapping]:
     """Receive a message: attach its handles as :func:`attach_many` does, and end its reservations.
 
-    Freed memory that the message reserves is attached too. If this raises, the message keeps
-    its reservations: try again, or discard it (see
+    Freed memory that the message reserves is attached too. If this raises, the message keeps its
+    reservations. The receiver may try again or discard the message (see
     :mod:`crossmem.sharing.importer.messages`).
 
     Parameters
     ----------
     message
-        The handles with the numbers of their reservations; 0 for a handle that is not reserved,
-        or that is another part of an export whose reservation is there already.
+        The handles with their reservation numbers. The number is 0 for a handle without a
+        reservation, and for another part of an export whose reservation is in the message already.
     device, readonly, timeout
         As for :func:`import_handle`.
     """
@@ -310,7 +310,7 @@ def _open(
     readonly: Readonly,
     timeout: float | None,
 ) -> ImportRecord:
-    """Make a use one of an import that may not be open yet, and return that."""
+    """Add a use to an import, which this opens if necessary, and return the import."""
     process = use.process
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
     request = request_of(process, handle, device, readonly)
@@ -322,10 +322,10 @@ def _open(
 
 
 def _give_up(process: Process, uses: Sequence[Use], error: BaseException) -> None:
-    """End uses of a call that raises; what the vendor refuses is left to later calls.
+    """End the uses of a call that raises. Later calls retry what the vendor refuses now.
 
-    Another thread may be asking for the same memory, with a longer timeout. The reaper ends the
-    use after that, because the time of this call may be over.
+    Another thread may be asking for the same memory with a longer timeout. The reaper ends the use
+    after that request, because the deadline of this call may have passed.
     """
     ready = process.deferred.ready
     for use in uses:
@@ -342,7 +342,7 @@ def _decode(handle: Handle) -> ShareableHandle:
 
 
 def _attach_again(blob: bytes, readonly: Readonly) -> Mapping:
-    """Attach what was pickled as the bytes of its handle."""
+    """Attach a pickled mapping by the bytes of its handle."""
     return attach(blob, readonly=readonly)
 
 
@@ -354,7 +354,7 @@ def _reduce_allocation(allocation: Allocation) -> tuple[Any, ...]:
     return _attach_again, (allocation.export().to_bytes(), False)
 
 
-# The classes themselves stand below this module, and cannot name what attaches.
+# The lower layers define these classes and cannot import the functions that attach.
 copyreg.pickle(Mapping, _reduce_mapping)
 copyreg.pickle(Allocation, _reduce_allocation)
 copyreg.pickle(Adoption, _reduce_allocation)

@@ -21,7 +21,7 @@ __all__ = ["error_of"]
 
 
 class _Text(NamedTuple):
-    """How a status is told: ``{pid}`` is the owner, ``{reason}`` what the owner adds."""
+    """The text for a status: ``{pid}`` is the owner's, ``{reason}`` is the owner's text."""
 
     error: type[CrossmemError]
     message: str
@@ -83,7 +83,7 @@ _TEXTS: Final = {
 
 
 def error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
-    """Return the error for a lease that was refused."""
+    """Return the error for a refused lease."""
     error, message, hint = _TEXTS[refusal.status]
     reason = clause(refusal.reason)
     return error(

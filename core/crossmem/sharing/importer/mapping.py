@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What applications hold of another process's memory: imports, and mappings with an address."""
+"""The objects that hold another process's memory: imports, and mappings with an address."""
 
 from typing import Any, ClassVar, Literal
 
@@ -20,15 +20,15 @@ Readonly = bool | Literal["advisory"]
 
 
 class Import(Endable):
-    """Memory of another process, held here: it stays until this is closed.
+    """A hold on another process's memory: the memory stays until this is closed.
 
-    Made by :func:`crossmem.import_handle`; a context manager. The exporter's record of it is a
-    lease: closing this, or the death of this process, ends it.
+    Made by :func:`crossmem.import_handle`; a context manager. The exporter records it as a lease.
+    Closing this object, or the death of this process, ends the lease.
 
     Attributes
     ----------
     handle
-        What was imported.
+        The imported handle.
     device
         The device for which it was opened.
     nbytes
@@ -52,7 +52,7 @@ class Import(Endable):
         self.handle = handle
         self.device = record.device
         self.nbytes = handle.length
-        # Last: from here on, this object gives the import back.
+        # The last statement: from here on, the finaliser of this object releases the import.
         self._record = use
 
     @override
@@ -71,14 +71,14 @@ class Import(Endable):
         Returns
         -------
         Mapping
-            Unmap it before this import is closed. Further calls share one vendor mapping.
+            Unmap it before you close this import. Further calls share one vendor mapping.
 
         Raises
         ------
         DriverError, OutOfMemoryError
-            Where the vendor's call failed.
+            The vendor's call failed.
         ClosedError, ForkedProcessError
-            Where this import may not be used any more.
+            This import was closed, or a forked child called this.
         """
         parent, record = record_of_import(self)
         process = self._process
@@ -91,7 +91,7 @@ class Import(Endable):
                 use.record = record
                 children_of(parent).add(use)
                 record.uses.add(use)
-                # A signal handler may have done so since.
+                # A signal handler may have closed it in between.
                 record_of_import(self)
             base = record.map(use, remappable=True)
             mapping = Mapping(use, record, self.handle, base, readonly=self.readonly)
@@ -100,7 +100,7 @@ class Import(Endable):
             return mapping
         except BaseException:
             process.deferred.ready[use] = None
-            # Another thread may have the lock, so the use ends later. No mapping shows it, and the
+            # Another thread may hold the lock, so the use ends later. It has no mapping, so the
             # import can be closed before that.
             if parent.children is not None:
                 parent.children.discard(use)
@@ -108,12 +108,12 @@ class Import(Endable):
             raise
 
     def close(self) -> None:
-        """Give the memory back. Closing twice is harmless.
+        """Release the memory. A second call does nothing.
 
         Raises
         ------
         BusyError
-            Mappings made by :meth:`map`, or pieces of address ranges, are not unmapped yet.
+            A mapping made by :meth:`map`, or a piece of an address range, is not unmapped yet.
         """
         self._end()
 
@@ -131,7 +131,7 @@ class Import(Endable):
 
 
 def children_of(use: Use) -> set[object]:
-    """Return what was made through an import object. The lock of the state is held."""
+    """Return the objects made through an import object. The caller holds the lock of the state."""
     if use.children is None:
         use.children = set()
     return use.children
@@ -143,7 +143,7 @@ def record_of_import(imported: Import) -> tuple[Use, ImportRecord]:
     Raises
     ------
     ClosedError, ForkedProcessError
-        The import may not be used any more.
+        The import was closed, or a forked child called this.
     """
     use = imported._record
     if use is None or use.record is None or not use.process.is_usable:
@@ -159,12 +159,12 @@ class Mapping(Memory):
     Attributes
     ----------
     handle
-        What is mapped.
+        The mapped handle.
     nbytes
         Size of the part that the handle names, in bytes.
     readonly
-        Whether writing is refused: by the device or kernel where its capability says so, else
-        by this object alone.
+        Whether writing is refused. The device or kernel refuses it if the device has the
+        capability; otherwise this object does.
     """
 
     __slots__ = ("_pointer", "handle")
@@ -185,7 +185,7 @@ class Mapping(Memory):
         super().__init__(use.process, record.device, handle.length, record.usage, readonly=readonly)
         self._pointer = base + handle.offset
         self.handle = handle
-        # Last: from here on, this object gives the mapping back.
+        # The last statement: from here on, the finaliser of this object releases the mapping.
         self._record = use
 
     @override
@@ -211,23 +211,23 @@ class Mapping(Memory):
         return use.record.is_owner_alive
 
     def unmap(self) -> None:
-        """Give the address back, after waiting for the device's running work (C9).
+        """Wait for the device's running work and release the address (C9).
 
-        Where the mapping was made by :func:`crossmem.attach`, this closes the import too.
-        Unmapping twice is harmless.
+        If :func:`crossmem.attach` made the mapping, this closes the import too. A second call does
+        nothing.
 
         Raises
         ------
         BusyError
-            Where a view of the memory is alive. Also where the device's work cannot be waited
-            for because it is being captured: this object is then closed, and the memory stays
-            mapped until a later call of crossmem can unmap it.
+            A view of the memory is alive. Also raised if a capture prevents the wait for the
+            device's work: this object is closed then, and the memory stays mapped until a later
+            call of crossmem can unmap it.
         """
         self._end()
 
 
 def asked_readonly(mapping: Mapping) -> Readonly:
-    """Return what was asked of the import of a mapping, beyond what its handle says."""
+    """Return the ``readonly`` argument of a mapping's import, False if the handle implies it."""
     if not mapping.readonly or mapping.handle.access == "ro":
         return False
     use = mapping._record

@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that reserve the memory they speak of, until they are received.
+"""Messages with reservations: the memory of their handles stays until they are received.
 
-Whoever sends a handle may drop the memory right after that: what the message takes along keeps
-it. This is what :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` send and receive with::
+The sender of a handle may drop the memory right after sending, because the message's reservation
+keeps it. :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` send and receive with::
 
     numbers = reserve(handles)                  # the sender: one number for each handle
     message = list(zip(handles, numbers))       # both travel, 64 bits for each number
 
     mappings = attach_reserved(message)         # the receiver (crossmem.sharing.importer.attach)
-    discard(message)                            # or whoever throws the message away
+    discard(message)                            # or the process that drops the message
 
-A reservation is a record of the exporter's that the sending process has. It ends when the message
-is first received, when it is discarded, and when its sender is dead. While it lasts, the handle is
-not stale: :func:`~crossmem.sharing.importer.attach.attach_reserved` gets memory that was freed
-meanwhile, also from an exporter that waits at its exit. Afterwards the message's handle is like
-any other. Any number of processes may receive one message; each gets the memory if it is still
-there.
+A reservation is a record in the exporter that belongs to the sending process. It ends when the
+message is first received, when the message is discarded, or when its sender dies. While it lasts,
+the handle is not stale: :func:`~crossmem.sharing.importer.attach.attach_reserved` gets memory that
+was freed in the meantime, also from an exporter that waits at its exit. After its end, the
+message's handle is like any other. Any number of processes may receive one message; each gets the
+memory if it still exists.
 
-Any process may send on what it has imported, as long as the exporter lives. A number is the right
-to end its reservation, so treat it as the handle itself. A message needs one number for each export
-in it: other parts of that export travel with 0. Of several numbers for one export, the first is
-shown to the exporter, and all are ended.
+Any process may forward memory that it has imported, as long as the exporter lives. A number is the
+right to end its reservation, so keep it as secret as the handle. A message needs one number for
+each export in it: other parts of that export travel with 0. If one export has several numbers, the
+receiver shows the first to the exporter and ends all of them.
 
-If receiving fails, the reservation stays, as the receiver's, so that the message can be received
-again. A receiver whose queue has thrown the message away discards it.
+If the receipt fails, the receiver keeps the reservation, so it can receive the message again. A
+receiver whose queue has dropped the message discards it.
 """
 
 import time
@@ -59,28 +59,28 @@ def reserve(handles: Sequence[ShareableHandle], *, timeout: float | None = None)
     Parameters
     ----------
     handles
-        What the message speaks of: exports of this process, or of others that live. Memory that
-        was freed can be held by who has it imported.
+        The handles of the message: exports of this process, or of other living processes. A process
+        can reserve freed memory if it has imported it.
     timeout
-        How long to wait for room, and for exporters to answer, in seconds; ``CROSSMEM_TIMEOUT``
-        where None.
+        How long to wait for free reservations and for exporters' replies, in seconds; None:
+        ``CROSSMEM_TIMEOUT``.
 
     Returns
     -------
     list
-        The number of each handle's reservation, in order.
+        The reservation number of each handle, in order.
 
     Raises
     ------
     BusyError
-        Where messages of this process reserve as much of one exporter as
-        ``CROSSMEM_MAX_RESERVATIONS`` there allows, and none was received or discarded in time.
+        Messages of this process hold all the reservations that ``CROSSMEM_MAX_RESERVATIONS`` of an
+        exporter allows, and none of them ended in time.
     StaleHandleError, InvalidHandleError, AccessDeniedError
         As for an import.
     OwnerGoneError, OwnerUnresponsiveError, WrongHostError
-        Where an exporter cannot be asked.
+        An exporter cannot be reached.
     UnsupportedError
-        For a raw handle, which has no leases.
+        A handle is raw and has no leases.
     """
     process = drain()
     if process.is_exiting:
@@ -96,7 +96,7 @@ def reserve(handles: Sequence[ShareableHandle], *, timeout: float | None = None)
     given: dict[ProcessIdentity, list[int]] = {}
     try:
         for owner, part in wanted.items():
-            # In the dictionary before anything is asked for.
+            # The numbers are in the dictionary before the first request.
             numbers = given[owner] = [new_number() for _ in part]
             asked = list(part.values())
             if owner == process.identity:
@@ -118,24 +118,23 @@ def reserve(handles: Sequence[ShareableHandle], *, timeout: float | None = None)
 def discard(
     message: Iterable[tuple[ShareableHandle, int]], *, timeout: float | None = None
 ) -> None:
-    """End the reservations of a message that nobody will receive.
+    """End the reservations of a message that no process will receive.
 
-    Reservations that have ended already, and exporters that are gone, are no error.
+    Ended reservations and dead exporters are not errors.
 
     Parameters
     ----------
     message
         The handles with their numbers; 0 for a handle that is not reserved.
     timeout
-        How long it may take to reach an exporter that this process has not talked to yet, in
-        seconds; ``CROSSMEM_TIMEOUT`` where None.
+        How long a first connection to an exporter may take, in seconds; None: ``CROSSMEM_TIMEOUT``.
 
     Raises
     ------
     OwnerUnresponsiveError, WrongHostError, AccessDeniedError
-        Where an exporter cannot be told. The others were told.
+        An exporter cannot be reached. The other exporters were told.
     InvalidHandleError
-        Where a number is none.
+        A number is invalid.
     """
     process = drain()
     deadline = Deadline(check_timeout(timeout, default_s=process.settings.timeout_s))
@@ -158,7 +157,7 @@ def discard(
 
 
 def check_reservation(number: object) -> int:
-    """Return the number of a reservation, or 0 for none; raise where it cannot be one."""
+    """Return the number of a reservation, or 0 for none; raise if it is invalid."""
     if type(number) is not int or not 0 <= number < 1 << _NUMBER_BITS:
         msg = f"a reservation number is an integer of {_NUMBER_BITS} bits, not {shorten(number)}"
         raise InvalidHandleError(msg, hint="pass the number that came with the handle")
@@ -181,7 +180,7 @@ def _reserve_at(
     deadline: Deadline,
     numbers: list[int],
 ) -> None:
-    """Ask another process, again and again as long as it has no room."""
+    """Ask another process. Ask again until the deadline while it has no free reservation."""
     pause_s = _FIRST_PAUSE_S
     with process.part(ImportTable).connected(owner) as connection:
         while True:
@@ -195,10 +194,10 @@ def _reserve_at(
             ]
             if not refused:
                 return
-            # Those before the first refusal were given.
+            # The exporter gave the reservations before the first refusal.
             connection.end_reservations(numbers)
             refusal, handle = refused[0]
-            # If the next answer would come too late, this one says what is wrong.
+            # If the next reply would come too late, this refusal becomes the error.
             if refusal.status is not Status.FULL or deadline.remaining_s <= pause_s:
                 raise _error_of(refusal, handle)
             time.sleep(pause_s)

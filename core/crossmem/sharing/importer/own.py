@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of this process's own memory: other names for it, without a vendor import (law C8)."""
+"""Imports of this process's own memory, without a vendor import (law C8)."""
 
 import threading
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _HINT: Final = "keep the allocation until all readers have received its handle"
 
 
 class OwnImport(ImportRecord):
-    """Memory of this process itself, under another name."""
+    """An import of this process's own memory."""
 
     __slots__ = ("_alias", "_owned")
 
@@ -46,7 +46,7 @@ class OwnImport(ImportRecord):
             raise UnsupportedError(msg, hint='import with readonly="advisory"')
 
     def open(self, handle: ShareableHandle, reservation: int) -> None:
-        """Take a lease of this process on its own memory. The lock is held.
+        """Take a lease of this process on its own memory. The caller holds the lock.
 
         Raises
         ------
@@ -65,7 +65,7 @@ class OwnImport(ImportRecord):
 
     @override
     def end_reservations(self, numbers: list[int]) -> None:
-        """End them in this process's own registry."""
+        """End the reservations in this process's own registry."""
         if self.process.server is not None:
             self.process.server.leases.release_mine(numbers)
 
@@ -154,9 +154,9 @@ class OwnImport(ImportRecord):
 
 
 def own_memory_gone(process: Process, handle: ShareableHandle) -> CrossmemError:
-    """Return the error for memory that this process does not have, or no longer."""
+    """Return the error for memory that this process never had or has freed."""
     server = process.server
-    # The registry does not know of raw handles that nobody has imported.
+    # The registry has no entry for a raw handle that no process has imported.
     refusal = None
     if server is not None and handle.raw is None:
         refusal = server.leases.refusal_of(handle)

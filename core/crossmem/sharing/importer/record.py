@@ -29,13 +29,13 @@ ImportKey = tuple[ProcessIdentity, int, LocalDevice, Access, int, object]
 
 
 class State(Enum):
-    """How far an import is."""
+    """The state of an import."""
 
     NEW = "new"
     """Nothing is open yet."""
     OPEN = "open"
     CLOSING = "closing"
-    """The last user left, and the vendor has not closed all of it."""
+    """The last user has left, and the vendor has not closed all of it yet."""
     CLOSED = "closed"
 
 
@@ -45,15 +45,15 @@ class ImportRequest(NamedTuple):
     Parameters
     ----------
     handle
-        Which memory.
+        The handle of the memory.
     device
-        For which device.
+        The device that uses the memory.
     access
-        With which access.
+        The requested access.
     home
-        Ordinal here of the device that holds the memory.
+        Ordinal in this process of the device that holds the memory.
     reservation
-        The number with which the handle came in a message, 0 without one.
+        The handle's reservation number in a message, 0 without a reservation.
     """
 
     handle: ShareableHandle
@@ -64,17 +64,17 @@ class ImportRequest(NamedTuple):
 
     @property
     def key(self) -> ImportKey:
-        """What two imports have in common that share one vendor open."""
+        """The key: requests with equal keys share one vendor open."""
         handle = self.handle
         number, raw = handle.allocation, handle.raw
         return handle.owner, number, self.device, self.access, self.home, raw
 
 
 class ImportRecord:
-    """One vendor open: counts its users and owns what they share.
+    """One vendor open. It counts its users and owns the resources that they share.
 
-    The lock is held while the vendor opens, maps or closes. The sets of users change with the lock
-    of the state held, too.
+    A thread holds the lock while the vendor opens, maps or closes. A change of the sets of users
+    also needs the lock of the state.
     """
 
     __slots__ = (
@@ -105,42 +105,42 @@ class ImportRecord:
     ) -> None:
         self.process = process
         self.forget = forget
-        """Takes this record out of the table of imports."""
+        """Removes this record from the table of imports."""
         self.key = key
         self.device = request.device
         self.access = request.access
         self.lock = ordered_lock(Rank.IMPORT)
         self.state = State.NEW
         self.uses: set[Use] = set()
-        """Who has it, from before it is open."""
+        """The users, from before the memory is open."""
         self.mapped_uses: set[Use] = set()
-        """Those of them who have it mapped."""
+        """The users that have it mapped."""
         self.mapped: list[Mapped] = []
-        """The address, as long as there is one."""
+        """The vendor's mapping, if there is one."""
         self.is_remappable = True
         self.is_leaving = False
-        """Whether the address was taken from its users, and not yet given back."""
+        """Whether the users have lost the address while the vendor still has it mapped."""
         self.leases: dict[bytes, Any] = {}
         """The leases, by the core of the handle that each was given for."""
         self.ending: list[Any] = []
-        """Leases that nobody may use any more, and that are not ended yet."""
+        """Leases without users that are not ended yet."""
         self.shortcuts: list[tuple[bytes, object, object]] = []
-        """Arguments by which the table finds this record without looking closer."""
+        """Arguments by which the table finds this record on the hot path."""
         self.usage = Usage()
 
     def is_ready_for(self, core: bytes) -> bool:
-        """Whether it is open, and the exporter gave a lease for the core of a handle."""
+        """Whether it is open, and the exporter has given a lease for this core of a handle."""
         return self.state is State.OPEN and core in self.leases
 
     def map(self, use: "Use", *, remappable: bool) -> int:
-        """Let a user have the address, and return it. The first one has the vendor map it.
+        """Add a user of the address and return the address. The first user has the vendor map it.
 
         Parameters
         ----------
         use
             The user.
         remappable
-            False if no further user can map it after the last one has left the address.
+            False if no other user can map the memory after the last user has left the address.
         """
         with self.lock:
             if self.is_leaving:
@@ -152,35 +152,35 @@ class ImportRecord:
             return self.mapped[0].pointer
 
     def leave(self, use: "Use") -> CrossmemError | None:
-        """Remove a user; the last one closes what is open. The lock is held.
+        """Remove a user; the last one closes what is open. The caller holds the lock.
 
         Returns
         -------
         CrossmemError or None
-            What the vendor says of work of the device that was waited for.
+            The error of the device's work that this waited for.
         """
         with self.process.state:
             self.mapped_uses.discard(use)
             self.uses.discard(use)
-            # From here on nobody joins.
+            # From here on no user can join.
             if not self.uses and self.state is not State.CLOSED:
                 self.state = State.CLOSING
         if self.state is State.CLOSING:
             return self.close()
         failure = self.end_unused() if len(self.leases) > 1 or self.ending else None
-        # An import that cannot be mapped again keeps its address for users who may still map it.
+        # An import that cannot be mapped twice keeps its address for users that may still map it.
         if self.mapped and not self.mapped_uses and self.is_remappable:
             return self._stop_mapping() or failure
         return failure
 
     def end_unused(self) -> CrossmemError | None:
-        """End the leases that no user has: their owner may free that memory. The lock is held.
+        """End the leases without users, so that their owner can free the memory. The lock is held.
 
-        The users of other exports keep the vendor's open. What is returned is as for :meth:`leave`.
+        Users of other exports keep the vendor's open. The return value is that of :meth:`leave`.
         """
         with self.process.state:
             used = {one.core for one in self.uses}
-            # Who comes for one of them from here on asks for another lease.
+            # From here on, a new user of one of these exports asks for another lease.
             for core in [one for one in self.leases if one not in used]:
                 call_into(self.ending, self.leases.pop, core)
         failure = wait_for_work(self.device) if self.ending else None
@@ -190,15 +190,16 @@ class ImportRecord:
     def tidy(self) -> None:
         """End leases whose users left while another export was being leased. The lock is held.
 
-        What cannot be ended now is ended when somebody leaves.
+        If a lease cannot be ended now, the next user that leaves ends it.
         """
         with suppress(CrossmemError):
             self.end_unused()
 
     def close(self) -> CrossmemError | None:
-        """Give everything back. The lock is held, and nobody uses it.
+        """Release everything. The caller holds the lock, and no user is left.
 
-        If this raises, a later call goes on. Until then the lease lasts: the memory is still open.
+        If this raises, a later call continues. The lease lasts until then, because the memory is
+        still open.
         """
         failure = self._stop_mapping() if self.mapped else None
         self._close()
@@ -207,7 +208,7 @@ class ImportRecord:
         return failure
 
     def _stop_mapping(self) -> CrossmemError | None:
-        # If the work cannot be waited for, the address stays as it is.
+        # If the wait for the work fails, the address stays mapped.
         failure = wait_for_work(self.device)
         self.is_leaving = True
         self._unmap()
@@ -219,13 +220,13 @@ class ImportRecord:
         self.is_leaving = False
 
     def tell(self, kind: EventKind) -> None:
-        """Send an event about this import, if anybody observes."""
+        """Emit an event about this import, if an observer is registered."""
 
     def keep_connection(self) -> None:
         """Keep the connection to the exporter until this import is closed."""
 
     def end_reservations(self, numbers: list[int]) -> None:
-        """End the reservations of a message that was received; never waits."""
+        """End the reservations of a received message. This never waits."""
         raise NotImplementedError
 
     def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
@@ -273,32 +274,32 @@ class ImportRecord:
 
     @property
     def source(self) -> Block | Imported:
-        """What the driver knows the memory as, for an address range.
+        """The driver's object for the memory, for an address range.
 
         Raises
         ------
         UnsupportedError
-            An address range cannot show this memory.
+            An address range cannot map this memory.
         """
         raise NotImplementedError
 
     @property
     def source_lock(self) -> "threading.RLock":
-        """The lock for driver calls that work on :attr:`source`."""
+        """The lock for driver calls on :attr:`source`."""
         return self.lock
 
     def _map(self, *, remappable: bool) -> None:
         raise NotImplementedError
 
     def _unmap_at_vendor(self, mapped: Mapped) -> None:
-        """Give the address back, and forget it right after that."""
+        """Have the vendor unmap the address, and forget the address right after that."""
         raise NotImplementedError
 
     def _close(self) -> None:
         raise NotImplementedError
 
     def _end_leases(self) -> None:
-        """End the leases in ``ending``. If this is interrupted, it can be called again."""
+        """End the leases in ``ending``. An interrupted call can be repeated."""
         raise NotImplementedError
 
 
@@ -320,11 +321,11 @@ class Use(Record):
         self.children: set[object] | None = None
         """Mappings and pieces of address ranges that were made through this import object."""
         self.ends_with_owner = False
-        """Whether it is closed when the exporter has died (law C29)."""
+        """Whether the death of the exporter closes it (law C29)."""
 
     @override
     def leave_to_others(self) -> bool:
-        """Leave an import that others have open, and mapped if this one has it mapped."""
+        """Leave an import if other users keep it open, and mapped if this one has it mapped."""
         record = self.record
         if record is None or self.parent is not None or len(record.leases) != 1:
             return False
@@ -338,7 +339,7 @@ class Use(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Leave the import, and close it if nobody else uses it."""
+        """Leave the import. The last user closes it."""
         record = self.record
         if record is None:
             self.is_done = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of another process's memory: a lease of the exporter's, and one vendor open."""
+"""Imports of another process's memory: a lease of the exporter, and one vendor open."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +26,7 @@ _HINT: Final = "pass the bytes of handle.to_bytes() unchanged, from the process 
 
 
 class RemoteImport(ImportRecord):
-    """Memory of another process."""
+    """An import of another process's memory."""
 
     __slots__ = ("_was_opened", "connection", "handle", "imported")
 
@@ -42,23 +42,23 @@ class RemoteImport(ImportRecord):
         self.connection = connection
         self.handle = request.handle
         self.imported: list[Imported] = []
-        """The vendor's import, as long as there is one."""
+        """The vendor's import, if there is one."""
         self._was_opened = False
 
     def open(self, request: ImportRequest, leased: Leased) -> bool:
-        """Hold the memory, and open it if it is not open yet. The lock is held.
+        """Record the lease, and open the memory if it is not open yet. The caller holds the lock.
 
         Returns
         -------
         bool
-            False if the exporter has taken back what it granted. Nothing has happened then.
+            False if the exporter has revoked the lease. Nothing has changed then.
 
         Raises
         ------
         InvalidHandleError
-            The sizes in the handle are not the exporter's, or not those of what is open already.
+            The sizes in the handle differ from the exporter's, or from those of the open memory.
         DriverError
-            The vendor's call failed. The caller then still owns the hold.
+            The vendor's call failed. The lease then still belongs to the caller.
         """
         handle = request.handle
         if (leased.nbytes, leased.capacity) != (handle.nbytes, handle.capacity):
@@ -95,13 +95,13 @@ class RemoteImport(ImportRecord):
                     ),
                 )
         finally:
-            # From the moment the vendor has it open, this record owns lease and descriptors. No
-            # call stands between these statements.
+            # As soon as the vendor has opened the memory, this record owns lease and descriptors.
+            # No call stands between these statements, so no signal handler runs between them.
             if opened:
                 leased.exported.descriptors = ()
                 leased.is_recorded = True
                 if core in self.leases:
-                    # A signal handler has opened the same meanwhile.
+                    # A signal handler has leased the same export in the meantime.
                     self.ending += (self.leases[core],)
                 self.leases[core] = leased
                 self.state = State.OPEN
@@ -112,7 +112,7 @@ class RemoteImport(ImportRecord):
 
     @override
     def tell(self, kind: EventKind) -> None:
-        """Send an event about this import, if anybody observes."""
+        """Emit an event about this import, if an observer is registered."""
         registry, handle = self.process.registry, self.handle
         if registry.observed and self._was_opened:
             registry.emit(
@@ -128,13 +128,13 @@ class RemoteImport(ImportRecord):
 
     @override
     def keep_connection(self) -> None:
-        """Count among the users of the connection."""
+        """Join the users of the connection."""
         if self.connection is not None:
             self.connection.users.add(self)
 
     @override
     def end_reservations(self, numbers: list[int]) -> None:
-        """Tell the exporter, at once if it reads."""
+        """Tell the exporter, at once if its socket has room."""
         if self.connection is not None:
             self.connection.end_reservations(numbers)
 
@@ -172,7 +172,7 @@ class RemoteImport(ImportRecord):
     @property
     @override
     def is_owner_alive(self) -> bool:
-        """Whether the exporting process still runs; true if there is nobody to watch."""
+        """Whether the exporting process still runs; true without a connection."""
         return self.connection is None or self.connection.is_owner_alive
 
     @property
@@ -182,7 +182,7 @@ class RemoteImport(ImportRecord):
         return self.imported[0]
 
     def describe(self) -> str:
-        """Return why the memory cannot be adopted."""
+        """Return the reason why the memory cannot be adopted."""
         return f"was imported from process {self.handle.owner.pid}: pass its handle on"
 
     @override
@@ -206,7 +206,7 @@ class RemoteImport(ImportRecord):
         self.process.regions.add(self, mapped.pointer, self.imported[0].capacity, device.driver)
 
     def _has_lost_its_owner(self) -> bool:
-        """Whether the exporter is dead, or dying: its memory goes before its death is seen."""
+        """Whether the exporter is dead or dying. Its memory ends before its death is visible."""
         return self.connection is not None and self.connection.is_owner_dead(within_s=_DYING_S)
 
     @override

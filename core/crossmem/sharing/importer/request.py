@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked of an import before its exporter is asked."""
+"""The checks of an import before the first request to its exporter."""
 
 from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
 from crossmem.guards import shorten
@@ -19,7 +19,7 @@ __all__ = ["check_readonly", "request_of"]
 
 
 def check_readonly(readonly: object) -> None:
-    """Refuse what is no answer to whether an import is read-only.
+    """Check the ``readonly`` argument of an import.
 
     Raises
     ------
@@ -40,9 +40,9 @@ def request_of(
     readonly: Readonly,
     reservation: int = 0,
 ) -> ImportRequest:
-    """Return the request for an import, after checking all that needs no exporter.
+    """Return the request for an import, after every check that needs no exporter.
 
-    ``readonly`` was checked by :func:`check_readonly`.
+    :func:`check_readonly` has checked ``readonly``.
     """
     if handle.owner.boot_id != process.identity.boot_id:
         msg = (

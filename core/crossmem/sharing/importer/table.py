@@ -33,7 +33,7 @@ _Shortcut = tuple[bytes, object, object]
 
 
 class ImportTable(Part):
-    """Finds and opens imports. All methods may be called from any thread."""
+    """Finds and opens imports. Any thread may call its methods."""
 
     closing: ClassVar = -1
 
@@ -44,14 +44,14 @@ class ImportTable(Part):
         self._connections: dict[ProcessIdentity, OwnerConnection] = {}
 
     def join(self, use: Use, device: object, readonly: object) -> ImportRecord | None:
-        """Make a use one of the import that was opened with the same arguments, if it is open.
+        """Add a use to the open import that was made with the same arguments, if there is one.
 
-        This is the path of repeated imports: it makes no system call and no vendor call.
+        This is the hot path of repeated imports: it makes no system call and no vendor call.
 
         Raises
         ------
         ConfigurationError
-            An argument is of no use.
+            An argument is invalid.
         """
         if device is not None:
             check_device(device)
@@ -77,15 +77,15 @@ class ImportTable(Part):
     def acquire(
         self, requests: Sequence[ImportRequest], uses: Sequence[Use], timeout_s: float
     ) -> None:
-        """Make each use one of an open import; all or none.
+        """Give each use an open import; all or none.
 
-        Each exporter is asked once, for everything of it that is not open yet. If this raises, the
-        caller ends the uses.
+        Each exporter gets one request, for all of its memory that is not open yet. If this raises,
+        the caller ends the uses.
 
         Raises
         ------
         CrossmemError
-            The first of the reasons why not.
+            The first of the reasons why an import failed.
         """
         deadline = Deadline(timeout_s)
         if self._process.is_exiting:
@@ -106,7 +106,7 @@ class ImportTable(Part):
             self._open(list(missing.values()), deadline)
 
     def _claim(self, request: ImportRequest, use: Use, deadline: Deadline) -> ImportRecord:
-        """Make a use one of the import of its key, which may not be open yet; return that."""
+        """Add a use to the import of its key, which may not be open yet; return the import."""
         process, key = self._process, request.key
         while True:
             with process.state:
@@ -122,7 +122,7 @@ class ImportTable(Part):
             self._finish(record, request, deadline)
 
     def _finish(self, record: ImportRecord, request: ImportRequest, deadline: Deadline) -> None:
-        """Close an import that nobody uses, or wait for the thread that does."""
+        """Close an import without users, or wait for the thread that closes it."""
         taken: list[bool] = []
         try:
             call_into(taken, record.lock.acquire, True, deadline.remaining_s)  # noqa: FBT003
@@ -153,9 +153,9 @@ class ImportTable(Part):
         return OwnImport(process, request, key, self._forget, owned)
 
     def _open(self, missing: list[tuple[ImportRequest, ImportRecord]], deadline: Deadline) -> None:
-        """Lease and open what is missing. No lock of an import is held while an exporter answers.
+        """Lease and open the missing imports. No lock of an import is held during a request.
 
-        So whoever has the same memory open can map, unmap and close it meanwhile.
+        Users that have the same memory open can therefore map, unmap and close it meanwhile.
         """
         remote: dict[tuple[ProcessIdentity, str], list[tuple[ImportRequest, RemoteImport]]] = {}
         for request, record in missing:
@@ -179,7 +179,7 @@ class ImportTable(Part):
         request, record = batch[0]
         connection = record.connection
         if connection is None:
-            # Raw handles carry what a lease would have brought; nobody is asked.
+            # Raw handles carry the content of a lease, so there is no request.
             for one, opened in batch:
                 handle = one.handle
                 exported = Exported((handle.raw or b"",))
@@ -200,8 +200,8 @@ class ImportTable(Part):
                         late.append(pair)
                     is_unused = is_unused or not answer.is_recorded
                 if is_unused:
-                    # Another thread was faster, or the exporter took back what it had granted: it
-                    # frees the memory, or tried to.
+                    # Another thread was faster, or the exporter revoked the lease because it frees
+                    # the memory or tried to.
                     connection.give_back(answers)
                 if late and not deadline.remaining_s:
                     raise deadline.passed(connection.owner)
@@ -218,9 +218,9 @@ class ImportTable(Part):
         deadline: Deadline,
         answers: list[Leased | Refusal],
     ) -> list[tuple[ImportRequest, RemoteImport]]:
-        """Ask for what no other thread has opened meanwhile, and return that.
+        """Request the imports that no other thread has opened meanwhile, and return them.
 
-        ``answers`` gets what the exporter says, which is the caller's, also if this raises.
+        ``answers`` receives the exporter's replies. They belong to the caller, even if this raises.
         """
         taken: list[bool] = []
         try:
@@ -245,7 +245,7 @@ class ImportTable(Part):
                 connection.lock.release()
 
     def _forget(self, record: ImportRecord) -> None:
-        """Take an import out of the table."""
+        """Remove an import from the table."""
         with self._process.state:
             if self._records.get(record.key) is record:
                 del self._records[record.key]
@@ -255,7 +255,7 @@ class ImportTable(Part):
 
     @contextmanager
     def connected(self, owner: ProcessIdentity) -> Iterator[OwnerConnection]:
-        """Lend the kept connection to an exporter."""
+        """Lend the cached connection to an exporter."""
         user = object()
         connection = None
         try:
@@ -268,7 +268,7 @@ class ImportTable(Part):
                 connection.users.discard(user)
 
     def _connection_to(self, owner: ProcessIdentity) -> OwnerConnection:
-        """Return the kept connection to an exporter. The lock of the state is held."""
+        """Return the cached connection to an exporter. The caller holds the lock of the state."""
         connection = self._connections.get(owner)
         if connection is None:
             process = self._process
@@ -279,17 +279,18 @@ class ImportTable(Part):
 
     @override
     def tend(self) -> None:
-        """Send releases that could not be sent before, and forget dead exporters."""
+        """Send delayed releases, and forget dead exporters."""
         for connection in list(self._connections.values()):
             connection.tend(_TEND_TIMEOUT_S)
         self.forget_dead_owners()
 
     def forget_dead_owners(self) -> None:
-        """Close connections to dead exporters of which nothing is imported any more."""
+        """Close connections to dead exporters if no import uses them."""
         for owner, connection in list(self._connections.items()):
             if connection.users or connection.is_owner_alive:
                 continue
-            # Closed before it is forgotten: if this is interrupted, the next call closes the rest.
+            # The connection is closed before it is removed: after an interrupt, the next call
+            # closes the rest.
             if not _close_unused(connection):
                 continue
             with self._process.state:
@@ -298,9 +299,9 @@ class ImportTable(Part):
 
     @override
     def close_at_exit(self) -> None:
-        """Close what is still open. Memory that is viewed or copied is left to the kernel."""
+        """Close what is still open. The kernel releases memory with an active view or copy."""
         for record in list(self._records.values()):
-            # A thread may be at the vendor with it; exit does not wait for that.
+            # Another thread may be inside a vendor call on it; the exit does not wait for that.
             if record.usage.is_active or not record.lock.acquire(blocking=False):
                 continue
             try:
@@ -315,13 +316,13 @@ class ImportTable(Part):
 
     @override
     def abandon(self) -> None:
-        """Close every descriptor, and nothing else: for a forked child."""
+        """Close every descriptor and change nothing else: for a forked child."""
         for connection in self._connections.values():
             connection.abandon()
 
 
 def _open_one(request: ImportRequest, record: RemoteImport, leased: Leased) -> bool:
-    """Open an import, unless another thread has; False if the exporter has taken back the grant."""
+    """Open an import unless another thread has; False if the exporter has revoked the lease."""
     with record.lock:
         if record.state is State.NEW:
             return record.open(request, leased)
@@ -330,20 +331,20 @@ def _open_one(request: ImportRequest, record: RemoteImport, leased: Leased) -> b
 
 
 def _refuse_closed(record: ImportRecord) -> None:
-    # Somebody uses it, so nothing but the exit has closed it.
+    # The record has a user, so only the exit can have closed it.
     if record.state is State.CLOSED:
         msg = "this process is exiting and imports nothing more"
         raise ClosedError(msg, operation="import")
 
 
 def _close_unused(connection: OwnerConnection) -> bool:
-    """Close a connection, unless somebody has begun to use it; say so.
+    """Close a connection unless it has a user; return whether it was closed.
 
     A later user connects again.
     """
     taken: list[bool] = []
     try:
-        # A user is noted before it takes this lock.
+        # A user joins before it takes this lock.
         is_unused = call_into(taken, connection.lock.acquire, False) and not connection.users  # noqa: FBT003
         if is_unused:
             connection.close()

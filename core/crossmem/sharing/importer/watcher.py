@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread that lets memory go whose owner died (law C29).
+"""The thread that releases memory whose owner has died (law C29).
 
-It exists as long as an import is open that asked for it. Several times a second it looks whether
-the owners live: by their pidfds, which the connections have, or by the ends of the connections
-where there is no pidfd.
+It runs as long as an import with ``on_owner_death="release"`` is open. It checks several times a
+second whether the owners live. It uses the pidfds of the connections, or the ends of the
+connections if there is no pidfd.
 """
 
 import logging
@@ -29,20 +29,20 @@ from crossmem.sharing.importer.remote import RemoteImport
 __all__ = ["KEEP", "OnOwnerDeath", "OwnerWatcher", "asks_for_release", "end_with_owner"]
 
 OnOwnerDeath = Literal["keep", "release"]
-"""What becomes of an import when its owner dies: it stays, or it is closed."""
+"""Whether an import stays or is closed when its owner dies."""
 KEEP: Final = "keep"
-"""The default; most callers are recognised by it without a call."""
+"""The default. Most callers compare with it and make no call."""
 
 _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.2
-"""How often the owners are looked at, and views of memory whose owner is dead."""
+"""How often the watcher checks the owners, and the views of dead owners' memory."""
 _LOOK_AGAIN_S: Final = 0.02
-"""How soon a dead owner is looked at again: another thread may be connecting anew."""
+"""How soon the watcher checks a dead owner again: another thread may be connecting anew."""
 
 
 class _Watched(NamedTuple):
-    """An open import, mapping or piece. The watcher keeps none of them alive."""
+    """An open import, mapping or piece. The watcher holds only weak references to it."""
 
     record: weakref.ref[Record]
     shown: weakref.ref[Endable]
@@ -58,11 +58,11 @@ class OwnerWatcher(Part):
         self._watched: dict[OwnerConnection, dict[int, _Watched]] = {}
         """By owner, and by the identity of the record. Guarded by the lock of the state."""
         self._suspects: set[OwnerConnection] = set()
-        """Owners that were dead at the last look."""
+        """Owners that were dead at the last check."""
         self._thread = PassingThread(self._look, self._is_needed)
 
     def watch(self, shown: Endable, record: Record, imported: ImportRecord) -> None:
-        """End an object soon after its memory's owner has died and its last view is gone.
+        """End an object soon after its memory's owner has died and its last view has ended.
 
         Parameters
         ----------
@@ -71,20 +71,20 @@ class OwnerWatcher(Part):
         record
             Its record.
         imported
-            What it shows. An import of this process's own memory has no owner that could die first.
+            The import that it maps. The owner of this process's own memory cannot die first.
 
         Raises
         ------
         DriverError
-            This process can have no more threads.
+            This process can start no more threads.
         """
         if not isinstance(imported, RemoteImport) or imported.connection is None:
             return
         connection, key = imported.connection, id(record)
         with self._process.state:
             watched = self._watched.setdefault(connection, {})
-            # A record that has given everything back is garbage. The callback is C code, so no
-            # signal handler can cut it short.
+            # A record that has released everything is garbage. The callback is C code, so no signal
+            # handler can interrupt it.
             gone = weakref.ref(record, partial(watched.pop, key))
             watched[key] = _Watched(gone, weakref.ref(shown))
         if not self._thread.start():
@@ -100,9 +100,9 @@ class OwnerWatcher(Part):
             return bool(self._watched)
 
     def _look(self) -> None:
-        """Look at each owner once, and end what shows memory of the dead."""
+        """Check each owner once, and end the objects that map memory of dead owners."""
         dead = {one for one in list(self._watched) if _is_owner_dead(one)}
-        # Without a pidfd, an owner whose connection is being made anew looks dead for a moment.
+        # Without a pidfd, an owner looks dead for a moment while its connection is made anew.
         certain, self._suspects = dead & self._suspects, dead
         for connection in certain:
             self._let_go(connection)
@@ -111,19 +111,19 @@ class OwnerWatcher(Part):
     def _let_go(self, connection: OwnerConnection) -> None:
         pid = connection.owner.pid
         why = f'its owner, process {pid}, died, and on_owner_death="release" closed it'
-        # The newest first: mappings were made after the imports that they belong to.
+        # The newest first: mappings were made after their imports.
         for one in reversed(list(self._watched.get(connection, {}).values())):
             record, shown = one.record(), one.shown()
             if record is None or record.is_done:
                 continue
             try:
                 if shown is None or shown.closed:
-                    # It was dropped, or the vendor has refused so far to take it back.
+                    # The object was dropped, or the vendor has refused to release it so far.
                     self._process.drain()
                 else:
                     end_because(shown, why)
             except BusyError:
-                # A view is alive, or a mapping of this import.
+                # A view is alive, or the import has a mapping.
                 continue
             except CrossmemError as error:
                 _log.debug("releasing memory of the dead process %d: %s", pid, error)
@@ -146,14 +146,14 @@ def _is_owner_dead(connection: OwnerConnection) -> bool:
 
 
 def asks_for_release(on_owner_death: object, handles: Iterable[ShareableHandle]) -> bool:
-    """Return whether imports shall end when their owners die, after checking that they can.
+    """Return whether imports end with their owners, after a check that they can.
 
     Raises
     ------
     ConfigurationError
         The value is neither ``"keep"`` nor ``"release"``.
     UnsupportedError
-        An owner would have to be watched that nobody connects to.
+        A handle is raw, so there is no connection by which to watch its owner.
     """
     check_choice("on_owner_death", on_owner_death, ("keep", "release"), "import")
     if on_owner_death == "keep":
@@ -167,7 +167,7 @@ def asks_for_release(on_owner_death: object, handles: Iterable[ShareableHandle])
 
 
 def end_with_owner(shown: Endable, record: Record, use: Use) -> None:
-    """End an object when the owner of what it shows has died; see :meth:`OwnerWatcher.watch`.
+    """End an object when the owner of its memory has died; see :meth:`OwnerWatcher.watch`.
 
     Parameters
     ----------

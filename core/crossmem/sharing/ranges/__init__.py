@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Address ranges: addresses that are reserved first and given memory later."""
+"""Address ranges: addresses that are reserved first and mapped later."""

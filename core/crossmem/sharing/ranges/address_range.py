@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Address ranges: consecutive addresses, reserved first and given memory later."""
+"""Address ranges: consecutive addresses, reserved first and mapped later."""
 
 from typing import Any, ClassVar, Final
 
@@ -20,21 +20,21 @@ from crossmem.sharing.ranges.record import PieceRecord, RangeRecord, Source
 __all__ = ["AddressRange", "Piece", "reserve"]
 
 _MAX_NBYTES: Final = 1 << 47
-"""What a process has for itself of 64-bit addresses."""
+"""The most addresses that a 64-bit process has for itself."""
 
 
 class AddressRange(Endable):
     """Consecutive addresses of this process, to which memory is mapped in pieces.
 
-    Made by :meth:`crossmem.Device.reserve`; a context manager that releases them. While nothing
-    is mapped at an address, no access there is allowed.
+    Made by :meth:`crossmem.Device.reserve`; a context manager that releases them. An access to an
+    address without a mapping is undefined behaviour.
 
     Attributes
     ----------
     device
-        The device for which, and of whose memory, pieces can be mapped.
+        The device whose memory the pieces map, and which uses them.
     nbytes
-        Size in bytes: what was asked for, rounded up to the granularity.
+        Size in bytes: the requested size, rounded up to the granularity.
     """
 
     __slots__ = ("device", "nbytes")
@@ -48,7 +48,7 @@ class AddressRange(Endable):
         self._process = record.process
         self.device = record.device
         self.nbytes = record.nbytes
-        # Last: from here on, this object gives the addresses back.
+        # The last statement: from here on, the finaliser of this object releases the addresses.
         self._record = record
 
     @override
@@ -70,40 +70,40 @@ class AddressRange(Endable):
     def map(self, memory: Allocation | Import, *, at: int) -> "Piece":
         """Map the whole capacity of some memory at an offset.
 
-        The memory stays mapped wherever else it is. As long as the piece is, an allocation
-        cannot be freed and an import cannot be closed.
+        Existing mappings of the memory stay. While the piece exists, an allocation cannot be freed
+        and an import cannot be closed.
 
         Parameters
         ----------
         memory
-            An allocation of this device, or an import of memory of this device for this device;
-            not of a part. The first piece decides whether the range takes this process's own
-            memory or that of others, for as long as the range lasts.
+            An allocation of this device, or an import of this device's memory for this device.
+            Parts are refused. The first piece decides whether the range takes this process's own
+            memory or imported memory, for the life of the range.
         at
             Offset in bytes from the start of the range, a multiple of the granularity.
 
         Returns
         -------
         Piece
-            Unmap it, or use it as a context manager. Then the offset is free again.
+            Unmap it, or use it as a context manager. The offset is free again after that.
 
         Raises
         ------
         InvalidSizeError
-            Where the capacity does not fit there, or the offset is no such multiple.
+            The capacity does not fit there, or the offset is not a multiple of the granularity.
         BusyError
-            Where another piece is in the way.
+            Another piece overlaps.
         UnsupportedError
-            Where the range cannot take this memory; see above.
+            The range cannot take this memory; see above.
         DriverError, OutOfMemoryError
-            Where the vendor's call failed.
+            The vendor's call failed.
         ClosedError, ForkedProcessError
-            Where the range or the memory may not be used any more.
+            The range or the memory was closed, or a forked child called this.
         """
         record, process = self._live(), self._process
         source = _source_of(memory)
         offset = check_integer("at", at)
-        # A piece that was dropped holds its place until it is given back.
+        # A dropped piece occupies its place until it is released.
         process.drain()
         piece = PieceRecord(record, source, offset, (self, memory))
         try:
@@ -112,7 +112,7 @@ class AddressRange(Endable):
                 self._live()
                 _source_of(memory)
                 record.claim(piece)
-                # A signal handler may have done so since.
+                # A signal handler may have ended one of them in between.
                 self._live()
                 _source_of(memory)
             piece.map()
@@ -128,12 +128,12 @@ class AddressRange(Endable):
             raise
 
     def release(self) -> None:
-        """Give the addresses back. Releasing twice is harmless.
+        """Release the addresses. A second call does nothing.
 
         Raises
         ------
         BusyError
-            Where pieces are not unmapped yet. Nothing has changed then.
+            A piece is not unmapped yet. Nothing has changed then.
         """
         self._end()
 
@@ -158,11 +158,11 @@ class Piece(Memory):
     Attributes
     ----------
     offset
-        Where it starts in the range, in bytes.
+        Its offset in the range, in bytes.
     nbytes
-        Size of the memory in bytes. Its whole capacity takes up the range.
+        Size of the memory in bytes. It occupies its whole capacity in the range.
     readonly
-        Whether writing is refused, as for the import that was mapped.
+        Whether writing is refused, as for the mapped import.
     """
 
     __slots__ = ("_pointer", "offset")
@@ -178,7 +178,7 @@ class Piece(Memory):
         )
         self._pointer = addresses.pointer + record.offset
         self.offset = record.offset
-        # Last: from here on, this object gives the piece back.
+        # The last statement: from here on, the finaliser of this object releases the piece.
         self._record = record
 
     @override
@@ -195,16 +195,16 @@ class Piece(Memory):
         return self._pointer
 
     def unmap(self) -> None:
-        """Take the memory away from its place, after waiting for the device's work (C9).
+        """Wait for the device's running work and unmap the piece (C9).
 
-        The addresses stay reserved. Unmapping twice is harmless.
+        The addresses stay reserved. A second call does nothing.
 
         Raises
         ------
         BusyError
-            Where a view of the piece is alive, or another thread reads or writes it. Also where
-            the device's work cannot be waited for because it is being captured: this object is
-            then closed, and a later call of crossmem unmaps the piece.
+            A view of the piece is alive, or another thread reads or writes it. Also raised if a
+            capture prevents the wait for the device's work: this object is closed then, and a later
+            call of crossmem unmaps the piece.
         """
         self._end()
 
@@ -215,7 +215,7 @@ class Piece(Memory):
 
 
 def _source_of(memory: object) -> Source:
-    """Return what an address range can show of memory."""
+    """Return the part of memory that an address range can map."""
     if isinstance(memory, Allocation):
         record = record_of(memory)
         return Source(

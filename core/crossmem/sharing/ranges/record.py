@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of address ranges and their pieces, which outlive the objects of applications."""
+"""The records of address ranges and pieces, which outlive the objects of applications."""
 
 import threading
 import warnings
@@ -28,17 +28,17 @@ class Source(NamedTuple):
     Parameters
     ----------
     memory
-        What the driver maps.
+        The driver's object to map.
     home
         Identity of the device that holds it.
     device
         The device for which it was opened.
     lock
-        Held while the driver works on that memory.
+        Held during driver calls on that memory.
     users
-        The piece counts among these of its lender, until it is unmapped.
+        The lender's set of users. It contains the piece until the piece is unmapped.
     usage
-        Who uses the memory.
+        The users of the memory in this process.
     readonly
         Whether the piece refuses to write.
     """
@@ -53,7 +53,7 @@ class Source(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether this process allocated the memory, under whatever name it was lent."""
+        """Whether this process allocated the memory, even if an import lent it."""
         return isinstance(self.memory, Block)
 
 
@@ -92,7 +92,7 @@ class PieceRecord(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Unmap the piece after the device's running work (law C9); its place is free then."""
+        """Unmap the piece after the device's running work (law C9). Its place is free then."""
         taken: list[bool] = []
         lock = self.source.lock
         try:
@@ -146,11 +146,11 @@ class RangeRecord(Record):
         self.driver = driver
         self.nbytes = nbytes
         self.lock = ordered_lock(Rank.ALLOCATION)
-        """Held while the driver gives the addresses back: the reaper may come to that as well."""
+        """Held while the driver releases the addresses, because the reaper may do so as well."""
         self.pieces: list[PieceRecord] = []
         """By offset; guarded by the lock of the state."""
         self.shows_own: bool | None = None
-        """Whether the first piece was this process's own memory, None before there was one."""
+        """Whether the first piece was this process's own memory, None before the first piece."""
         self._reserved: list[Reserved] = []
 
     @property
@@ -170,7 +170,7 @@ class RangeRecord(Record):
         return "is in an address range of crossmem: export what is mapped there"
 
     def claim(self, piece: PieceRecord) -> None:
-        """Check every rule, and let nobody else have the place. The state's lock is held."""
+        """Check every rule and reserve the place. The caller holds the lock of the state."""
         self._check_memory(piece.source, piece.keep[1])
         self._check_place(piece)
         self.pieces.insert(bisect(self.pieces, piece.offset, key=_offset_of), piece)
@@ -212,14 +212,14 @@ class RangeRecord(Record):
             )
 
     def _kinds(self) -> list[bool]:
-        """Return what decides which kind of memory may come: the first piece, for ever."""
+        """Return the kinds of memory so far. The first piece decides for the life of the range."""
         if self.shows_own is not None:
             return [self.shows_own]
         return [one.source.is_own for one in self.pieces]
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Give the addresses back; no piece is mapped there."""
+        """Release the addresses, which have no piece."""
         taken: list[bool] = []
         lock = self.lock
         try:
@@ -248,9 +248,9 @@ class Ranges(Part):
 
     @override
     def close_at_exit(self) -> None:
-        """Unmap every piece and give the addresses back.
+        """Unmap every piece and release the addresses.
 
-        What is viewed, copied or changed at this moment is left to the kernel.
+        The kernel releases memory with an active view, copy or change.
         """
         for addresses in list(self.live):
             steps = [
