@@ -71,10 +71,6 @@ class BlockHandle(ShareableHandle):
     ----------
     pool
         What all handles of the pool have in common.
-    index
-        Which block of the pool.
-    generation
-        Which of the block's lives: a handle of an earlier one is stale.
     """
 
     __slots__ = ("_fields", "pool")
@@ -91,10 +87,29 @@ class BlockHandle(ShareableHandle):
 
     # Properties take no store when a handle is made, which is what happens most.
     _core = property(attrgetter("pool.arena._core"))
-    offset = property(lambda self: self._fields[0])
-    length = property(lambda self: self._fields[1])
-    index = property(lambda self: self._fields[2])
-    generation = property(lambda self: self._fields[3])
+
+    @property
+    @override
+    def offset(self) -> int:  # type: ignore[override]
+        """Start of the part, counted in bytes from the start of the block."""
+        return self._fields[0]
+
+    @property
+    @override
+    def length(self) -> int:  # type: ignore[override]
+        """Length of the part, in bytes."""
+        return self._fields[1]
+
+    @property
+    def index(self) -> int:
+        """Which block of the pool."""
+        return self._fields[2]
+
+    @property
+    @override
+    def generation(self) -> int:  # type: ignore[override]
+        """Which of the block's lives: a handle of an earlier one is stale."""
+        return self._fields[3]
 
     @property
     @override

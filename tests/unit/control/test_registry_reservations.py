@@ -13,6 +13,7 @@ from crossmem.control.leases import Holder, Lease, LeaseTable, name_holders, new
 from crossmem.control.peer_log import PeerLog
 from crossmem.control.records import Allow, Export, Unit
 from crossmem.control.registry import LeaseRegistry
+from crossmem.control.reservations import refuse_more
 from crossmem.control.segments import HEADER_WORDS
 from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_terms, prove
 from crossmem.driver import Exported
@@ -197,7 +198,7 @@ def test_messages_of_one_process_are_bounded_and_others_have_room(
 
     assert status_of(refusal_of_mine(made, [handle, handle], 0.01)) is Status.FULL
     assert status_of(refusal_of_mine(made, [handle] * 4, 60)) is Status.TOO_MANY
-    assert made.refuse_more(peer, MAX_RESERVATIONS) is None
+    assert refuse_more(peer, MAX_RESERVATIONS, made.max_reservations) is None
 
     made.release_mine([first])
 

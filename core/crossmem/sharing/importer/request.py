@@ -71,18 +71,19 @@ def request_of(
     if chosen.mechanism != handle.mechanism:
         chosen = chosen.for_mechanism(handle.mechanism)
     capabilities = chosen.capabilities
-    refused = hint = None
+    refused: str | None = None
+    remedy: str | None = None
     if chosen.ordinal != home.ordinal and not capabilities.peer_access:
         refused = f"memory of {home.name} (capability peer_access)"
-        hint = f"import on {home.name}, the device of the memory"
+        remedy = f"import on {home.name}, the device of the memory"
     elif readonly is True and handle.access == "rw" and not capabilities.readonly_imports:
         refused = "read-only imports (capability readonly_imports)"
-        hint = 'pass readonly="advisory"'
+        remedy = 'pass readonly="advisory"'
     elif handle.raw is not None and not capabilities.raw_handles:
         refused = "raw handles (capability raw_handles)"
-        hint = "import a handle that was exported with lease=True"
+        remedy = "import a handle that was exported with lease=True"
     if refused is not None:
         msg = f"{chosen.name} does not offer {refused}"
-        raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=hint)
+        raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=remedy)
     access: Access = "ro" if readonly is True else handle.access
     return ImportRequest(handle, chosen, access, home.ordinal, reservation)
