@@ -94,8 +94,10 @@ def _produce_beside(
     busy = [True]
 
     def wait() -> None:
-        channel.receive()
-        busy.clear()
+        try:
+            channel.receive()
+        finally:
+            busy.clear()
 
     if load == HELD:
         # In C, so that the message and the sleep are one stretch under the lock.
