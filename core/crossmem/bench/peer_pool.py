@@ -10,7 +10,8 @@ from crossmem.bench.peer import Peer
 
 __all__ = ["PoolPeer"]
 
-_BLOCKS: Final = 1024
+_BLOCKS: Final = 1200
+_MOST_NBYTES: Final = 1 << 30
 
 
 class PoolPeer(Peer):
@@ -18,6 +19,7 @@ class PoolPeer(Peer):
 
     title: ClassVar[str] = "crossmem pool"
     distribution: ClassVar[str | None] = "crossmem"
+    asks_exporter: ClassVar[bool] = False
 
     def __init__(self, device: str) -> None:
         super().__init__(device)
@@ -28,7 +30,8 @@ class PoolPeer(Peer):
     def create(self, nbytes: int) -> crossmem.Block:
         pool = self._pools.get(nbytes)
         if pool is None:
-            pool = self._pools[nbytes] = self._device.pool(nbytes, _BLOCKS)
+            blocks = max(2, min(_BLOCKS, _MOST_NBYTES // nbytes))
+            pool = self._pools[nbytes] = self._device.pool(nbytes, blocks)
         return pool.allocate()
 
     @override

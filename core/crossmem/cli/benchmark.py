@@ -41,9 +41,9 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Measure only this way of sharing: crossmem, mp, floor, posix_ipc, umf-proxy, "
-            r"umf-disjoint, iceoryx2 or torch. May be repeated.  \[default: the first three; with "
-            "--full or --check, all]",
+            help="Measure only this way of sharing: crossmem, pool, mp, floor, posix_ipc, "
+            r"umf-proxy, umf-disjoint, iceoryx2 or torch. May be repeated.  \[default: crossmem, "
+            "mp and floor; with --full or --check, all]",
         ),
     ] = None,
     device: Annotated[
