@@ -4,6 +4,7 @@
 from typing import Protocol
 
 from crossmem.control.leases import Holder
+from crossmem.control.records import Export
 from crossmem.control.segments import WORDS
 from crossmem.control.wire import Wanted
 from crossmem.models import ShareableHandle
@@ -13,6 +14,9 @@ __all__ = ["PoolTable"]
 
 class _Arena(Protocol):
     """A pool."""
+
+    blocks: int
+    export: Export
 
     def enter(self, index: int, generation: int, holder: Holder) -> None:
         """Let a message reserve a block."""

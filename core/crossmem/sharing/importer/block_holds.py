@@ -66,6 +66,8 @@ class ArenaImport:
         self.is_asynchronous = not record.device.capabilities.host_visible
         """Whether work of the device may still use a block when its mapping ends."""
         self.hold_kind = LinkedHold if self.is_asynchronous else BlockHold
+        self.awaited: list[int] = []
+        """Blocks that are held no longer, of which the owner waits for a message."""
         self.look_at = 0.0
         """When the next attach looks whether the owner lives."""
 
@@ -180,27 +182,28 @@ class BlockHold(Use):
         words.store(row, at, 0)
         if arena.is_fenced:
             words.fence()
+        # Statements that no signal handler can separate.
         is_awaited = words.load(arena.control, at) > word + 1
-        self.is_done = not is_awaited
+        if is_awaited:
+            arena.awaited += (index,)
+        self.is_done = True
         return not is_awaited
 
     @override
     def give_back(self, *, blocking: bool) -> None:
         """End the hold, after the running work of the device."""
-        if self.is_done:
-            return
         arena = self.arena
-        failure = wait_for_work(arena.record.device) if arena.is_asynchronous else None
-        with self.process.state:
-            if arena.is_open and not self.is_done:
-                is_told = BlockHold.leave_to_others(self)
-            else:
-                is_told = True
-            if self.parent is not None and self.parent.children is not None:
-                self.parent.children.discard(self)
-            self.is_done = True
-        if not is_told:
-            arena.record.hint(arena.pool.slot + self.index)
+        failure = None
+        if not self.is_done:
+            failure = wait_for_work(arena.record.device) if arena.is_asynchronous else None
+            with self.process.state:
+                if arena.is_open:
+                    BlockHold.leave_to_others(self)
+                if self.parent is not None and self.parent.children is not None:
+                    self.parent.children.discard(self)
+                self.is_done = True
+        while arena.awaited:
+            arena.record.hint(arena.pool.slot + arena.awaited.pop())
         if failure is not None:
             raise failure
 
