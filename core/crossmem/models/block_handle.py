@@ -14,13 +14,15 @@ from crossmem.guards import check_part
 from crossmem.models.handle import HEADER, MAGIC, VERSION, ShareableHandle, arena_handle
 from crossmem.models.handle_core import FLAG_BLOCK, FLAG_READONLY, MIN_CORE_NBYTES, refuse
 
-__all__ = ["BLOCK_BODY", "BLOCK_START", "BlockHandle", "PoolCore"]
+__all__ = ["BLOCK_ALIGNMENT", "BLOCK_START", "BlockHandle", "PoolCore"]
 
 # offset and length of the part; index, generation and size of the block
-BLOCK_BODY: Final = struct.Struct("<QQIQQ")
-# slot of the first block, distance between blocks
-_GEOMETRY: Final = struct.Struct("<IQ")
-BLOCK_START: Final = HEADER.size + BLOCK_BODY.size
+_BODY: Final = struct.Struct("<QQIQQ")
+# slot of the first block, distance between blocks in units of BLOCK_ALIGNMENT
+_GEOMETRY: Final = struct.Struct("<II")
+BLOCK_ALIGNMENT: Final = 64
+"""Bytes of which the distance between blocks is a multiple."""
+BLOCK_START: Final = HEADER.size + _BODY.size
 """Where the bytes begin that all handles of a pool have in common."""
 _MIN_NBYTES: Final = BLOCK_START + MIN_CORE_NBYTES + _GEOMETRY.size
 
@@ -57,7 +59,7 @@ class PoolCore(NamedTuple):
     def of(cls, arena: ShareableHandle, slot: int, stride: int) -> "PoolCore":
         """Return what the handles of a pool have in common, from its arena and geometry."""
         core = arena.core
-        shared = core[2:] + _GEOMETRY.pack(slot, stride)
+        shared = core[2:] + _GEOMETRY.pack(slot, stride // BLOCK_ALIGNMENT)
         flags = FLAG_BLOCK | int.from_bytes(core[:2], "little")
         header = HEADER.pack(MAGIC, VERSION, flags, BLOCK_START + len(shared), 0)
         blocks = arena.nbytes // stride
@@ -161,7 +163,7 @@ class BlockHandle(ShareableHandle):
 _set_bytes: Final = ShareableHandle.__dict__["_bytes"].__set__
 _set_pool: Final = BlockHandle.__dict__["pool"].__set__
 _set_fields: Final = BlockHandle.__dict__["_fields"].__set__
-_pack_body: Final = BLOCK_BODY.pack
+_pack_body: Final = _BODY.pack
 _pack_head: Final = struct.Struct("<12sI").pack
 
 
@@ -173,7 +175,7 @@ def _decode_block(blob: bytes) -> BlockHandle:
     checksum = int.from_bytes(blob[HEADER.size - 4 : HEADER.size], "little")
     if crc32(blob[HEADER.size :], pool.head_checksum) != checksum:
         raise refuse("the checksum does not match; the bytes were damaged on the way")
-    fields = offset, length, index, generation, nbytes = BLOCK_BODY.unpack_from(blob, HEADER.size)
+    fields = offset, length, index, generation, nbytes = _BODY.unpack_from(blob, HEADER.size)
     if not (0 < length <= nbytes - offset and nbytes <= pool.stride and index < pool.blocks):
         raise refuse(f"part [{offset}, {offset + length}) of block {index} of {nbytes} bytes")
     if not generation % 2:
@@ -190,7 +192,8 @@ def _decode_pool(shared: bytes, head: bytes) -> PoolCore:
     if total != BLOCK_START + len(shared) or flags & ~(FLAG_BLOCK | FLAG_READONLY):
         raise refuse(f"{total} bytes and flags {flags:#x} do not fit their header")
     arena = arena_handle(shared[: -_GEOMETRY.size], flags & FLAG_READONLY)
-    slot, stride = _GEOMETRY.unpack_from(shared, len(shared) - _GEOMETRY.size)
+    slot, units = _GEOMETRY.unpack_from(shared, len(shared) - _GEOMETRY.size)
+    stride = units * BLOCK_ALIGNMENT
     if not 0 < stride <= arena.nbytes:
         raise refuse(f"blocks of {stride} bytes in a pool of {arena.nbytes}")
     return PoolCore.of(arena, slot, stride)

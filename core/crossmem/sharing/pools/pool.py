@@ -13,6 +13,7 @@ from crossmem.control.segments import SLOTS
 from crossmem.errors import ConfigurationError, InvalidSizeError, OutOfMemoryError, UnsupportedError
 from crossmem.guards import check_choice, check_integer, check_size, shorten
 from crossmem.models import Access
+from crossmem.models.block_handle import BLOCK_ALIGNMENT
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.process import Process, drain
@@ -22,7 +23,6 @@ from crossmem.sharing.pools.record import PoolRecord
 
 __all__ = ["Pool", "PoolStats", "make_pool"]
 
-_HOST_ALIGNMENT: Final = 64
 _DEVICE_ALIGNMENT: Final = 512
 _MAX_BLOCKS: Final = SLOTS - 1
 
@@ -213,7 +213,7 @@ def make_pool(
     if not 0 < count <= _MAX_BLOCKS:
         msg = f"blocks is {count}; it must be at least 1 and at most {_MAX_BLOCKS}"
         raise InvalidSizeError(msg, operation="pool")
-    alignment = _HOST_ALIGNMENT if device.capabilities.host_visible else _DEVICE_ALIGNMENT
+    alignment = BLOCK_ALIGNMENT if device.capabilities.host_visible else _DEVICE_ALIGNMENT
     stride = -(-size // alignment) * alignment
     memory = allocate(process, device, stride * count)
     try:
