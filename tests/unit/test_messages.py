@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from typing_extensions import override
 import crossmem
 from crossmem import errors, guards
 from crossmem.arrays import Layout, dtype_of
-from crossmem.control.dialing import dial
-from crossmem.control.link import Deadline
 from crossmem.control.records import Allow
 from crossmem.control.wire import Refusal, Status
 from crossmem.models import ProcessIdentity, ShareableHandle
@@ -243,16 +240,3 @@ def test_refusals_of_leases(status: Status, reason: str) -> None:
 def test_bytes_of_others(blob: bytes) -> None:
     for call in (ShareableHandle.from_bytes, crossmem.receive):
         caught(lambda call=call: call(blob))  # type: ignore[misc]
-
-
-def test_an_unreachable_owner_lists_its_addresses_in_details(tmp_path: Path) -> None:
-    this = ProcessIdentity.of_this_process()
-    run_dir = tmp_path.joinpath(*["directory" * 20] * 3)
-
-    error = caught(lambda: dial(this, this, run_dir, lambda _: None, None, Deadline(1.0)))
-
-    assert isinstance(error, crossmem.WrongHostError | crossmem.OwnerGoneError)
-    if isinstance(error, crossmem.WrongHostError):
-        assert str(run_dir) in error.details
-        assert str(run_dir) not in error.message
-    assert error.hint

@@ -71,7 +71,7 @@ def request_of(
     if chosen.mechanism != handle.mechanism:
         chosen = chosen.for_mechanism(handle.mechanism)
     capabilities = chosen.capabilities
-    refused = hint = None
+    refused, hint = None, ""
     if chosen.ordinal != home.ordinal and not capabilities.peer_access:
         refused = f"memory of {home.name} (capability peer_access)"
         hint = f"import on {home.name}, the device of the memory"
