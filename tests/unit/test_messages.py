@@ -5,11 +5,11 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from generated import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
@@ -17,8 +17,6 @@ from typing_extensions import override
 import crossmem
 from crossmem import errors, guards
 from crossmem.arrays import Layout, dtype_of
-from crossmem.control.dialing import dial
-from crossmem.control.link import Deadline
 from crossmem.control.records import Allow
 from crossmem.control.wire import Refusal, Status
 from crossmem.models import ProcessIdentity, ShareableHandle
@@ -120,6 +118,7 @@ def test_every_process_of_the_tests_checks() -> None:
 # The one way to cut ---------------------------------------------------------------------------
 
 
+@examples(60)
 @given(values, st.integers(10, 200))
 def test_a_shown_value_is_one_line_within_its_limit(value: Any, most: int) -> None:
     shown = guards.shorten(value, most)
@@ -128,6 +127,7 @@ def test_a_shown_value_is_one_line_within_its_limit(value: Any, most: int) -> No
     assert len(shown.splitlines()) == 1
 
 
+@examples(60)
 @given(texts, st.integers(10, 200))
 def test_a_clause_is_one_line_within_its_limit(text: str, most: int) -> None:
     line = guards.clause(text, most)
@@ -145,6 +145,7 @@ def test_a_value_that_cannot_be_shown_is_named_by_its_type() -> None:
 # What a user chooses ---------------------------------------------------------------------------
 
 
+@examples(60)
 @given(values)
 def test_arguments(value: Any) -> None:
     calls: list[Callable[[], object]] = [
@@ -172,6 +173,7 @@ def test_arguments(value: Any) -> None:
             continue
 
 
+@examples(60)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(VARIABLES.values(), texts)))
 def test_settings(environ: dict[str, str]) -> None:
     error = caught(lambda: Settings.from_environ(environ))
@@ -181,6 +183,7 @@ def test_settings(environ: dict[str, str]) -> None:
         assert all(one in error.details for one in environ if one in error.message)
 
 
+@examples(60)
 @given(st.dictionaries(texts, values, max_size=3), st.dictionaries(texts, values, max_size=3))
 def test_trees(one: Any, other: Any) -> None:
     trees: list[Any] = []
@@ -193,11 +196,13 @@ def test_trees(one: Any, other: Any) -> None:
             caught(lambda: list(pair_arrays(first, second, "the tree", "update")))  # noqa: B023
 
 
+@examples(60)
 @given(st.integers(-(2**62), 2**62), st.integers(0, 2**62), st.integers(0, 2**62))
 def test_layouts_out_of_bounds(stride: int, offset: int, limit: int) -> None:
     caught(lambda: Layout(dtype_of("float64"), (2,), (stride,), offset).check(limit))
 
 
+@examples(60)
 @given(texts)
 def test_classes_and_fields(name: str) -> None:
     kind = type("C", (), {"__qualname__": name, "__module__": name})
@@ -221,6 +226,7 @@ def test_classes_and_fields(name: str) -> None:
 
 
 @pytest.mark.parametrize("status", [one for one in Status if one is not Status.GRANTED])
+@examples(20)
 @given(texts)
 def test_refusals_of_leases(status: Status, reason: str) -> None:
     refusal = Refusal(status, reason)
@@ -229,20 +235,8 @@ def test_refusals_of_leases(status: Status, reason: str) -> None:
         assert error.hint
 
 
+@examples(60)
 @given(st.binary(max_size=500))
 def test_bytes_of_others(blob: bytes) -> None:
     for call in (ShareableHandle.from_bytes, crossmem.receive):
         caught(lambda call=call: call(blob))  # type: ignore[misc]
-
-
-def test_an_unreachable_owner_lists_its_addresses_in_details(tmp_path: Path) -> None:
-    this = ProcessIdentity.of_this_process()
-    run_dir = tmp_path.joinpath(*["directory" * 20] * 3)
-
-    error = caught(lambda: dial(this, this, run_dir, lambda _: None, None, Deadline(1.0)))
-
-    assert isinstance(error, crossmem.WrongHostError | crossmem.OwnerGoneError)
-    if isinstance(error, crossmem.WrongHostError):
-        assert str(run_dir) in error.details
-        assert str(run_dir) not in error.message
-    assert error.hint

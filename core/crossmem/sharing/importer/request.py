@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of an import before the first request to its exporter."""
+"""What is checked of an import before its exporter is asked."""
 
 from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
 from crossmem.guards import shorten
@@ -19,7 +19,7 @@ __all__ = ["check_readonly", "request_of"]
 
 
 def check_readonly(readonly: object) -> None:
-    """Check the ``readonly`` argument of an import.
+    """Refuse what is no answer to whether an import is read-only.
 
     Raises
     ------
@@ -40,9 +40,9 @@ def request_of(
     readonly: Readonly,
     reservation: int = 0,
 ) -> ImportRequest:
-    """Return the request for an import, after every check that needs no exporter.
+    """Return the request for an import, after checking all that needs no exporter.
 
-    :func:`check_readonly` has checked ``readonly``.
+    ``readonly`` was checked by :func:`check_readonly`.
     """
     if handle.owner.boot_id != process.identity.boot_id:
         msg = (
@@ -71,19 +71,18 @@ def request_of(
     if chosen.mechanism != handle.mechanism:
         chosen = chosen.for_mechanism(handle.mechanism)
     capabilities = chosen.capabilities
-    refused: str | None = None
-    remedy: str | None = None
+    refused, hint = None, ""
     if chosen.ordinal != home.ordinal and not capabilities.peer_access:
         refused = f"memory of {home.name} (capability peer_access)"
-        remedy = f"import on {home.name}, the device of the memory"
+        hint = f"import on {home.name}, the device of the memory"
     elif readonly is True and handle.access == "rw" and not capabilities.readonly_imports:
         refused = "read-only imports (capability readonly_imports)"
-        remedy = 'pass readonly="advisory"'
+        hint = 'pass readonly="advisory"'
     elif handle.raw is not None and not capabilities.raw_handles:
         refused = "raw handles (capability raw_handles)"
-        remedy = "import a handle that was exported with lease=True"
+        hint = "import a handle that was exported with lease=True"
     if refused is not None:
         msg = f"{chosen.name} does not offer {refused}"
-        raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=remedy)
+        raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=hint)
     access: Access = "ro" if readonly is True else handle.access
     return ImportRequest(handle, chosen, access, home.ordinal, reservation)
