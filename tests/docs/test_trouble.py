@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy
+import numpy as np
 import pytest
 from programs import run_script
 
@@ -19,7 +19,8 @@ from crossmem.models import ProcessIdentity
 GetPage = Callable[[str], Any]
 Trigger = Callable[[], object]
 
-ONES = {"w": numpy.ones(3)}
+ROOT = Path(__file__).parents[2]
+ONES = {"w": np.ones(3)}
 
 PRINT_ERROR = """
 import os, crossmem
@@ -94,7 +95,7 @@ def publish_a_copy() -> None:
 
 def update_with_another_shape() -> None:
     with crossmem.share(ONES, copy=True) as shared:
-        shared.update({"w": numpy.ones(4)})
+        shared.update({"w": np.ones(4)})
 
 
 def wait_for_nothing() -> None:
@@ -118,9 +119,11 @@ def free_under_a_view() -> None:
 
 
 def write_to_what_is_read_only() -> None:
-    with crossmem.device("host").allocate(4096) as allocation:
-        with crossmem.attach(allocation.export(), readonly=True) as mapping:
-            mapping.write(b"x")
+    with (
+        crossmem.device("host").allocate(4096) as allocation,
+        crossmem.attach(allocation.export(), readonly=True) as mapping,
+    ):
+        mapping.write(b"x")
 
 
 def attach_on_another_host() -> None:
@@ -144,7 +147,7 @@ TRIGGERS: dict[str, Trigger] = {
     "expected a device name": lambda: crossmem.device("CUDA"),
     "has no device": lambda: crossmem.device("host:3"),
     "ordinary memory": lambda: crossmem.share(ONES),
-    "cannot be shared: ": lambda: crossmem.share(numpy.array([object()]), copy=True),
+    "cannot be shared: ": lambda: crossmem.share(np.array([object()]), copy=True),
     "which cannot be shared": lambda: crossmem.share([print], copy=True),
     "share() copied": publish_a_copy,
     "of shape": update_with_another_shape,
@@ -173,7 +176,7 @@ PRINTED: dict[str, tuple[str, dict[str, str]]] = {
 """The same for errors that a process raises whose environment has these variables."""
 
 ELSEWHERE = ("the emulated host has no room", "cannot be reached from here")
-"""Messages that need a full file system or namespaces; tests/integration raises them."""
+"""Words of messages that need a full file system or another network namespace."""
 
 
 def check(quoted: list[str], words: str, message: str) -> None:
@@ -238,3 +241,6 @@ def test_every_quoted_message_but_these_is_tested_here(quoted: list[str]) -> Non
 
     assert [one for one in quoted if not any(words in one for words in tested)] == []
     assert [words for words in tested if not any(words in one for one in quoted)] == []
+    sources = [path for folder in ("core", "plugins") for path in (ROOT / folder).rglob("*.py")]
+    text = "".join(path.read_text("utf-8") for path in sources)
+    assert [words for words in ELSEWHERE if words not in text] == []
