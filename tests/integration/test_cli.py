@@ -366,8 +366,8 @@ def test_the_readme_has_the_two_lines_and_its_example_runs(tmp_path: Path) -> No
     assert len(text.splitlines()) <= 120
 
 
-def test_the_tutorial_runs(tmp_path: Path) -> None:
-    text = (_ROOT / "docs/tutorial/first-share.md").read_text(encoding="utf-8")
+def test_the_guide_to_blocks_runs(tmp_path: Path) -> None:
+    text = (_ROOT / "docs/how-to/blocks.md").read_text(encoding="utf-8")
     pieces = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "share.py").write_text("\n\n".join(pieces))
     done = script(tmp_path / "share.py")
