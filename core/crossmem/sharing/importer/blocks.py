@@ -99,9 +99,13 @@ class PoolImports(Part):
     @override
     def tend(self) -> None:
         """Give back the arenas that their owners wait for, if no block of them is held here."""
+        self.close_idle(only_unwanted=True)
+
+    def close_idle(self, *, only_unwanted: bool = False) -> None:
+        """Give back the arenas of which no block is held here."""
         process = self._process
         for key, arena in list(self.arenas.items()):
-            if not arena.is_unwanted:
+            if only_unwanted and not arena.is_unwanted:
                 continue
             with process.state:
                 if arena.is_held:
