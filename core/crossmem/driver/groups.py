@@ -110,12 +110,12 @@ class ForeignMemory(Protocol):
         ...
 
     def adopt(self, ordinal: int, foreign: Foreign, mechanism: str) -> Block:
-        """Return a block that stands for memory without an obstacle, and take nothing.
+        """Return a block that stands for memory without an obstacle. Its owner stays the same.
 
-        It begins at ``foreign.base``, and ``foreign.nbytes`` is both its size and its capacity,
-        which need be no multiple of the granularity. What works on an allocated block works on
-        it, but for :meth:`crossmem.driver.Driver.free` and pieces of address ranges. Core adopts
-        a vendor's allocation once for each mechanism, however many parts of it are adopted.
+        The block begins at ``foreign.base``. ``foreign.nbytes`` is both its size and its capacity,
+        which need not be a multiple of the granularity. All operations on allocated blocks work on
+        it, except :meth:`crossmem.driver.Driver.free` and pieces of address ranges. Core adopts a
+        vendor's allocation once for each mechanism, however many parts of it are adopted.
         """
         ...
 

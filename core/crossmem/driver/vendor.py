@@ -188,7 +188,7 @@ class VendorDriver(Driver):
 
     @staticmethod
     def _undo(error: BaseException, step: Callable[[Any], object], what: object) -> None:
-        """Give back what a failed method has acquired; a second failure is noted on the first."""
+        """Release the resources of a failed method; a second failure becomes a note."""
         try:
             step(what)
         except CrossmemError as failure:

@@ -135,12 +135,10 @@ class Registry:
                     raise ConfigurationError(msg)
                 self._discovering = True
                 try:
-                    # Not at the module's import: importlib.metadata takes a tenth of the import of
-                    # crossmem.
+                    # Imported late: importlib.metadata takes a tenth of the import of crossmem.
                     from crossmem.plugin.discovery import Catalog  # noqa: PLC0415
 
-                    # Assigned only when complete: a child that is forked during discovery starts
-                    # over.
+                    # Assigned when complete: a child that is forked meanwhile starts over.
                     catalog = Catalog(self.runtime)
                     catalog.discover(
                         self._entry_points,
@@ -361,10 +359,9 @@ class Registry:
     # -- events -------------------------------------------------------------------------------
 
     def emit(self, event: Event) -> None:
-        """Tell every observer. An observer that raises is logged, and nothing propagates.
+        """Send an event to every observer. An observer's exception is logged, not raised.
 
-        Takes no lock, and discovers nothing: before the first backend was used nothing happens
-        that could be observed.
+        Takes no lock, and starts no discovery: before the first use of a backend there is no event.
         """
         if held := forbidden_ranks():
             msg = f"observers are told while a lock is held: {', '.join(held)}"
