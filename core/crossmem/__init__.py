@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Share device memory between the processes of one host, without copying it.
 
-One process exports, others attach::
+One process exports, and other processes attach::
 
     allocation = crossmem.device("host").allocate(nbytes)
     blob = allocation.export().to_bytes()      # send these bytes in any way
@@ -9,8 +9,8 @@ One process exports, others attach::
     with crossmem.attach(blob) as mapping:     # in another process
         mapping.view()
 
-Leases keep the memory until every importer is done, whoever frees, exits or dies first. The laws
-that every backend keeps are in the documentation as C1 to C30.
+Leases keep the memory until every importer is done, whichever process frees it, exits or dies
+first. The documentation lists the laws that every backend keeps, C1 to C30.
 """
 
 import typing
@@ -59,8 +59,8 @@ if typing.TYPE_CHECKING:
     from crossmem.trees.share import share
     from crossmem.trees.shared import Shared
 else:
-    # A framework that imports crossmem and shares nothing pays for nothing: each module is imported
-    # at the first use of one of its names.
+    # Each module is imported at the first use of one of its names, so a framework that imports
+    # crossmem without using it pays almost nothing.
     __getattr__, __dir__ = lazy.names(
         __name__,
         {

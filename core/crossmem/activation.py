@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one call sets up in a process that sends arrays to others."""
+"""The function that sets a process up to send arrays to other processes."""
 
 import warnings
 
@@ -14,23 +14,23 @@ __all__ = ["install"]
 def install() -> None:
     """Let this process send arrays through queues, pipes, pools and Ray as handles.
 
-    Arrays, tensors and trees in memory of crossmem then cross without a copy, in everything that
-    pickles as ``multiprocessing`` does: ``multiprocessing``, ``concurrent.futures`` and
-    ``torch.multiprocessing``. The same goes for Ray if this process has imported it. All other
-    arrays are sent as before, and so is what plain ``pickle`` writes.
+    Arrays, tensors and trees in memory of crossmem then travel without a copy through
+    ``multiprocessing``, ``concurrent.futures``, ``torch.multiprocessing``, and everything else that
+    uses the pickler of ``multiprocessing``. Ray does so too if this process has imported it. All
+    other arrays are sent as before. Plain ``pickle`` does not change.
 
-    Call it once in each process that sends, after its imports. A process whose parent called it
-    before a fork has it. So has a process that has received something through ``multiprocessing``;
-    one that only receives needs nothing. Calling it again is harmless and takes microseconds.
+    Call it once in each process that sends, after its imports. A forked child inherits it. A
+    process that has received something through ``multiprocessing`` has it too. A process that only
+    receives does not need it. A second call does nothing and takes microseconds.
 
     Warns
     -----
     RuntimeWarning
-        If this Ray lacks something that crossmem needs. Ray then copies arrays.
+        The installed Ray lacks something that crossmem needs. Ray then copies arrays.
 
     Notes
     -----
-    For Ray, pass the function to the workers that send, too::
+    For Ray, pass the function also to the workers that send::
 
         ray.init(runtime_env={"worker_process_setup_hook": crossmem.install})
     """

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of crossmem for all arrays of CuPy, so that each of them can be shared from birth.
+"""An allocator that puts all CuPy arrays into memory of crossmem, so that each can be shared.
 
-One line at the start of a program does it::
+One line at the start of a program enables it::
 
     cupy.cuda.set_allocator(crossmem.cupy.allocator())
 
-CuPy itself is imported when the allocator is first used.
+CuPy is imported when the allocator is first used.
 """
 
 from collections.abc import Callable
@@ -29,23 +29,23 @@ from crossmem.sharing.device import device as device_of
 __all__ = ["allocator"]
 
 _NO_MEMORY: Final = 2
-"""``hipErrorOutOfMemory`` and ``cudaErrorMemoryAllocation``, the one error after which CuPy's pools
-try again. CuPy itself does not show its name."""
+"""``hipErrorOutOfMemory`` and ``cudaErrorMemoryAllocation``: the only error after which CuPy's
+pools try again. CuPy does not export its name."""
 
 
 def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
-    """Return an allocator for ``cupy.cuda.set_allocator``, or for a pool of CuPy's.
+    """Return an allocator for ``cupy.cuda.set_allocator``, or for a CuPy pool.
 
-    Each piece of memory that it gives is an allocation of crossmem. It is freed by the next call
-    of crossmem after CuPy has dropped it; where other processes have received it, when they are
-    done too. Where the device has no room, CuPy gets the error that its pools wait for: they
-    then free what they keep and try again.
+    Each block that it returns is an allocation of crossmem. The next call of crossmem after the end
+    of CuPy's last reference frees it. If other processes have received it, it is freed after they
+    are done too. If the device has no room, CuPy gets the error for which its pools wait: they free
+    their unused blocks and try again.
 
     Parameters
     ----------
     device
-        Where the memory is allocated, which must be CuPy's current device then; it also says by
-        which mechanism the memory is shared. None: the device that is current at the time.
+        The device that holds the memory, whose mechanism shares it. It must be CuPy's current
+        device at each allocation. None: the device that is current at each allocation.
 
     Returns
     -------
@@ -55,12 +55,12 @@ def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
     Raises
     ------
     UnsupportedError
-        If the device has no arrays of CuPy, as one whose runtime is emulated. When it is called,
-        also where CuPy is not installed.
+        CuPy has no arrays on the device, for example on one with an emulated runtime. A call of the
+        allocator raises it too if CuPy is not installed.
     ConfigurationError
-        When it is called, where another device is current than the one that was named.
+        At a call of the allocator: the current device is not the named one.
     CrossmemError
-        Where there is no such device.
+        There is no such device.
     """
     named = device_of(device) if isinstance(device, str) else device
     if named is not None:
@@ -86,7 +86,7 @@ def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
 
 
 def _home(named: Device | None, current: str) -> Device:
-    """Return the device that has to give the memory."""
+    """Return the device that must hold the memory."""
     if named is None:
         home = device_of(current, runtime=runtime_in_use(drain(), current.partition(":")[0]))
         _refuse_without_arrays(home)
@@ -102,7 +102,7 @@ def _home(named: Device | None, current: str) -> Device:
 
 
 def _refuse_without_arrays(device: Device) -> None:
-    """Refuse a device whose addresses CuPy does not know: it would use them all the same."""
+    """Refuse a device whose addresses are invalid for CuPy, because CuPy would not check them."""
     if not device.capabilities.cuda_array_interface:
         msg = f"CuPy cannot address memory of {device.name}"
         raise UnsupportedError(msg, operation="allocate", backend=device.backend)

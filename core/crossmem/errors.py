@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every error that crossmem raises.
 
-The class says what happened; the message says it in words, with the value, what was allowed and
-what to do next. Each class also derives from the builtin that a Python reader expects::
+The class names the kind of error. The message states what failed, with the value and what was
+allowed. The hint says what to do next. Each class also derives from the builtin exception that a
+Python reader expects::
 
     CrossmemError
     ├── ConfigurationError      (ValueError)           a setting or argument has no meaning
@@ -15,7 +16,7 @@ what to do next. Each class also derives from the builtin that a Python reader e
     ├── StaleHandleError        (LookupError)          the memory was freed, or the handle withdrawn
     ├── OwnerGoneError          (ConnectionError)      the exporting process is dead
     ├── OwnerUnresponsiveError  (TimeoutError)         the exporting process did not answer in time
-    ├── WaitTimeoutError        (TimeoutError)         what was waited for did not happen in time
+    ├── WaitTimeoutError        (TimeoutError)         another process did not act in time
     ├── WrongHostError          (RuntimeError)         the exporter cannot be reached from here
     ├── AccessDeniedError       (PermissionError)      the exporter does not admit this process
     ├── BusyError               (RuntimeError)         something still uses the memory
@@ -67,14 +68,13 @@ class CrossmemError(Exception):
     message
         What failed, with the value and what was allowed: one line of at most 200 characters.
     hint
-        What the reader can do next, of at most 200 characters.
+        What the reader can do next, in at most 200 characters.
     details
-        What does not fit there, such as every path that was tried, one per line. ``str()`` leaves
-        it out.
+        Further text, such as every path that was tried, one per line. ``str()`` leaves it out.
     operation
         The public operation that failed, such as ``"attach"``.
     backend, device
-        Where it failed, where that is known.
+        Backend and device of the failure, if they are known.
 
     Notes
     -----
@@ -118,7 +118,7 @@ class ConfigurationError(CrossmemError, ValueError):
 
 
 class BackendNotFoundError(CrossmemError, LookupError):
-    """No plugin offers the backend that was named."""
+    """No plugin offers the named backend."""
 
 
 class BackendUnavailableError(CrossmemError, RuntimeError):
@@ -134,7 +134,7 @@ class InvalidSizeError(CrossmemError, ValueError):
 
 
 class OutOfMemoryError(CrossmemError, MemoryError):
-    """The device has no room; the message says how much waits on leases."""
+    """The device has no room; the message says how many bytes wait for leases to end."""
 
 
 class InvalidHandleError(CrossmemError, ValueError):
@@ -154,19 +154,19 @@ class OwnerUnresponsiveError(CrossmemError, TimeoutError):
 
 
 class WaitTimeoutError(CrossmemError, TimeoutError):
-    """Another process did not do in time what this one waited for."""
+    """Another process did not act within the time that this process waited."""
 
 
 class WrongHostError(CrossmemError, RuntimeError):
-    """The exporter is on another host or boot, or in namespaces that cannot be reached."""
+    """The exporter is on another host or boot, or in namespaces that this process cannot reach."""
 
 
 class AccessDeniedError(CrossmemError, PermissionError):
-    """The exporter does not admit this process, or its address is held by someone else."""
+    """The exporter does not admit this process, or another process holds its address."""
 
 
 class BusyError(CrossmemError, RuntimeError):
-    """Leases, mappings or views still use what should be closed or freed."""
+    """Leases, mappings or views still use the object or memory."""
 
 
 class ClosedError(CrossmemError, ValueError):
@@ -187,7 +187,7 @@ class DriverError(CrossmemError, RuntimeError):
     Parameters
     ----------
     message
-        What was attempted.
+        The attempted operation.
     call
         The vendor function or system call, such as ``"hipIpcOpenMemHandle"`` or ``"mmap"``.
     code

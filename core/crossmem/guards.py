@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Argument checks that come before any driver call, and how their errors show a value."""
+"""Argument checks before driver calls, and the display of values in their errors."""
 
 import operator
 import re
@@ -44,24 +44,24 @@ def is_name(value: object) -> bool:
 
 
 def is_identity(value: object) -> bool:
-    """Return whether a value is an identity of a device."""
+    """Return whether a value is the identity of a device."""
     if not isinstance(value, str) or not 0 < len(value) <= _MAX_IDENTITY:
         return False
     return value.isascii() and value.isprintable() and " " not in value
 
 
 def is_flag(value: object) -> bool:
-    """Return whether a value is True or False; no number stands for them."""
+    """Return whether a value is True or False. Numbers are not accepted."""
     return type(value) is bool
 
 
 def is_within(value: object, first: int, last: float) -> bool:
-    """Return whether a value is an integer (``bool`` is none) from ``first`` to ``last``."""
+    """Return whether a value is an integer from ``first`` to ``last``. A ``bool`` is not."""
     return isinstance(value, int) and not isinstance(value, bool) and first <= value <= last
 
 
 def read_flag(text: str) -> bool:
-    """Return what a switch in the environment says, in any case; else raise ``ValueError``."""
+    """Return the value of a switch in the environment, in any case; else raise ``ValueError``."""
     word = text.lower()
     if word not in _TRUE | _FALSE:
         msg = f"{shorten(text)} is neither on nor off"
@@ -77,12 +77,12 @@ def check_fields(value: object, rules: Mapping[str, tuple[Callable[[Any], bool],
     value
         An instance, in ``__post_init__``.
     rules
-        By field: a test of its value, and the words for all that passes.
+        By field: a test of its value, and a text that describes the allowed values.
 
     Raises
     ------
     ConfigurationError
-        If a field fails its test. The error names the field, the value and what is allowed.
+        A field fails its test. The error names the field, the value and what is allowed.
     """
     for name, (is_right, allowed) in rules.items():
         if not is_right(getattr(value, name)):
@@ -96,7 +96,7 @@ def field_error(value: object, name: str, allowed: str) -> ConfigurationError:
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str], operation: str) -> None:
-    """Raise ``ConfigurationError`` where a value is none of a few words."""
+    """Raise ``ConfigurationError`` if a value is not one of the allowed words."""
     if not isinstance(value, str) or value not in allowed:
         words = " or ".join(f'"{word}"' for word in allowed)
         msg = f"{name} must be {words}, not {shorten(value)}"
@@ -104,18 +104,18 @@ def check_choice(name: str, value: object, allowed: Sequence[str], operation: st
 
 
 def check_flag(name: str, value: object, operation: str) -> None:
-    """Raise ``ConfigurationError`` where a value is neither True nor False."""
+    """Raise ``ConfigurationError`` if a value is neither True nor False."""
     if not is_flag(value):
         msg = f"{name} must be True or False, not {shorten(value)}"
         raise ConfigurationError(msg, operation=operation)
 
 
 def check_integer(name: str, value: object) -> int:
-    """Return ``value`` where it is an integer (``bool`` is none), else raise."""
+    """Return ``value`` if it is an integer and not a ``bool``, else raise."""
     if type(value) is int:
         return value
-    # Integers of other libraries, such as NumPy's, say through __index__ that they are exact. So
-    # does an array of NumPy's, as long as it has one element: only operator.index() asks that.
+    # Integers of other libraries, such as NumPy's, implement __index__. A NumPy array of one
+    # element does too, so only operator.index() decides.
     if not isinstance(value, bool):
         try:
             return operator.index(value)  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def check_part(offset: object, nbytes: object, *, limit: int) -> tuple[int, int]
 
 
 def check_timeout(timeout: object, *, default_s: float) -> float:
-    """Return a timeout in seconds: the default for None, at most a day for all that is longer."""
+    """Return a timeout in seconds: the default for None, and at most one day."""
     if timeout is None:
         return default_s
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public names whose modules are imported at their first use, so that importing crossmem is fast.
+"""Public names whose modules are imported at their first use, which keeps the import fast.
 
-Type checkers do not see such names. The package also imports them under ``TYPE_CHECKING``.
+Type checkers do not see such names, so the package also imports them under ``TYPE_CHECKING``.
 """
 
 import sys
@@ -21,7 +21,7 @@ def names(
     package
         Its ``__name__``.
     modules
-        By module: the names that the package has from there.
+        By module: its names in the package.
     """
     sources = {name: module for module, some in modules.items() for name in some}
     own = vars(sys.modules[package])
@@ -30,7 +30,7 @@ def names(
         if name not in sources:
             msg = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(msg, name=name, obj=sys.modules[package])
-        # Kept, so that Python does not ask again.
+        # Stored, so that Python does not call this again.
         own[name] = value = getattr(import_module(sources[name]), name)
         return value
 

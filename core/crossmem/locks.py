@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The locks of crossmem, and the one order in which a thread takes them.
 
-A thread that holds a lock takes only locks of a higher rank, or the same lock again. Locks of rank
-``STATE`` and above are held for moments: no driver, plugin, observer or finaliser runs and no
-descriptor of a peer closes under them.
+A thread that holds a lock takes only locks of a higher rank, or the same lock again. A thread holds
+locks of rank ``STATE`` and above only briefly: under them it calls no driver, plugin, observer or
+finaliser, and closes no descriptor of a peer.
 
-Every lock is a ``threading.RLock``, because its ``with`` statement is safe against exceptions
-raised by signal handlers. ``acquire`` with a timeout is not: record its result with
+Every lock is a ``threading.RLock``, because its ``with`` statement is safe against exceptions of
+signal handlers. ``acquire`` with a timeout is not: record its result with
 :func:`crossmem.driver.recording.call_into`.
 """
 
@@ -35,19 +35,19 @@ class Rank(IntEnum):
     """What a lock guards. A thread takes locks in ascending rank."""
 
     FORK = 1
-    """The one state of the process, while it is made or forked."""
+    """The state of the process, while it is made or forked."""
     PROCESS = 2
     """Starting the lease server, and the list of devices."""
     IMPORT = 3
     """One import: held while the vendor opens, maps or closes it."""
     ALLOCATION = 4
-    """One allocation or one address range: held while the driver works on it."""
+    """One allocation or one address range: held during driver calls on it."""
     FOREIGN = 5
     """The foreign allocations: held while the driver adopts memory or gives it up."""
     CONNECTION = 6
     """One connection to an exporter: held for a request and its reply."""
     STATE = 7
-    """Which objects are open and who uses them."""
+    """The open objects and their users."""
     LEASES = 8
     """The lease registry."""
     INDEX = 9
@@ -55,7 +55,7 @@ class Rank(IntEnum):
 
 
 _DRIVERS_RUN_UNDER: Final = frozenset({Rank.IMPORT, Rank.ALLOCATION, Rank.FOREIGN})
-"""Each of these guards one vendor's resource, and is held while the driver works on it."""
+"""Each of these guards one vendor's resource, and is held during driver calls on it."""
 
 
 class LockOrderError(AssertionError):
@@ -92,7 +92,7 @@ class DebugLock:
         del mine[len(mine) - 1 - mine[::-1].index(self)]
 
     def _is_owned(self) -> bool:
-        # What threading.Condition asks of a lock that is given to it.
+        # threading.Condition calls this on a lock that it is given.
         return self in getattr(_held, "locks", ())
 
     __enter__ = acquire
@@ -107,7 +107,7 @@ def ordered_lock(rank: Rank) -> threading.RLock:
 
 
 def forbidden_ranks() -> tuple[str, ...]:
-    """Return which locks this thread holds under which no driver, plugin or finaliser may run.
+    """Return the locks of this thread under which no driver, plugin or finaliser may run.
 
     Empty unless locks are checked.
     """

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays, tensors and trees go through queues, pipes and pools of ``multiprocessing`` as handles.
+"""Arrays, tensors and trees travel through ``multiprocessing`` as handles.
 
-:func:`crossmem.install` registers reducers with the pickler that ``multiprocessing`` and
-``concurrent.futures`` use. What lies in memory of crossmem, or was received from another process,
-then crosses without a copy; all other arrays go as they always did. Plain ``pickle`` is left alone.
+:func:`crossmem.install` registers reducers with the pickler of ``multiprocessing`` and
+``concurrent.futures``. Arrays in memory of crossmem, and arrays received from another process, then
+travel without a copy. All other arrays are sent as before. Plain ``pickle`` does not change.
 
-The message reserves the memory until it is first received, discarded, or its sender has exited: a
-worker may drop what it sent as soon as ``put`` has returned. A received array stays for as long as
-it is used. The number of such reservations is bounded (``CROSSMEM_MAX_RESERVATIONS``); a sender
-waits where there are more, and :func:`crossmem.exports` shows them.
+Each message reserves its memory until it is first received, until it is discarded, or until its
+sender has exited. A worker may therefore drop an array as soon as ``put`` has returned. A received
+array stays as long as it is used. ``CROSSMEM_MAX_RESERVATIONS`` limits the number of reservations;
+at the limit a sender waits. :func:`crossmem.exports` shows them.
 """
 
 import io
@@ -46,20 +46,20 @@ _Reduced = tuple[Any, ...]
 
 
 def discard(pickled: bytes | bytearray | memoryview) -> None:
-    """Let go what a message reserves that nobody will receive.
+    """End the reservations of a message that no process will receive.
 
     Parameters
     ----------
     pickled
-        The message as ``recv_bytes`` gives it. None of the code that it names is run, and what
-        other libraries sent in it is left alone.
+        The message as ``recv_bytes`` returns it. This runs no code that the message names, and
+        ignores objects of other libraries in it.
 
     Raises
     ------
     CrossmemError
-        Where an exporter cannot be told. The others were told.
+        An exporter cannot be reached. The other exporters were told.
     pickle.UnpicklingError
-        Where this is no message.
+        The bytes are not a message.
     """
     reader = _Discarder(io.BytesIO(pickled))
     reader.load()
@@ -67,7 +67,7 @@ def discard(pickled: bytes | bytearray | memoryview) -> None:
 
 
 class _Discarder(pickle.Unpickler):
-    """Collects what a message reserves, and makes nothing of what is in it."""
+    """Collects the reservations of a message without creating its objects."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -89,7 +89,7 @@ class _Discarder(pickle.Unpickler):
 
 
 class _Nothing:
-    """Stands in for every class and function, and for what they return."""
+    """Replaces every class and function, and the objects that they return."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -101,7 +101,7 @@ class _Nothing:
         pass
 
     def ignore(self, *_: object) -> None:
-        """Take what pickles put into objects."""
+        """Ignore the state and items that a pickle puts into objects."""
 
     __setstate__ = add = append = extend = update = ignore
 
@@ -110,7 +110,7 @@ def _to_bytes(text: object, *_: object) -> object:
     return text.encode("latin-1", "replace") if isinstance(text, str) else _Nothing()
 
 
-# Before protocol 4, bytes and classes in classes are what these return.
+# Before protocol 4, pickles call these functions for bytes and for nested classes.
 _OLD_CALLS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     ("_codecs", "encode"): _to_bytes,
     ("__builtin__", "getattr"): lambda *_: _Nothing,
@@ -122,7 +122,7 @@ _OLD_CALLS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
 
 
 class _Sending(threading.local):
-    """What the message that this thread pickles has reserved; None if it pickles none."""
+    """The reservations of the message that this thread pickles; None outside of a message."""
 
     reserved: list[tuple[ShareableHandle, int]] | None = None
 
@@ -131,12 +131,12 @@ _sending = _Sending()
 
 
 def _dump(pickler: ForkingPickler, obj: Any) -> None:
-    """Pickle a message. If that fails, it reserves nothing."""
+    """Pickle a message. If that fails, its reservations end."""
     for library in _unregistered.copy():
-        # It may have been imported since.
+        # The library may have been imported since.
         if used(library) is not None:
             _register(library)
-            # Not before: until then, other threads must not take it for done.
+            # Only now: until then, other threads must not skip the registration.
             _unregistered.discard(library)
             pickler.dispatch_table.update(_registered)
     outer, reserved = _sending.reserved, list[tuple[ShareableHandle, int]]()
@@ -161,11 +161,11 @@ def _reserve(handles: Sequence[ShareableHandle]) -> list[int]:
 
 
 def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
-    """Return what reduces arrays of one class; those that are not crossmem's as before."""
+    """Return the reducer for arrays of one class; ``fallback`` reduces other memory."""
 
     def reduce(array: Any) -> _Reduced:
         learns = getattr(array, "requires_grad", False)
-        # What is computed and learns has a history, which PyTorch refuses to send.
+        # A computed tensor with a gradient has a history, which PyTorch refuses to send.
         if learns and not array.is_leaf:
             return fallback(array)
         is_parameter = type(array).__name__ == "Parameter"
@@ -183,10 +183,10 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
 
 def _alone(array: Any) -> Any:
-    """Return a copy of a tensor that would take along all that it is a part of, else None.
+    """Return a copy of a tensor in memory of crossmem that cannot be sent as a handle, else None.
 
-    Such are those in memory of crossmem of which no handle can be sent, as in memory that this
-    process inherited through fork, and those without elements.
+    PyTorch would otherwise send all of the storage of which the tensor is a part. Such tensors lie
+    in memory that this process inherited through fork, for example, or have no elements.
     """
     try:
         found = describe(array)
@@ -203,10 +203,10 @@ def _alone(array: Any) -> Any:
 
 
 def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
-    """Return what reduces what PyTorch keeps elements in.
+    """Return the reducer for PyTorch's storages.
 
-    PyTorch moves it into memory that it can share, below all tensors that look at it. That must
-    not happen to memory of crossmem, so of what no handle can be sent for, a copy is moved.
+    PyTorch moves a storage into its own shared memory, under all tensors that use it. Memory of
+    crossmem must not be moved, so this reducer passes PyTorch a copy of it.
     """
 
     def reduce(storage: Any) -> _Reduced:
@@ -219,7 +219,7 @@ def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Re
 
 
 def _is_crossmems(pointer: int, nbytes: int) -> bool:
-    """Whether memory of crossmem shows these addresses, in this process or before it was forked."""
+    """Whether memory of crossmem, of this process or of a forking parent, has these addresses."""
     arrays = current().arrays
     return arrays.find(pointer, nbytes) is not None or arrays.is_inherited(pointer, nbytes)
 
@@ -285,13 +285,13 @@ def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
 
 @contextmanager
 def _receiving(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
-    """Let go what a message reserves if it cannot be received: nobody unpickles it again."""
-    # A receiver that sends on what it has received must not copy it.
+    """End the reservations of a message that fails here: no process unpickles it again."""
+    # A receiver that forwards what it has received must not copy it.
     register()
     try:
         yield
     except CrossmemError:
-        # Its exporter may be the one that does not answer.
+        # The exporter may be the one that does not reply.
         with suppress(CrossmemError):
             discard_reservations(reserved, timeout=_DISCARD_TIMEOUT_S)
         raise
@@ -310,7 +310,7 @@ def register() -> None:
 
 
 def _register(library: str) -> None:
-    """Register for what a library has."""
+    """Register reducers for the classes of a library."""
     module = require(library)
     for kind in ADAPTERS[library].classes(module):
         ForkingPickler.register(kind, _reducer(_registered.get(kind) or _default))
@@ -325,6 +325,6 @@ def _default(array: Any) -> _Reduced:
 
 
 _unregistered = set(ADAPTERS)
-# There is no public way to ask what was registered (PyTorch registers its own ways), and none to
-# know when a message is complete.
+# There is no public function that returns registered reducers (PyTorch registers its own), and none
+# that reports the end of a message.
 _registered: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the environment configures: the variables ``CROSSMEM_*``."""
+"""The settings in the environment: the variables ``CROSSMEM_*``."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -30,16 +30,16 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "disabled_plugins": "CROSSMEM_DISABLE_PLUGINS",
     }
 )
-"""The variable from which each field of :class:`Settings` is read."""
+"""The variable of each field of :class:`Settings`."""
 
 
 def _split(text: str) -> tuple[str, ...]:
-    """Split a comma list, in which blanks and empty items mean nothing."""
+    """Split a comma list, without blanks and empty items."""
     return tuple(item for part in text.split(",") if (item := part.strip()))
 
 
 def _split_pairs(text: str) -> tuple[tuple[str, str], ...]:
-    """Split a comma list of ``name=value``; what lacks the sign has an empty value."""
+    """Split a comma list of ``name=value``; an item without the sign has an empty value."""
     pairs = (item.partition("=") for item in _split(text))
     return tuple((name.strip(), value.strip()) for name, _, value in pairs)
 
@@ -90,8 +90,8 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
             _are_runtimes,
             "pairs BACKEND=RUNTIME such as 'cuda=emulated', one for each backend, with commas",
         ),
-        # Exporters and importers meet at this path, so it must not depend on where a process
-        # happens to have been started.
+        # Exporters and importers meet at this path, so it must not depend on the working directory
+        # of a process.
         "run_dir": (
             lambda value: isinstance(value, Path) and value.is_absolute(),
             "an absolute path",
@@ -119,7 +119,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
 
 
 def _default_run_dir(environ: Mapping[str, str]) -> Path:
-    # A relative XDG_RUNTIME_DIR is to be ignored, says the XDG base directory specification.
+    # The XDG base directory specification says that a relative XDG_RUNTIME_DIR is ignored.
     runtime_dir = Path(environ.get("XDG_RUNTIME_DIR", ""))
     if runtime_dir.is_absolute():
         return runtime_dir / "crossmem"
@@ -128,29 +128,28 @@ def _default_run_dir(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that the environment can change in core; immutable.
+    """All settings of core in the environment; immutable.
 
-    Plugins read variables of their own, such as ``CROSSMEM_EMULATED_DEVICES``; core knows
-    nothing of those and leaves them alone.
+    Plugins read their own variables, such as ``CROSSMEM_EMULATED_DEVICES``. Core ignores them.
 
     Raises
     ------
     ConfigurationError
-        If a field has a value that its variable could not have.
+        A field has a value that its variable could not have.
     """
 
     device: str | None = None
-    """Device that ``crossmem.device()`` gives where none is named."""
+    """The device that ``crossmem.device()`` returns if the call names none."""
 
     runtimes: tuple[tuple[str, str], ...] = ()
     """Backends with the runtime that each uses if the call names none."""
 
     run_dir: Path = field(default_factory=lambda: _default_run_dir({}))
-    """Folder of the lease sockets: ``$XDG_RUNTIME_DIR/crossmem``, or a folder of this user's own
-    in ``/tmp`` where that variable is not set."""
+    """Folder of the lease sockets: ``$XDG_RUNTIME_DIR/crossmem``, or if that variable is not set, a
+    folder of this user in ``/tmp``."""
 
     timeout_s: float = 30.0
-    """Seconds that an operation waits for another process where the call does not say."""
+    """Seconds that an operation waits for another process if the call names no timeout."""
 
     exit_wait_s: float = 2.0
     """Seconds that a normal exit waits for the leases of other processes and for messages."""
@@ -159,11 +158,11 @@ class Settings:
     """How many allocations of this process the messages of one sender may reserve."""
 
     barrier: str = "membarrier"
-    """How the accesses to shared words are ordered. ``"membarrier"``: the exporter pays where the
-    kernel allows that. ``"fence"``: each side pays, always. Read when crossmem is imported."""
+    """How accesses to shared words are ordered. ``"membarrier"``: only the exporter pays, if the
+    kernel allows that. ``"fence"``: both sides pay. Read when crossmem is imported."""
 
     plugins: tuple[str, ...] = ()
-    """Modules to load as plugins beside the entry points, in this order."""
+    """Modules to load as plugins in addition to the entry points, in this order."""
 
     disabled_plugins: tuple[str, ...] = ()
     """Plugins not to load, each as ``name`` or ``distribution:name``."""
@@ -178,18 +177,18 @@ class Settings:
         Parameters
         ----------
         environ
-            Usually ``os.environ``. A variable that is empty or blank counts as not set; names
-            that core does not know are ignored.
+            Usually ``os.environ``. An empty or blank variable counts as not set. Unknown names are
+            ignored.
 
         Returns
         -------
         Settings
-            The settings, with defaults for all that is not set.
+            The settings, with defaults for variables that are not set.
 
         Raises
         ------
         ConfigurationError
-            If a variable has no meaning. It names the variable, its value and what is allowed.
+            A variable is invalid. The error names the variable, its value and what is allowed.
         """
         settings, faults = cls(run_dir=_default_run_dir(environ)), []
         for name, variable in VARIABLES.items():

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options and markers of crossmem's conformance kit, for pytest.
 
-pytest loads this package in every project of the environment where crossmem is installed. So it
-declares names that start with ``crossmem`` and does nothing else: no fixture, no hook that acts on
-other projects' tests, no import of crossmem. The kit, ``crossmem.conformance``, reads the options
-and acts on the markers. Only if a run names the kit, its report and its check of the device are
-loaded: with pytest-xdist, the process that reports imports nothing of what it tests.
+pytest loads this package for every project in the environment. Therefore it only declares names
+that start with ``crossmem``: it has no fixture, no hook that affects other projects' tests, and no
+import of crossmem. The kit, ``crossmem.conformance``, reads the options and applies the markers.
+This package loads the kit's report and device check only if a run names the kit. With pytest-xdist,
+the process that reports does not import the code under test.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import pytest
 __all__ = ["DEFAULT_DEVICE", "pytest_addoption", "pytest_configure"]
 
 DEFAULT_DEVICE: Final = "host"
-"""The device that the kit tests where none is named."""
+"""The default device of the kit."""
 
 _KIT: Final = "crossmem.conformance"
 
@@ -94,7 +94,7 @@ def _names_kit(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """If the kit is named, refuse a device that cannot be used, once and before any test."""
+    """If the kit is named, refuse an unusable device, once and before any test."""
     is_worker = hasattr(config, "workerinput")
     if is_worker or config.option.help or config.option.collectonly or not _names_kit(config):
         return None

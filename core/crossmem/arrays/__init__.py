@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays in shared memory: what NumPy, CuPy and PyTorch need to know of where they lie."""
+"""Arrays in shared memory, described for NumPy, CuPy and PyTorch."""
 
 from crossmem.arrays.array_info import ArrayInfo, Kind
 from crossmem.arrays.dtype import DType, Field

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The libraries that have arrays, and which objects are some of theirs."""
+"""The array libraries, and the classes of their arrays."""
 
 from typing import Any, Final, Protocol
 
@@ -14,22 +14,22 @@ __all__ = ["ADAPTERS", "Adapter", "describe"]
 
 
 class Adapter(Protocol):
-    """What is asked of every library. ``sharing.base.views`` says where its arrays can lie."""
+    """The functions for one library. ``sharing.base.views`` knows the possible memory."""
 
     def classes(self, library: Any, /) -> tuple[type, ...]:
-        """Return the classes whose objects are their elements and nothing more, the base first."""
+        """Return the classes whose objects have only elements, the base class first."""
 
     def describe(self, array: Any, /) -> ArrayInfo:
-        """Say where an array of one of these classes lies.
+        """Return the address and layout of an array of one of these classes.
 
         Raises
         ------
         UnsupportedError
-            Where its elements cannot be shared.
+            Its elements cannot be shared.
         """
 
     def empty(self, layout: Layout, /) -> Any:
-        """Return an array without elements: it needs no memory."""
+        """Return an array without elements. It needs no memory."""
 
     def copy_to(self, target: Any, source: Any, /) -> None:
         """Overwrite an array with another one of the same shape and dtype."""
@@ -43,12 +43,12 @@ ADAPTERS: Final[dict[str, Adapter]] = {
 
 
 def describe(value: Any) -> ArrayInfo | None:
-    """Say where an array or tensor lies; None for what is neither.
+    """Return the address and layout of an array or tensor; None for other values.
 
     Raises
     ------
     UnsupportedError
-        Where it is one whose elements cannot be shared, or more than its elements.
+        Its elements cannot be shared, or it has more than its elements.
     """
     kind = type(value)
     adapter = _found.get(kind) or _find_adapter(kind)
@@ -70,4 +70,4 @@ def _find_adapter(kind: type) -> Adapter | None:
 
 
 _found: dict[type, Adapter] = {}
-"""Adapters of the classes that were seen."""
+"""Adapters of the classes seen so far."""

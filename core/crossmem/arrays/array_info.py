@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an array of some library lies, as the library says."""
+"""The address and layout of an array, as its library reports them."""
 
 from typing import Literal, NamedTuple
 
@@ -12,18 +12,18 @@ Kind = Literal["numpy", "cupy", "torch"]
 
 
 class ArrayInfo(NamedTuple):
-    """Where an array lies.
+    """The address and layout of an array.
 
     Parameters
     ----------
     kind
         Its library.
     pointer
-        Address of the element with all indices 0; what the library says where there is none.
+        Address of the element with all indices 0. For an empty array, the library's value.
     layout
-        How the elements lie around that address; its offset is 0.
+        The elements' layout around that address; its offset is 0.
     device
-        ``backend:ordinal`` as crossmem counts devices; None for memory of the host.
+        ``backend:ordinal`` in crossmem's numbering; None for host memory.
     """
 
     kind: Kind

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where bytes go that are copied because arrays cover them: each once, whatever overlaps."""
+"""The target ranges of copied arrays. A byte that several arrays cover is copied once."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 __all__ = ["ALIGNMENT", "CopyRange", "find_range", "pack_ranges"]
 
 ALIGNMENT: Final = 256
-"""Copies keep their addresses modulo this, and with that what their elements need."""
+"""Copies keep their addresses modulo this number, which keeps the alignment of elements."""
 
 
 class CopyRange(NamedTuple):
@@ -18,9 +18,9 @@ class CopyRange(NamedTuple):
     Parameters
     ----------
     low, high
-        First byte, and the one past the last.
+        First address and end address.
     start
-        Where the first byte goes.
+        Offset of the first byte in the target.
     """
 
     low: int
@@ -29,12 +29,12 @@ class CopyRange(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the byte past the last would go."""
+        """End offset in the target."""
         return self.start + self.high - self.low
 
 
 def pack_ranges(extents: Iterable[tuple[int, int]]) -> list[CopyRange]:
-    """Return what arrays cover that lie in these bytes, in order and without overlaps."""
+    """Return the merged ranges that arrays cover, in order and without overlaps."""
     ranges: list[CopyRange] = []
     for low, high in sorted(extents):
         if ranges and low < ranges[-1].high:
@@ -47,5 +47,5 @@ def pack_ranges(extents: Iterable[tuple[int, int]]) -> list[CopyRange]:
 
 
 def find_range(ranges: list[CopyRange], low: int) -> int:
-    """Return the number of the run in which an array begins that was packed with the others."""
+    """Return the index of the range that contains the array at an address."""
     return bisect_right(ranges, low, key=itemgetter(0)) - 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of CuPy in device memory that others keep."""
+"""CuPy arrays in device memory that another object owns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,23 +13,23 @@ __all__ = ["backend", "classes", "copy_to", "describe", "empty", "maker", "memor
 
 
 def classes(cupy: Any) -> tuple[type, ...]:
-    """Return the classes whose objects are their elements and nothing more."""
+    """Return the classes whose objects have only elements."""
     return (cupy.ndarray,)
 
 
 def backend() -> str:
-    """Return the backend whose devices the installed CuPy was built for."""
+    """Return the backend for which the installed CuPy was built."""
     return "hip" if require("cupy").cuda.runtime.is_hip else "cuda"
 
 
 def memory_pointer(pointer: int, nbytes: int, owner: object, ordinal: int) -> Any:
-    """Return what CuPy takes for memory that it did not allocate. It keeps the owner."""
+    """Return CuPy's object for memory that it did not allocate. It keeps the owner alive."""
     cuda = require("cupy").cuda
     return cuda.MemoryPointer(cuda.UnownedMemory(pointer, nbytes, owner, ordinal), 0)
 
 
 def maker(pointer: int, nbytes: int, owner: object, ordinal: int) -> Callable[[Layout], Any]:
-    """Return a function that makes arrays in device memory, each of which keeps the owner."""
+    """Return a function that makes arrays in device memory. Each array keeps the owner alive."""
     cupy = require("cupy")
     base = memory_pointer(pointer, nbytes, owner, ordinal)
 
@@ -44,17 +44,17 @@ def maker(pointer: int, nbytes: int, owner: object, ordinal: int) -> Callable[[L
 
 
 def empty(layout: Layout) -> Any:
-    """Return an array without elements: it needs no memory."""
+    """Return an array without elements. It needs no memory."""
     return require("cupy").empty(layout.shape, to_numpy(layout.dtype))
 
 
 def describe(array: Any) -> ArrayInfo:
-    """Say where an array lies.
+    """Return the address and layout of an array.
 
     Raises
     ------
     UnsupportedError
-        Where its elements cannot be shared.
+        Its elements cannot be shared.
     """
     layout = Layout(dtype_of(array.dtype), array.shape, array.strides)
     return ArrayInfo("cupy", array.data.ptr, layout, f"{backend()}:{array.device.id}")
@@ -62,9 +62,10 @@ def describe(array: Any) -> ArrayInfo:
 
 def copy_to(target: Any, source: Any) -> None:
     """Overwrite an array with another one of the same shape and dtype."""
-    # In the stream that earlier work on the target is in, whatever device is the current one.
+    # In the target's current stream, after earlier work on the target, on whichever device.
     with target.device:
         target[...] = source
         if target.device != source.device:
-            # The source is unmapped after the work of its own device, which this is not.
+            # The source is unmapped after the work of its own device. The copy runs on another
+            # device.
             require("cupy").cuda.get_current_stream().synchronize()

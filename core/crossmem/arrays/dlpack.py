@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """DLPack capsules for memory that crossmem holds, in the form of DLPack 1.1.
 
-A consumer frees what it got by calling a C function, the deleter: from any thread, with or
-without the GIL, while an exception is on its way, and even after the interpreter has ended. No
-callback of ctypes may be called like that: it loses an exception that is on its way, and the
-owner with it. So NumPy makes each capsule, for a tiny array whose base keeps the owner, and its
-deleter and its capsule's destructor see to all of that in C. What the capsule says of the array
-is then overwritten with what it is to say, field by field of the published structs.
+A consumer releases a tensor by calling a C function, the deleter. It may call the deleter from any
+thread, with or without the GIL, while an exception is propagating, and even after the interpreter
+has ended. A ctypes callback does not survive such calls: it loses the propagating exception, and
+with it the owner. Therefore NumPy makes each capsule, for a tiny array whose base keeps the owner.
+NumPy's deleter and destructor are C code and handle all these cases. This module then overwrites
+the array's description in the capsule, field by field of the published structs.
 """
 
 import ctypes
@@ -32,14 +32,14 @@ CPU: Final = 1
 CUDA: Final = 2
 
 ROCM: Final = 10
-"""What CuPy and PyTorch call memory of AMD's GPUs."""
+"""The device type of AMD GPUs in CuPy and PyTorch."""
 
 EXT_DEV: Final = 12
-"""Memory of Ascend NPUs: what torch_npu 2.14 makes, and besides 1 all that it takes.
+"""Memory of Ascend NPUs: torch_npu 2.14 makes this type, and accepts only it and type 1.
 
 Seen in its source (torch_npu/csrc/aten/common/DLConvertor.cpp) and in the machine code of its
-wheel. Importing it replaces ``torch.from_dlpack``, which then asks for capsules without a version
-first, for objects on other devices too. It leaves ``byte_offset`` aside, and knows no float8.
+wheel. Its import replaces ``torch.from_dlpack``. The replacement first requests a capsule without
+a version, even for objects on other devices. It ignores ``byte_offset``, and does not know float8.
 """
 
 CUDA_MANAGED: Final = 13
@@ -95,10 +95,10 @@ _BYTE: Final = ctypes.c_ubyte()
 
 
 class _Base:
-    """What NumPy takes for an array of two equal bytes, and keeps as long as the capsule lasts.
+    """The array interface of two equal bytes for NumPy, which keeps it as long as the capsule.
 
-    Bytes that do not follow each other have strides, for which the capsule then has room too:
-    NumPy 2.1 leaves out those of C order.
+    The bytes are not contiguous, so the array has strides and the capsule has room for strides.
+    NumPy 2.1 omits the strides of C order.
     """
 
     __slots__ = ("__array_interface__", "owner")
@@ -125,32 +125,32 @@ def make_capsule(
 ) -> Any:
     """Return a DLPack capsule for an array in memory that stays valid as long as ``owner`` lives.
 
-    The capsule keeps the owner until it is dropped unused or, once a consumer took what is in it,
-    until the consumer frees that. Where the interpreter has ended by then, nothing happens.
+    An unused capsule keeps the owner until the capsule is dropped. After a consumer took the
+    tensor, the tensor keeps the owner until the consumer releases it. After the end of the
+    interpreter, the release does nothing.
 
     Parameters
     ----------
     pointer
         Address of the memory, to which the layout is relative.
     layout
-        The array. It is not checked against the memory's size here.
+        The array. Its bounds are not checked here.
     device
         DLPack's device type and id.
     owner
-        What keeps the memory.
+        The object that keeps the memory.
     readonly
-        Whether the consumer must not write. It is told so; not all of them heed it.
+        Whether the capsule says that the consumer must not write. Not all consumers obey that.
     max_version
-        The newest version that the consumer understands, as it says itself. From (1, 0) on the
-        capsule is a versioned one, else an unversioned one.
+        The newest version that the consumer reports. From (1, 0) on the capsule is versioned.
 
     Raises
     ------
     BufferError
-        Where DLPack cannot express the dtype or the strides; where the memory is read-only and
-        the consumer asks for an unversioned capsule, which cannot say so.
+        DLPack cannot express the dtype or the strides. Also raised if the memory is read-only and
+        the consumer requests an unversioned capsule, which cannot say so.
     UnsupportedError
-        Where NumPy, which makes the capsules, is missing or older than 2.1.
+        NumPy, which makes the capsules, is missing or older than 2.1.
     """
     versioned = max_version is not None and tuple(max_version) >= (1, 0)
     if readonly and not versioned:
@@ -177,14 +177,14 @@ def make_capsule(
             msg = f"DLPack capsules need NumPy 2.1 or newer, not {np.__version__}"
             raise UnsupportedError(msg, hint="install numpy>=2.1") from error
         managed = _Versioned.from_address(_pointer_of(capsule, b"dltensor_versioned"))
-        # The codes of small floats are of 1.1; consumers may look at the first number only.
+        # Version 1.1 has the codes of small floats; consumers may check only the major number.
         managed.major, managed.minor = 1, 1
         managed.flags = _READ_ONLY if readonly else 0
         tensor = managed.tensor
     else:
         capsule = array.__dlpack__()
         tensor = _Unversioned.from_address(_pointer_of(capsule, b"dltensor")).tensor
-    # Consumers leave byte_offset aside, so the address includes it; it stays 0.
+    # Some consumers ignore byte_offset, so the address includes it and byte_offset stays 0.
     tensor.data = pointer + layout.offset if layout.nbytes else None
     tensor.device_type, tensor.device_id = device
     tensor.code, tensor.bits, tensor.lanes = layout.dtype.dlpack
@@ -195,24 +195,24 @@ def make_capsule(
 
 
 def check_stream(device_type: int, stream: object) -> bool:
-    """Return whether a producer must wait for its device before it hands out a capsule.
+    """Return whether a producer must wait for its device before it returns a capsule.
 
-    crossmem does not know on which streams others wrote the memory. So where anything must be
-    waited for, it is all that the device has to do; then every stream sees what was written.
+    crossmem does not know on which streams other code wrote the memory. Therefore the producer
+    waits for all work of the device, and every stream sees the written data.
 
     Parameters
     ----------
     device_type
         DLPack's device type.
     stream
-        What the consumer passed to ``__dlpack__``: None for the default stream, -1 where nothing
-        is to be waited for, else the number of the stream on which it will work.
+        The argument of ``__dlpack__``: None for the default stream, -1 for no wait, else the number
+        of the stream on which the consumer will work.
 
     Raises
     ------
     ConfigurationError
-        Where there is no such stream: for memory of the host any but None; 0 on CUDA, where it
-        could be either of two default streams; 1 and 2 on ROCm, which has no such numbers.
+        There is no such stream: any but None for host memory; 0 on CUDA, which has two default
+        streams; 1 and 2 on ROCm, which has no such numbers.
     """
     if device_type == CPU:
         if stream is not None:
@@ -222,7 +222,7 @@ def check_stream(device_type: int, stream: object) -> bool:
     if stream is None:
         return True
     refused = {CUDA: {0}, CUDA_MANAGED: {0}, ROCM: {1, 2}}.get(device_type, set())
-    # No TypeError: PyTorch would take it for a producer without a stream, and ask without one.
+    # A TypeError would make PyTorch call again without a stream.
     if type(stream) is not int or stream < -1 or stream in refused:
         numbers = " and ".join(str(number) for number in sorted(refused)) or "none"
         msg = (

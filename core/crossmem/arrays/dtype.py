@@ -10,7 +10,7 @@ __all__ = ["DType", "Field"]
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """The type of an array's elements. Two with the same name are equal.
+    """The type of an array's elements. Types with the same name are equal.
 
     Made by :func:`crossmem.arrays.dtypes.dtype_of` and ``from_text``.
     """
@@ -22,10 +22,10 @@ class DType:
     """Bytes of one element."""
 
     dlpack: tuple[int, int, int] | None = field(compare=False)
-    """DLPack's type code, bits and lanes; None where DLPack has no such type."""
+    """DLPack's type code, bits and lanes; None if DLPack has no such type."""
 
     typestr: str | None = field(compare=False)
-    """NumPy's type string, which for a struct tells its size alone; None where NumPy has none."""
+    """NumPy's type string, which gives only the size of a struct; None if NumPy has none."""
 
     fields: "tuple[Field, ...]" = field(default=(), compare=False)
     """Fields of a struct, in order."""
@@ -42,7 +42,7 @@ class Field:
     name: str
 
     offset: int
-    """Where it starts in the struct, in bytes."""
+    """Offset in the struct, in bytes."""
 
     dtype: DType
 

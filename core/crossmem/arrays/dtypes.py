@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of elements: one description that NumPy, CuPy, PyTorch and DLPack are translated to.
+"""Types of elements: one description for NumPy, CuPy, PyTorch and DLPack.
 
-A dtype's name is also its text on the wire, and each dtype has one text only::
+A dtype's name is also its text on the wire, and each dtype has only one text::
 
     float32, bfloat16, float8_e4m3fn ...    the frameworks' common names, in native byte order
     >f4, |S5, <U3, <M8[ns], |V16            NumPy's type strings, for what only NumPy has
@@ -9,7 +9,7 @@ A dtype's name is also its text on the wire, and each dtype has one text only::
                                             each with name, offset, dtype and, for a sub-array,
                                             shape
 
-Text is parsed within bounds and never evaluated, so it may come from a stranger.
+The parser checks bounds and never evaluates text, so the text may be untrusted.
 """
 
 import json
@@ -39,16 +39,16 @@ __all__ = [
 ]
 
 MAX_ITEMSIZE: Final = 2**31 - 1
-"""Bytes of one element; NumPy has the same limit."""
+"""The most bytes of one element; NumPy has the same limit."""
 
 MAX_FIELDS: Final = 512
-"""Fields of one struct, those of nested structs not counted."""
+"""The most fields of one struct, without those of nested structs."""
 
 MAX_NESTING: Final = 8
-"""How deep structs may lie in structs."""
+"""The deepest nesting of structs."""
 
 MAX_TEXT: Final = 16384
-"""Characters of a dtype's text, nested structs included."""
+"""The most characters of a dtype's text, nested structs included."""
 
 _MAX_FIELD_DIMENSIONS: Final = 32
 
@@ -56,7 +56,7 @@ _NATIVE: Final = "<" if sys.byteorder == "little" else ">"
 
 
 def _common() -> Iterable[DType]:
-    """Yield the dtypes that have common names; codes are those of DLPack 1.1."""
+    """Yield the dtypes with common names; codes are those of DLPack 1.1."""
     yield DType("bool", 1, (6, 8, 1), "|b1")
     for kind, name, code in (("i", "int", 0), ("u", "uint", 1)):
         yield DType(f"{name}8", 1, (code, 8, 1), f"|{kind}1")
@@ -67,7 +67,7 @@ def _common() -> Iterable[DType]:
         for size in sizes:
             bits = size * 8
             yield DType(f"{name}{bits}", size, (code, bits, 1), f"{_NATIVE}{kind}{size}")
-    # C's long double: its format differs between machines, so DLPack leaves it out.
+    # The format of C's long double differs between machines, so DLPack omits it.
     yield DType("float128", 16, None, f"{_NATIVE}f16")
     yield DType("complex256", 32, None, f"{_NATIVE}c32")
     yield DType("bfloat16", 2, (4, 16, 1), None)
@@ -97,21 +97,21 @@ def dtype_of(value: object) -> DType:
     ----------
     value
         A common name, a type string, or a dtype or scalar type of NumPy, CuPy, ml_dtypes or
-        PyTorch. None of them is imported for that.
+        PyTorch. This imports none of them.
 
     Raises
     ------
     ConfigurationError
-        Where the value names no dtype.
+        The value does not name a dtype.
     UnsupportedError
-        Where it names one whose elements cannot be shared, such as Python objects.
+        The elements of the dtype cannot be shared, for example Python objects.
     """
     if isinstance(value, DType):
         return value
     if isinstance(value, str):
         return _COMMON.get(value) or _parse(value)
-    # A value of theirs can exist only where they were imported. Another thread may be importing
-    # one, which has no classes yet.
+    # A value of these libraries exists only if the library was imported. During an import in
+    # another thread the module has no classes yet.
     torch: Any = sys.modules.get("torch")
     numpy: Any = sys.modules.get("numpy")
     if hasattr(torch, "dtype") and isinstance(value, torch.dtype):
@@ -132,7 +132,7 @@ def from_text(text: str) -> DType:
     Raises
     ------
     ConfigurationError
-        Where no dtype has exactly that name.
+        No dtype has exactly that name.
     """
     dtype = dtype_of(text)
     if dtype.name != text:
@@ -142,14 +142,14 @@ def from_text(text: str) -> DType:
 
 
 def to_numpy(dtype: DType) -> "np.dtype[Any]":
-    """Return NumPy's dtype, which CuPy uses too.
+    """Return the NumPy dtype, which CuPy uses too.
 
     Raises
     ------
     UnsupportedError
-        Where neither NumPy nor ml_dtypes has it here.
+        Neither NumPy nor ml_dtypes has it in this process.
     """
-    # Whoever has a struct's dtype may rename its fields in place, so none is kept for others.
+    # A caller may rename the fields of a struct's dtype in place, so each caller gets a new one.
     return _struct_to_numpy(dtype) if dtype.fields else _plain_to_numpy(dtype)
 
 
@@ -196,12 +196,12 @@ def _plain_to_numpy(dtype: DType) -> "np.dtype[Any]":
 
 @lru_cache(maxsize=256)
 def to_torch(dtype: DType) -> Any:
-    """Return PyTorch's dtype.
+    """Return the PyTorch dtype.
 
     Raises
     ------
     UnsupportedError
-        Where PyTorch has none.
+        PyTorch has none.
     """
     import torch
 
@@ -305,7 +305,7 @@ def _parse_struct(parts: object, depth: int) -> DType:
 def _parse_field(row: object, depth: int) -> Field:
     match row:
         case [str(name), int(offset), inner, *rest]:
-            # Text in which a struct hides is refused: its nesting would not be counted.
+            # A struct inside a string is refused, because its nesting would not be counted.
             if isinstance(inner, str) and not inner.startswith("["):
                 dtype = dtype_of(inner)
             else:
@@ -320,7 +320,7 @@ def _parse_field(row: object, depth: int) -> Field:
 
 
 def _struct(itemsize: int, fields: list[Field]) -> DType:
-    """Return the dtype of a packed struct, its bounds checked."""
+    """Return the dtype of a packed struct, after checks of its bounds."""
     if not 1 <= len(fields) <= MAX_FIELDS or len({one.name for one in fields}) < len(fields):
         msg = f"a struct must have 1 to {MAX_FIELDS} distinct fields, not these {len(fields)}"
         raise ConfigurationError(msg)
@@ -338,7 +338,7 @@ def _struct(itemsize: int, fields: list[Field]) -> DType:
         if end > itemsize:
             msg = f"{what} ends at byte {end} of a struct of {itemsize} bytes"
             raise ConfigurationError(msg)
-    # Before the text is made: nested structs may be the same few objects many times.
+    # Checked before the text is made: nested structs may repeat the same few objects many times.
     if sum(len(one.name) + len(one.dtype.name) for one in fields) > MAX_TEXT:
         msg = f"the text of a struct has at most {MAX_TEXT} characters"
         raise ConfigurationError(msg)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an array lies in memory: type of its elements, shape, strides and offset, all bounded."""
+"""The layout of an array: type of its elements, shape, strides and offset, all bounded."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,35 +12,35 @@ from crossmem.guards import clause, shorten
 __all__ = ["MAX_DIMENSIONS", "Layout"]
 
 MAX_DIMENSIONS: Final = 64
-"""Dimensions of an array; NumPy and PyTorch have the same limit."""
+"""The most dimensions of an array; NumPy and PyTorch have the same limit."""
 
 _MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Layout:
-    """Where the elements of an array lie, relative to the start of some memory.
+    """The places of an array's elements, relative to the start of some memory.
 
     Elements may share bytes: strides may be zero, negative, or smaller than an element. All
-    numbers fit into 64 bits, those that follow from them included.
+    numbers, and all numbers derived from them, fit into 64 bits.
 
     Parameters
     ----------
     dtype
         Type of the elements.
     shape
-        Sizes of the dimensions, of which any may be zero; a number for a single one.
+        Sizes of the dimensions, which may be zero; a number for a single dimension.
     strides
         Bytes from one element to the next in each dimension; None for C order without gaps.
     offset
-        Byte of the memory at which the first element starts.
+        Byte offset of the first element in the memory.
 
     Raises
     ------
     InvalidSizeError
-        Where a number is negative that may not be, or too large.
+        A number is negative and must not be, or is too large.
     ConfigurationError
-        Where shape or strides are no integers, too many, or not equally many.
+        Shape or strides are not integers, are too many, or differ in number.
     """
 
     dtype: DType
@@ -48,11 +48,10 @@ class Layout:
     strides: tuple[int, ...]
     offset: int
     nbytes: int = field(compare=False, repr=False)
-    """Bytes of all elements, each counted once: what a copy without gaps takes."""
+    """Bytes of all elements, each counted once: the size of a copy without gaps."""
 
     extent: tuple[int, int] | None = field(compare=False, repr=False)
-    """First byte of the memory that an element covers, and the one past the last; None where
-    there are no elements."""
+    """First byte of the memory that an element covers, and the end; None without elements."""
 
     is_contiguous: bool = field(compare=False, repr=False)
     """Whether the elements lie in C order without gaps."""
@@ -90,12 +89,12 @@ class Layout:
         self._place(offset, offset - before, offset + after)
 
     def at(self, offset: int) -> "Layout":
-        """Return the same layout, with the first element at another byte.
+        """Return the same layout, with the first element at another offset.
 
         Raises
         ------
         InvalidSizeError
-            Where a number is negative that may not be, or too large.
+            A number is negative and must not be, or is too large.
         """
         low, high = self.extent or (self.offset, self.offset)
         moved = object.__new__(Layout)
@@ -116,12 +115,12 @@ class Layout:
         object.__setattr__(self, "extent", None if 0 in self.shape else (low, high))
 
     def check(self, limit_nbytes: int) -> None:
-        """Refuse a layout of which anything lies outside memory of that many bytes.
+        """Refuse a layout that exceeds memory of this size.
 
         Raises
         ------
         InvalidSizeError
-            With the bytes that lie outside.
+            The message names the bytes that lie outside.
         """
         low, high = self.extent or (self.offset, self.offset)
         if low >= 0 and high <= limit_nbytes:
@@ -140,18 +139,18 @@ class Layout:
     def element_strides(self, *, negative: bool = True) -> tuple[int, ...]:
         """Return the strides in elements, as DLPack and PyTorch count them.
 
-        Where a dimension has less than two elements its stride means nothing, and what cannot be
-        expressed becomes 1.
+        The stride of a dimension with less than two elements has no meaning, so it becomes 1 if it
+        cannot be expressed.
 
         Parameters
         ----------
         negative
-            Whether negative strides are allowed; PyTorch has none.
+            Whether negative strides are allowed. PyTorch has none.
 
         Raises
         ------
         UnsupportedError
-            Where a stride is no multiple of the itemsize, or negative and that is not allowed.
+            A stride is not a multiple of the itemsize, or is negative although that is not allowed.
         """
         itemsize = self.dtype.itemsize
         steps = []
@@ -179,7 +178,7 @@ def _is_dense(layout: Layout) -> bool:
 
 
 def _integers(name: str, values: object) -> tuple[int, ...]:
-    """Return one or more values as plain integers, which those of other libraries may be too."""
+    """Return one or more values as plain integers. Integers of other libraries are converted."""
     if type(values) is tuple:
         found = values
     else:
@@ -200,9 +199,9 @@ def _integers(name: str, values: object) -> tuple[int, ...]:
 
 
 def _dense(sizes: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]:
-    """Return the strides of C order without gaps, and the bytes that this takes.
+    """Return the strides of C order without gaps, and the size in bytes.
 
-    Sizes of zero count as one, so that what the others ask for is bounded all the same.
+    Sizes of zero count as one, so that the other sizes stay bounded.
     """
     step = itemsize
     steps = []
@@ -218,7 +217,7 @@ def _dense(sizes: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]
 
 
 def _span(sizes: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
-    """Return the bytes that strided elements cover before and after the start, and without gaps."""
+    """Return the bytes that strided elements cover before and after the start, and their size."""
     if len(steps) != len(sizes):
         msg = f"strides {shorten(steps, 80)} do not match shape {shorten(sizes, 80)}"
         raise ConfigurationError(msg)

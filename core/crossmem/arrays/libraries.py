@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The array libraries: none is imported before it is asked for."""
+"""The array libraries. None is imported before its first use."""
 
 import sys
 from collections.abc import Callable
@@ -15,12 +15,12 @@ _PACKAGES: Final = {"numpy": "numpy", "torch": "torch", "cupy": "the CuPy of you
 
 
 def require(name: str) -> Any:
-    """Return a library, importing it where that was not done yet.
+    """Return a library, imported if necessary.
 
     Raises
     ------
     UnsupportedError
-        Where it is not installed, or cannot be imported.
+        It is not installed, or its import fails.
     """
     module = _known.get(name)
     if module is not None:
@@ -37,20 +37,20 @@ def require(name: str) -> Any:
 
 
 def on_use(tell: Callable[[str], None]) -> None:
-    """Have a function called with the name of each library, as soon as it is used here."""
+    """Register a function that gets the name of each library at the library's first use here."""
     _listeners.append(tell)
-    # A copy: other threads may be using more of them.
+    # A copy: other threads may add libraries.
     for name in list(_known):
         tell(name)
 
 
 def used(name: str) -> Any:
-    """Return a library that somebody imported, None where nobody did: nothing is its object."""
+    """Return a library that was imported, else None: then no object of it can exist."""
     module = sys.modules.get(name)
     if name in _known:
         return module
-    # While a thread imports it, which can take seconds, the others see it without its classes, and
-    # have no object of it yet. This is what the import system itself looks at.
+    # During an import in another thread, which can take seconds, the module has no classes and no
+    # objects yet. The import system itself uses this attribute.
     is_half = getattr(getattr(module, "__spec__", None), "_initializing", False)
     return None if is_half else module
 

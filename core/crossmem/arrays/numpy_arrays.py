@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of NumPy in memory that others keep."""
+"""NumPy arrays in memory that another object owns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,15 +13,15 @@ __all__ = ["classes", "copy_to", "describe", "empty", "maker"]
 
 
 def classes(numpy: Any) -> tuple[type, ...]:
-    """Return the classes whose objects are their elements and nothing more."""
+    """Return the classes whose objects have only elements."""
     return numpy.ndarray, numpy.memmap
 
 
 def maker(view: memoryview) -> Callable[[Layout], Any]:
-    """Return a function that makes arrays in a buffer, which each of them keeps."""
+    """Return a function that makes arrays in a buffer. Each array keeps the buffer."""
     numpy = require("numpy")
-    # An array looks through a memoryview at what is below, and lets itself be made writable again
-    # where that is. It does not look through another array.
+    # An array over a read-only memoryview can be made writable again if the object below the view
+    # is writable. An array over another array cannot.
     buffer = numpy.asarray(view) if view.readonly else view
 
     def make(layout: Layout) -> Any:
@@ -32,17 +32,17 @@ def maker(view: memoryview) -> Callable[[Layout], Any]:
 
 
 def empty(layout: Layout) -> Any:
-    """Return an array without elements: it needs no memory."""
+    """Return an array without elements. It needs no memory."""
     return require("numpy").empty(layout.shape, to_numpy(layout.dtype))
 
 
 def describe(array: Any) -> ArrayInfo:
-    """Say where an array lies.
+    """Return the address and layout of an array.
 
     Raises
     ------
     UnsupportedError
-        Where its elements cannot be shared.
+        Its elements cannot be shared.
     """
     strides = None if array.flags.c_contiguous else array.strides
     layout = Layout(dtype_of(array.dtype), array.shape, strides)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of PyTorch in memory that others keep."""
+"""PyTorch tensors in memory that another object owns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,25 +16,26 @@ __all__ = ["classes", "copy_to", "describe", "empty", "maker_in_buffer", "maker_
 
 
 def classes(torch: Any) -> tuple[type, ...]:
-    """Return the classes whose objects are their elements and nothing more."""
+    """Return the classes whose objects have only elements."""
     return torch.Tensor, torch.nn.Parameter
 
 
 def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
-    """Return a function that makes tensors in a buffer of the host, which each of them keeps.
+    """Return a function that makes tensors in a host buffer. Each tensor keeps the buffer.
 
-    The buffer must say that it is writable: PyTorch knows no others.
+    The buffer must report that it is writable, because PyTorch accepts no others.
     """
     torch = require("torch")
     make = _maker(torch, torch.frombuffer(buffer, dtype=torch.uint8))
 
     def make_anywhere(layout: Layout) -> Any:
         if layout.extent is None:
-            # Where they are not does not matter, and may be past what frombuffer() takes.
+            # The offset of an empty tensor has no meaning, and may exceed the limit of
+            # frombuffer().
             return make(layout.at(0))
         if layout.offset % layout.dtype.itemsize == 0:
             return make(layout)
-        # A tensor's offset in its storage counts elements: this one gets a storage of its own.
+        # A tensor's offset in its storage counts elements, so this tensor gets its own storage.
         there = torch.frombuffer(buffer, dtype=torch.uint8, offset=layout.offset)
         return _maker(torch, there)(layout.at(0))
 
@@ -42,13 +43,13 @@ def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
 
 
 def maker_on_device(exporter: Any) -> Callable[[Layout], Any]:
-    """Return a function that makes tensors in what an object offers through DLPack, as bytes."""
+    """Return a function that makes tensors in the bytes that an object exports through DLPack."""
     torch = require("torch")
     return _maker(torch, torch.from_dlpack(exporter))
 
 
 def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
-    # One storage for all, as for tensors that PyTorch itself made of one.
+    # One storage for all tensors, as PyTorch does itself.
     storage, device = whole.untyped_storage(), whole.device
 
     seeds: dict[DType, Any] = {}
@@ -64,8 +65,7 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
         if seed is None:
             dtype = to_torch(layout.dtype)
             seed = seeds[layout.dtype] = torch.empty(0, dtype=dtype, device=device)
-        # What .data returns is a tensor of its own, unlike what views return, and sooner there
-        # than a new one.
+        # .data returns an independent tensor, unlike a view, and faster than a new tensor.
         made = seed.data
         if layout.is_contiguous:
             return made.set_(storage, start, layout.shape)
@@ -75,18 +75,18 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
 
 
 def empty(layout: Layout) -> Any:
-    """Return a tensor without elements: it needs no memory."""
-    # Whatever PyTorch's default device is.
+    """Return a tensor without elements. It needs no memory."""
+    # Independent of PyTorch's default device.
     return require("torch").empty(layout.shape, dtype=to_torch(layout.dtype), device="cpu")
 
 
 def describe(tensor: Any) -> ArrayInfo:
-    """Say where a tensor lies.
+    """Return the address and layout of a tensor.
 
     Raises
     ------
     UnsupportedError
-        Where it has no plain memory of its own elements, or none that crossmem knows of.
+        Its elements have no plain memory, or memory that is unknown to crossmem.
     """
     torch = require("torch")
     refused = None
@@ -114,7 +114,7 @@ def describe(tensor: Any) -> ArrayInfo:
 
 
 def _address(tensor: Any, layout: Layout) -> int:
-    """Return where the first element is, if all are in memory: PyTorch has tensors without."""
+    """Return the address of the first element if the tensor has memory: some tensors have none."""
     try:
         pointer: int = tensor.data_ptr()
     except RuntimeError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands and their options, for typer. What they do is in the modules beside this one."""
+"""The commands and their options, for typer. The modules beside this one do the work."""
 
 from collections.abc import Callable
 from contextlib import closing

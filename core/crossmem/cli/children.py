@@ -21,7 +21,7 @@ _GRACE_S: Final = 5.0
 
 
 class ConsumerError(CrossmemError):
-    """A child process died, failed or did not answer in time."""
+    """A child process died, failed or did not reply in time."""
 
 
 class Child:
@@ -48,7 +48,7 @@ class Child:
         Raises
         ------
         ConsumerError
-            Where the process is dead.
+            The process is dead.
         """
         try:
             self.connection.send(message)
@@ -56,12 +56,12 @@ class Child:
             raise self._dead() from None
 
     def receive(self) -> Any:
-        """Return the next message; call only when there is one.
+        """Return the next message. Call this only if there is one.
 
         Raises
         ------
         ConsumerError, CrossmemError
-            Where the process is dead, or sent what it failed with.
+            The process is dead, or it sent its failure.
         """
         try:
             message = self.connection.recv()
@@ -78,12 +78,12 @@ class Child:
         return message
 
     def join(self, timeout: float) -> None:
-        """Wait for the process to end by itself.
+        """Wait for the process to end normally.
 
         Raises
         ------
         ConsumerError
-            Where it does not, or not well.
+            It does not end, or ends with an error.
         """
         self.process.join(timeout)
         if self.process.exitcode is None:
@@ -102,7 +102,7 @@ class Child:
 
 
 class Children:
-    """Children of one command. Leaving the context kills those that do not end by themselves."""
+    """Children of one command. At the end of the context, children that still run are killed."""
 
     def __init__(self) -> None:
         self._all: list[Child] = []
@@ -122,7 +122,7 @@ class Children:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # A child whose pipe is closed ends; after an error or Ctrl-C nobody waits for that.
+        # A child whose pipe is closed ends. After an error or Ctrl-C there is no wait for that.
         for child in self._all:
             child.connection.close()
         deadline = time.monotonic() + (_GRACE_S if kind is None else 0.0)
@@ -189,12 +189,13 @@ def gather(
 
 @contextmanager
 def _without_sigint() -> Iterator[None]:
-    """Start a child deaf to Ctrl-C, which reaches the whole process group.
+    """Start a child with Ctrl-C blocked, which reaches the whole process group.
 
-    It would print a traceback. Blocked and not ignored: a child keeps what is blocked, and here
-    Ctrl-C is only put off.
+    The child would print a traceback. The signal is blocked and not ignored: the child inherits the
+    block, and this process only delays the signal.
     """
-    # It would be started on the way, and unblocks the signal when it is.
+    # Started now: otherwise the start of the child would start it, and its start unblocks the
+    # signal.
     resource_tracker.ensure_running()
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands have in common: the form of their help, and how their errors end them."""
+"""The common parts of all commands: the form of their help, and the exits after errors."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ Json = Annotated[
 
 
 def examples(lines: Sequence[tuple[str, str]]) -> str:
-    """Return an epilog with commands to copy and what each does."""
+    """Return an epilog with commands to copy and their meanings."""
     width = max(len(command) for command, _ in lines)
     shown = [f"[cyan]{command.ljust(width)}[/cyan]  {meaning}" for command, meaning in lines]
     return "\n".join(["[bold]Examples[/bold]", *shown])
@@ -34,7 +34,7 @@ def reflow(function: Callable[..., object]) -> str:
 
 @contextmanager
 def reporting(command: str, *, as_json: bool) -> Iterator[None]:
-    """Turn what a command raises into a message, a JSON document if asked for, and an exit code."""
+    """Turn a command's error into a message, a JSON document if requested, and an exit code."""
     details = ""
     try:
         yield
@@ -46,7 +46,7 @@ def reporting(command: str, *, as_json: bool) -> Iterator[None]:
     except CrossmemError as error:
         code, name, hint = ExitCode.CROSSMEM_ERROR, type(error).__name__, error.hint
         details = error.details
-        # Drivers add the call that failed; the hint is shown on a line of its own.
+        # str() of a driver's error contains the call. The hint gets its own line.
         message = str(error).replace(f"\nHint: {error.hint}", "")
     except KeyboardInterrupt:
         code, name, message, hint = ExitCode.INTERRUPTED, "Interrupted", "interrupted", None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's other processes: consumers that attach, and one that is sent a copy.
+"""The demo's other processes: consumers that attach, and one that receives a copy.
 
-These functions run in spawned children and import neither typer nor rich, so that starting one
-costs what starting crossmem costs. Each ends quietly when its parent is gone.
+These functions run in spawned children. They import neither typer nor rich, so a child starts as
+fast as crossmem itself. Each child ends quietly after the end of its parent.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ __all__ = [
 ]
 
 CHUNK_NBYTES: Final = 4 * 2**20
-"""Bytes that are read, hashed or reported at a time."""
+"""Bytes per read, hash or report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a consumer is told: the handles, as bytes, and how long it may wait in seconds."""
+    """A consumer's orders: the handles, as bytes, and the longest wait in seconds."""
 
     handle: bytes
     parts: tuple[bytes, ...]
@@ -49,19 +49,19 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The child has come to where the parent waits for it."""
+    """The child has reached the point for which the parent waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """So many bytes more are done."""
+    """The number of further bytes that are done."""
 
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The child cannot go on. ``error`` is what crossmem raised, where it did."""
+    """The child cannot continue. ``error`` is the error of crossmem, if there is one."""
 
     message: str
     error: CrossmemError | None = None
@@ -69,7 +69,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A consumer holds the memory; what that took, in seconds."""
+    """A consumer holds the memory; the times are in seconds."""
 
     attach_s: float
     parts_attach_s: float
@@ -78,7 +78,7 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a consumer read, and how long that took in seconds. It still holds the memory."""
+    """The result of a consumer's check, and its time in seconds. It still holds the memory."""
 
     check_s: float
     sha256: str
@@ -87,10 +87,10 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one process has mapped of the memory, in bytes, as the kernel counts it.
+    """One process's mapped part of the memory, in bytes, as the kernel counts it.
 
-    ``resident`` counts every page in full, ``proportional`` divides each by the number of
-    processes that have it mapped. None where the kernel does not say.
+    ``resident`` counts every page in full. ``proportional`` divides each page by the number of
+    processes that have it mapped. None if the kernel does not report it.
     """
 
     resident: int | None
@@ -115,8 +115,8 @@ def visit(
 ) -> None:
     """Call a function with the bytes of a memory, in order and in chunks.
 
-    The chunks are the memory itself where the host can see it, else copies of it. They end with
-    the call, so that nothing keeps the memory from being unmapped.
+    The chunks are the memory itself if the host can address it, else copies. They end with the
+    call, so that they do not prevent the unmapping.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def visit(
     function
         Called with each chunk, at most ``CHUNK_NBYTES`` bytes.
     offset, nbytes
-        Which bytes; all from ``offset`` on where ``nbytes`` is None.
+        The range of bytes; all from ``offset`` on if ``nbytes`` is None.
     """
     end = memory.nbytes if nbytes is None else offset + nbytes
     ranges = ((at, min(at + CHUNK_NBYTES, end)) for at in range(offset, end, CHUNK_NBYTES))
@@ -148,7 +148,7 @@ def digest(
     offset: int = 0,
     nbytes: int | None = None,
 ) -> str:
-    """Return the SHA-256 of a memory's bytes, telling ``report`` how many were read."""
+    """Return the SHA-256 of a memory's bytes; ``report`` receives the number of bytes read."""
     hasher = hashlib.sha256()
 
     def update(chunk: memoryview) -> None:
@@ -160,7 +160,7 @@ def digest(
 
 
 def measure(pointer: int) -> Measured:
-    """Return what this process has resident of the mapping that holds an address."""
+    """Return the resident size of the mapping at an address in this process."""
     fields: dict[str, int] = {}
     inside = False
     with (
@@ -180,7 +180,7 @@ def measure(pointer: int) -> Measured:
 
 
 def consume(connection: Connection, device: str) -> None:
-    """Attach to what the parent shares, check it, and hold it until the parent says so.
+    """Attach the parent's memory, check it, and hold it until the parent releases this process.
 
     Sends :class:`Ready`. Receives a :class:`Task` and sends :class:`Attached`; then answers
     ``"check"`` with :class:`Progress` for each chunk and :class:`Checked`, and ``"measure"`` with
@@ -192,7 +192,7 @@ def consume(connection: Connection, device: str) -> None:
 def _consume(connection: Connection, device: str) -> None:
     import crossmem
 
-    # Loads the backend, so that the time to attach is that, and not the time to import Python.
+    # The backend loads here, so that the time to attach does not include it.
     capabilities = crossmem.device(device).capabilities
     readonly: Literal[True, "advisory"] = True if capabilities.readonly_imports else "advisory"
     connection.send(Ready())
@@ -225,10 +225,10 @@ def _check(whole: _Memory, parts: Sequence[_Memory], connection: Connection) -> 
 
 
 def receive_copy(connection: Connection, source: Connection, nbytes: int) -> None:
-    """Read bytes from a pipe into memory of this process, which exists before the first comes.
+    """Read bytes from a pipe into memory of this process that is allocated before.
 
-    Sends :class:`Ready` when it waits for the first byte and again when it has the last, and then
-    their digest as text.
+    Sends :class:`Ready` when it waits for the first byte, :class:`Ready` again when it has the last
+    byte, and then the digest as text.
     """
     _obey(connection, lambda: _receive_copy(connection, source, nbytes))
 
@@ -248,8 +248,8 @@ def _receive_copy(connection: Connection, source: Connection, nbytes: int) -> No
 
 
 def _obey(connection: Connection, work: Callable[[], None]) -> None:
-    """Run a child's work; tell the parent what went wrong, and end quietly when it is gone."""
-    # Ctrl-C reaches the whole process group; the parent decides what its children do.
+    """Run a child's work; report errors to the parent, and end quietly if the parent is gone."""
+    # Ctrl-C reaches the whole process group. The parent decides about its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``crossmem demo`` does: one file, one allocation, many processes, no copy."""
+"""The work of ``crossmem demo``: one file, one allocation, many processes, no copy."""
 
 import hashlib
 import operator
@@ -38,7 +38,7 @@ from crossmem.models import Access, ShareableHandle
 __all__ = ["Demo", "OpenBar"]
 
 OpenBar = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
-"""Opens a progress bar: what is done, and how many bytes there are."""
+"""Opens a progress bar, from a text and a number of bytes."""
 
 _SLOWEST_NBYTES_PER_S: Final = 20 * 2**20
 _LEASE_END_S: Final = 5.0
@@ -46,7 +46,7 @@ _LEASE_END_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What happened between the export and the end of the last lease."""
+    """The results between the export and the end of the last lease."""
 
     start_s: float
     consumers: tuple[ConsumerReport, ...]
@@ -63,15 +63,15 @@ class Demo:
     Parameters
     ----------
     source
-        What to share. It stays the caller's to close.
+        The source to share. The caller closes it.
     device
-        Name of the device that is to hold it; None for the default device.
+        Name of the device that shall hold the memory; None for the default device.
     consumers
-        How many processes attach.
+        Number of processes that attach.
     copy
         Whether to time a copy through a pipe as well.
     timeout
-        Seconds that a step may wait for another process, beside what the bytes themselves need.
+        Seconds that a step may wait for another process, in addition to the time for the bytes.
     open_bar
         Shows progress.
     """
@@ -84,15 +84,15 @@ class Demo:
     open_bar: OpenBar
 
     def run(self) -> DemoReport:
-        """Share the source and return what happened.
+        """Share the source and return the results.
 
         Raises
         ------
         CrossmemError
-            Whatever crossmem raised, here or in a consumer; also where a consumer died or did
-            not answer in time.
+            An error of crossmem, here or in a consumer. Also raised if a consumer died or did not
+            reply in time.
         UsageProblem
-            Where the file changed while it was read.
+            The file changed while it was read.
         """
         began = time.perf_counter()
         device = crossmem.device(self.device)
@@ -145,7 +145,7 @@ class Demo:
         )
 
     def _load(self, allocation: crossmem.Allocation) -> str:
-        """Read the source into the memory and return the digest of what was read."""
+        """Read the source into the memory and return the digest of the bytes."""
         hasher = hashlib.sha256()
         nbytes = self.source.nbytes
         with self.open_bar(f"Load {self.source.name}", nbytes) as advance:
@@ -205,7 +205,7 @@ class Demo:
         handle: ShareableHandle,
         file: FileReport,
     ) -> _Shared:
-        """Let consumers attach, check and release, and look at them while they hold."""
+        """Let consumers attach, check and release, and measure them while they hold the memory."""
         parts = [handle.slice(one.offset, one.nbytes) for one in file.tensors if one.nbytes]
         task = Task(handle.to_bytes(), tuple(part.to_bytes() for part in parts), self.timeout)
         starting = time.perf_counter()
@@ -216,7 +216,7 @@ class Demo:
         gather(crew, timeout=self.timeout)
         start_s = time.perf_counter() - starting
 
-        # One after the other: side by side they would wait for this machine's CPUs instead.
+        # One after the other: concurrent consumers would wait for this machine's CPUs.
         attached: list[Attached] = []
         for child in crew:
             child.send(task)
@@ -261,7 +261,7 @@ class Demo:
         )
 
     def _copy(self, children: Children, allocation: crossmem.Allocation, sha256: str) -> CopyReport:
-        """Send the same bytes through a pipe, where that was asked for and there is room."""
+        """Send the same bytes through a pipe, if requested and if there is enough memory."""
         nbytes = allocation.nbytes
         if not self.copy:
             return CopyReport(copy_s=None, equal=None, skipped="not asked for")
@@ -278,7 +278,7 @@ class Demo:
 
 
 def _leases_of(handle: ShareableHandle) -> tuple[LeaseReport, ...]:
-    """Return who holds an allocation, as ``crossmem.exports()`` lists it."""
+    """Return the leases on an allocation, as ``crossmem.exports()`` lists them."""
     return tuple(
         LeaseReport(pid=lease.pid, held_s=max(0.0, time.time() - lease.since))
         for export in crossmem.exports()
@@ -305,7 +305,7 @@ def _consumer(
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """Return the sum, None where one value is not known."""
+    """Return the sum, None if one value is unknown."""
     total = 0
     for value in values:
         if value is None:
@@ -315,7 +315,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 def _available_nbytes() -> int | None:
-    """Return how much memory the host can give without swapping, None where it does not say."""
+    """Return the memory that the host can allocate without swapping, None if it is unknown."""
     with suppress(OSError, ValueError), Path("/proc/meminfo").open(encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):

@@ -21,30 +21,30 @@ _FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def prepare(api: str, request: EmulationRequest) -> Emulation:
-    """Return an emulation; whoever asked has to close it.
+    """Return an emulation. The caller closes it.
 
     Raises
     ------
     CrossmemError
-        Where there is no such emulation, or it cannot work here.
+        There is no such emulation, or it cannot work here.
     """
     return current().registry.emulation(api, request)
 
 
 def print_environment(emulation: Emulation) -> None:
-    """Print what a shell has to be told so that programs find the emulation."""
+    """Print the shell commands by which programs find the emulation."""
     for name, value in sorted(emulation.environment(os.environ).items()):
         if os.environ.get(name) != value:
             print(f"export {name}={shlex.quote(value)}")
 
 
 def run(emulation: Emulation, command: Sequence[str]) -> int:
-    """Run a program and return its exit status, as a shell gives it.
+    """Run a program and return its exit status, in the convention of shells.
 
     Raises
     ------
     UsageProblem
-        Where there is nothing to run.
+        There is no command to run.
     """
     if not command:
         raise UsageProblem("there is no command to run", hint="put it after --")
@@ -65,7 +65,7 @@ def run(emulation: Emulation, command: Sequence[str]) -> int:
 
 
 class _Forwarding:
-    """Passes signals on to a program, which alone decides what they mean."""
+    """Forwards signals to a program, which alone decides how to react."""
 
     def __init__(self) -> None:
         self._program: subprocess.Popen[bytes] | None = None
@@ -83,13 +83,13 @@ class _Forwarding:
             signal.signal(number, handler)
 
     def begin(self, program: "subprocess.Popen[bytes]") -> None:
-        """Say which program it is; what came before it was there is passed on now."""
+        """Set the program, and forward the signals that arrived before its start."""
         self._program = program
         while self._early:
             program.send_signal(self._early.pop())
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        # Ctrl-C is sent to all that is in the terminal's foreground, the program among it.
+        # The terminal sends Ctrl-C to all its foreground processes, including the program.
         if not _in_foreground():
             self._forward(number, frame)
 

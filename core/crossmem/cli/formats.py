@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tensors lie in a file: ``.safetensors``, ``.npy`` and ``.npz``.
+"""The tensors in files: ``.safetensors``, ``.npy`` and ``.npz``.
 
-Only headers are read, every number in them is checked against the size of the file, and nothing
-is unpickled. A file that does not keep its format's rules is plain bytes with a note.
+Only headers are read, every number in them is checked against the size of the file, and nothing is
+unpickled. A file that breaks the rules of its format is treated as plain bytes, with a note.
 """
 
 import ast
@@ -18,10 +18,10 @@ from typing import IO, Final, Literal
 __all__ = ["Format", "Layout", "Stored", "Tensor", "read_layout"]
 
 Format = Literal["safetensors", "npy", "npz", "bytes"]
-"""What a file was read as."""
+"""The format as which a file was read."""
 
 Stored = Literal["raw", "deflated"]
-"""Whether the bytes of a tensor are the tensor, or compressed."""
+"""Whether the stored bytes are the tensor itself, or compressed."""
 
 _MAX_SAFETENSORS_HEADER: Final = 100_000_000
 _MAX_NPY_HEADER: Final = 1_000_000
@@ -64,18 +64,19 @@ _ZIP_LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One named run of bytes in a file.
+    """One named range of bytes in a file.
 
     Parameters
     ----------
     name
-        As the file calls it; ``""`` for the only array of a ``.npy`` file.
+        The name in the file; ``""`` for the only array of a ``.npy`` file.
     dtype, shape
-        As the file spells them; ``"bytes"`` and no shape where it says nothing.
+        Dtype and shape in the file's spelling; ``"bytes"`` and None if the file does not state
+        them.
     offset, nbytes
-        Where the data lies, in bytes from the start of the file. ``nbytes`` may be 0.
+        Start of the data in the file, and its size in bytes. ``nbytes`` may be 0.
     stored
-        ``"deflated"`` where the bytes are compressed and cannot be used as an array.
+        ``"deflated"`` if the bytes are compressed and cannot be used as an array.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a file turned out to be: its format, its tensors, and what was wrong with it."""
+    """The contents of a file: its format, its tensors, and a note about faults."""
 
     format: Format
     tensors: tuple[Tensor, ...] = ()
@@ -96,7 +97,7 @@ class Layout:
 
 
 class _RefusedError(Exception):
-    """The file does not keep the rules of the format that it seems to have."""
+    """The file breaks the rules of its apparent format."""
 
 
 def read_layout(file: IO[bytes], nbytes: int, suffix: str) -> Layout:
@@ -109,7 +110,7 @@ def read_layout(file: IO[bytes], nbytes: int, suffix: str) -> Layout:
     nbytes
         Its size.
     suffix
-        End of its name, such as ``".npy"``. An array of NumPy is also known by its first bytes.
+        End of its name, such as ``".npy"``. The first bytes also identify a NumPy array.
     """
     file.seek(0)
     start = file.read(8)
@@ -261,7 +262,7 @@ def _read_npz(file: IO[bytes], nbytes: int) -> tuple[Tensor, ...]:
         msg = f"{error}".splitlines()[0] if str(error) else type(error).__name__
         raise _RefusedError(msg) from error
     except (RuntimeError, EOFError, OSError, struct.error, zlib.error, lzma.LZMAError) as error:
-        # zipfile says RuntimeError for encrypted members and lets its helpers' errors through.
+        # zipfile raises RuntimeError for encrypted members, and does not catch its helpers' errors.
         raise _RefusedError(f"{type(error).__name__}: {error}") from error
     tensors.sort(key=lambda tensor: tensor.offset)
     return tuple(tensors)
@@ -274,7 +275,7 @@ def _npz_member(
     local = file.read(_ZIP_LOCAL_HEADER.size)
     if len(local) < _ZIP_LOCAL_HEADER.size:
         raise _RefusedError(f"member {member.filename!r} lies outside the file")
-    # The local header repeats the name and may carry other extra fields than the directory's.
+    # The local header repeats the name and may have other extra fields than the directory.
     mark, name_nbytes, extra_nbytes = _ZIP_LOCAL_HEADER.unpack(local)
     start = member.header_offset + _ZIP_LOCAL_HEADER.size + name_nbytes + extra_nbytes
     raw = member.compress_type == zipfile.ZIP_STORED
@@ -291,7 +292,7 @@ def _npz_member(
     except _RefusedError:
         return Tensor(name, "bytes", None, start, member.compress_size, stored)
     if not raw:
-        # A compressed array is named and described, but its part is the compressed bytes.
+        # A compressed array has its name and description, but its range contains compressed bytes.
         return Tensor(name, dtype, shape, start, member.compress_size, stored)
     if header_nbytes + data_nbytes != member.file_size:
         raise _RefusedError(f"member {member.filename!r} is not as long as its header says")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``crossmem devices`` finds: usable devices, and reasons for all that is not usable."""
+"""The findings of ``crossmem devices``: usable devices, and reasons for all unusable backends."""
 
 import crossmem
 from crossmem.cli.neighbours import look_at_barriers
@@ -13,12 +13,12 @@ __all__ = ["take_inventory"]
 
 
 def take_inventory(*, verbose: bool = False) -> DevicesReport:
-    """Look at every plugin and every backend, and return what can be used and what cannot.
+    """Check every plugin and every backend; return the usable and the unusable ones.
 
     Raises
     ------
     ConfigurationError
-        Where a setting in the environment has no meaning.
+        A setting in the environment is invalid.
     """
     process = current()
     registry = process.registry
@@ -69,12 +69,12 @@ def take_inventory(*, verbose: bool = False) -> DevicesReport:
 
 
 def _unusable(registry: Registry, name: str) -> BackendReport:
-    """Return why a backend gave no device."""
+    """Return why a backend has no device."""
     availability = registry.availability(name)
     try:
         backend = registry.backend(name)
         if availability.state == "available":
-            # Its probe promised more than loading it, or asking it for devices, could keep.
+            # The probe succeeded, but the load of the driver or its list of devices fails.
             crossmem.device(name)
     except PLUGIN_FAULTS as error:
         reason, hint = reason_and_hint(error)

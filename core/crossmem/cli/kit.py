@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the conformance kit in a pytest of its own and reads what it found."""
+"""Runs the conformance kit in a separate pytest process and reads its report."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ def run_kit(
     Parameters
     ----------
     device, runtime, mechanism
-        What to test, with which vendor binding, and for memory that is shared in which way.
+        The device under test, the vendor binding, and the mechanism that shares the memory.
     select
         pytest's ``-k`` expression; None for all tests.
     quiet
@@ -40,7 +40,7 @@ def run_kit(
     Returns
     -------
     ConformanceReport
-        ``exit_code`` is pytest's. There are no laws where pytest did not get as far as tests.
+        ``exit_code`` is pytest's. It has no laws if pytest did not run any test.
 
     Raises
     ------
@@ -56,17 +56,17 @@ def run_kit(
             hint=f"run: {sys.executable} -m pip install 'crossmem[conformance]'",
         )
     try:
-        # Each test would report a device that cannot be used.
+        # Without this check, each test would report the unusable device.
         crossmem.device(device, runtime=runtime, mechanism=mechanism)
     except UnsupportedError as error:
         raise UsageProblem(error.message, hint=error.hint) from error
     with tempfile.TemporaryDirectory(prefix="crossmem-conformance-") as folder:
         path = Path(folder, "report.json")
-        # Another project's pytest settings and conftest files, in the folder where this happens to
-        # run, must not change what the kit does: it gets an empty configuration and a root of its
-        # own, and is named by its path. For a name, pytest loads the folder's conftest files.
+        # pytest settings and conftest files of another project, in the current folder, must not
+        # affect the kit. Therefore it gets an empty configuration and its own root, and is given as
+        # a path: for a name, pytest would load the folder's conftest files.
         command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null"]
-        # The command prints the table of laws itself, with the reasons of skips.
+        # The command itself prints the table of laws, with the reasons of skips.
         command += ["--rootdir", folder, "-p", "no:cacheprovider", "-p", f"no:{TABLE}"]
         command += [str(Path(conformance.__file__).parent)]
         command += ["--crossmem-device", device, "--crossmem-report", str(path)]
@@ -104,7 +104,7 @@ def run_kit(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the outcome of each law from the kit's report; none where it wrote no report."""
+    """Return the outcome of each law from the kit's report; none if there is no report."""
     try:
         laws: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["laws"]
     except FileNotFoundError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance kit for everything that this machine can run."""
+"""Runs of the conformance kit for every device, runtime and mechanism of this machine."""
 
 import time
 from collections.abc import Callable
@@ -36,28 +36,28 @@ def run_matrix(
     say: Callable[[str], None],
     show: Callable[[ConformanceReport], None],
 ) -> ConformanceMatrixReport:
-    """Run the kit on device 0 of each backend, with each runtime and each mechanism that it has.
+    """Run the kit on device 0 of each backend, with each of its runtimes and mechanisms.
 
-    One after the other: they would count each other's memory.
+    The runs are sequential, because concurrent runs would count each other's memory.
 
     Parameters
     ----------
     select, quiet
         As for :func:`~crossmem.cli.kit.run_kit`.
     say
-        Is told what runs now.
+        Receives the name of each run at its start.
     show
-        Is given the report of each run when it is there.
+        Receives the report of each run.
 
     Returns
     -------
     ConformanceMatrixReport
-        ``exit_code`` is that of the first run that failed; 5 where nothing was selected anywhere.
+        ``exit_code`` is that of the first failed run; 5 if no run selected a test.
 
     Raises
     ------
     UsageProblem
-        Where what the kit needs is not installed.
+        A package that the kit needs is not installed.
     """
     start = time.perf_counter()
     cells, left_out = _find_cells()
@@ -86,7 +86,7 @@ def run_matrix(
 
 
 def _find_cells() -> tuple[list[_Cell], list[LeftOutReport]]:
-    """Return what can be run, and what cannot, with the reason."""
+    """Return the possible runs, and the impossible ones with the reason."""
     registry = current().registry
     cells: list[_Cell] = []
     left_out: list[LeftOutReport] = []

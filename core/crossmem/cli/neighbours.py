@@ -21,7 +21,7 @@ _TIMEOUT_S: Final = 1.0
 def look_at_barriers(run_dir: Path) -> BarrierReport:
     """Ask each lease server in a run directory how it orders its accesses.
 
-    A server that does not answer within a second, or that speaks another version, is left out.
+    A server is omitted if it does not reply within a second, or speaks another version.
     """
     found = (_ask(path) for path in server_paths(run_dir))
     return BarrierReport(

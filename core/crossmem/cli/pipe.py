@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The copy that crossmem saves: the same bytes through a pipe, as fast as Python can."""
+"""The copy that crossmem avoids: the same bytes through a pipe, as fast as Python can send them."""
 
 import os
 import select
@@ -16,7 +16,7 @@ from crossmem.cli.consumer import receive_copy, visit
 
 __all__ = ["time_copy"]
 
-# The largest that Linux allows without privileges, by default.
+# The largest size that Linux allows without privileges, by default.
 _PIPE_NBYTES: Final = 2**20
 
 
@@ -31,13 +31,13 @@ def time_copy(
     Returns
     -------
     tuple
-        Seconds until the receiver had the last byte in its own memory, which existed before,
-        and the digest of what it received.
+        Seconds until the receiver had the last byte in its own, already allocated memory, and the
+        digest of the received bytes.
 
     Raises
     ------
     ConsumerError
-        Where the receiver died or did not keep up.
+        The receiver died or was too slow.
     """
     receiving, sending = Pipe(duplex=False)
     with sending:
@@ -70,7 +70,7 @@ def time_copy(
 
 
 def _write(pipe: int, data: memoryview, deadline: float) -> int:
-    """Write what fits into a pipe, waiting until something does."""
+    """Write as much as fits into a pipe; wait until there is room."""
     try:
         return os.write(pipe, data)
     except BlockingIOError:

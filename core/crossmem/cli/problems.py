@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exit codes, and the errors of the commands that the user can put right."""
+"""Exit codes, and the errors of commands that the user can correct."""
 
 from enum import IntEnum
 from pathlib import Path
@@ -28,11 +28,11 @@ UNUSABLE: Final = (
     ConfigurationError,
     DeviceNotFoundError,
 )
-"""Errors about an option or a setting: it has no meaning, or names a device that is not there."""
+"""Errors about an option or a setting: it is invalid, or names a missing device."""
 
 
 class ExitCode(IntEnum):
-    """What the commands' exit codes mean; ``conformance`` gives pytest's own."""
+    """The exit codes of commands; ``conformance`` returns pytest's own."""
 
     OK = 0
     MISMATCH = 1
@@ -51,7 +51,7 @@ class UsageProblem(Exception):  # noqa: N818 - not a failure of the program
     Parameters
     ----------
     message
-        What was given and what is wrong with it.
+        The given value and its fault.
     hint
         What to give instead.
     """
@@ -67,19 +67,19 @@ class BenchmarkError(CrossmemError):
 
 
 def reason_and_hint(error: BaseException) -> tuple[str, str | None]:
-    """Return why something cannot be used, and what to do; a driver's own errors know no more."""
+    """Return why something cannot be used, and what to do. Only crossmem's errors have a hint."""
     if isinstance(error, CrossmemError):
         return error.message, error.hint
     return f"{type(error).__name__}: {error}", None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that an option named.
+    """Write a file that an option names.
 
     Raises
     ------
     UsageProblem
-        Where it cannot be written.
+        The file cannot be written.
     """
     try:
         path.write_text(text, encoding="utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How results look on a terminal: the few shapes that all commands draw with rich."""
+"""The display of results on a terminal: the few shapes that all commands draw with rich."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Advance = Callable[[int], object]
-"""Tells a progress bar how many bytes more are done."""
+"""Advances a progress bar by a number of bytes."""
 
 _KIB: Final = 1024
 _TEN: Final = 10
@@ -52,22 +52,22 @@ def print_json(report: BaseModel) -> None:
 
 
 def show_error(message: str, hint: str | None) -> None:
-    """Print one red paragraph to standard error, and what to do about it."""
+    """Print an error message and its hint to standard error."""
     console = _errors()
-    # Wrapped by the terminal and not by rich, so that a command in it can be copied whole.
+    # The terminal wraps the lines, not rich, so that a command in them can be copied whole.
     console.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
     if hint:
         console.print(Text.assemble(("hint: ", "bold"), hint), soft_wrap=True)
 
 
 def show_step(text: str) -> None:
-    """Print to standard error what a long command does now."""
+    """Print the current step of a long command to standard error."""
     _errors().print(Text(text, style="dim"))
 
 
 def plain(text: str) -> str:
-    """Return text that may come from anywhere as markup that shows it and does nothing else."""
-    # A file's names could hold escape sequences that write to the terminal's title or worse.
+    """Return untrusted text as markup that only displays it."""
+    # File names may contain escape sequences, for example to change the terminal's title.
     visible = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return escape("".join(visible))
 
@@ -94,7 +94,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def facts(rows: Sequence[tuple[str, str]], *, is_cut: bool = False) -> Padding:
-    """Return named facts, one a line; long ones are wrapped, or cut."""
+    """Return named facts, one on a line. Long values are wrapped, or cut."""
     table = Table.grid(padding=(0, 2))
     longest = max((len(name) for name, _ in rows), default=0)
     table.add_column(style="bold", no_wrap=True, min_width=longest)
@@ -107,12 +107,12 @@ def facts(rows: Sequence[tuple[str, str]], *, is_cut: bool = False) -> Padding:
 def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Padding:
     """Return a table with one line under its header.
 
-    Only the last column is wrapped where the terminal is too narrow; the others are cut.
+    Only the last column is wrapped if the terminal is too narrow. The others are cut.
 
     Parameters
     ----------
     columns
-        Headers; one that starts with ``>`` is over numbers.
+        Headers; ``>`` at the start marks a column of numbers.
     rows
         Cells, in rich's markup.
     """
@@ -132,7 +132,7 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Padding:
 
 @contextmanager
 def progress_bar(text: str, nbytes: int) -> Iterator[Advance]:
-    """Show a bar on standard error while the context lasts, where that is a terminal."""
+    """Show a bar on standard error during the context, if standard error is a terminal."""
     console = _errors()
     columns = (
         TextColumn("{task.description:<28}"),

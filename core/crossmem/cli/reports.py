@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands find out, as data: ``--json`` prints exactly this.
+"""The results of the commands as data: ``--json`` prints exactly these fields.
 
 Fields that end in ``_s`` are seconds, fields that end in ``nbytes`` are bytes.
 """
@@ -35,21 +35,21 @@ class TensorReport(FrozenModel):
     name: str
     dtype: str
     shape: tuple[int, ...] | None
-    """None where the file says nothing about it."""
+    """None if the file does not state it."""
 
     offset: int
     """Start in the allocation, in bytes."""
 
     nbytes: int
     stored: Stored
-    """Compressed bytes are shared and checked, but are no array."""
+    """Compressed bytes are shared and checked, but are not an array."""
 
     sha256: str | None
     """None for an empty tensor, which has no handle."""
 
 
 class FileReport(FrozenModel):
-    """What was shared."""
+    """The shared file."""
 
     name: str
     path: str | None
@@ -59,20 +59,20 @@ class FileReport(FrozenModel):
     nbytes: int
     sha256: str
     note: str | None
-    """Why a file is shared as plain bytes although its name promises more."""
+    """Why a file is shared as plain bytes although its name has a tensor format."""
 
     tensors: tuple[TensorReport, ...]
 
 
 class LeaseReport(FrozenModel):
-    """One process that the exporter knew to hold the memory."""
+    """One process that the exporter listed as a holder of the memory."""
 
     pid: int
     held_s: float
 
 
 class ConsumerReport(FrozenModel):
-    """What one consumer did and saw."""
+    """The results of one consumer."""
 
     pid: int
     attach_s: float
@@ -82,36 +82,36 @@ class ConsumerReport(FrozenModel):
     """The same for the handles of all tensors together."""
 
     check_s: float
-    """Reading everything twice and computing the digests."""
+    """Time to read everything twice and to compute the digests."""
 
     readonly: bool
     sha256: str
     equal: bool
-    """The digest is the one of the file."""
+    """The digest equals that of the file."""
 
     tensors_equal: int
-    """How many tensors had the right digest."""
+    """Number of tensors with the right digest."""
 
     resident_nbytes: int | None
-    """What the process had mapped of the memory, counted in full (Rss)."""
+    """The process's mapped part of the memory, every page counted in full (Rss)."""
 
     proportional_nbytes: int | None
-    """The same, each page divided by the number of processes that had it mapped (Pss)."""
+    """The same, each page divided by the number of processes that have it mapped (Pss)."""
 
 
 class CopyReport(FrozenModel):
-    """Sending the same bytes through a pipe to one process."""
+    """The copy of the same bytes to one process through a pipe."""
 
     copy_s: float | None
-    """Until the last byte had arrived in memory that was ready; None where it was not done."""
+    """Time until the last byte was in allocated memory; None if there was no copy."""
 
     equal: bool | None
     skipped: str | None
-    """Why it was not done."""
+    """Why there was no copy."""
 
 
 class DemoReport(FrozenModel):
-    """Everything that ``crossmem demo`` did."""
+    """The results of ``crossmem demo``."""
 
     command: Literal["demo"] = "demo"
     version: str
@@ -126,18 +126,19 @@ class DemoReport(FrozenModel):
     capacity_nbytes: int
     handle_nbytes: int
     load_s: float
-    """Reading the file into the allocation."""
+    """Time to read the file into the allocation."""
 
     export_s: float
     start_s: float
-    """Starting all consumers, until the last one had loaded crossmem and the backend."""
+    """Time from the start of the first consumer until the last one had loaded crossmem and the
+    backend."""
 
     consumers: tuple[ConsumerReport, ...]
     leases: tuple[LeaseReport, ...]
-    """As the exporter saw them while all consumers held the memory."""
+    """The leases while all consumers held the memory."""
 
     leases_after: int
-    """The same when they had ended."""
+    """The number of leases after their end."""
 
     resident_sum_nbytes: int | None
     """Rss of the memory, summed over the exporter and all consumers."""
@@ -159,7 +160,7 @@ class DeviceReport(FrozenModel):
     name: str
     total_nbytes: int | None
     is_default: bool
-    """``crossmem.device()`` gives this one."""
+    """Whether ``crossmem.device()`` returns this device."""
 
     capabilities: Capabilities
 
@@ -172,11 +173,11 @@ class BackendReport(FrozenModel):
     reason: str
     hint: str | None
     details: str = ""
-    """What was tried, one path a line."""
+    """The paths that were tried, one on a line."""
 
 
 class PluginReport(FrozenModel):
-    """One plugin that failed, or was not loaded because a setting says so."""
+    """One plugin that failed, or that a setting disables."""
 
     plugin: str
     distribution: str
@@ -188,7 +189,7 @@ class NeighbourReport(FrozenModel):
     """A process of this host that exports memory."""
 
     pid: int
-    """0 where it is not visible."""
+    """0 if it is not visible."""
 
     mode: Literal["membarrier", "fence"]
     """How it and a process like this one order their accesses to shared words."""
@@ -199,13 +200,13 @@ class BarrierReport(FrozenModel):
 
     mode: Literal["membarrier", "fence"]
     reason: str
-    """Why this process uses fences; empty where it does not."""
+    """Why this process uses fences; empty if it does not."""
 
     exporters: tuple[NeighbourReport, ...]
 
 
 class DevicesReport(FrozenModel):
-    """Everything that ``crossmem devices`` found."""
+    """The findings of ``crossmem devices``."""
 
     command: Literal["devices"] = "devices"
     version: str
@@ -218,7 +219,7 @@ class DevicesReport(FrozenModel):
     failed_plugins: tuple[PluginReport, ...]
     disabled_plugins: tuple[PluginReport, ...]
     barrier: BarrierReport | None = None
-    """Where ``--verbose`` asks for it."""
+    """Present with ``--verbose``."""
 
 
 class LawReport(FrozenModel):
@@ -226,7 +227,7 @@ class LawReport(FrozenModel):
 
     law: str
     passed: int
-    """How many tests passed."""
+    """Number of tests that passed."""
 
     failed: tuple[str, ...]
     """Names of the tests that failed."""
@@ -236,7 +237,7 @@ class LawReport(FrozenModel):
 
 
 class ConformanceReport(FrozenModel):
-    """What ``crossmem conformance`` found."""
+    """The findings of ``crossmem conformance``."""
 
     command: Literal["conformance"] = "conformance"
     version: str
@@ -254,14 +255,14 @@ class LeftOutReport(FrozenModel):
 
     backend: str
     runtime: str | None
-    """None where the backend has no choice."""
+    """None if the backend has no choice of runtimes."""
 
     reason: str
     hint: str | None
 
 
 class ConformanceMatrixReport(FrozenModel):
-    """What ``crossmem conformance --all`` found."""
+    """The findings of ``crossmem conformance --all``."""
 
     command: Literal["conformance"] = "conformance"
     version: str
@@ -273,7 +274,7 @@ class ConformanceMatrixReport(FrozenModel):
 
 
 class ErrorReport(FrozenModel):
-    """What ``--json`` prints instead where a command fails."""
+    """The output of ``--json`` if a command fails."""
 
     command: str
     version: str
@@ -284,6 +285,6 @@ class ErrorReport(FrozenModel):
     message: str
     hint: str | None
     details: str = ""
-    """What was tried, one path or plugin a line."""
+    """The paths or plugins that were tried, one on a line."""
 
     exit_code: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo shares: a file, or weights that it generates."""
+"""The demo's sources: a file, or generated weights."""
 
 import json
 import os
@@ -38,7 +38,7 @@ _POOL_NBYTES: Final = 2**20
 
 
 class Source(Protocol):
-    """Bytes of a known size that can be read once, from the start, into memory."""
+    """Bytes of a known size that can be read into memory once, from the start."""
 
     name: str
     path: str | None
@@ -46,24 +46,24 @@ class Source(Protocol):
     layout: Layout
 
     def readinto(self, target: memoryview) -> int:
-        """Fill the start of ``target`` with the next bytes and return how many they were."""
+        """Fill the start of ``target`` with the next bytes and return their number."""
 
     def close(self) -> None:
-        """Give up the file. Harmless when repeated."""
+        """Close the source. A second call does nothing."""
 
 
 class FileSource:
-    """A regular file that is not empty. Owns an open file until :meth:`close`.
+    """A regular file that is not empty. It stays open until :meth:`close`.
 
     Raises
     ------
     UsageProblem
-        Where the path names no such file; the message says what it names.
+        The path names something else; the message says what.
     """
 
     def __init__(self, path: Path) -> None:
         try:
-            # O_NONBLOCK: a pipe without a writer must be refused here, not waited for.
+            # O_NONBLOCK: the open of a pipe without a writer must fail here, not block.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as error:
             raise UsageProblem(
@@ -85,16 +85,16 @@ class FileSource:
         except BaseException:
             self._file.close()
             raise
-        # Names of files are bytes, and need not be text.
+        # Names of files are bytes, and may not be valid text.
         self.name = os.fsencode(path.name).decode("utf-8", "backslashreplace")
         self.path: str | None = os.fsencode(path).decode("utf-8", "backslashreplace")
 
     def readinto(self, target: memoryview) -> int:
-        """Fill the start of ``target`` with the next bytes and return how many they were."""
+        """Fill the start of ``target`` with the next bytes and return their number."""
         return self._file.readinto(target) or 0
 
     def close(self) -> None:
-        """Close the file. Harmless when repeated."""
+        """Close the file. A second call does nothing."""
         self._file.close()
 
 
@@ -129,12 +129,12 @@ def _kind(mode: int) -> str:
 class GeneratedSource:
     """Random int8 weights of a small transformer, laid out as a ``.safetensors`` file.
 
-    The same size always gives the same bytes.
+    Equal sizes always give equal bytes.
 
     Raises
     ------
     UsageProblem
-        Where ``nbytes`` is too small to hold a header and weights.
+        ``nbytes`` is too small for a header and weights.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -149,8 +149,8 @@ class GeneratedSource:
         header, self.layout = _generate_header(nbytes)
         self._header = memoryview(header)
         self._left = nbytes - len(header)
-        # One random pool, read from another place for each chunk: making fresh numbers for all
-        # would take longer than everything that the demo wants to show.
+        # All chunks are read from one random pool at different offsets, because fresh numbers for
+        # all bytes would take longer than the rest of the demo.
         self._random = random.Random(0)  # noqa: S311 - weights, not secrets
         self._pool = memoryview(self._random.randbytes(2 * _POOL_NBYTES))
 
@@ -183,7 +183,7 @@ def _generate_header(nbytes: int) -> tuple[bytes, Layout]:
         shapes.append((f"layers.{layer:02d}.mlp.up.weight", (4 * width, width)))
         shapes.append((f"layers.{layer:02d}.mlp.down.weight", (width, 4 * width)))
     layers_nbytes = sum(rows * columns for _, (rows, columns) in shapes)
-    # The embedding takes the rest in whole rows; spaces after the header make up the difference.
+    # The embedding takes the remaining bytes in whole rows; spaces after the header fill the rest.
     guess = _encode([*shapes, ("embedding.weight", (nbytes, width))])
     rows = (nbytes - 8 - len(guess) - layers_nbytes) // width
     shapes.append(("embedding.weight", (rows, width)))
@@ -213,7 +213,7 @@ def parse_nbytes(text: str) -> int:
     Raises
     ------
     UsageProblem
-        Where the text is no positive size.
+        The text is not a positive size.
     """
     stripped = text.strip().replace("_", "")
     digits = stripped.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the reports of the commands look on a terminal."""
+"""The display of the commands' reports on a terminal."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ _NAME_LENGTH: Final = 32
 
 
 def show_demo(report: DemoReport) -> None:
-    """Print what the demo did."""
+    """Print the results of the demo."""
     console = output()
     file = report.file
     tensors = f", {_count(len(file.tensors), 'tensor')}" if file.tensors else ""
@@ -71,7 +71,7 @@ def _tensor_table(tensors: Sequence[TensorReport]) -> object:
 
 
 def _short(name: str) -> str:
-    """Return a name of a tensor without its middle, where it is long."""
+    """Return a tensor's name, with its middle cut out if it is long."""
     half = _NAME_LENGTH // 2
     return name if len(name) <= _NAME_LENGTH else f"{name[:half]}…{name[-half:]}"
 
@@ -141,9 +141,9 @@ def _count(number: int, thing: str) -> str:
 
 
 def show_devices(report: DevicesReport, *, verbose: bool) -> None:
-    """Print the devices, and what keeps the rest from working; a line each unless verbose."""
+    """Print the devices and the reasons for unusable backends; a line each unless verbose."""
     console = output()
-    # A machine with eight equal accelerators has one line for them.
+    # A machine with eight equal accelerators gets one line for them.
     groups = [list(equal) for _, equal in groupby(report.devices, key=_kind_of)]
     if groups:
         console.print(grid(["Device", ">Memory", "Name"], [_device_row(one) for one in groups]))
@@ -193,7 +193,7 @@ def _reason_of(one: BackendReport) -> list[tuple[str, str]]:
 
 
 def _all_of(one: BackendReport) -> list[tuple[str, str]]:
-    """Return why a backend cannot be used, what to do, and what was tried."""
+    """Return why a backend cannot be used, what to do, and the paths that were tried."""
     rest = [f"to do: {one.hint}"] if one.hint else []
     rest += [f"tried: {line}" for line in one.details.splitlines()]
     return [(f"  {one.backend}", one.reason), *(("", line) for line in rest)]
@@ -243,7 +243,7 @@ def _plugin_problems(plugins: Sequence[PluginReport]) -> list[tuple[str, str]]:
 
 
 def show_conformance(report: ConformanceReport) -> None:
-    """Print what became of each law."""
+    """Print the outcome of each law."""
     console = output()
     console.print()
     rows = []
@@ -269,7 +269,7 @@ def show_conformance(report: ConformanceReport) -> None:
 
 
 def show_conformance_matrix(report: ConformanceMatrixReport) -> None:
-    """Print what became of each run, and what could not be run."""
+    """Print the outcome of each run, and the runs that were impossible."""
     console = output()
     rows = [
         [

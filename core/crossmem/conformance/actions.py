@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests let peers do: functions that run in the peer's process, on named objects.
+"""The actions of peers: functions that run in a peer's process, on named objects.
 
-Each function takes and returns only what can be pickled. Objects stay in the peer, under the
-names that the tests give them. They can be called in the test's own process too.
+Arguments and results can be pickled. Objects stay in the peer, under the names that the tests give
+them. The test's own process can call these functions too.
 """
 
 import ctypes
@@ -118,7 +118,7 @@ def allocate(
 
 
 def number_from(first: int) -> None:
-    """Give the next allocations of this process numbers from this one on."""
+    """Make ``first`` the number of the next allocation of this process."""
     current().numbers = itertools.count(first)
 
 
@@ -145,12 +145,12 @@ def free(name: str, **options: Any) -> None:
 
 
 def exports() -> list[crossmem.ExportInfo]:
-    """Return what the process exports."""
+    """Return the exports of the process."""
     return crossmem.exports()
 
 
 def collect() -> int:
-    """Do what waits."""
+    """Run deferred work."""
     return crossmem.collect()
 
 
@@ -158,9 +158,9 @@ def collect() -> int:
 
 
 def _placed(options: dict[str, Any]) -> dict[str, Any]:
-    """Turn the name of a device into the device, in the runtime under test."""
+    """Replace the name of a device by the device, in the runtime under test."""
     if _runtime is not None:
-        # Handles do not name a runtime: they are imported through the one that is used here.
+        # Handles do not name a runtime: an import uses the runtime that this process uses.
         with suppress(crossmem.DeviceNotFoundError):
             device()
     if isinstance(options.get("device"), str):
@@ -259,7 +259,7 @@ def write(name: str, data: bytes, *, offset: int = 0) -> None:
 
 
 def poke(address: int, value: int) -> None:
-    """Write one byte at an address, past every check of crossmem."""
+    """Write one byte at an address, without any check of crossmem."""
     ctypes.memset(address, value, 1)
 
 
@@ -272,7 +272,7 @@ def attribute(name: str, attribute_name: str) -> Any:
 
 
 def call(name: str, method: str, *args: Any, keep: str | None = None, **options: Any) -> Any:
-    """Call a method of a named object; keep what it returns under a name, or return it."""
+    """Call a method of a named object. Return the result, or store it under a name."""
     result = getattr(objects[name], method)(*args, **options)
     if keep is None:
         return result
@@ -281,14 +281,14 @@ def call(name: str, method: str, *args: Any, keep: str | None = None, **options:
 
 
 def drop(*names: str) -> None:
-    """Forget objects, as a program does that loses them, and collect garbage."""
+    """Delete objects as a program that loses them does, and collect garbage."""
     for name in names:
         del objects[name]
     gc.collect()
 
 
 def in_threads(count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Call a function in several threads at once; return what each returned or raised.
+    """Call a function in several threads at once; return each thread's result or exception.
 
     Each thread gets its number as the first argument, and all begin together.
     """
@@ -311,7 +311,7 @@ def in_threads(count: int, function: Callable[..., Any], *args: Any) -> list[Any
 
 
 def busy(seconds: float) -> None:
-    """Run pure Python that never waits."""
+    """Run pure Python without a wait."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         sum(range(1000))
@@ -321,17 +321,17 @@ def busy(seconds: float) -> None:
 
 
 def pid() -> int:
-    """Return the process id that the process itself sees."""
+    """Return the process id as the process itself sees it."""
     return os.getpid()
 
 
 def calls() -> dict[str, int]:
-    """Return how often each driver method was called so far."""
+    """Return the number of calls of each driver method so far."""
     return dict(tracer().calls)
 
 
 def keep_tracer(name: str) -> None:
-    """Keep the tracing driver as an object: what it says of itself needs no call of crossmem."""
+    """Store the tracing driver as an object, so that a test reads it without a call of crossmem."""
     objects[name] = tracer()
 
 
@@ -346,7 +346,7 @@ def violations() -> list[str]:
 
 
 def vendor_violations() -> list[str] | None:
-    """Return what a strict emulation of the vendor noted, in all processes; None without one."""
+    """Return what a strict emulation of the vendor recorded, in all processes; None without one."""
     witness = witness_of(tracer().inner)
     return None if witness is None else witness.violations()
 
@@ -360,7 +360,7 @@ def use_environment(name: str, value: str | None) -> None:
 
 
 def reset() -> dict[str, Any]:
-    """Give everything back that the named objects hold, and say what is left."""
+    """Release all resources of the named objects, and return what is left."""
     for one in objects.values():
         if isinstance(one, memoryview):
             one.release()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a test and its peers talk, and the peer's end of it."""
+"""The channel between a test and its peers, and the peer's end of it."""
 
 import faulthandler
 import os
@@ -18,24 +18,24 @@ START_TIMEOUT_S: Final = 60.0 * SLOWNESS
 """How long a peer may take to start, in seconds."""
 
 GRACE_S: Final = 10.0 * SLOWNESS
-"""How long a peer may go on after the test has given up on it, in seconds."""
+"""How long a peer may continue after the test has given up on it, in seconds."""
 
 _LENGTH: Final = struct.Struct("<Q")
 
 
 def send(stream: socket.socket, message: object) -> None:
-    """Send anything that can be pickled."""
+    """Send any object that can be pickled."""
     payload = pickle.dumps(message)
     stream.sendall(_LENGTH.pack(len(payload)) + payload)
 
 
 def receive(stream: socket.socket) -> Any:
-    """Receive what the other end sent.
+    """Receive one message.
 
     Raises
     ------
     EOFError, ConnectionResetError
-        Where the other end is gone.
+        The other end is closed.
     """
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
     return pickle.loads(_exactly(stream, length))  # noqa: S301 - both ends are this program
@@ -52,7 +52,7 @@ def _exactly(stream: socket.socket, nbytes: int) -> bytes:
 
 
 def serve(descriptor: int) -> None:
-    """Do what a test process asks for until it says that it is enough; runs in the peer."""
+    """Execute a test process's requests until it ends the session; runs in the peer."""
     from crossmem.conformance import actions  # noqa: PLC0415 - in the peer alone
 
     with socket.socket(fileno=descriptor) as stream:
@@ -77,7 +77,7 @@ def _guarded(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    # The test process has given up long before; a peer must not outlive it in a hanging call.
+    # The test process has given up long before. A peer in a hanging call must not outlive it.
     faulthandler.dump_traceback_later(limit_s, exit=True)
     pid = os.getpid()
     is_result, trace = True, ""

@@ -22,7 +22,7 @@ from crossmem.conformance.strangers import MakeStranger, Stranger
 from crossmem.driver import TracingDriver
 
 TEST_LIMIT_S: Final = 180.0 * SLOWNESS
-"""No test may take longer. The second line of defence ends the whole run some time later."""
+"""No test may take longer. A second deadline ends the whole run some time later."""
 
 _HERE: Final = Path(__file__).parent
 _LAW: Final = re.compile(r"test_([cp])(\d\d)_")
@@ -47,13 +47,13 @@ def _kit_of(config: pytest.Config) -> Kit:
 
 
 def _law_of(item: pytest.Item) -> str | None:
-    """Return the law that a test of the kit carries in its name."""
+    """Return the law in a test's name."""
     found = _LAW.match(item.name)
     return f"{found[1].upper()}{int(found[2])}" if found else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test of the kit with its law, and leave out what was not asked for."""
+    """Mark each test of the kit with its law, and deselect tests that were not requested."""
     left_out = []
     for item in items:
         if _HERE not in item.path.parents:
@@ -85,7 +85,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Tell the report which law it is about, and fail a skip of what had to run."""
+    """Add the law to the report, and fail a skip of a required test."""
     report = yield
     law = _law_of(item)
     if law is None:
@@ -106,14 +106,14 @@ def pytest_runtest_makereport(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load what reports; with pytest-xdist, :mod:`crossmem_pytest` did that already."""
+    """Load the report; with pytest-xdist, :mod:`crossmem_pytest` has loaded it already."""
     if not config.pluginmanager.has_plugin(reporting.__name__):
         config.pluginmanager.register(reporting, reporting.__name__)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell what the device can do, and end the peers."""
+    """Report the device's capabilities, and end the peers."""
     config = session.config
     kit = config.stash.get(_kit, None)
     if kit is None:
@@ -130,19 +130,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def kit(request: pytest.FixtureRequest) -> Kit:
-    """Return what all tests share."""
+    """Return the objects that all tests share."""
     return _kit_of(request.config)
 
 
 @pytest.fixture(scope="session")
 def pool(kit: Kit) -> PeerPool:
-    """Return the pool, for tests that need more peers than two."""
+    """Return the pool, for tests that need more than two peers."""
     return kit.pool
 
 
 @pytest.fixture(autouse=True)
 def guarded(request: pytest.FixtureRequest, kit: Kit) -> Iterator[None]:
-    """Let no test take too long, and none leave anything behind."""
+    """Enforce the time limit and the absence of leaks for each test."""
     wanted = 2 if "peer2" in request.fixturenames else int("peer" in request.fixturenames)
     faulthandler.dump_traceback_later(2 * TEST_LIMIT_S, exit=True)
     with deadline(TEST_LIMIT_S):
@@ -163,7 +163,7 @@ def device(kit: Kit) -> crossmem.Device:
 
 @pytest.fixture
 def capabilities(device: crossmem.Device) -> crossmem.Capabilities:
-    """Return what the device under test can do."""
+    """Return the capabilities of the device under test."""
     return device.capabilities
 
 
@@ -175,7 +175,7 @@ def tracer(kit: Kit) -> TracingDriver:
 
 @pytest.fixture
 def allocate(device: crossmem.Device) -> Iterator[Allocate]:
-    """Return ``allocate(nbytes, data=b"")``; what it allocated is freed after the test."""
+    """Return ``allocate(nbytes, data=b"")``. Its allocations are freed after the test."""
     made: list[crossmem.Allocation] = []
 
     def make(nbytes: int, data: bytes = b"", **options: Any) -> crossmem.Allocation:
@@ -192,9 +192,9 @@ def allocate(device: crossmem.Device) -> Iterator[Allocate]:
 
 @pytest.fixture
 def stranger(guarded: None) -> Iterator[MakeStranger]:
-    """Return what allocates behind crossmem's back, for tests to adopt.
+    """Return a function that allocates outside of crossmem, for tests to adopt.
 
-    To be named before peers: what these import must be closed before it is freed.
+    Name this fixture before peers: their imports must be closed before the memory is freed.
     """
     made: list[Stranger] = []
 
@@ -210,9 +210,9 @@ def stranger(guarded: None) -> Iterator[MakeStranger]:
 
 @pytest.fixture
 def imports(device: crossmem.Device, request: pytest.FixtureRequest) -> Iterator[Imports]:
-    """Return what imports from peers and reserves addresses; all is given back after the test."""
+    """Return the imports from peers and the ranges of a test; all are released after the test."""
     for name in {"peer", "peer2", "fresh_peer"}.intersection(request.fixturenames):
-        # Set up first, so checked last: while something is imported, its exporter holds it.
+        # Set up first, so checked last: an exporter holds its memory while it is imported.
         request.getfixturevalue(name)
     with ExitStack() as undo:
         yield Imports(device, undo)
@@ -226,21 +226,21 @@ def _pooled(kit: Kit, number: int) -> Iterator[Peer]:
 
 @pytest.fixture
 def peer(kit: Kit, guarded: None) -> Iterator[Peer]:
-    """Return another process, as clean as new."""
+    """Return another process, in a clean state."""
     yield from _pooled(kit, 1)
 
 
 @pytest.fixture
 def peer2(kit: Kit, guarded: None) -> Iterator[Peer]:
-    """Return a third process, as clean as new."""
+    """Return a third process, in a clean state."""
     yield from _pooled(kit, 2)
 
 
 @pytest.fixture
 def fresh_peer(kit: Kit, guarded: None, request: pytest.FixtureRequest) -> Iterator[FreshPeer]:
-    """Return a function that starts peers of this test alone: to kill, to stop, to configure."""
+    """Return a function that starts peers for this test only: to kill, stop or configure."""
     for name in {"peer", "peer2"}.intersection(request.fixturenames):
-        # Set up first, so checked last: while a fresh peer lives, others are connected to it.
+        # Set up first, so checked last: other peers are connected to a fresh peer while it lives.
         request.getfixturevalue(name)
     started: list[Peer] = []
 
@@ -256,5 +256,5 @@ def fresh_peer(kit: Kit, guarded: None, request: pytest.FixtureRequest) -> Itera
 
 @pytest.fixture
 def state() -> Callable[[], dict[str, Any]]:
-    """Return what this process holds, without what the kit itself uses."""
+    """Return the resources of this process, without those of the kit itself."""
     return own_state

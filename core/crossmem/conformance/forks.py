@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What peers do to fork: children that sleep for ever, and children that do a job and end."""
+"""Forks in peers: children that sleep for ever, and children that do a job and end."""
 
 import ctypes
 import os
@@ -44,7 +44,7 @@ def sleeping_child(*, with_handlers: bool) -> int:
             while True:
                 signal.pause()
         return pid
-    # PyDLL keeps the GIL, so the child can go on although it has lost all other threads.
+    # PyDLL keeps the GIL, so the child continues although it has lost all other threads.
     libc = ctypes.PyDLL(None)
     pid = int(libc.fork())
     if pid == 0:
@@ -61,15 +61,15 @@ def in_child(
     within: float = _WITHIN_S,
     **options: Any,
 ) -> Any:
-    """Call a function in a forked child; return what it returns there, raise what it raises.
+    """Call a function in a forked child; return its result, or raise its exception.
 
     Parameters
     ----------
     uid
-        The child becomes this user first. Whatever Python loads late is loaded already then,
-        which another user may not be allowed to read.
+        The child becomes this user first. Modules that Python loads late are loaded before, because
+        another user may not be allowed to read them.
     stays
-        Whether the child lives on, with what the function made, until the peer is destroyed.
+        Whether the child lives on, with the function's objects, until the peer is destroyed.
     within
         How long the function may take, in seconds.
     """
@@ -106,14 +106,14 @@ def in_child(
 
 
 def waiting_child(folder: Path, function: Callable[..., Any], *args: Any) -> None:
-    """Fork a child that calls a function when :func:`answer_of` asks for what it returns.
+    """Fork a child that calls a function at the request of :func:`answer_of`.
 
-    Until then the child does nothing, whatever becomes of this process.
+    Until then the child does nothing, even if this process ends.
 
     Parameters
     ----------
     folder
-        Empty; the child and whoever asks meet there.
+        An empty folder, through which the child and the requester communicate.
     """
     if os.fork() != 0:
         return
@@ -130,7 +130,7 @@ def waiting_child(folder: Path, function: Callable[..., Any], *args: Any) -> Non
 
 
 def answer_of(folder: Path) -> str:
-    """Let a waiting child go on; return the ``repr`` of what its function returned or raised."""
+    """Let a waiting child continue; return the ``repr`` of its function's result or exception."""
     (folder / _GO).touch()
     _await(folder / _ANSWER)
     return (folder / _ANSWER).read_text("utf-8")
@@ -162,15 +162,15 @@ def _read_all(descriptor: int, within: float) -> bytes:
 
 
 def remember_descriptors() -> None:
-    """Note what is open now: before the process uses crossmem."""
+    """Record the open descriptors, before the process uses crossmem."""
     _descriptors[:] = resources.descriptors()
 
 
 def unexpected_descriptors() -> list[str]:
-    """Return what is open and was not when descriptors were remembered.
+    """Return the descriptors that were opened since they were recorded.
 
-    Pipes are left out: through one of them, a child answers. So are device files: a vendor's
-    library opened them, and it alone may close them.
+    Pipes are ignored, because a child replies through one. Device files are ignored too: a vendor's
+    library opened them, and only that library may close them.
     """
     found = resources.descriptors()
     for known in _descriptors:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that forks peers, because the start of an interpreter takes longer than most tests.
 
-The server is a fresh interpreter that has imported what peers import and has used none of it. Its
-children are as good as fresh interpreters: crossmem notices no fork, since nothing of it was in use
-in the server. Each child gets its own environment, ``sys.path``, process group and standard output.
+The server is a fresh interpreter that has imported the modules of peers and used none of them. Its
+children are equivalent to fresh interpreters: crossmem notices no fork, because the server has not
+used it. Each child gets its own environment, ``sys.path``, process group and standard output.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ _NUMBER: Final = struct.Struct("<q")
 
 
 def server_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a server has to start with.
+    """Return the variables with which a server must start.
 
-    crossmem reads its own variables when it is first used, so these can be set in each child.
-    Others may have been read by the time of the fork: they need a server of their own.
+    crossmem reads its own variables at its first use, so each child can set them. Other variables
+    may have been read before the fork, so they need a separate server.
     """
     return {
         name: value
@@ -60,16 +60,16 @@ def plugin_modules() -> list[str]:
 
 
 class ForkServerError(Exception):
-    """The fork server is gone."""
+    """The fork server has ended."""
 
 
 class ForkedProcess:
-    """A child of a fork server, with the part of :class:`subprocess.Popen` that peers use.
+    """A child of a fork server, with the part of the :class:`subprocess.Popen` API that peers use.
 
     Parameters
     ----------
     status
-        Read end of the pipe in which the server tells the process id, and later the exit code.
+        Read end of the pipe through which the server sends the process id, and later the exit code.
     """
 
     def __init__(self, status: int) -> None:
@@ -104,9 +104,9 @@ class ForkedProcess:
         Raises
         ------
         subprocess.TimeoutExpired
-            If it has not ended after `timeout` seconds.
+            The process has not ended after `timeout` seconds.
         ForkServerError
-            If the server was killed: only it could learn the exit code. Also after :meth:`close`.
+            The server was killed, so the exit code is unknown. Also raised after :meth:`close`.
         """
         if self.returncode is None:
             if self.status < 0:
@@ -116,7 +116,7 @@ class ForkedProcess:
         return self.returncode
 
     def close(self) -> None:
-        """Give up the wait for its end."""
+        """Stop waiting for the end."""
         if self.status >= 0:
             status, self.status = self.status, -1
             os.close(status)
@@ -132,11 +132,11 @@ class ForkServer:
     Parameters
     ----------
     environment
-        What the server starts with: :func:`server_variables`.
+        The environment of the server: :func:`server_variables`.
 
     Notes
     -----
-    The server ends when the control socket closes, so it never outlives this process by much.
+    The server ends when the control socket closes, so it ends shortly after this process.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -154,7 +154,7 @@ class ForkServer:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor of this process that leads to the server."""
+        """The descriptor of this process's connection to the server."""
         return self._control.fileno()
 
     @property
@@ -171,7 +171,7 @@ class ForkServer:
     ) -> ForkedProcess:
         """Start a process that serves `stream` and writes to `output`.
 
-        The server imports `modules` first, unless it did that for an earlier child.
+        The server imports `modules` first, unless it has done so for an earlier child.
         """
         status, theirs = os.pipe()
         try:
@@ -185,7 +185,7 @@ class ForkServer:
         return ForkedProcess(status)
 
     def close(self) -> None:
-        """End the server; its children live on. In a forked child, only forget it."""
+        """End the server; its children live on. In a forked child, only close the connection."""
         self._control.close()
         if self._pid == os.getpid():
             self._process.wait()
@@ -197,7 +197,7 @@ class ForkServer:
 
 
 class _Server:
-    """The server itself: one thread, which waits for requests and for the ends of its children."""
+    """The server itself: one thread, which waits for requests and for its children's ends."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -220,7 +220,7 @@ class _Server:
                 modules, environment, path = pickle.loads(data)  # noqa: S301 - from this program
                 for name in modules:
                     import_module(name)
-                # The collector would copy the pages that the children share with the server.
+                # A garbage collection would copy the pages that the children share with the server.
                 gc.freeze()
                 if self._fork(output, status):
                     return stream, environment, path
@@ -247,7 +247,7 @@ class _Server:
         return False
 
     def _forget(self) -> None:
-        """Close what belongs to the server, in a child."""
+        """Close the server's descriptors, in a child."""
         self._control.close()
         for pidfd, (_, status) in self._children.items():
             os.close(pidfd)

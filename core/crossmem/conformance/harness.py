@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kit's fixtures give to its tests."""
+"""The objects that the kit's fixtures give to its tests."""
 
 import gc
 import os
@@ -22,7 +22,7 @@ __all__ = ["Allocate", "FreshPeer", "Imports", "Kit", "capacity_of"]
 
 
 class Allocate(Protocol):
-    """Allocates on the device under test; the fixture frees it after the test."""
+    """Allocates on the device under test. The fixture frees the memory after the test."""
 
     def __call__(
         self,
@@ -42,7 +42,7 @@ class FreshPeer(Protocol):
     def __call__(
         self, *, tracing: bool = True, fresh: bool = False, **environment: str | None
     ) -> Peer:
-        """Start it, with these environment variables; `fresh`: as an interpreter of its own."""
+        """Start it, with these environment variables; `fresh`: as a separate interpreter."""
         ...
 
 
@@ -54,28 +54,28 @@ class Imports:
         self._undo = undo
 
     def of(self, peer: Peer, name: str, nbytes: int, data: bytes = b"") -> crossmem.Import:
-        """Let a peer allocate, and import that."""
+        """Make a peer allocate and export memory, and import that memory."""
         blob = peer.call(actions.offer, name, nbytes, data)
         return self._undo.enter_context(crossmem.import_handle(blob, device=self.device))
 
     def range_for(self, *memories: crossmem.Allocation | crossmem.Import) -> crossmem.AddressRange:
-        """Reserve as many addresses as allocations and imports need."""
+        """Reserve as many addresses as these allocations and imports need."""
         nbytes = sum(capacity_of(one) for one in memories)
         return self._undo.enter_context(self.device.reserve(nbytes))
 
 
 def capacity_of(memory: crossmem.Allocation | crossmem.Import) -> int:
-    """Return how much of a range an allocation or import takes up."""
+    """Return the size that an allocation or import occupies in a range."""
     return memory.handle.capacity if isinstance(memory, crossmem.Import) else memory.capacity
 
 
 def _has_no_vendor(spec: str, runtime: str | None) -> bool:
-    """Whether no vendor's library is under a device."""
+    """Whether a device works without a vendor's library."""
     return runtime == "emulated" or spec.partition(":")[0] in {"host", "emulated"}
 
 
 class Kit:
-    """What all tests of a run share: the device under test and the pool of peers."""
+    """The common objects of a run: the device under test and the pool of peers."""
 
     def __init__(
         self,
@@ -89,16 +89,17 @@ class Kit:
         self._folder = None
         is_worker = "PYTEST_XDIST_WORKER" in os.environ
         if is_worker or "CROSSMEM_RUN_DIR" not in os.environ:
-            # Not the user's own, and not another worker's: the kit looks at what is left in it.
+            # A separate folder for each worker, because the kit checks that it is empty.
             self._folder = tempfile.mkdtemp(prefix="crossmem-")
             os.environ["CROSSMEM_RUN_DIR"] = self._folder
         if is_worker and runtime == "emulated":
-            # What workers allocate on one host would show in each other's free memory.
+            # On a shared host, the allocations of one worker would change the free memory of
+            # another.
             os.environ["CROSSMEM_EMULATED_STATE"] = str(Path(self._folder or "", "host"))
         actions.begin(spec, runtime, mechanism, tracing=True, on_blocks=on_blocks)
         self.device = actions.device()
         self.violations_before = len(actions.vendor_violations() or [])
-        """What a strict emulation had noted before the run, in whatever used it then."""
+        """The breaches that a strict emulation had recorded before the run."""
         self.run_dir = current().settings.run_dir
         self.pool = PeerPool(
             spec,
@@ -108,15 +109,15 @@ class Kit:
             environment={"CROSSMEM_RUN_DIR": str(self.run_dir)},
         )
         preload(*plugin_modules())
-        # The lease server starts at the first export and stays: no test shall be blamed for it.
+        # The lease server starts at the first export and stays. It must not count as a test's leak.
         with self.device.allocate(1) as allocation:
             allocation.export()
-        # Each test collects garbage twice. It need not look at all that pytest keeps.
+        # Each test collects garbage twice. The objects of pytest need not be visited.
         gc.collect()
         gc.freeze()
 
     def close(self) -> None:
-        """End every peer and remove what was made for the run."""
+        """End every peer and remove the files of the run."""
         self.pool.close()
         kill_all()
         if self._folder is not None:

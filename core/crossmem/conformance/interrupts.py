@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions of a signal handler, one after another at each place where CPython runs handlers.
+"""Exceptions of a signal handler, at each place in turn where CPython runs handlers.
 
 CPython runs signal handlers at the entry of a Python function, at a backward jump, and after a call
-of C code. No tracing is needed to find these places: the handler here is C code that trips its own
-signal again, so the interpreter runs it at every one of them.
+of C code. These places can be found without tracing: the handler is C code that triggers its own
+signal again, so the interpreter runs it at each of them.
 """
 
 import _thread
@@ -20,11 +20,11 @@ _SIGNAL: Final = signal.SIGUSR2
 
 
 class Interrupted(BaseException):
-    """What the handler raises."""
+    """The exception of the handler."""
 
 
 class _Again:
-    """Compared with the number of a signal, trips that signal again; without any Python code."""
+    """Triggers a signal again when compared with the signal's number. It runs no Python code."""
 
     __lt__ = _thread.interrupt_main
 
@@ -35,17 +35,17 @@ class Interrupts:
     Parameters
     ----------
     number
-        Counts from 1. If the block has fewer places, nothing is raised.
+        Counts from 1. If the block has fewer places, this raises nothing.
     counts
-        Whether a file is under test. A place counts if any frame of it is, and none is False. None
-        is for files that say nothing, such as those of the standard library.
+        Whether a file is under test. A place counts if a frame returns True and no frame returns
+        False. None is for neutral files, such as those of the standard library.
 
     Attributes
     ----------
     count
-        How many places were passed.
+        Number of places that were passed.
     place
-        Where it raised, for people.
+        The place of the exception, for people.
     """
 
     def __init__(self, number: int, counts: Callable[[str], bool | None]) -> None:
@@ -59,10 +59,10 @@ class Interrupts:
         self._tracer: Any = None
 
     def __enter__(self) -> Self:
-        # min() calls the key for both arguments of a handler, number and frame, and compares the
-        # results. All of that is C code, except for the key itself, during which no signal waits.
+        # min() calls the key for both arguments of the handler, number and frame, and compares the
+        # results. All of that is C code except the key, during which no signal is pending.
         handler: Any = partial(min, key=self._step)
-        # CPython 3.11 runs handlers for ever at one place of a function that is traced.
+        # CPython 3.11 runs handlers for ever at one place of a traced function.
         self._tracer = sys.gettrace()
         sys.settrace(None)
         self._before = signal.signal(_SIGNAL, handler)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any sequence of calls in three processes, with deaths among them, compared with a model.
+"""Random sequences of calls in three processes, with deaths, compared with a model.
 
-After each step the processes are asked what they hold, and that must be what the model says.
+After each step, the resources of each process must be those in the model.
 """
 
 import itertools
@@ -30,14 +30,14 @@ _places = st.sampled_from(PLACES)
 
 
 class SharingMachine(RuleBasedStateMachine):
-    """Rules for three processes. A subclass says which.
+    """Rules for three processes. A subclass names the processes.
 
     Attributes
     ----------
     start
         Starts a peer.
     peers
-        The other two processes, kept from run to run; a peer that was killed is replaced.
+        The other two processes, kept between runs. A killed peer is replaced.
     """
 
     start: ClassVar[Callable[[], Peer]]
@@ -66,11 +66,11 @@ class SharingMachine(RuleBasedStateMachine):
         return self.peers[place].call(function, *args, **options)
 
     def new_name(self, kind: str) -> str:
-        """Return a name that no object has."""
+        """Return an unused name."""
         return f"{kind}{next(self.names)}"
 
     def attempt(self, expected: type[Exception] | None, call: Callable[[], Any]) -> bool:
-        """Make a call that must succeed, or must fail in one way; return which."""
+        """Make a call that must succeed, or must raise ``expected``; return the success."""
         try:
             call()
         except crossmem.CrossmemError as error:
@@ -81,7 +81,7 @@ class SharingMachine(RuleBasedStateMachine):
         return True
 
     def draw_readonly(self, data: st.DataObject) -> bool | str:
-        """Choose how to ask for an import."""
+        """Draw the ``readonly`` argument of an import."""
         choices: list[bool | str] = [False, "advisory"]
         if self.capabilities.readonly_imports:
             choices.append(True)
@@ -89,7 +89,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @initialize(data=contents(MAX_NBYTES))
     def begin(self, data: bytes) -> None:
-        """Share something with everybody, so that every rule has something to work on."""
+        """Share memory with all processes, so that every rule can run."""
         for owner in PLACES:
             self.allocate(owner, data)
             for access in self.accesses:
@@ -104,7 +104,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule(place=_places, data=contents(MAX_NBYTES))
     def allocate(self, place: int, data: bytes) -> None:
-        """Allocate, and fill: fresh contents are undefined."""
+        """Allocate and fill, because fresh contents are undefined."""
         block = Block(self.new_name("block"), place, bytearray(data))
         self.at(place, actions.allocate, block.name, len(data))
         self.at(place, actions.write, block.name, data)
@@ -113,12 +113,12 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.own())
     @rule(data=st.data())
     def export(self, data: st.DataObject) -> None:
-        """Export a block, perhaps once more."""
+        """Export a block, possibly again."""
         block = data.draw(st.sampled_from(self.model.own()))
         self.note_export(block, data.draw(st.sampled_from(self.accesses)))
 
     def note_export(self, block: Block, access: str) -> None:
-        """Export, twice, and note the handle."""
+        """Export twice, and record the handle."""
         blob = self.at(block.place, actions.export, block.name, access=access)
         again = self.at(block.place, actions.export, block.name, access=access)
 
@@ -131,7 +131,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.handles)
     @rule(data=st.data())
     def take_part(self, data: st.DataObject) -> None:
-        """Name a part."""
+        """Take a part of a handle."""
         whole = data.draw(st.sampled_from(self.model.handles))
         part = whole.handle.slice(*data.draw(parts(whole.handle.length)))
         self.model.handles.append(Handle(whole.block, part))
@@ -139,7 +139,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.own())
     @rule(data=st.data(), busy=st.sampled_from(("defer", "defer", "raise")))
     def free(self, data: st.DataObject, busy: str) -> None:
-        """Free, whoever holds it."""
+        """Free, even if the memory has holders."""
         block = data.draw(st.sampled_from(self.model.own()))
         is_busy = busy == "raise" and self.model.holders(block)
         expected = crossmem.BusyError if is_busy else None
@@ -168,7 +168,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.imports)
     @rule(data=st.data())
     def map(self, data: st.DataObject) -> None:
-        """Map an import, perhaps a second time."""
+        """Map an import, possibly a second time."""
         parent = data.draw(st.sampled_from(self.model.imports))
         name = self.new_name("mapping")
         try:
@@ -196,7 +196,7 @@ class SharingMachine(RuleBasedStateMachine):
         try:
             self.at(place, actions.attach_many, names, blobs, readonly=readonly)
         except crossmem.CrossmemError as error:
-            # Which of several reasons is found first is not promised.
+            # The laws do not say which of several reasons is reported.
             if type(error) not in refusals and not self.model.is_lost(error, chosen):
                 raise
             return
@@ -207,7 +207,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.mappings)
     @rule(data=st.data())
     def unmap(self, data: st.DataObject) -> None:
-        """Unmap; what was attached is closed by that. Twice is harmless."""
+        """Unmap twice; this closes attached imports."""
         mapping = data.draw(st.sampled_from(self.model.mappings))
         self.at(mapping.place, actions.unmap, mapping.name, mapping.name)
         self.model.mappings.remove(mapping)
@@ -222,7 +222,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.imports)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        """Close an import, which works where it is not mapped."""
+        """Close an import. This must fail while it is mapped."""
         held = data.draw(st.sampled_from(self.model.imports))
         expected = crossmem.BusyError if held.mappings else None
         if self.attempt(expected, lambda: self.at(held.place, actions.close, held.name)):
@@ -234,7 +234,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.memories())
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
-        """Read a part of what is mapped somewhere."""
+        """Read a part of a mapping."""
         name, place, block, span, _ = data.draw(st.sampled_from(self.model.memories()))
         offset, nbytes = data.draw(parts(span.stop - span.start))
         got = self.at(place, actions.read, name, nbytes, offset=offset)
@@ -244,7 +244,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.memories())
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
-        """Write a part; everybody else sees it, as the next reads show."""
+        """Write a part. Later reads check that all other processes see it."""
         name, place, block, span, readonly = data.draw(st.sampled_from(self.model.memories()))
         offset, nbytes = data.draw(parts(span.stop - span.start))
         fresh = data.draw(st.binary(min_size=nbytes, max_size=nbytes))
@@ -260,7 +260,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.entries and not self.has_killed)
     @rule(place=st.sampled_from(PLACES[1:]))
     def kill(self, place: int) -> None:
-        """Kill a process; what it owned is orphaned, what it held is let go."""
+        """Kill a process: its memory is orphaned, and its holds end."""
         self.has_killed = True  # a new process takes long to start: one death in each run
         self.peers[place].kill()
         self.peers[place].destroy()
@@ -271,13 +271,13 @@ class SharingMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_process_holds_what_the_model_says(self) -> None:
-        """Compare each process's own account with the model; a death may take a while."""
+        """Compare each process's resources with the model. A death may take a while."""
         for place in PLACES:
             problems = settle(lambda where=place: self.differences(where))
             assert not problems, problems
 
     def differences(self, place: int) -> list[str]:
-        """Return in which ways a process differs from the model."""
+        """Return the differences between a process and the model."""
         live, violations, leased = self.at(place, account)
         blocks, expected = self.model.held_by(place)
         found = {kind: live[kind] for kind in expected}
@@ -294,7 +294,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @override
     def teardown(self) -> None:
-        """Give everything back, and look whether that is so."""
+        """Release everything, and check that nothing is left."""
         super().teardown()
         for place in PLACES:
             self.at(place, actions.reset)
@@ -303,6 +303,6 @@ class SharingMachine(RuleBasedStateMachine):
             assert not problems, problems
 
     def leftovers(self, place: int) -> list[str]:
-        """Return what a process still holds when it should hold nothing."""
+        """Return the remaining resources of a process that should have none."""
         live, _, _ = self.at(place, account)
         return [f"{place} still holds {count} {kind}" for kind, count in live.items() if count]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes that share memory must hold, as dictionaries: the model of the state machine."""
+"""The model of the state machine: the expected resources of processes, as dictionaries."""
 
 from dataclasses import dataclass, field
 
@@ -9,13 +9,13 @@ from crossmem.conformance import actions
 __all__ = ["Account", "Block", "Entry", "Handle", "Held", "Model", "account"]
 
 Account = tuple[dict[str, int], list[str], list[tuple[bool, list[int]]]]
-"""What a driver has open, what was done against its rules, and who holds each allocation."""
+"""The driver's open objects, its breaches of rules, and the holders of each allocation."""
 
 
 def account() -> Account:
-    """Return what the calling process holds, and whom it believes to hold its memory.
+    """Return the resources of the calling process, and the holders of its memory.
 
-    Each exported allocation is one pair: whether it waits to be freed, and the holders' pids.
+    Each exported allocation is one pair: whether it waits for leases, and the holders' pids.
     """
     crossmem.collect()
     holders: dict[int, tuple[bool, set[int]]] = {}
@@ -28,7 +28,7 @@ def account() -> Account:
 
 @dataclass(eq=False)
 class Block:
-    """An allocation: where it is, what it holds, and what became of it."""
+    """An allocation: its process, contents and state."""
 
     name: str
     place: int
@@ -47,7 +47,7 @@ class Handle:
 
     @property
     def span(self) -> slice:
-        """Which bytes of the block it names."""
+        """The range of the block that it names."""
         return slice(self.handle.offset, self.handle.offset + self.handle.length)
 
 
@@ -66,7 +66,7 @@ class Held:
 
 @dataclass
 class Entry:
-    """One (allocation, access) that a process has open: how often, and by which exports."""
+    """One (allocation, access) that a process has open: the number of users, and the exports."""
 
     block: Block
     users: int = 0
@@ -74,9 +74,9 @@ class Entry:
 
 
 class Model:
-    """What every allocation holds, who has it open in which way, and what calls must give.
+    """The expected contents, opens and results of calls.
 
-    Processes are known by number here.
+    Processes are numbers here.
 
     Parameters
     ----------
@@ -96,11 +96,11 @@ class Model:
         self.entries: dict[tuple[int, str, str], Entry] = {}
 
     def access_of(self, handle: Handle, *, readonly: bool | str) -> str:
-        """Return how a place has a block open that it imports by this handle."""
+        """Return the access of an import by this handle."""
         return "ro" if readonly is True else handle.handle.access
 
     def refusal(self, place: int, handle: Handle, access: str) -> type[Exception] | None:
-        """Return why an import must fail, None where it must succeed."""
+        """Return the error of an import, None if it must succeed."""
         entry = self.entries.get((place, handle.block.name, access))
         if entry is not None and handle.handle.access in entry.exports:
             return None
@@ -114,7 +114,7 @@ class Model:
         return None
 
     def is_lost(self, error: Exception, handles: list[Handle]) -> bool:
-        """Whether memory ended with its owner, so that what is not mapped then never will be."""
+        """Whether memory ended with its owner, so that it can no longer be mapped."""
         return (
             isinstance(error, crossmem.OwnerGoneError)
             and not self.survives_owner
@@ -122,7 +122,7 @@ class Model:
         )
 
     def enter(self, place: int, handle: Handle, name: str, *, readonly: bool | str) -> Held:
-        """Note an import that succeeded."""
+        """Record a successful import."""
         access = self.access_of(handle, readonly=readonly)
         key = (place, handle.block.name, access)
         entry = self.entries.setdefault(key, Entry(handle.block))
@@ -131,14 +131,14 @@ class Model:
         return Held(name, place, handle, key, access == "ro" or bool(readonly))
 
     def leave(self, held: Held) -> None:
-        """Note the end of an import."""
+        """Record the end of an import."""
         entry = self.entries[held.key]
         entry.users -= 1
         if not entry.users:
             del self.entries[held.key]
 
     def holders(self, block: Block) -> set[int]:
-        """Return which processes have a block open."""
+        """Return the processes that have a block open."""
         return {place for (place, name, _), _ in self.entries.items() if name == block.name}
 
     def own(self) -> list[Block]:
@@ -146,7 +146,7 @@ class Model:
         return [one for one in self.blocks if not (one.is_freed or one.is_orphaned)]
 
     def memories(self) -> list[tuple[str, int, Block, slice, bool]]:
-        """Return all that can be read: name, place, block, which bytes, and whether read-only."""
+        """Return all readable memory: name, process, block, range, and whether it is read-only."""
         mapped = [
             (one.name, one.place, one.handle.block, one.handle.span, one.readonly)
             for one in self.mappings
@@ -158,7 +158,7 @@ class Model:
         return mapped + owned
 
     def kill(self, place: int) -> None:
-        """Note the death of a process: what it owned is orphaned, what it held is let go."""
+        """Record the death of a process: its memory is orphaned, and its holds end."""
         for block in self.blocks:
             block.is_orphaned = block.is_orphaned or block.place == place
         self.imports = [one for one in self.imports if one.place != place]
@@ -166,7 +166,7 @@ class Model:
         self.entries = {key: one for key, one in self.entries.items() if key[0] != place}
 
     def held_by(self, place: int) -> tuple[list[Block], dict[str, int]]:
-        """Return the blocks that a process has, and how many objects its driver has open."""
+        """Return the blocks of a process, and the number of objects that its driver has open."""
         blocks = [
             one
             for one in self.blocks
@@ -175,7 +175,8 @@ class Model:
             and (not one.is_freed or self.holders(one))
         ]
         entries = [one for (where, *_), one in self.entries.items() if where == place]
-        # A process's own memory is not imported, but that of a dead one of the same number is.
+        # A process does not import its own memory, but it imports that of a dead process with its
+        # number.
         foreign = [one for one in entries if one.block.place != place or one.block.is_orphaned]
         expected = {
             "blocks": len(blocks),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the device of a run of the kit can be used at all; else each test would say why not."""
+"""The check of the kit's device before a run; otherwise each test would report its fault."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import pytest
 __all__ = ["refuse"]
 
 _UNUSABLE: Final = 2
-"""Exit code of a run whose device cannot be used, as of the command ``crossmem``."""
+"""Exit code of a run with an unusable device, as in the command ``crossmem``."""
 
 _OPEN: Final = f"""
 import sys, crossmem
@@ -24,16 +24,16 @@ except crossmem.CrossmemError as error:
 
 
 def refuse(config: pytest.Config) -> int | None:
-    """Say why the device cannot be used, and return the exit code; None if it can be used."""
+    """Report why the device cannot be used, and return the exit code; None if it can be used."""
     names = ("crossmem_device", "crossmem_runtime", "crossmem_mechanism")
-    # In a process of its own: this one may only report, and loads no vendor's library.
+    # In a separate process: this one may be a mere reporter, which loads no vendor's library.
     done = subprocess.run(
         [sys.executable, "-c", _OPEN, *(config.getoption(name) or "" for name in names)],
         check=False,
         stderr=subprocess.PIPE,
         text=True,
     )
-    # What is no error of crossmem's is left to the kit, whose traceback says more.
+    # Other errors than crossmem's are left to the kit, whose traceback says more.
     if done.returncode != _UNUSABLE:
         return None
     sys.stderr.write(done.stderr)

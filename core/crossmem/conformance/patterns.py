@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes for tests: contents that give mistakes away, and handles that nobody made."""
+"""Bytes for tests: contents that reveal mistakes, and forged handles."""
 
 import struct
 from binascii import crc32
@@ -11,16 +11,16 @@ _HEADER: Final = struct.Struct("<4sHHII")
 """Magic, version, flags, total length, checksum: the start of a handle's wire form."""
 
 _PART: Final = struct.Struct("<QQ")
-"""Offset and length, which follow it."""
+"""Offset and length, which follow the header."""
 
 
 def pattern(nbytes: int, seed: int) -> bytes:
-    """Return bytes of which no two neighbourhoods look alike."""
+    """Return bytes without repeated neighbourhoods."""
     return bytes((seed + index * 31 + (index >> 8) * 7) & 0xFF for index in range(nbytes))
 
 
 def reforged(blob: bytes, *, part: tuple[int, int] | None = None, clear_flags: int = 0) -> bytes:
-    """Return a handle's bytes with another part or fewer flags, and a checksum that is right."""
+    """Return a handle's bytes with another part or fewer flags, and a valid checksum."""
     magic, version, flags, total, _ = _HEADER.unpack_from(blob)
     body = blob[_HEADER.size :]
     if part is not None:

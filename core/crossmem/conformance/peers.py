@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other processes that do what a test tells them, under deadlines.
+"""Other processes that execute a test's requests, under deadlines.
 
-A :class:`Peer` is a process as good as a fresh interpreter, forked from a warm one or started anew.
-It calls module-level functions, mostly those of :mod:`crossmem.conformance.actions`, one after the
-other in its main thread, and sends back what they return or raise. Every wait has a deadline, and
-whatever is left of a peer is killed.
+A :class:`Peer` is equivalent to a fresh interpreter: it is forked from a warm one or started as a
+new one. It calls module-level functions, mostly those of :mod:`crossmem.conformance.actions`, one
+after the other in its main thread, and sends back their results or exceptions. Every wait has a
+deadline, and remaining processes of a peer are killed.
 """
 
 import contextlib
@@ -53,12 +53,12 @@ _alive: "weakref.WeakSet[Peer]" = weakref.WeakSet()
 
 
 class PeerDiedError(Exception):
-    """The peer ended before it answered.
+    """The peer ended before it replied.
 
     Parameters
     ----------
     message
-        What was asked of it, and the end of what it wrote to its standard error.
+        The request, and the end of the peer's standard error.
     exitcode
         As :attr:`subprocess.Popen.returncode`: negative for a signal.
     """
@@ -73,11 +73,11 @@ class PeerDiedError(Exception):
 
 
 class PeerTimeoutError(Exception):
-    """The peer did not answer within the deadline of the call."""
+    """The peer did not reply within the deadline of the call."""
 
 
 class Pending:
-    """The answer to a call that a peer may still be working on. Made by :meth:`Peer.start`."""
+    """The reply to a call that may still be running. Made by :meth:`Peer.start`."""
 
     def __init__(self, peer: "Peer", number: int, timeout_s: float) -> None:
         self._peer = peer
@@ -85,39 +85,39 @@ class Pending:
         self._timeout_s = timeout_s
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Return what the function returned, or raise what it raised.
+        """Return the function's result, or raise its exception.
 
         Raises
         ------
         PeerDiedError, PeerTimeoutError
-            Where there is no answer.
+            There is no reply.
         """
         return self._peer.answer(self._number, self._timeout_s if timeout_s is None else timeout_s)
 
     def is_done(self) -> bool:
-        """Whether the answer is there."""
+        """Whether the reply has arrived."""
         return self._peer.has_answer(self._number)
 
 
 class Peer:
-    """A process of its own that calls functions for a test.
+    """A separate process that calls functions for a test.
 
     Parameters
     ----------
     device, runtime, mechanism
-        What :func:`crossmem.conformance.actions.device` gives there.
+        The result of :func:`crossmem.conformance.actions.device` in the peer.
     environment
-        Variables to set, or with None to remove, beside this process's.
+        Variables to set, or with None to remove, relative to this process's.
     tracing
         Whether drivers are wrapped in :class:`crossmem.driver.TracingDriver`.
     fresh
-        Whether it is an interpreter of its own from the start, instead of a child of a warm one.
-        For tests of start, exit, exec and fork, and for vendor libraries that survive no fork.
+        Whether it is a new interpreter instead of a child of a warm one. For tests of start, exit,
+        exec and fork, and for vendor libraries that do not survive a fork.
 
     Notes
     -----
-    The process leads a process group, so that children which it forks end with it in
-    :meth:`destroy`. A context manager that destroys it.
+    The process leads a process group, so that :meth:`destroy` ends its forked children too. A
+    context manager that destroys it.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Peer:
 
     @property
     def descriptors(self) -> frozenset[int]:
-        """Descriptors of this process that serve to talk to the peer."""
+        """Descriptors of this process for the connection to the peer."""
         if self._pidfd < 0:
             return frozenset()
         found = {self._socket.fileno(), self._stderr.fileno(), self._pidfd}
@@ -207,14 +207,14 @@ class Peer:
         within: float = DEFAULT_TIMEOUT_S,
         **kwargs: Any,
     ) -> Any:
-        """Call a module-level function in the peer; return what it returns, raise what it raises.
+        """Call a module-level function in the peer; return its result, or raise its exception.
 
         Parameters
         ----------
         function
-            Pickled by reference: its module is imported in the peer.
+            Pickled by reference: the peer imports its module.
         within
-            How long that may take, in seconds. The peer ends itself a while after that.
+            Time limit of the call, in seconds. The peer ends itself some time after that.
         """
         return self.start(function, *args, within=within, **kwargs).result()
 
@@ -225,7 +225,7 @@ class Peer:
         within: float = DEFAULT_TIMEOUT_S,
         **kwargs: Any,
     ) -> Pending:
-        """As :meth:`call`, but do not wait. Calls are done in the order in which they came."""
+        """Like :meth:`call`, but without a wait. The peer executes calls in order."""
         number = next(self._numbers)
         request = (number, function, args, kwargs, within + GRACE_S)
         self._socket.settimeout(within)
@@ -236,13 +236,13 @@ class Peer:
         return Pending(self, number, within)
 
     def has_answer(self, number: int) -> bool:
-        """Whether the answer to a call is there."""
+        """Whether the reply to a call has arrived."""
         while number not in self._answers and self._is_readable(0.0):
             self._take()
         return number in self._answers
 
     def answer(self, number: int, timeout_s: float) -> Any:
-        """Wait for the answer to a call. Called by :class:`Pending`."""
+        """Wait for the reply to a call. Called by :class:`Pending`."""
         deadline = time.monotonic() + timeout_s
         while number not in self._answers:
             if not self._is_readable(deadline - time.monotonic()):
@@ -263,13 +263,13 @@ class Peer:
         self._answers[number] = tuple(answer)
 
     def _is_readable(self, timeout_s: float) -> bool:
-        """Wait until there is something to read, or nothing will come any more."""
+        """Wait until there is data, or the end of the peer."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
         events = dict(poll.poll(max(0.0, timeout_s) * 1000))
         if self._pidfd in events and self._socket.fileno() not in events:
-            # A forked child of it may hold the socket open.
+            # A forked child of the peer may hold the socket open.
             raise self._died("while a call was under way")
         return bool(events)
 
@@ -282,7 +282,7 @@ class Peer:
         return PeerDiedError(f"{self!r} died {when}\n{self.output()}", exitcode)
 
     def output(self) -> str:
-        """Return the end of what it wrote to standard output and error so far."""
+        """Return the end of its standard output and error so far."""
         if self._stderr.closed:
             return ""
         descriptor = self._stderr.fileno()
@@ -292,27 +292,27 @@ class Peer:
     # Ends ---------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """Kill it with SIGKILL and wait for its end. Children that it forked live on."""
+        """Kill it with SIGKILL and wait for its end. Its forked children live on."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._process.wait(GRACE_S)
 
     def stop(self) -> None:
-        """Stop it with SIGSTOP, and wait until it stands still."""
+        """Stop it with SIGSTOP, and wait until it has stopped."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
         deadline = time.monotonic() + GRACE_S
-        # Only its parent, which may be a fork server, could wait for this.
+        # Only its parent, which may be a fork server, can wait for this.
         while self._state() != b"T":
             if time.monotonic() > deadline:
                 raise PeerTimeoutError(f"{self!r} does not stop")
             time.sleep(0.0005)
 
     def cont(self) -> None:
-        """Let it go on after :meth:`stop`."""
+        """Continue it after :meth:`stop`."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
 
     def request_exit(self) -> None:
-        """Ask it to end as a program does that comes to its end; do not wait."""
+        """Ask it to exit normally; do not wait."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send(self._socket, None)
 
@@ -322,7 +322,7 @@ class Peer:
         Raises
         ------
         PeerTimeoutError
-            Where it does not end; it is killed then.
+            It does not end; it is killed then.
         """
         try:
             return self._process.wait(within)
@@ -331,7 +331,7 @@ class Peer:
             raise PeerTimeoutError(f"{self!r} did not exit within {within} s") from None
 
     def exit(self, *, within: float = DEFAULT_TIMEOUT_S) -> str:
-        """Let it end normally, check that it did, and return its output."""
+        """Make it exit normally, check the exit, and return its output."""
         self.request_exit()
         exitcode = self.wait_exit(within=within)
 
@@ -339,12 +339,12 @@ class Peer:
         return self.output()
 
     def destroy(self) -> None:
-        """Kill what is left of it and of its children, and close everything. Never raises."""
+        """Kill it and its children, and close everything. Never raises."""
         if self._stderr.closed:
             return
         with contextlib.suppress(Exception):
             if "COVERAGE_PROCESS_START" in os.environ and self._is_running():
-                # What it ran is to be counted, and a killed process cannot tell any more.
+                # A killed process cannot save its coverage.
                 self.start(_save_coverage).result(3)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -360,11 +360,11 @@ class Peer:
         _alive.discard(self)
 
     def _is_running(self) -> bool:
-        """Whether it lives and was not stopped."""
+        """Whether it lives and is not stopped."""
         return self._process.poll() is None and self._state() in {b"R", b"S", b"D"}
 
     def _state(self) -> bytes:
-        """Return the letter by which the kernel names its state; nothing once it is gone."""
+        """Return the kernel's letter for its state; empty after its end."""
         with contextlib.suppress(OSError):
             stat = Path(f"/proc/{self.pid}/stat").read_bytes()
             return stat[stat.rindex(b")") + 2 :][:1]
@@ -387,11 +387,11 @@ def _save_coverage() -> None:
 
 
 def kill_all() -> None:
-    """Destroy every peer of this process, so that nothing waits for one any more."""
+    """Destroy every peer of this process, so that no thread waits for one any more."""
     for peer in list(_alive):
         peer.destroy()
 
 
 def kit_descriptors() -> frozenset[int]:
-    """Return the descriptors of this process that serve to talk to peers."""
+    """Return the descriptors of this process for connections to peers."""
     return server_descriptors().union(*(peer.descriptors for peer in _alive))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peers that serve many tests, and the checks that no test leaves anything behind."""
+"""Peers that serve many tests, and the checks that no test leaves resources behind."""
 
 import gc
 import itertools
@@ -28,24 +28,22 @@ __all__ = [
 ]
 
 SOON_S: Final = 4.0 * SLOWNESS
-"""How long what the laws promise within a second may take here, in seconds.
-
-A second is meant of processes that run. Where the machine has more to do than it has CPUs, one may
-not run for longer than that. What breaks a law takes for ever, or until a timeout above this.
-"""
+"""The limit for events that the laws promise within a second, in seconds. The laws' second applies
+to running processes. On an overloaded machine, a process may not run for longer than that. A broken
+law takes for ever, or until a timeout above this limit."""
 
 _SHOWN_LEAKS: Final = 10
 
 State = dict[str, Any]
-"""What :func:`crossmem.conformance.actions.state` returns."""
+"""The result of :func:`crossmem.conformance.actions.state`."""
 
 
 class LeakError(AssertionError):
-    """A test left something behind."""
+    """A test left resources behind."""
 
     @classmethod
     def of(cls, where: str, problems: Sequence[str]) -> Self:
-        """Return the error for what a process was left with: ten lines of it and a count."""
+        """Return the error for a process's remaining resources: ten lines and a count."""
         shown = list(problems[:_SHOWN_LEAKS])
         if more := len(problems) - len(shown):
             shown.append(f"and {more} more")
@@ -59,14 +57,14 @@ class TestTimeoutError(Exception):
 
 
 class PeerPool:
-    """Starts peers once and hands the same ones to test after test, as clean as new.
+    """Starts peers once and gives the same clean ones to test after test.
 
     Parameters
     ----------
     device, runtime, mechanism
         As for :class:`crossmem.conformance.peers.Peer`.
     forks
-        Whether peers are forked from a warm process. Vendors' libraries may survive no fork.
+        Whether peers are forked from a warm process. Vendors' libraries may not survive a fork.
     environment
         Variables that every peer gets.
     """
@@ -89,7 +87,7 @@ class PeerPool:
         self._clean: dict[Peer, State] = {}
 
     def new(self, *, tracing: bool = True, fresh: bool = False, **environment: str | None) -> Peer:
-        """Start a peer that is not pooled; the caller destroys it."""
+        """Start a peer that is not pooled. The caller destroys it."""
         return Peer(
             self.device,
             runtime=self.runtime,
@@ -100,7 +98,7 @@ class PeerPool:
         )
 
     def ensure(self, count: int) -> list[Peer]:
-        """Return the first peers of the pool, starting those that are missing or broken."""
+        """Return the first peers of the pool; start missing and broken ones."""
         for peer in [one for one in self._peers if one.exitcode is not None]:
             self.discard(peer)
         while len(self._peers) < count:
@@ -112,7 +110,7 @@ class PeerPool:
         return self._peers[:count]
 
     def _acquaint(self, peer: Peer) -> None:
-        """Let the peer and everybody else connect to each other, as they stay connected."""
+        """Connect the peer and all other processes to each other, because connections are kept."""
         blob = peer.call(actions.offer, "hello", 1)
         with actions.device().allocate(1) as mine:
             crossmem.attach(blob).unmap()
@@ -124,12 +122,12 @@ class PeerPool:
             peer.call(actions.reset)
 
     def reset(self, peer: Peer) -> None:
-        """Make a peer as clean as new after a test.
+        """Clean a peer after a test.
 
         Raises
         ------
         LeakError
-            Where the test left something in it that cannot be given back; the peer is replaced.
+            The test left resources in it that cannot be released; the peer is replaced.
         """
         if peer not in self._clean:
             return
@@ -156,16 +154,16 @@ class PeerPool:
 
 
 def own_state() -> State:
-    """Return what this process holds, without what the kit itself uses."""
+    """Return the resources of this process, without those of the kit itself."""
     gc.collect()
     state = actions.state(kit_descriptors())
-    # What any process did: asked for here alone, so that no peer is blamed for another one.
+    # The breaches of all processes are read only here, so that no peer is blamed for another one.
     state["violations"] += actions.vendor_violations() or []
     return state
 
 
 def leftovers(before: State, after: State) -> list[str]:
-    """Return, in words, what a process holds after a test and did not hold before."""
+    """Return texts for the resources that a process has only after a test."""
     found = [
         f"{count - before['live'][kind]} {kind} are left"
         for kind, count in after["live"].items()
@@ -178,10 +176,10 @@ def leftovers(before: State, after: State) -> list[str]:
 
 
 def settle(check: Any, *, within: float = SOON_S) -> list[str]:
-    """Repeat a check until it finds nothing or time is up; return what it found last."""
+    """Repeat a check until it finds nothing or time is up; return its last findings."""
     end = time.monotonic() + within
     for pause in itertools.chain((0.001, 0.005, 0.02), itertools.repeat(0.05)):
-        # Asked before: a check that takes long itself is not the last one for that.
+        # Read before the check: a check that takes long must not be the last one for that reason.
         is_last = time.monotonic() > end
         found: list[str] = check()
         if not found or is_last:
@@ -192,9 +190,9 @@ def settle(check: Any, *, within: float = SOON_S) -> list[str]:
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Interrupt the main thread when a block takes too long.
+    """Interrupt the main thread if a block takes too long.
 
-    Does nothing where somebody else, such as another plugin, has set an alarm already.
+    Does nothing if another plugin has set an alarm already.
     """
     if signal.getitimer(signal.ITIMER_REAL)[0]:
         yield

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes to the driver of a peer that let a test see or disturb what core does with it.
+"""Changes to a peer's driver that let a test observe or disturb core's calls.
 
-They replace methods of the peer's tracing driver, for the life of that peer: use fresh ones.
+They replace methods of the peer's tracing driver for the life of that peer, so use fresh peers.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ _journal: list[str] = []
 
 
 def start_journal() -> None:
-    """Write down, from now on, which driver methods are called, in order."""
+    """Record the calls of driver methods from now on, in order."""
     driver = actions.tracer()
 
     def noting(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,21 +46,21 @@ def start_journal() -> None:
         return method
 
     for name in _METHODS:
-        # Some are of groups that not every driver has.
+        # Some methods belong to optional groups.
         if not hasattr(driver, name):
             continue
         setattr(driver, name, noting(name, getattr(driver, name)))
 
 
 def journal() -> list[str]:
-    """Return what was written down since the last time."""
+    """Return the calls recorded since the last call of this."""
     entries = list(_journal)
     _journal.clear()
     return entries
 
 
 def fail_once(method: str) -> None:
-    """Let the next call of a driver method fail as a vendor's call does, without doing anything."""
+    """Make the next call of a driver method fail as a vendor's call does, without an effect."""
     driver = actions.tracer()
     inner = getattr(driver, method)
 
@@ -72,7 +72,7 @@ def fail_once(method: str) -> None:
 
 
 def issue_work(name: str, data: bytes) -> None:
-    """Let the device write into an allocation some time: not before somebody synchronises it."""
+    """Make the device write into an allocation at its next synchronisation."""
     driver = actions.tracer()
     allocation = actions.objects[name]
     inner = driver.synchronize

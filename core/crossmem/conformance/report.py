@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kit found, by law: for the terminal and as JSON."""
+"""The kit's results, by law: for the terminal and as JSON."""
 
 from pathlib import Path
 from typing import Final, Literal
@@ -23,10 +23,10 @@ Outcome = Literal["passed", "failed", "skipped"]
 
 
 class LawOutcome(FrozenModel):
-    """What became of one law's tests."""
+    """The outcome of one law's tests."""
 
     passed: int
-    """How many tests passed."""
+    """Number of tests that passed."""
     failed: tuple[str, ...]
     """Names of the tests that failed."""
     skipped: dict[str, str]
@@ -39,15 +39,15 @@ class Report(FrozenModel):
     version: str
     """Version of crossmem."""
     device: str
-    """What was tested, such as ``"host:0"``."""
+    """The device under test, such as ``"host:0"``."""
     runtime: str | None
-    """The vendor binding that was asked for."""
+    """The requested vendor binding."""
     mechanism: str | None
-    """The mechanism that was asked for."""
+    """The requested mechanism."""
     capabilities: Capabilities | None
-    """What the device says that it can do; None where it could not be opened."""
+    """The device's capabilities; None if it could not be opened."""
     laws: dict[str, LawOutcome]
-    """Outcome of each law of which tests ran."""
+    """Outcome of each law that had tests in the run."""
 
     def lines(self) -> list[str]:
         """Return a line for each law, for the terminal."""
@@ -58,12 +58,12 @@ class Report(FrozenModel):
 
 
 class Recorder:
-    """Collects the outcome of each test as it becomes known.
+    """Collects the outcome of each test.
 
     Parameters
     ----------
     device, runtime, mechanism
-        What is tested, as asked for.
+        The requested device, runtime and mechanism.
     """
 
     def __init__(self, *, device: str, runtime: str | None, mechanism: str | None) -> None:
@@ -80,13 +80,13 @@ class Recorder:
         return any(self._outcomes.values())
 
     def record(self, law: str, test: str, outcome: Outcome, reason: str = "") -> None:
-        """Note what became of a test, or of its setup or teardown; a failure stays one."""
+        """Record the outcome of a test, its setup or its teardown; a failure stays a failure."""
         tests = self._outcomes[law]
         if test not in tests or tests[test][0] != "failed":
             tests[test] = (outcome, reason)
 
     def report(self) -> Report:
-        """Return what was recorded."""
+        """Return the recorded outcomes."""
         return Report(
             version=__version__,
             device=self._device,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kit's report, as a plugin of pytest.
 
-With pytest-xdist, tests run in workers, and a process that runs none reports. That process never
-imports the kit's ``conftest.py``, so these hooks lie here.
+With pytest-xdist, tests run in workers, and a process without tests reports. That process never
+imports the kit's ``conftest.py``, so these hooks are in this module.
 """
 
 import pickle
@@ -18,12 +18,12 @@ __all__ = ["ABOUT_LAW", "CAPABILITIES", "recorder_of"]
 ABOUT_LAW: Final = "crossmem_about_law"
 """Attribute of a report: the law, the name of the test, and why it was skipped."""
 CAPABILITIES: Final = "crossmem_capabilities"
-"""What a worker tells under this name when it ends: the device's capabilities, pickled."""
+"""The name under which a worker reports the device's capabilities, pickled, at its end."""
 _recorder: Final = pytest.StashKey[Recorder]()
 
 
 def recorder_of(config: pytest.Config) -> Recorder:
-    """Return what collects the outcomes."""
+    """Return the recorder of the outcomes."""
     return config.stash[_recorder]
 
 
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Listener:
-    """Hears of tests wherever they run."""
+    """Receives the reports of tests from all processes."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process has of the kernel's: for comparing before and after, and to run short of it."""
+"""The kernel resources of a process: comparisons before and after, and artificial limits."""
 
 import fcntl
 import itertools
@@ -34,9 +34,9 @@ _CLOSED_WITHIN_S: Final = 0.5
 
 
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
-    """Return what each open descriptor leads to, without the numbers that change, sorted.
+    """Return the target of each open descriptor, without the numbers that change, sorted.
 
-    Threads of their own close what peers sent; they get a moment for that.
+    crossmem's closer threads close peers' descriptors; this waits briefly for them.
     """
     end = time.monotonic() + _CLOSED_WITHIN_S
     while is_closing() and time.monotonic() < end:
@@ -56,12 +56,12 @@ _KINDS = ("socket:[", "pipe:[")
 
 
 def threads() -> list[str]:
-    """Return the names of the threads that run, sorted."""
+    """Return the names of the running threads, sorted."""
     return sorted(one.name for one in threading.enumerate())
 
 
 def lease_words() -> list[str]:
-    """Return what is mapped of the words by which crossmem keeps leases."""
+    """Return the mappings of segments of lease words."""
     names = (CONTROL_NAME, ROW_NAME)
     lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
     return [line for line in lines if any(f"/memfd:{name} " in line for name in names)]
@@ -82,12 +82,13 @@ def shared_nbytes(*, only_open: bool = False) -> int:
 
 
 def named_files() -> set[NamedFile]:
-    """Return the regular files that this process can share memory by, and that have a name.
+    """Return the named regular files through which this process can share memory.
 
     These are the files that it maps shared, and those that it has open for writing.
     """
     lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
-    # Address, permissions, offset, device, inode, path; the fourth permission is the sharing.
+    # Fields: address, permissions, offset, device, inode, path. The fourth permission is the
+    # sharing.
     rows = [line.split(maxsplit=5) for line in lines]
     paths = {row[5] for row in rows if len(row) > 5 and row[1].endswith("s")}
     for entry in Path("/proc/self/fd").iterdir():
@@ -106,7 +107,7 @@ def remaining(files: Iterable[NamedFile]) -> list[str]:
 
 
 def _identify(path: str) -> NamedFile | None:
-    """Return what tells a regular file from a later one of its name, None where there is none."""
+    """Return what distinguishes a regular file from a later one of its name, or None."""
     try:
         status = os.lstat(path)
     except (OSError, ValueError):
@@ -115,7 +116,7 @@ def _identify(path: str) -> NamedFile | None:
 
 
 def limit_descriptors(spare: int) -> int:
-    """Allow only so many descriptors more than are open now; return the old limit.
+    """Allow only this many more descriptors than are open now; return the old limit.
 
     A negative number lifts the limit again.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fork servers of this process, one for each environment that peers start with."""
+"""The fork servers of this process, one for each environment in which peers start."""
 
 import atexit
 import os
@@ -29,24 +29,24 @@ def fork_peer(environment: dict[str, str], stream: socket.socket, output: int) -
 
 
 def preload(*modules: str) -> None:
-    """Let peers find these modules imported: those that most of them need and that change nothing.
+    """Import modules in the fork servers: common ones whose import has no side effect.
 
-    Not for peers that are started with ``fresh=True``.
+    Peers with ``fresh=True`` do not have them.
     """
     _preloaded.update(dict.fromkeys(modules))
 
 
 def server_descriptors() -> frozenset[int]:
-    """Return the descriptors of this process that lead to fork servers."""
+    """Return the descriptors of this process for connections to fork servers."""
     return frozenset(server.descriptor for server in _servers.values())
 
 
 @atexit.register
 def _close_servers() -> None:
-    """End what peers were forked from."""
+    """End the fork servers."""
     while _servers:
         _servers.popitem()[1].close()
 
 
-# A forked child keeps no descriptor of its parent's servers: they end with the parent.
+# A forked child keeps no descriptor of its parent's servers, so they end with the parent.
 os.register_at_fork(after_in_child=_close_servers)

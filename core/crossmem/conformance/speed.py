@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How slow this machine is, so that deadlines grow with it: a slow machine is slow, not broken."""
+"""The slowness of this machine, by which deadlines grow: slow is not broken."""
 
 import os
 import statistics
@@ -11,16 +11,16 @@ from typing import Final
 __all__ = ["SLOWNESS", "VARIABLE"]
 
 VARIABLE: Final = "CROSSMEM_TEST_SLOWNESS"
-"""Overrides the measurement; set by it for the processes that this one starts."""
+"""Overrides the measurement. The measurement sets it for child processes."""
 
 _REFERENCE_S: Final = 0.028
-"""What the sample takes on the machine that the deadlines were chosen on: an idle core of 2026."""
+"""Time of the sample on the reference machine for the deadlines: an idle core of 2026."""
 _SAMPLE: Final = "sum(range(1_000_000))"
 _ROUNDS: Final = 5
 
 
 def _measure() -> float:
-    """Return the median time of a small program, start included, by the reference's; at least 1."""
+    """Return the median time of a small program relative to the reference machine; at least 1."""
     times = []
     for _ in range(_ROUNDS):
         begin = time.perf_counter()

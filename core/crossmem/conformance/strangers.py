@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that was allocated behind crossmem's back, as a framework does, for tests to adopt."""
+"""Memory that a test allocates outside of crossmem, as a framework does, in order to adopt it."""
 
 import gc
 import weakref
@@ -28,18 +28,18 @@ needs_foreign: Final = pytest.mark.crossmem_requires("foreign_memory")
 
 
 class Owner:
-    """What keeps foreign memory, as a tensor does."""
+    """The owner of foreign memory, as a tensor is."""
 
 
 def let_go(kept: "weakref.ref[Owner]") -> list[str]:
-    """Return what is wrong where an owner is kept."""
+    """Return a fault if an owner is still alive."""
     crossmem.collect()
     gc.collect()
     return [] if kept() is None else ["the owner is kept"]
 
 
 def took(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
-    """Return which driver methods were called how often since then."""
+    """Return the calls of each driver method since ``before``."""
     return {
         name: count - before.get(name, 0)
         for name, count in tracer.calls.items()
@@ -53,9 +53,9 @@ class Stranger:
     Parameters
     ----------
     blocks
-        How many times the granularity it is.
+        Its size, in units of the granularity.
     data
-        What is written from the first byte on.
+        The bytes that are written at the start.
     """
 
     def __init__(self, blocks: int = 1, data: bytes = b"") -> None:
@@ -71,14 +71,14 @@ class Stranger:
             self.write(data)
 
     def write(self, data: bytes, *, offset: int = 0) -> None:
-        """Write past crossmem."""
+        """Write without crossmem."""
         with address_of(data) as (source, nbytes):
             self._driver.copy(
                 self._device.ordinal, self.ptr + offset, source, nbytes, CopyKind.HOST_TO_DEVICE
             )
 
     def read(self, nbytes: int, *, offset: int = 0) -> bytes:
-        """Read past crossmem."""
+        """Read without crossmem."""
         data = new_bytes(nbytes)
         with address_of(data) as (target, _):
             self._driver.copy(
@@ -87,7 +87,7 @@ class Stranger:
         return data
 
     def free(self) -> None:
-        """Give the memory back, once. The vendor refuses where somebody else has done it."""
+        """Free the memory once. The vendor refuses if other code has freed it."""
         if not self.is_freed:
             self.is_freed = True
             self._driver.free(self._block)
@@ -99,10 +99,10 @@ class Stranger:
 
 
 class MakeStranger(Protocol):
-    """Allocates behind crossmem's back; the fixture gives it back after the test."""
+    """Allocates outside of crossmem. The fixture frees the memory after the test."""
 
     def __call__(self, blocks: int = 1, data: bytes = b"") -> Stranger:
-        """Allocate, and write data from the first byte on."""
+        """Allocate, and write ``data`` at the start."""
         ...
 
 
@@ -125,5 +125,5 @@ def adopt(
 
 
 def end_stranger(name: str) -> None:
-    """Give the memory back."""
+    """Free the memory."""
     actions.objects.pop(name).free()

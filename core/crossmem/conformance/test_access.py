@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may import, who may not, and who hears of it: law C13."""
+"""Law C13: the exporter decides which processes may import, and reports denials."""
 
 import os
 import tempfile
@@ -26,7 +26,7 @@ _events: list[Event] = []
 
 
 class _Observer:
-    """A plugin that notes every event."""
+    """A plugin that records every event."""
 
     @hookimpl
     def crossmem_event(self, event: Event) -> None:
@@ -34,12 +34,12 @@ class _Observer:
 
 
 def observe() -> None:
-    """Note the events of this process from now on."""
+    """Record the events of this process from now on."""
     current().registry.register(_Observer(), name="events-of-the-kit")
 
 
 def denials() -> list[Event]:
-    """Return who was noted to be refused."""
+    """Return the recorded denials."""
     return [event for event in _events if event.kind is EventKind.DENIED]
 
 
@@ -122,7 +122,7 @@ def test_c13_each_handle_admits_whom_its_own_export_admits(
 
     for one, own, foreign in ((peer, mine, theirs), (peer2, theirs, mine)):
         one.call(actions.attach, "mapped", own)
-        # Holding the memory already, under another handle, opens no second door.
+        # A process that holds the memory by another handle still needs admission for this one.
         with pytest.raises(crossmem.AccessDeniedError):
             one.call(actions.attach, "never", foreign)
         one.call(actions.unmap, "mapped")
@@ -137,7 +137,7 @@ def test_c13_a_denial_is_reported(peer: Peer, fresh_peer: FreshPeer) -> None:
     with pytest.raises(crossmem.AccessDeniedError):
         peer.call(actions.attach, "never", blob)
 
-    # Observers are told after the answer was sent.
+    # Observers receive the event after the reply was sent.
     assert settle(lambda: [] if exporter.call(denials) else ["nobody heard of it"]) == []
     (event,) = exporter.call(denials)
     handle = crossmem.ShareableHandle.from_bytes(blob)
@@ -176,7 +176,7 @@ def test_c13_uids_widen(allocate: Allocate, peer: Peer, fresh_peer: FreshPeer) -
 
     assert stranger.call(in_child, _attach_and_read, blob, uid=_NOBODY, stays=True) == b"data"
     assert [lease.uid for lease in _info_of(handle).leases] == [_NOBODY]
-    # The exporter's own user is still admitted, and a third one is not.
+    # The exporter's own user is still admitted, and a third user is not.
     peer.call(actions.attach, "mapped", blob)
     with pytest.raises(crossmem.AccessDeniedError, match=f"user {_NOBODY - 1}"):
         stranger.call(in_child, actions.attach, "never", blob, uid=_NOBODY - 1)
@@ -219,7 +219,7 @@ def test_c13_foreign_uids_are_declined(
 @pytest.mark.crossmem_requires("fork_safe")
 def test_c13_not_even_root_is_admitted_to_another_users_memory(fresh_peer: FreshPeer) -> None:
     with tempfile.TemporaryDirectory(prefix="crossmem-") as folder:
-        # Below a folder that every user may pass through; pytest's own are closed to others.
+        # In a folder that every user may traverse. pytest's own folders are closed to other users.
         os.chown(folder, _NOBODY, _NOBODY)
         exporter = fresh_peer(CROSSMEM_RUN_DIR=folder)
         exporter.call(actions.allocate, "warm", 1)

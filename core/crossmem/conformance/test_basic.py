@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Visible to everybody, and of the size that was asked for: laws C1 and C2."""
+"""Laws C1 and C2: all processes see the memory, and it has the requested size."""
 
 from typing import Any
 
@@ -132,7 +132,7 @@ def test_c01_importers_see_what_a_driver_filled(allocate: Allocate, peer: Peer) 
     allocation = allocate(len(data) + 2 * lead)
     block = record_of(allocation).memory.block
     with address_of(data) as (address, nbytes):
-        # A driver may write few bytes and many in different ways.
+        # A driver may write few bytes and many bytes in different ways.
         for start, end in ((lead, nbytes), (1, lead), (0, 1)):
             allocation.device.driver.fill(block, lead + start, address + start, end - start)
     allocation.device.synchronize()
@@ -167,7 +167,7 @@ def test_c02_nbytes_as_asked_and_capacity_rounded_up(
 
         assert allocation.read(1, offset=nbytes - 1) == b"z"
 
-        # The bytes up to the capacity exist, and are nobody's.
+        # The bytes up to the capacity exist, but the API refuses access to them.
         with pytest.raises(crossmem.InvalidSizeError):
             peer.call(actions.write, "m", b"z", offset=nbytes)
         with pytest.raises(crossmem.InvalidSizeError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing works once it is closed, and nothing closes under a live view: law C17."""
+"""Law C17: closed objects refuse every use, and live views prevent closing."""
 
 import gc
 import pickle
@@ -41,7 +41,7 @@ IMPORT: dict[str, Use] = {
 
 
 def refuses(uses: dict[str, Use], closed: Any) -> None:
-    """Check that each use of a closed object raises, and that its words for people do not."""
+    """Check that each use of a closed object raises, and that its ``repr`` does not."""
     for use in uses.values():
         with pytest.raises(crossmem.ClosedError):
             use(closed)
@@ -63,7 +63,7 @@ def test_c17_a_freed_allocation(device: crossmem.Device) -> None:
 
 
 def use_closed(uses: str, name: str) -> None:
-    """Check, in a peer, that a closed object refuses what it could do."""
+    """Check, in a peer, that a closed object refuses its operations."""
     refuses({"mapping": MAPPING, "import": IMPORT}[uses], actions.objects[name])
 
 
@@ -88,7 +88,7 @@ def test_c17_neither_end_of_a_copy_may_be_closed(allocate: Allocate) -> None:
     for target, source in ((open_, freed), (freed, open_)):
         with pytest.raises(crossmem.ClosedError):
             target.copy_from(source)
-    # The one that is open is not left in use.
+    # The open one does not stay in use.
     open_.free(busy="raise")
 
 
@@ -160,7 +160,7 @@ def test_c17_nothing_is_unmapped_under_a_live_view(allocate: Allocate, peer: Pee
 
 
 def dropped(make: Callable[[], object]) -> None:
-    """Make or let go of something, and collect what is lost."""
+    """Create or drop something, and collect garbage."""
     make()
     gc.collect()
 
@@ -199,13 +199,13 @@ def test_c17_dropped_objects_are_given_back_with_a_warning(
     for make in drops:
         with pytest.warns(ResourceWarning, match="was dropped without"):
             dropped(make)
-        # What a dropped mapping was made from is lost only now.
+        # The parent of a dropped mapping is dropped only now.
         with warnings.catch_warnings(action="ignore", category=ResourceWarning):
             crossmem.collect()
 
         assert tracer.live == before
 
-    # The exporter is told too.
+    # The exporter learns of it too.
     assert settle(lambda: [repr(one) for one in peer.call(actions.exports) if one.leases]) == []
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be seen without sharing anything: the driver's shape and what it says of itself."""
+"""Laws that need no sharing: the driver's methods and its description of itself."""
 
 import inspect
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def test_c25_capabilities_are_constant_and_consistent(
 
             assert said == tracer.inner.capabilities(info.ordinal, mechanism)
             assert said.mechanisms == preferred.mechanisms
-            # A fork concerns the whole backend.
+            # A fork affects the whole backend.
             assert said.fork_safe == preferred.fork_safe
             assert said.max_allocation_nbytes >= said.granularity_nbytes
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One vendor open however often imported, and none for one's own memory: laws C7 and C8."""
+"""Laws C7 and C8: one vendor open for any number of imports, none for own memory."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +17,7 @@ NBYTES = 5000
 
 
 class Calls:
-    """Which driver calls a block of code made in some process."""
+    """The driver calls of a block of code in some process."""
 
     def __init__(self, read: Callable[[], dict[str, int]]) -> None:
         self._read = read
@@ -33,12 +33,12 @@ class Calls:
 
 
 def calls_of(peer: Peer) -> Calls:
-    """Watch the driver calls of a peer."""
+    """Record the driver calls of a peer."""
     return Calls(lambda: peer.call(actions.calls))
 
 
 def leases(blob: bytes) -> int:
-    """Return how many leases this process has given on an export."""
+    """Return the number of this process's leases on an export."""
     handle = crossmem.ShareableHandle.from_bytes(blob)
     return sum(len(one.leases) for one in crossmem.exports() if one.handle == handle)
 

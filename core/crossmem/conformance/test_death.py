@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Importers die, and exporters die: laws C11 and C12."""
+"""Laws C11 and C12: deaths of importers and of exporters."""
 
 import time
 
@@ -19,7 +19,7 @@ each_way_to_fork = pytest.mark.parametrize("with_handlers", [True, False], ids=[
 
 
 def _holders_of(blob: bytes) -> list[str]:
-    """Return the pids of those who hold an export of this process."""
+    """Return the pids of the holders of an export of this process."""
     handle = crossmem.ShareableHandle.from_bytes(blob)
     return [
         str(lease.pid)
@@ -34,7 +34,7 @@ def _others_than(peer: Peer, blob: bytes) -> list[str]:
 
 
 def _wait_until_free(allocation: crossmem.Allocation) -> float:
-    """Wait until nobody leases the memory and free it; return how long that took, in seconds."""
+    """Wait until the memory has no lease and free it; return the time in seconds."""
     start = time.monotonic()
     allocation.free(busy="wait", timeout=2 * SOON_S)
     return time.monotonic() - start
@@ -63,7 +63,7 @@ def test_c11_a_waiting_exporter_hears_of_the_death(
     exporter, importer = fresh_peer(), fresh_peer()
     importer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
     importer.call(actions.attach, "mine", allocation.export().to_bytes())
-    # Nobody asks whether the importer lives while these two wait.
+    # No call checks whether the importer lives while these two wait.
     waiting = exporter.start(actions.free, "memory", busy="wait", timeout=2 * SOON_S)
     with pytest.raises(crossmem.BusyError):
         allocation.free(busy="wait", timeout=0.05)
@@ -204,7 +204,7 @@ def test_c12_an_import_under_way_ends_when_the_exporter_is_killed(
     exporter.call(sleeping_child, with_handlers=with_handlers)
     exporter.stop()
     waiting = peer.start(actions.attach, "never", unmet, timeout=2 * SOON_S)
-    # Long enough for it to be waiting; the law holds just the same where it is not yet.
+    # Long enough for it to be waiting; the law also holds if it is not waiting yet.
     settle(lambda: [] if waiting.is_done() else ["waiting"], within=0.1)
     assert not waiting.is_done()
 
@@ -257,14 +257,14 @@ def test_c12_no_file_of_a_killed_exporter_is_left(fresh_peer: FreshPeer) -> None
         files = [one.call(resources.named_files) for one in (exporter, importer)]
         return set.union(*files)
 
-    # Two processes that live on show what belongs to the backend and not to one exporter.
+    # Two processes that live on show which files belong to the backend and not to one exporter.
     known = share(fresh_peer(), fresh_peer())
     exporter, importer = fresh_peer(), fresh_peer()
     named = share(exporter, importer) - known
     exporter.kill()
     importer.kill()
 
-    # A backend that gives its memory a name sweeps at its next use, in whatever process.
+    # A backend with named memory sweeps at its next use, in any process.
     user = fresh_peer()
     user.call(actions.allocate, "next", _NBYTES)
     user.call(actions.free, "next")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a normal exit does, and what it leaves: law C20."""
+"""Law C20: the actions of a normal exit, and the absence of remains after it."""
 
 import json
 import multiprocessing
@@ -27,16 +27,16 @@ _NBYTES = 4096
 _LAST_WORDS = "what is left: "
 _TOOK = "seconds in crossmem: "
 _TOO_LONG = "60"
-"""Seconds to wait at exit, more than any test waits for one."""
+"""Seconds to wait at exit; longer than any test waits for one."""
 
 
 def report_at_exit() -> None:
-    """Print, after all that crossmem does at exit, what is left in this process.
+    """Print the remaining resources of this process after crossmem's exit.
 
-    multiprocessing's finalisers run by priority, and crossmem's is among them.
+    multiprocessing runs finalisers by priority, and crossmem's is one of them.
     """
     current().registry.adapt(TracingDriver)
-    # What a vendor's library opens for its devices stays open until the process ends.
+    # A vendor's library keeps the files of its devices open until the process ends.
     device = actions.device()
     device.allocate(1).free()
     before = resources.descriptors()
@@ -79,7 +79,7 @@ def _files(kit: Kit) -> set[Path]:
 
 def test_c20_nothing_is_left_of_an_exporter(kit: Kit, fresh_peer: FreshPeer) -> None:
     before = _files(kit)
-    # Nobody holds anything, so there is nothing to wait for.
+    # The memory has no holders, so the exit has nothing to wait for.
     exporter = fresh_peer(fresh=True, tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
     exporter.call(report_at_exit)
     for name in "abc":
@@ -143,7 +143,7 @@ def test_c20_an_exporter_waits_for_leases_and_reports_them(
 
 
 class _Mortal(TracingDriver):
-    """A driver of memory that goes with the process that allocated it."""
+    """A driver whose memory ends with the process that allocated it."""
 
     @override
     def capabilities(self, ordinal: int, mechanism: str | None) -> crossmem.Capabilities:
@@ -164,7 +164,7 @@ def test_c20_nothing_is_taken_from_importers_by_a_call(peer: Peer, fresh_peer: F
 
     words = last_words(exporter.exit())
 
-    # What is leased ends with the process, and not before.
+    # Leased memory ends with the process, and not before.
     assert words["live"] == {**NOTHING["live"], "blocks": 1, "exports": 1}
     assert words["violations"] == []
 
@@ -174,7 +174,7 @@ def test_c20_it_waits_no_longer_than_the_leases_last(peer: Peer, fresh_peer: Fre
     blob, other = (exporter.call(actions.offer, name, _NBYTES) for name in "ab")
     peer.call(actions.attach, "mapped", blob)
     exporter.request_exit()
-    # It grants nothing more: that is how it shows that it is on its way out.
+    # The exporter refuses new leases, which shows that it is exiting.
     settle(lambda: _still_grants(other))
     with pytest.raises(crossmem.OwnerGoneError, match="exiting"):
         crossmem.attach(other)
@@ -215,12 +215,12 @@ def test_c20_no_wait_where_none_is_wanted(peer: Peer, fresh_peer: FreshPeer) -> 
     exporter.call(time_exit)
     peer.call(actions.attach, "mapped", exporter.call(actions.offer, "memory", _NBYTES))
 
-    # Without the variable it would be two. What else an exit does may take longer than that.
+    # Without the variable the wait would be two seconds. The rest of an exit may take longer.
     assert float(exporter.exit().rpartition(_TOOK)[2].split()[0]) < 1.5
 
 
 def time_exit() -> None:
-    """Print how long what crossmem does at exit takes."""
+    """Print the time that crossmem takes at exit."""
     begun: list[float] = []
     util.Finalize(None, lambda: begun.append(time.monotonic()), exitpriority=-1)
     util.Finalize(None, lambda: _tell_time(begun[0]), exitpriority=-100)
@@ -296,7 +296,7 @@ def test_c20_a_program_that_fails_exits_normally_too(
     peer.call(actions.offer, "memory", _NBYTES)
     peer.call(actions.attach, "mapped", allocation.export().to_bytes())
 
-    # Nothing in the peer catches any of these.
+    # The peer catches none of these.
     peer.start(_fail, ending)
 
     assert peer.wait_exit() == exitcode
@@ -354,7 +354,7 @@ def _child(
 ) -> None:
     actions.begin(*place, tracing=True)
     tracer = actions.tracer()
-    # Finalisers with a lower priority run later: this one after crossmem's.
+    # Finalisers with a lower priority run later, so this one runs after crossmem's.
     util.Finalize(
         None,
         lambda: sending.send(json.dumps({"live": tracer.live, "violations": tracer.violations})),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that someone else allocated is shared as other memory is, where it is adopted."""
+"""Adopted memory of another library keeps the laws of sharing."""
 
 import pytest
 
@@ -87,7 +87,7 @@ def test_c03_one_vendor_export_however_many_adoptions(
     assert (calls["disown"], calls["release_export"]) == (1, 1)
     assert "free" not in calls
 
-    # What begins anew is exported anew.
+    # After the last adoption has ended, a new adoption makes a new vendor export.
     with memory.adopt() as adopted:
         adopted.export()
     assert took(tracer, before)["export"] == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ends adoptions, and what keeps the owner of the memory until then."""
+"""The ends of adoptions, and the life of the memory's owner until then."""
 
 import gc
 import weakref
@@ -74,7 +74,8 @@ def test_c09_each_adoption_keeps_its_own_owner(stranger: MakeStranger, peer: Pee
     peer.call(actions.attach, "second", second.export().to_bytes())
     first.free()
     second.free()
-    # The vendor's memory stays open for the second: that must not keep the first one's owner.
+    # The vendor's memory stays open for the second adoption, but that must not keep the first
+    # owner.
     peer.call(actions.unmap, "first")
 
     assert settle(lambda: let_go(kept[0])) == []
@@ -221,7 +222,7 @@ def test_c16_a_refused_close_is_tried_again(stranger: MakeStranger, fresh_peer: 
         importer.call(probes.fail_once, "close")
         with pytest.raises(crossmem.DriverError, match="EIO"):
             importer.call(actions.unmap, "m")
-        # The other adoption leads to the same opening, which has to be closed first.
+        # The other adoption uses the same vendor open, which must be closed first.
         importer.call(actions.attach, "other", other.export().to_bytes())
         importer.call(actions.unmap, "other")
         importer.call(actions.collect)
@@ -310,7 +311,7 @@ def test_c20_an_exit_leaves_the_memory_to_its_owner(fresh_peer: FreshPeer) -> No
 
 
 def _shut_down() -> tuple[dict[str, int], list[str], bytes]:
-    """Do what an exit does; return what is open, forbidden calls, and what is in the memory."""
+    """Run an exit; return open objects, forbidden calls, and the contents of the memory."""
     stranger, tracer = actions.objects["memory"], actions.tracer()
     current().shut_down()
     data: bytes = stranger.read(4)

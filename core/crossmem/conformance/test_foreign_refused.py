@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be adopted, and what says so beforehand."""
+"""Memory that cannot be adopted, and the report of that in advance."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_c16_what_is_no_address(device: crossmem.Device, tracer: TracingDriver) 
 
 
 def refused(device: crossmem.Device, ptr: int, nbytes: int = 1) -> str:
-    """Return why memory is refused, in what is raised and in what is told beforehand alike."""
+    """Return why memory is refused, after a check that the error and the report agree."""
     with pytest.raises(crossmem.UnsupportedError) as caught:
         device.adopt(ptr, nbytes, owner=device, neighbours="expose")
     (way,) = (
@@ -72,7 +72,7 @@ def test_c25_adopting_is_refused_where_the_backend_does_not_offer_it(
         pytest.skip("the device has it")
     before = dict(tracer.calls)
     others = [device.for_mechanism(name).capabilities for name in capabilities.mechanisms]
-    # A report is of every mechanism.
+    # A report covers every mechanism.
     asked = {"inspect": sum(one.foreign_memory for one in others)}
 
     assert "foreign_memory" in refused(device, 1 << 40)

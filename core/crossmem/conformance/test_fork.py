@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forked child may do, and what it must not keep: law C18."""
+"""Law C18: the operations of a forked child, and the resources that it must not keep."""
 
 import gc
 import multiprocessing
@@ -30,7 +30,7 @@ _NBYTES = 4096
 
 
 def _set_up(blob: bytes) -> None:
-    """Make one of everything: what a child then inherits."""
+    """Make one object of each kind for a child to inherit."""
     actions.offer("allocation", _NBYTES, b"parent's")
     actions.attach("mapping", blob)
     actions.import_("imported", blob)
@@ -116,7 +116,7 @@ def test_c18_the_child_keeps_no_descriptor_thread_or_memory(
     assert peer.call(in_child, unexpected_descriptors) == []
     assert peer.call(in_child, resources.threads) == ["MainThread"]
     assert peer.call(in_child, resources.lease_words) == []
-    # Memory that the CPU can view stays mapped, and has no descriptor.
+    # Memory that the CPU can view stays mapped, without a descriptor.
     assert peer.call(in_child, resources.shared_nbytes, only_open=True) == 0
     assert capabilities.host_visible or peer.call(in_child, resources.shared_nbytes) == 0
 
@@ -126,7 +126,7 @@ def test_c18_the_child_keeps_nothing_alive(allocate: Allocate, fresh_peer: Fresh
     allocation = allocate(_NBYTES)
     peer = fresh_peer()
     peer.call(_set_up, allocation.export().to_bytes())
-    # The child lives on with all that it inherited.
+    # The child lives on with all inherited objects.
     peer.call(in_child, actions.pid, stays=True)
 
     peer.call(actions.unmap, "mapped", "mapping")
@@ -173,7 +173,7 @@ def test_c18_a_child_that_ends_normally_takes_nothing_with_it(
 
 
 def _run_forked_child_to_its_end() -> int | None:
-    # With the finalisers that multiprocessing runs at the end of its children.
+    # multiprocessing runs finalisers at the end of its children.
     process = multiprocessing.get_context("fork").Process(target=actions.pid)
     process.start()
     process.join(30)
@@ -207,7 +207,7 @@ def test_c18_a_childs_leases_are_its_own(allocate: Allocate, fresh_peer: FreshPe
     assert _holders_of(blob) == {child, peer.pid}
     peer.kill()
     assert settle(lambda: _others_than(child, blob)) == []
-    # The rest of its process group is the child.
+    # After this, the peer's process group consists of the child.
     peer.destroy()
     allocation.free(busy="wait", timeout=SOON_S)
 
@@ -253,7 +253,7 @@ _loaded: list[int] = []
 
 
 class _Unforkable(TracingDriver):
-    """A driver that cannot be used after a fork; it notes in which process it was loaded."""
+    """A driver that cannot be used after a fork. It records in which processes it was loaded."""
 
     def __init__(self, inner: Driver) -> None:
         super().__init__(inner)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forked child has of its parent's views, and what it must not wait for: law C18."""
+"""Law C18: a forked child's inherited views, and the locks that it must not wait for."""
 
 import gc
 import multiprocessing
@@ -27,7 +27,7 @@ _AT_ONCE_S: Final = 8.0 * SLOWNESS
 
 
 def _set_up(blob: bytes) -> None:
-    """Make memory of this process's own, and map another's in both ways."""
+    """Make memory of this process, and map another process's memory in both ways."""
     actions.offer("allocation", _NBYTES, b"parent's")
     actions.attach("mapping", blob)
     actions.import_("imported", blob)
@@ -103,7 +103,7 @@ def test_c18_inherited_views_outlive_what_the_parent_had(
         peer.exit()
     else:
         peer.kill()
-    # The child has the pages and no lease.
+    # The child has the pages but no lease.
     allocation.free(busy="wait", timeout=SOON_S)
     for _ in range(4):
         allocate(_NBYTES, b"somebody else's")
@@ -185,8 +185,8 @@ def test_c18_dropping_inherited_views_gives_nothing_back(allocate: Allocate, pee
 
 
 def _drop_all_but_one_view() -> tuple[bytes, list[int]]:
-    """Drop what was inherited; return what one view still shows, and files that were closed."""
-    # These get the numbers of descriptors that the child had inherited and closed.
+    """Drop inherited objects; return the bytes of one kept view, and the closed descriptors."""
+    # These files get the numbers of descriptors that the child inherited and closed.
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]
     kept = actions.objects[_view_of("allocation")]
     actions.objects.clear()
@@ -196,7 +196,7 @@ def _drop_all_but_one_view() -> tuple[bytes, list[int]]:
 
 
 def _run_to_its_end() -> int | None:
-    # With the finalisers that multiprocessing runs at the end of its children.
+    # multiprocessing runs finalisers at the end of its children.
     process = multiprocessing.get_context("fork").Process(target=_touch)
     process.start()
     process.join(30)
@@ -250,7 +250,7 @@ _CALLS: Final = [
 
 
 def _call_under_locks() -> dict[str, str]:
-    """Fork while other threads hold locks; return what calls raise in the child."""
+    """Fork while other threads hold locks; return the exceptions of calls in the child."""
     process = current()
     locks = [process.state, process.index_lock]
     for name in ("allocation", "imported"):
@@ -301,7 +301,7 @@ def _try_each() -> dict[str, str]:
 @pytest.mark.crossmem_core
 def test_c18_a_fork_after_exit_closes_no_descriptor(fresh_peer: FreshPeer) -> None:
     peer = fresh_peer(CROSSMEM_EXIT_WAIT="0")
-    # Both directions: the peer has a pidfd of this process as its importer, and as its exporter.
+    # Both directions: the peer has pidfds of this process as its importer and as its exporter.
     with actions.device().allocate(_NBYTES) as allocation:
         peer.call(actions.attach, "mapping", allocation.export().to_bytes())
         with crossmem.attach(peer.call(actions.offer, "allocation", _NBYTES)):
@@ -312,19 +312,19 @@ def test_c18_a_fork_after_exit_closes_no_descriptor(fresh_peer: FreshPeer) -> No
 
 
 def _fork_after_exit() -> tuple[list[int], list[int]]:
-    """End crossmem here, and let other files have the numbers that it closed; then fork.
+    """Shut crossmem down, give its descriptor numbers to other files, and fork.
 
     Returns
     -------
     tuple of list
-        These numbers, and those of them that the child finds closed.
+        The numbers, and those that the child finds closed.
     """
     before = _open_numbers()
     current().shut_down()
     numbers = sorted(before - _open_numbers())
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for number in numbers:
-        # One of them is the number of `null` itself.
+        # One of the numbers is that of `null` itself.
         os.dup2(null, number, inheritable=False)
     return numbers, in_child(_not_null, numbers)
 
@@ -335,7 +335,7 @@ def _not_null(numbers: list[int]) -> list[int]:
 
 def _is_null(descriptor: int) -> bool:
     try:
-        # Nothing is opened here: it would get the number that is asked about.
+        # This opens no file, because a new file would get the number under test.
         return os.path.samestat(os.fstat(descriptor), os.stat(os.devnull))  # noqa: PTH116
     except OSError:
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Freeing takes memory from nobody, and gives it back promptly: laws C9 and C27."""
+"""Laws C9 and C27: a free takes memory from no importer, and releases it promptly."""
 
 import time
 from typing import Literal
@@ -19,7 +19,7 @@ WAYS: tuple[Literal["defer", "raise", "wait"], ...] = ("defer", "raise", "wait")
 
 
 def reports(allocation_number: int) -> list[crossmem.ExportInfo]:
-    """Return what this process says about one of its allocations."""
+    """Return this process's report about one of its allocations."""
     return [one for one in crossmem.exports() if one.handle.allocation == allocation_number]
 
 
@@ -83,7 +83,7 @@ def test_c09_collect_says_how_much_it_freed(device: crossmem.Device, peer: Peer)
     peer.call(actions.unmap, "m0", "m1", "m2")
 
     def what_waits() -> list[str]:
-        # Some of it may have been freed before, which needs no call (C27).
+        # Some of it may be free already, which needs no call (C27).
         assert 0 <= crossmem.collect() <= 3
         return [str(one) for one in crossmem.exports()]
 
@@ -249,7 +249,7 @@ def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(
     peer.call(actions.keep_tracer, "driver")
 
     def count_frees() -> int:
-        # No call of crossmem there: that would free the memory, too.
+        # No call of crossmem here, because that would free the memory too.
         return int(peer.call(actions.attribute, "driver", "calls")["free"])
 
     before = count_frees()

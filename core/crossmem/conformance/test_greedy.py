@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An importer whose crossmem was changed gets no more than it was given: law C23."""
+"""Law C23: an importer with a modified crossmem gets no more access than it was given."""
 
 import signal
 from typing import Any
@@ -15,7 +15,7 @@ NBYTES = 5000
 
 
 def import_for_writing() -> None:
-    """Let the peer's driver open for writing whatever is imported from now on."""
+    """Make the peer's driver open every later import for writing."""
     driver = actions.tracer()
     inner = driver.import_
 
@@ -26,7 +26,7 @@ def import_for_writing() -> None:
 
 
 def write_anyhow(peer: Peer, blob: bytes) -> None:
-    """Attach and write past crossmem, as far as the device and the kernel let it."""
+    """Attach and write without crossmem, as far as the device and the kernel allow."""
     pointer = peer.call(actions.attach, "m", blob)
     peer.call(actions.poke, pointer, 7)
 
@@ -38,7 +38,7 @@ def test_c23_the_device_or_kernel_keeps_importers_from_writing_a_read_only_expor
     allocation = allocate(NBYTES, b"kept")
     peer = fresh_peer()
     peer.call(import_for_writing)
-    # Refused when it opens or maps the memory, or killed when it writes.
+    # Refused at the open or map, or killed at the write.
     with pytest.raises((crossmem.CrossmemError, PeerDiedError)) as caught:
         write_anyhow(peer, allocation.export(access="ro").to_bytes())
 
@@ -46,7 +46,7 @@ def test_c23_the_device_or_kernel_keeps_importers_from_writing_a_read_only_expor
         assert caught.value.exitcode == -signal.SIGSEGV
     assert allocation.read(4) == b"kept"
 
-    # The same, where the exporter admits writers: it is the export that made the difference.
+    # The same with a writable export succeeds, so the export made the difference.
     peer = fresh_peer()
     peer.call(import_for_writing)
     write_anyhow(peer, allocation.export().to_bytes())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles repeat, have parts and are unique: laws C3 to C5."""
+"""Laws C3 to C5: handles repeat, have parts and are unique."""
 
 import pickle
 
@@ -139,7 +139,7 @@ def test_c04_the_importer_checks_bounds_of_the_handle(allocate: Allocate, peer: 
     blob = allocation.export().to_bytes()
     beyond = allocation.capacity
     before = peer.call(actions.calls)
-    # What an attacker would send: a part outside, with a checksum that is right.
+    # The attack: a part outside of the memory, with a valid checksum.
     for offset, length in ((0, NBYTES + 1), (NBYTES, 1), (beyond, 1), (2**64 - 1, 2), (0, 0)):
         with pytest.raises(crossmem.InvalidHandleError):
             peer.call(actions.attach, "m", reforged(blob, part=(offset, length)))

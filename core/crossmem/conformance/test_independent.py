@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No importer depends on another one: law C10."""
+"""Law C10: importers do not depend on each other."""
 
 import pytest
 
@@ -25,11 +25,11 @@ def test_c10_closing_affects_nobody_else(allocate: Allocate, peer: Peer, peer2: 
 
     assert allocation.read(6) == b"Common"
 
-    # The exporter's record of the other one stays too.
+    # The exporter's record of the other importer stays too.
     with pytest.raises(crossmem.BusyError, match=str(peer2.pid)):
         allocation.free(busy="raise")
 
-    # The one that left may come again.
+    # The importer that left may import again.
     peer.call(actions.attach, "m", blob)
 
     assert peer.call(actions.read, "m", 6) == b"Common"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions of signal handlers lose nothing, wherever Python runs a handler: law C30."""
+"""Law C30: an exception of a signal handler loses no resource, at any place in the code."""
 
 import gc
 import warnings
@@ -16,16 +16,16 @@ from crossmem.driver import TracingDriver
 
 NBYTES: Final = 5000
 STRIDE: Final = 5
-"""Every place is interrupted in crossmem's own tests; each run of the kit takes every fifth."""
+"""crossmem's own tests interrupt every place; a run of the kit takes every fifth."""
 
 _CORE: Final = Path(crossmem.__file__).parent
 _KIT: Final = str(_CORE / "conformance")
 _ONE_STEP: Final = {str(_CORE / "driver" / "tracing.py"), str(_CORE / "locks.py")}
-"""Calls of these are one step: a lock is C where its order is not checked."""
+"""Calls in these files count as one step: a lock is C code if its order is not checked."""
 
 
 def counts(path: str) -> bool | None:
-    """Return whether a file is under test: all of core, and no call that reaches a driver."""
+    """Return whether a file is under test: all of core, except calls that reach a driver."""
     if path in _ONE_STEP:
         return False
     return True if path.startswith(f"{_CORE}/") and not path.startswith(_KIT) else None
@@ -49,7 +49,7 @@ def test_c30_an_interrupted_call_loses_nothing(
         elif operation == "free":
             kept.append(device.allocate(NBYTES))
         with warnings.catch_warnings():
-            # What an interrupted call had made is dropped, and given back by its finaliser.
+            # The finaliser releases the dropped objects of an interrupted call.
             warnings.simplefilter("ignore", ResourceWarning)
             interrupts = Interrupts(number, counts)
             try:

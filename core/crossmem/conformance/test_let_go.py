@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Importers that ask for it let memory go whose owner died: law C29."""
+"""Law C29: imports with ``on_owner_death="release"`` end after the death of their owner."""
 
 import os
 import time
@@ -19,17 +19,17 @@ from crossmem.sharing.base.process import current
 
 _NBYTES = 4096
 _A_WHILE_S = 0.7
-"""Longer than the importer needs to see the death."""
+"""Longer than the importer needs to notice the death."""
 
 RELEASE: Any = {"on_owner_death": "release"}
 
 
 def thread_count() -> int:
-    """Return how many threads this process has, those that Python does not know of, too."""
+    """Return the number of threads of this process, including those unknown to Python."""
     found = []
     for _ in range(5):
         found.append(len(os.listdir("/proc/self/task")))  # noqa: PTH208
-        # The kernel shows a thread for a moment after its end was waited for.
+        # The kernel lists a thread for a moment after it was joined.
         time.sleep(0.01)
     return min(found)
 
@@ -40,13 +40,13 @@ def shows(one: crossmem.Mapping | crossmem.Import | crossmem.Piece) -> list[str]
 
 
 def is_closed(name: str) -> bool:
-    """Return, in a peer, whether a named object is closed. That is no call of crossmem."""
+    """Return, in a peer, whether a named object is closed. This is no call of crossmem."""
     closed: bool = actions.objects[name].closed
     return closed
 
 
 def held(tracer: TracingDriver, before: dict[str, int]) -> list[str]:
-    """Return what the driver has open beyond that."""
+    """Return the driver's open objects in excess of ``before``."""
     live = tracer.live
     return [f"{live[name] - before[name]} {name}" for name in live if live[name] != before[name]]
 
@@ -62,7 +62,7 @@ def test_c29_a_mapping_is_closed_at_the_vendor_when_its_owner_dies(
     assert mapping.owner_alive
     exporter.kill()
 
-    # Nobody calls crossmem meanwhile.
+    # No thread calls crossmem meanwhile.
     assert settle(lambda: held(tracer, before)) == []
     assert mapping.closed
     for use in (mapping.read, lambda: mapping.ptr, lambda: mapping.owner_alive):
@@ -107,7 +107,7 @@ def test_c29_an_import_is_kept_unless_somebody_asks(
     exporter.kill()
 
     assert settle(lambda: shows(asked)) == []
-    # They share one vendor import, which stays as long as one of them does.
+    # They share one vendor import, which stays while one of them uses it.
     assert held(tracer, before) == []
     for one in kept:
         assert shows(one)
@@ -216,7 +216,7 @@ def test_c29_own_memory_needs_no_watcher(allocate: Allocate) -> None:
     handle = allocate(_NBYTES, b"mine").export()
     before = thread_count()
     with crossmem.attach(handle, **RELEASE) as mapping:
-        # A watcher of an earlier test may have ended.
+        # The watcher of an earlier test may have ended.
         assert thread_count() <= before
         assert mapping.read(4) == b"mine"
 
@@ -234,7 +234,7 @@ def test_c29_a_fork_of_the_importer_changes_nothing(peer: Peer, fresh_peer: Fres
 
 
 def threads_of_a_forked_child() -> int:
-    """Fork, and return how many threads the child has."""
+    """Fork, and return the number of the child's threads."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -249,7 +249,7 @@ def threads_of_a_forked_child() -> int:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dead-owner", "living-owner"])
 def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> None:
-    # Without a tracer, crossmem begins in the importer after what reports.
+    # Without a tracer, crossmem starts in the importer after the reporting finaliser.
     exporter, importer = fresh_peer(), fresh_peer(tracing=False)
     blob = exporter.call(actions.offer, "memory", _NBYTES)
     importer.call(report_threads_at_exit)
@@ -264,8 +264,8 @@ def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> 
 
 
 def report_threads_at_exit() -> None:
-    """Print, after all that crossmem does at exit, how many threads there are."""
-    # Whatever crossmem does at exit is to come before this.
+    """Print the number of threads after crossmem's exit."""
+    # crossmem's finaliser must be registered before this one.
     current()
 
     def report() -> None:

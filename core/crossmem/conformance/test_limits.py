@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be had is refused, and leaves nothing behind: law C16."""
+"""Law C16: impossible requests are refused, and leave nothing behind."""
 
 import re
 from collections import Counter
@@ -41,7 +41,7 @@ def test_c16_more_than_the_device_can_ever_give(
 
 
 def fill(device: crossmem.Device) -> tuple[list[crossmem.Allocation], crossmem.OutOfMemoryError]:
-    """Allocate until there is no room for the largest request; return that and the error."""
+    """Allocate until the largest request fails; return the allocations and the error."""
     held: list[crossmem.Allocation] = []
     nbytes = device.capabilities.max_allocation_nbytes
     for _ in range(1000):
@@ -113,7 +113,7 @@ def test_c16_a_failed_call_of_the_exporter_leaves_nothing(
 
     assert left == NOTHING | {"blocks": int(method == "export")}
 
-    # What failed works the next time.
+    # The failed call works the next time.
     blob = owner.call(actions.offer, "b", NBYTES, b"next")
     peer.call(actions.attach, "m", blob)
 
@@ -144,7 +144,7 @@ def test_c16_a_failed_call_of_the_importer_leaves_nothing(
         importer.call(actions.attach, "m", blob)
 
     assert importer.call(actions.state)["live"] == NOTHING
-    # Threads of their own close what an exporter sent.
+    # Closer threads close an exporter's descriptors.
     assert settle(lambda: new_descriptors(importer, before)) == []
     assert settle(lambda: held_but(0)) == []
 
@@ -176,7 +176,7 @@ def test_c16_a_failure_in_a_batch_leaves_nothing(
 
 
 def held_but(count: int) -> list[str]:
-    """Return what is wrong where this process has not given so many leases."""
+    """Return a fault if the number of this process's leases differs."""
     given = sum(len(one.leases) for one in crossmem.exports())
     return [] if given == count else [f"{given} leases"]
 

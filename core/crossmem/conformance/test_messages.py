@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages reserve their memory, whoever frees, exits or dies: laws C6, C9, C11, C20."""
+"""Laws C6, C9, C11 and C20: messages reserve their memory against frees, exits and deaths."""
 
 import pytest
 
@@ -14,7 +14,7 @@ NBYTES = 5000
 
 
 def holders_of(blob: bytes) -> list[tuple[int, bool]]:
-    """Return who holds an export of this process, and whether in a message."""
+    """Return the holders of an export of this process, and whether each is a message."""
     return [
         (lease.pid, lease.in_message)
         for info in crossmem.exports()
@@ -134,7 +134,7 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
 
 
 def not_refused(peer: Peer, blob: bytes) -> list[str]:
-    """Return what else happens than that the exporter is on its way out, which takes a moment."""
+    """Return other results than the refusal of an exiting exporter, which comes after a moment."""
     try:
         peer.call(actions.attach, "m", blob)
     except crossmem.OwnerGoneError:

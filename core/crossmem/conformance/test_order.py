@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device's work is done before anybody else looks, in the vendor's order: laws C21 and C22."""
+"""Laws C21 and C22: the device's work is done before others look, in the vendor's order."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_c21_only_the_first_time_that_a_handle_is_given_out(
 
     assert tracer.calls["synchronize"] == before + 1
 
-    # A handle with other rights is a first time again: others may get it.
+    # A handle with other rights is new, because other processes may get it.
     allocation.export(allow=crossmem.Allow(uids=[12345]))
 
     assert tracer.calls["synchronize"] == before + 2
@@ -131,12 +131,12 @@ def test_c22_the_vendors_rules_are_kept(kit: Kit) -> None:
     if violations is None:
         pytest.skip("no strict emulation under this driver")
 
-    # Each test is checked for its own part; this is the whole run so far, in every process.
+    # Each test checks its own part. This checks the run so far, in every process.
     assert violations[kit.violations_before :] == []
 
 
 def report_at_exit() -> None:
-    """Print at exit, after crossmem is done, which rules were broken and what is left."""
+    """Print the broken rules and the remaining resources after crossmem's exit."""
     import atexit  # noqa: PLC0415
 
     from crossmem.sharing.base.process import current  # noqa: PLC0415
@@ -146,7 +146,7 @@ def report_at_exit() -> None:
     def report() -> None:
         print(f"violations: {driver.violations}, left: {driver.live}")  # noqa: T201
 
-    # Handlers run in reverse order, and crossmem's was registered first.
+    # atexit runs handlers in reverse order, and crossmem registered its handler first.
     atexit.unregister(current().shut_down)
     atexit.register(report)
     atexit.register(current().shut_down)

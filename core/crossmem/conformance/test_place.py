@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device that was meant, and the mechanism that was asked for: laws C24 and C25."""
+"""Laws C24 and C25: the intended device, and the requested mechanism."""
 
 import pickle
 from contextlib import suppress
@@ -21,7 +21,7 @@ MASKS: Final = {
     "cuda": "CUDA_VISIBLE_DEVICES",
     "hip": "HIP_VISIBLE_DEVICES",
 }
-"""The variable that says which devices a process sees, in which order, by backend."""
+"""The variable that masks and orders the visible devices, by backend."""
 
 
 def other_device(device: crossmem.Device) -> crossmem.Device:
@@ -56,7 +56,7 @@ def test_c24_identities_are_the_same_in_every_process(device: crossmem.Device, p
 
 
 def driver_identities() -> list[str]:
-    """Return what the driver of a peer calls its devices."""
+    """Return the identities of a peer's devices."""
     return [info.identity for info in actions.tracer().devices()]
 
 
@@ -65,7 +65,7 @@ def test_c24_a_pickled_device_is_the_same_device(device: crossmem.Device) -> Non
 
 
 def masked(device: crossmem.Device, fresh_peer: FreshPeer, *ordinals: int) -> Peer:
-    """Start a peer that sees only these of this process's devices, in this order, or skip."""
+    """Start a peer that sees only these devices of this process, in this order, or skip."""
     variable = MASKS.get(device.backend)
     if variable is None:
         pytest.skip(f"the kit does not know the device mask of {device.backend}")
@@ -103,7 +103,7 @@ def test_c24_a_masked_exporter_names_the_device_that_it_used(
 
 
 def place(name: str) -> tuple[str, int]:
-    """Return where, in a peer, a mapping is."""
+    """Return the device of a mapping in a peer."""
     where = actions.objects[name].device
     return where.identity, where.ordinal
 
@@ -231,7 +231,7 @@ def test_c25_each_mechanism_is_used_as_asked_for(device: crossmem.Device, peer: 
         assert chosen.mechanism == mechanism
         assert chosen.capabilities.mechanisms == mechanisms
         assert chosen is preferred.for_mechanism(mechanism)
-        # A device that travels stays what it is.
+        # A pickled device keeps its mechanism.
         assert pickle.loads(pickle.dumps(chosen)) is chosen  # noqa: S301 - just made
 
         with chosen.allocate(NBYTES) as allocation:
@@ -240,7 +240,7 @@ def test_c25_each_mechanism_is_used_as_asked_for(device: crossmem.Device, peer: 
 
             assert handle.mechanism == mechanism
 
-            # The handle says how, whatever the importer's own device prefers.
+            # The handle decides the mechanism, not the preference of the importer's device.
             peer.call(actions.attach, "m", handle.to_bytes())
 
             assert peer.call(actions.read, "m", len(mechanism)) == mechanism.encode()
@@ -322,7 +322,7 @@ def test_c25_a_backend_device_or_runtime_that_is_not_there_is_not_replaced(
 
 
 def default_backend() -> str:
-    """Return which backend a peer uses where none is named, or why none."""
+    """Return a peer's default backend, or why there is none."""
     try:
         return crossmem.device(None).backend
     except crossmem.BackendUnavailableError as error:

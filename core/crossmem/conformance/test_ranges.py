@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses reserved first and given memory later keep the laws, as all other mappings do."""
+"""Mappings in address ranges keep the laws, as all other mappings do."""
 
 import pytest
 
@@ -63,7 +63,7 @@ def test_c01_consecutive_pieces_are_one_stretch_of_memory(
 ) -> None:
     device = imports.device
     unit = device.capabilities.granularity_nbytes
-    # Not in the order of their addresses, and from two processes.
+    # In another order than that of the addresses, and from two processes.
     last, first, middle = (
         imports.of(one, name, unit)
         for one, name in ((peer, "last"), (peer2, "first"), (peer, "middle"))
@@ -145,7 +145,7 @@ def test_c07_the_exact_calls_of_a_ranges_life(allocate: Allocate, fresh_peer: Fr
 def test_c07_mapped_in_many_places_it_is_opened_once(imports: Imports, peer: Peer) -> None:
     blob = peer.call(actions.offer, "a", NBYTES, b"once")
     before = dict(actions.calls())
-    # This mapping alone could let go of what a further one of its kind needs.
+    # Only this mapping allows the driver to release what further mappings need.
     attached = crossmem.attach(blob, device=imports.device)
     with crossmem.import_handle(blob, device=imports.device) as imported:
         addresses = imports.range_for(imported, imported, imported)

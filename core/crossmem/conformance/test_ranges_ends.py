@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How address ranges and their pieces end, and what never happens to them: laws C17 to C23."""
+"""Laws C17 to C23: the ends of address ranges and their pieces, and their protection."""
 
 import pickle
 import random
@@ -72,7 +72,7 @@ def test_c17_an_unmapped_piece_and_a_released_range(allocate: Allocate, peer: Pe
 
 
 def refuse_when_closed() -> None:
-    """Check, in a peer, that piece and range refuse what they could do."""
+    """Check, in a peer, that piece and range refuse their operations."""
     refuses(BYTES, actions.objects["p"])
     refuses(RANGE, actions.objects["r"])
 
@@ -122,7 +122,7 @@ def test_c17_dropped_pieces_and_ranges_are_given_back_with_a_warning(
 
     assert tracer.live == before
 
-    # A piece that is dropped holds its place no longer than until somebody asks for it.
+    # A dropped piece occupies its place only until the next request for it.
     addresses = imports.device.reserve(NBYTES)
     for _ in range(2):
         with pytest.warns(ResourceWarning, match="dropped without unmap"):
@@ -131,7 +131,7 @@ def test_c17_dropped_pieces_and_ranges_are_given_back_with_a_warning(
 
     assert tracer.live == before
 
-    # What a dropped piece keeps is lost only after it, in whatever order all that is found.
+    # The objects that a dropped piece keeps end only after it, in any order of the collector.
     with pytest.warns(ResourceWarning, match="dropped without unmap"):
         dropped(lambda: circle(imports.device))
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
@@ -141,7 +141,7 @@ def test_c17_dropped_pieces_and_ranges_are_given_back_with_a_warning(
 
 
 def circle(device: crossmem.Device) -> None:
-    """Make objects that only the garbage collector can tell are lost."""
+    """Make a reference cycle, which only the garbage collector frees."""
     allocation = device.allocate(NBYTES)
     addresses = device.reserve(NBYTES)
     members: list[Any] = [allocation, addresses, addresses.map(allocation, at=0)]
@@ -179,7 +179,7 @@ def test_c17_what_a_vendor_refuses_to_take_back_it_is_given_later(
 
     assert peer.call(actions.attribute, "p", "closed")
 
-    # Memory that could not be unmapped is not given back before it is.
+    # Memory that could not be unmapped is not freed before it is unmapped.
     peer.call(actions.free if is_own else actions.close, memory)
     peer.call(actions.call, "r", "release")
     peer.call(actions.collect)
@@ -208,20 +208,20 @@ def test_c18_inherited_ranges_and_pieces_refuse_to_work(peer: Peer, name: str, u
     peer.call(set_up)
     with pytest.raises(crossmem.ForkedProcessError):
         peer.call(in_child, use_inherited, name, use)
-    # Nothing of the parent's has changed.
+    # The parent's objects have not changed.
     peer.call(actions.unmap, "p")
     peer.call(actions.call, "r", "release")
 
 
 def set_up() -> None:
-    """Make, in a peer, what its child inherits."""
+    """Make, in a peer, the objects that its child inherits."""
     actions.objects["device"] = actions.device()
     actions.allocate("a", NBYTES)
     actions.place_alone("p", "r", "a")
 
 
 def use_inherited(name: str, use: str) -> None:
-    """Use, in a peer's child, what it inherited."""
+    """Use an inherited object in a peer's child."""
     INHERITED[name][use](actions.objects[name])
 
 
@@ -232,7 +232,7 @@ def test_c18_a_child_keeps_no_memory_of_its_parents_ranges(
     peer = fresh_peer(tracing=False)
     peer.call(set_up)
 
-    # What the CPU can view stays mapped.
+    # Memory that the CPU can view stays mapped.
     is_open = capabilities.host_visible
     assert peer.call(in_child, resources.shared_nbytes, only_open=is_open) == 0
 
@@ -284,7 +284,7 @@ def test_c19_one_thread_wins_a_place(
     assert sum(isinstance(one, crossmem.BusyError) for one in results) == 7
     assert tracer.calls["map_at"] == before + 1
 
-    # Unmapping twice at once is harmless too.
+    # Concurrent second calls of unmap do nothing.
     assert actions.in_threads(8, lambda _: piece.unmap()) == [None] * 8
 
 

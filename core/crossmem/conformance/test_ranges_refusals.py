@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What address ranges refuse, before any call of the driver's and without a trace."""
+"""The refusals of address ranges, before any driver call and without a side effect."""
 
 from dataclasses import replace
 from typing import Any
@@ -49,7 +49,7 @@ def test_c16_places_that_do_not_fit(
 
         assert tracer.calls == before
 
-        # What was refused counts nowhere, and what fits between does fit.
+        # A refused request occupies nothing, so a request that fits still succeeds.
         with addresses.map(small, at=0), addresses.map(small, at=3 * unit):
             pass
         small.free(busy="raise")
@@ -142,10 +142,10 @@ def test_c22_own_and_imported_memory_do_not_share_a_range(
     at = capacity_of(first)
     with addresses.map(first, at=0), pytest.raises(crossmem.UnsupportedError, match="first"):
         addresses.map(second, at=at)
-    # The vendor may have bound the addresses for good.
+    # The vendor may have bound the addresses permanently.
     with pytest.raises(crossmem.UnsupportedError, match="first"):
         addresses.map(second, at=0)
-    # An import of one's own memory is that memory.
+    # An import of this process's own memory is that memory.
     with crossmem.import_handle(own.export(), device=imports.device) as local:
         if own_first:
             with addresses.map(local, at=0), addresses.map(own, at=at) as piece:

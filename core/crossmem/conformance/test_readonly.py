@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may only read cannot write: law C23."""
+"""Law C23: a read-only importer cannot write."""
 
 import signal
 from typing import Any
@@ -22,7 +22,7 @@ def copy_onto_itself(name: str) -> None:
 
 
 def refuses_to_write(peer: Peer, name: str) -> None:
-    """Check that a mapping's own methods keep it unwritten."""
+    """Check that a mapping's own methods refuse to write."""
     assert peer.call(actions.attribute, name, "readonly") is True
 
     with pytest.raises(crossmem.AccessDeniedError):
@@ -42,12 +42,12 @@ def refuses_to_write(peer: Peer, name: str) -> None:
 
 
 def host_visible() -> bool:
-    """Return, in a peer, whether views of the device's memory can be had."""
+    """Return, in a peer, whether the device's memory can be viewed."""
     return actions.device().capabilities.host_visible
 
 
 def dies_of_writing(peer: Peer, name: str, offset: int) -> None:
-    """Check that writing past crossmem kills the process."""
+    """Check that a write without crossmem kills the process."""
     pointer = peer.call(actions.attribute, name, "ptr")
     with pytest.raises(PeerDiedError) as caught:
         peer.call(actions.poke, pointer + offset, 7)
@@ -71,7 +71,7 @@ def test_c23_a_read_only_import_reads(allocate: Allocate, peer: Peer) -> None:
 
     assert peer.call(actions.read, "m", 5) == b"later"
 
-    # It takes nothing from those who may write, in the same process too.
+    # A read-only import does not restrict writable ones, even in the same process.
     peer.call(actions.attach, "rw", blob)
 
     assert peer.call(actions.attribute, "rw", "readonly") is False
@@ -93,7 +93,7 @@ def test_c23_a_read_only_import_is_enforced(
     allocation = allocate(NBYTES, bytes(NBYTES))
     importer = fresh_peer()
     blob = allocation.export().to_bytes()
-    # The writable mapping beside it must not open a way.
+    # A writable mapping of the same memory must not make the other one writable.
     importer.call(actions.attach, "rw", blob)
     importer.call(actions.attach, "m", blob, readonly=True)
     dies_of_writing(importer, "m", offset)
@@ -177,7 +177,7 @@ def test_c23_advisory_is_kept_by_the_api(allocate: Allocate, peer: Peer) -> None
 
     assert peer.call(actions.read, "m", 5) == b"first"
 
-    # Advice binds only whoever asked for it.
+    # Advisory access binds only the importer that asked for it.
     peer.call(actions.attach, "rw", blob)
     peer.call(actions.write, "rw", b"other")
 

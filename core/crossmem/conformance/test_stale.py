@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Freed memory is never found again: law C6."""
+"""Law C6: freed memory is never found again."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_c06_free_makes_stale_while_others_still_hold(
     with pytest.raises(crossmem.StaleHandleError):
         peer2.call(actions.attach, "m", blob)
 
-    # Whoever gave it up is no better off than somebody new.
+    # A former holder is refused like a new importer.
     peer.call(actions.unmap, "m")
     with pytest.raises(crossmem.StaleHandleError):
         peer.call(actions.attach, "m", blob)

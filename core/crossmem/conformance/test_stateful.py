@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All laws about lifetimes together: any sequence of calls gives what the model says."""
+"""All laws about lifetimes together: any sequence of calls gives the results of the model."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,8 +11,8 @@ from crossmem.conformance.machine import SharingMachine
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import PeerPool
 
-# The same sequences in every run, and as many as take some seconds. A failing one is shown as it
-# was found: making it shorter would take minutes of new processes.
+# Every run executes the same sequences, as many as take some seconds. A failing sequence is
+# reported unshrunk, because shrinking would take minutes of new processes.
 SETTINGS = settings(
     max_examples=20,
     stateful_step_count=60,
@@ -26,7 +26,7 @@ SETTINGS = settings(
 
 @pytest.fixture
 def machine(pool: PeerPool, guarded: None) -> Iterator[type[SharingMachine]]:
-    """Bind the machine to processes of this test alone."""
+    """Bind the machine to processes of this test only."""
     peers: dict[int, Peer] = {}
     start: Callable[[], Peer] = pool.new
     yield type("Bound", (SharingMachine,), {"start": staticmethod(start), "peers": peers})

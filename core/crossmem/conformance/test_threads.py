@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any call from any thread: law C19."""
+"""Law C19: any thread may make any call."""
 
 import contextlib
 import itertools
@@ -28,7 +28,7 @@ _THREADS = 16
 
 @pytest.fixture(autouse=True)
 def switching() -> Iterator[None]:
-    """Let threads take turns at nearly every bytecode, so that races show."""
+    """Switch threads at nearly every bytecode, to provoke races."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -36,7 +36,7 @@ def switching() -> Iterator[None]:
 
 
 def _together(function: Callable[..., Any], *args: Any, count: int = _THREADS) -> list[Any]:
-    """Call a function in all threads at once; raise the first of what they raised."""
+    """Call a function in all threads at once; raise their first exception."""
     results = actions.in_threads(count, function, *args)
     for result in results:
         if isinstance(result, Exception):
@@ -45,7 +45,7 @@ def _together(function: Callable[..., Any], *args: Any, count: int = _THREADS) -
 
 
 def _racing(function: Callable[..., Any], *args: Any, count: int = 6) -> None:
-    """Call a function in all threads at once, each of which gives way before every bytecode."""
+    """Call a function in all threads at once; each thread yields before every bytecode."""
 
     def give_way(frame: FrameType, event: str, argument: object) -> "TraceFunction":
         frame.f_trace_opcodes = True
@@ -189,7 +189,7 @@ def test_c19_closing_twice_at_once_is_harmless(peer: Peer, tracer: TracingDriver
         for end in (mapping.unmap, attached.unmap, imported.close):
             _racing(end)
 
-        # One user is left, whose memory must not have been counted away.
+        # One user is left, and the others' closes must not have counted it away.
         made = _made(tracer, before)
         assert (made["import_"], made["map"], made["unmap"], made["close"]) == (1, 1, 0, 0)
         assert kept.read(4) == b"data"
@@ -250,7 +250,8 @@ def test_c19_mapping_and_closing_at_once_leaves_no_mapping_of_what_is_closed(
 
         _racing(map_or_close)
 
-        # Either it was closed first, and nothing is mapped, or it was mapped first and still is.
+        # Either the close came first and there is no mapping, or the mapping came first and
+        # prevents it.
         assert not (imported.closed and mappings)
         for mapping in mappings:
             assert mapping.read(4) == b"data"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that nobody exported, and handles that lead nowhere from here: laws C14 and C15."""
+"""Laws C14 and C15: forged bytes, and handles that cannot be reached from here."""
 
 import os
 import pickle
@@ -23,7 +23,7 @@ from crossmem.models import ProcessIdentity
 _NBYTES: Final = 4096
 _CHECKSUM_AT: Final = 12
 _REACHING: Final = ("import_", "map", "map_readonly", "grant", "copy")
-"""Driver calls that nobody makes for a handle that is refused."""
+"""Driver calls that a refused handle must not cause."""
 
 generated = settings(
     max_examples=100,
@@ -39,7 +39,7 @@ def _reached(tracer: TracingDriver) -> list[int]:
 
 
 def _refused(bad: Any, error: type[crossmem.CrossmemError] = crossmem.InvalidHandleError) -> str:
-    """Check that every way in refuses these bytes, and return the message."""
+    """Check that every importing function refuses these bytes, and return the message."""
     tracer = actions.tracer()
     before = _reached(tracer)
     with pytest.raises(error):
@@ -53,13 +53,13 @@ def _refused(bad: Any, error: type[crossmem.CrossmemError] = crossmem.InvalidHan
 
 
 def _sealed(blob: bytes) -> bytes:
-    """Return the same bytes with the checksum that fits them."""
+    """Return the same bytes with a matching checksum."""
     cleared = blob[:_CHECKSUM_AT] + bytes(4) + blob[_CHECKSUM_AT + 4 :]
     return blob[:_CHECKSUM_AT] + struct.pack("<I", crc32(cleared)) + blob[_CHECKSUM_AT + 4 :]
 
 
 def _forged(blob: bytes, **changes: Any) -> bytes:
-    """Return a handle with other fields, as somebody would make it who knows the format."""
+    """Return a handle with other fields, as an attacker who knows the format would forge it."""
     handle = crossmem.ShareableHandle.from_bytes(blob)
     names = (
         *("backend", "mechanism", "device", "allocation", "export", "secret", "owner"),
@@ -136,7 +136,7 @@ def test_c14_flipped_bits_with_a_fitting_checksum_reach_no_driver(
         flipped[bit // 8] ^= 1 << bit % 8
         try:
             with crossmem.attach(_sealed(bytes(flipped)), timeout=5) as mapping:
-                # Offset and length are not secret: what they say lies inside the memory.
+                # Offset and length are not secret. Their values lie inside the memory.
                 assert mapping.handle.core == whole.core
                 assert mapping.handle.offset + mapping.nbytes <= _NBYTES
         except crossmem.CrossmemError:
@@ -163,7 +163,7 @@ def test_c14_no_field_can_be_changed(peer: Peer, changes: dict[str, Any]) -> Non
 
     _refused(_forged(blob, **changes))
 
-    # Nor where the memory is open here already.
+    # The same holds if the memory is already open here.
     with crossmem.attach(blob):
         _refused(_forged(blob, **changes))
 
@@ -225,7 +225,7 @@ def test_c14_a_handle_that_nobody_exported_reaches_no_driver(
     before = _reached(tracer)
     mine = actions.device()
     if mine.capabilities.raw_handles:
-        # There, a raw handle is its holder's own risk: only the driver can tell whether it is one.
+        # A raw handle is at its holder's own risk there: only the driver can check it.
         handle = crossmem.ShareableHandle.from_bytes(_forged(handle.to_bytes(), raw=None))
     plausible = {
         "backend": mine.backend,

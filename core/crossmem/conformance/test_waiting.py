@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for processes that stand still or are busy, and for no longer than was said: law C26."""
+"""Law C26: waits for stopped or busy processes end at their timeouts."""
 
 import time
 
@@ -30,7 +30,7 @@ def test_c26_a_stopped_exporter_is_waited_for_as_long_as_was_said(fresh_peer: Fr
                 attempt()
             assert 0.3 <= time.monotonic() - start < 0.3 + SOON_S
 
-        # What is imported already needs nobody, and stopped is not dead.
+        # An existing import needs no reply of the exporter, and a stopped exporter is not dead.
         assert mapping.owner_alive
         assert mapping.read(4) == b"data"
         crossmem.attach(met, timeout=0.3).unmap()
@@ -69,7 +69,7 @@ def test_c26_an_exporter_that_goes_on_answers_and_lost_nothing(fresh_peer: Fresh
 
         with crossmem.attach(unmet, timeout=10) as mapping:
             assert mapping.read(4) == b"data"
-            # What it granted to the request that nobody waits for any more was taken back.
+            # The exporter's grant for the abandoned request was revoked.
             leases = [len(info.leases) for info in exporter.call(actions.exports)]
             assert leases == [1, 1]
     exporter.call(actions.free, "a", busy="wait", timeout=5)
@@ -80,7 +80,7 @@ def test_c26_an_exporter_that_goes_on_answers_and_lost_nothing(fresh_peer: Fresh
 def test_c26_a_busy_exporter_answers(peer: Peer, fresh_peer: FreshPeer) -> None:
     exporter = fresh_peer()
     blob = exporter.call(actions.offer, "memory", _NBYTES, b"data")
-    # It is still busy when it is killed, at the end of this test.
+    # It is still busy when this test kills it.
     working = exporter.start(actions.busy, 30.0)
 
     for _ in range(3):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports are withdrawn while their memory lives on: law C28, and what C3 says of it."""
+"""Laws C28 and C3: exports are withdrawn while their memory lives on."""
 
 import pytest
 
@@ -20,12 +20,12 @@ def withdraw(name: str, blob: bytes) -> None:
 
 
 def reports_of(handle: crossmem.ShareableHandle) -> list[crossmem.ExportInfo]:
-    """Return what this process says about one of its exports."""
+    """Return this process's reports about one of its exports."""
     return [one for one in crossmem.exports() if one.handle == handle]
 
 
 def refuses(peer: Peer, blob: bytes) -> None:
-    """Check that a peer cannot import by a handle, in whatever way, and calls no driver."""
+    """Check that a peer cannot import by a handle in any way, and calls no driver."""
     before = peer.call(actions.calls)
     for action in (actions.attach, actions.import_):
         with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
@@ -58,7 +58,7 @@ def test_c28_who_has_it_keeps_it(allocate: Allocate, peer: Peer, peer2: Peer) ->
 
     refuses(peer2, blob)
     assert peer.call(actions.read, "mapped", 4) == b"kept"
-    # It imports again without asking, as long as it has the memory.
+    # A holder imports again without a request, as long as it has the memory.
     peer.call(actions.attach, "again", blob)
     peer.call(actions.map_, "late", "imported")
     assert peer.call(actions.read, "again", 4) == peer.call(actions.read, "late", 4) == b"kept"
@@ -127,7 +127,7 @@ def test_c28_parts_are_withdrawn_with_their_export(
 
     for blob in (handle.to_bytes(), part.to_bytes(), other.to_bytes()):
         refuses(peer2, blob)
-    # Who has a part has the export.
+    # The holder of a part holds the export.
     peer.call(actions.attach, "whole", handle.to_bytes())
     assert peer.call(actions.read, "whole", 14) == b"whole and part"
     assert peer.call(actions.read, "part") == b"part"
@@ -139,7 +139,7 @@ def test_c28_other_exports_stay(allocate: Allocate, peer: Peer) -> None:
     allocation.withdraw(handle)
 
     assert allocation.export(allow=crossmem.Allow(uids=[54321])) == other
-    # A process that has the memory by another handle imports by this one for the first time.
+    # A process that has the memory by another handle would import by this one for the first time.
     peer.call(actions.attach, "other", other.to_bytes())
     refuses(peer, handle.to_bytes())
     assert peer.call(actions.read, "other", 5) == b"other"
@@ -173,7 +173,7 @@ def test_c28_messages_under_way_keep_it(allocate: Allocate, peer: Peer, peer2: P
     refuses(peer2, blob)
     peer2.call(actions.attach_reserved, ["received"], message)
     assert peer2.call(actions.read, "received", 7) == b"message"
-    # The message was received; what is left of it is a handle like any other.
+    # The message was received; its handle is now like any other.
     with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
         actions.attach_reserved(["late"], message)
     peer2.call(actions.unmap, "received")
@@ -288,7 +288,7 @@ def test_c28_one_adoption_of_foreign_memory_is_withdrawn(
     ):
         first, second = one.export(), other.export()
         peer.call(actions.attach, "one", first.to_bytes())
-        # They lie in one allocation of the vendor, but each export belongs to one adoption.
+        # Both lie in one allocation of the vendor, but each export belongs to one adoption.
         with pytest.raises(crossmem.InvalidHandleError):
             one.withdraw(second)
         one.withdraw(first)

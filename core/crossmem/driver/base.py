@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend author writes: one class that translates the contract to a vendor's calls.
+"""The driver contract: one class of a backend that translates it to a vendor's calls.
 
 crossmem's core owns identities, reference counts, leases, bounds checks and locks. A driver
-translates, and keeps no state per import. Every method may be called from any thread, also from
-several at once for different memory; each leaves the calling thread's current device and context
-as it found them (law C19). Core never calls a driver with a size, offset or ordinal that it has
-not checked.
+translates calls and keeps no state per import. Any thread may call any method, also concurrently
+for different memory. Each method leaves the calling thread's current device and context as it found
+them (law C19). Core checks each size, offset and ordinal before it calls a driver.
 """
 
 from abc import ABC, abstractmethod
@@ -29,11 +28,11 @@ __all__ = [
 ]
 
 DRIVER_API_VERSION: Final = 1
-"""Version of this contract. A backend says which one it was written for."""
+"""Version of this contract. Each backend declares the version that it implements."""
 
 
 class CopyKind(StrEnum):
-    """Which sides of a copy are host memory."""
+    """The sides of a copy that are host memory."""
 
     HOST_TO_DEVICE = "host-to-device"
     DEVICE_TO_HOST = "device-to-host"
@@ -53,8 +52,8 @@ class Block:
     nbytes, capacity
         Requested and reserved size in bytes.
     reference
-        Whatever the driver needs to find the vendor's objects again, of any type. Core passes it
-        back to the same driver and does nothing else with it; the driver may change it.
+        The driver's own reference to the vendor's objects, of any type. Core only passes it back to
+        the same driver. The driver may change it.
     """
 
     ordinal: int
@@ -66,21 +65,20 @@ class Block:
 
 @dataclass(slots=True)
 class Exported:
-    """What importers need to open a block; it travels with each lease.
+    """The data that importers need to open a block. It travels with each lease.
 
     Parameters
     ----------
     payloads
-        The vendor's bytes, in order; one for each vendor object. As long as an export lives, no
-        other memory of this process is exported with the same ones, unless there are none. Every
-        process that an export admits can open them; if only those of the exporter's user can, the
-        capability ``other_users`` is false.
+        The vendor's bytes, in order; one item for each vendor object. While an export lives, its
+        payloads are unique among this process's exports, unless they are empty. Every process that
+        an export admits can open them. If only processes of the exporter's user can, the capability
+        ``other_users`` is false.
     descriptors
-        File descriptors to pass along. They stay the driver's: core sends copies, and the
-        driver closes them in ``release_export`` or ``free``.
+        File descriptors to pass along. They belong to the driver: core sends copies, and the driver
+        closes them in ``release_export`` or ``free``.
 
-    A lease carries at most 64 KiB of payloads and 16 descriptors. Core refuses to export what has
-    more.
+    A lease carries at most 64 KiB of payloads and 16 descriptors. Core refuses larger exports.
     """
 
     payloads: tuple[bytes, ...] = ()
@@ -89,7 +87,7 @@ class Exported:
 
 @dataclass(slots=True)
 class Imported:
-    """Another process's memory, referenced but perhaps not yet mapped. Owned by core.
+    """Another process's memory, opened but not necessarily mapped. Owned by core.
 
     Parameters
     ----------
@@ -98,7 +96,7 @@ class Imported:
     capacity
         Size of the whole allocation in bytes, checked against the vendor or the descriptor.
     access
-        What the mapping may do.
+        The access of mappings.
     reference
         As :attr:`Block.reference`.
     """
@@ -116,10 +114,10 @@ class Mapped:
     Parameters
     ----------
     source
-        What is mapped.
+        The mapped memory.
     pointer
-        The address. The driver sets it to 0 right before the vendor call that gives it back, and
-        back to the address if the vendor refused: so an interrupted ``unmap`` can be called again.
+        The address. The driver sets it to 0 right before the vendor call that unmaps it, and back
+        to the address if the vendor refuses. So an interrupted ``unmap`` can be repeated.
     """
 
     source: Block | Imported
@@ -135,10 +133,10 @@ class Reserved:
     ordinal
         Device for which they are reserved.
     pointer
-        The first address; as in :class:`Mapped`, 0 from right before the vendor call that gives
-        the addresses back.
+        The first address. As in :class:`Mapped`, it is 0 from right before the vendor call that
+        releases the addresses.
     nbytes
-        How many.
+        Size of the range in bytes.
     """
 
     ordinal: int
@@ -148,14 +146,14 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process that asks for a lease, as the vendor's whitelist wants to know it.
+    """A process that requests a lease, for the vendor's whitelist.
 
     Parameters
     ----------
     pid
-        Its process id as this process sees it, 0 where it is not visible.
+        Its process id as this process sees it, 0 if it is not visible.
     reported
-        What the peer's own driver returned from :meth:`Driver.peer_identity`.
+        The value of the peer's own :meth:`Driver.peer_identity`.
     """
 
     pid: int
@@ -165,20 +163,20 @@ class Peer:
 class Driver(ABC):
     """Translates the neutral verbs to one vendor's memory calls.
 
-    Errors: raise :class:`crossmem.OutOfMemoryError` where the device has no room,
-    :class:`crossmem.StaleHandleError` where the vendor says that the exporter released the
-    memory, and :class:`crossmem.DriverError` with call, code, name and hint for everything else.
-    A method that raises has left nothing behind. One that gives something back (``free``,
-    ``release_export``, ``close``, ``unmap``, and their like in the optional groups) is called
-    again, in later calls of crossmem, after it raised: it then goes on where it stopped, and does
-    nothing twice. So it forgets each resource, in the block, import, export or mapping that core
-    passes, right before the vendor call that gives the resource back, and puts it back there only
-    if the vendor refused.
+    Errors: raise :class:`crossmem.OutOfMemoryError` if the device has no room,
+    :class:`crossmem.StaleHandleError` if the vendor reports that the exporter released the memory,
+    and :class:`crossmem.DriverError` with call, code, name and hint otherwise. A method that raises
+    leaves no resource behind. After a method that releases something (``free``, ``release_export``,
+    ``close``, ``unmap``, and similar methods of the optional groups) has raised, later calls of
+    crossmem call it again. It then continues where it stopped, and releases nothing twice. So it
+    clears each resource in core's object (the block, import, export or mapping) right before the
+    vendor call that releases the resource. It restores the resource there only if the vendor
+    refuses.
 
-    Both hold for exceptions of signal handlers, too (law C30), which Python raises at the entry of
-    a function, at a backward jump and after a call. A method that returns something new records
-    each resource with :func:`crossmem.driver.recording.call_into`, and gives back what is recorded
-    if it raises.
+    Both rules also apply to exceptions of signal handlers (law C30), which Python raises at the
+    entry of a function, at a backward jump and after a call. A method that returns something new
+    records each resource with :func:`crossmem.driver.recording.call_into`. If it raises, it
+    releases the recorded resources.
     """
 
     api_version: ClassVar[int] = DRIVER_API_VERSION
@@ -190,89 +188,88 @@ class Driver(ABC):
     def devices(self) -> tuple[DeviceInfo, ...]:
         """Return the devices that this process can see, by ordinal.
 
-        Core calls it once per process and keeps the answer. It must not create contexts.
+        Core calls this once per process and caches the result. The call must not create contexts.
         """
 
     @abstractmethod
     def capabilities(self, ordinal: int, mechanism: str | None) -> Capabilities:
-        """Return what a device can do with memory of a mechanism; None: of the preferred one.
+        """Return the abilities of a device for memory of a mechanism; None: the preferred one.
 
-        ``mechanisms`` is the same whichever is asked about; core asks only about those in it.
-        It may make vendor calls at the first call for a device, and none after that: core asks
-        once per device, mechanism and process.
+        ``mechanisms`` is the same for every argument, and core passes only mechanisms in it. The
+        first call for a device may make vendor calls, later calls must not. Core calls this once
+        per device, mechanism and process.
         """
 
     @abstractmethod
     def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
         """Allocate and map ``nbytes`` bytes, rounded up to the granularity.
 
-        The memory is made to be shared through ``mechanism``, and through no other one. Called
-        by ``device.allocate`` on the application's thread; ``nbytes`` is positive and at
-        most ``max_allocation_nbytes``. The block stands alone: no other allocation's bytes may
-        be reachable through what :meth:`export` gives away.
+        The memory can be shared only through ``mechanism``. ``device.allocate`` calls this on the
+        application's thread; ``nbytes`` is positive and at most ``max_allocation_nbytes``. The
+        block stands alone: :meth:`export` must not make bytes of another allocation reachable.
 
-        The driver enforces the capacity of the device: it raises ``OutOfMemoryError`` if its
-        blocks would need more. If memory has a name, the driver first removes what killed
+        The driver enforces the capacity of the device: it raises ``OutOfMemoryError`` if its blocks
+        would need more. If memory has a name, the driver first removes the named memory that killed
         exporters left without a holder (law C12).
         """
 
     @abstractmethod
     def free(self, block: Block) -> None:
-        """Give a block back, after its last lease ended and with every export released.
+        """Free a block. Its last lease has ended and every export is released.
 
-        Called on an application's thread or in the reaper, never on the lease server's.
+        Called on an application's thread or the reaper's, never on the lease server's.
         """
 
     @abstractmethod
     def export(self, block: Block, mechanism: str, access: Access, *, raw: bool) -> Exported:
         """Make a block importable.
 
-        Called at most once for each (block, access, raw); core remembers the result.
+        Called at most once for each (block, access, raw). Core caches the result.
 
         Parameters
         ----------
         block
-            What to export.
+            The block to export.
         mechanism
-            The one that the block was allocated for.
+            The mechanism for which the block was allocated.
         access
-            ``"ro"`` only where the capability ``readonly_exports`` is true.
+            ``"ro"`` only if the capability ``readonly_exports`` is true.
         raw
-            True: the payloads alone go to programs that ask nobody for a lease, and nobody is
-            granted access. Only where the capability ``raw_handles`` is true. A vendor whose
-            first export decides raises ``UnsupportedError`` for the other kind.
+            True: only the payloads reach the importing programs, without leases and without
+            :meth:`grant`. Passed only if the capability ``raw_handles`` is true. If a vendor's
+            first export decides the kind of all exports, the driver raises ``UnsupportedError`` for
+            the other kind.
         """
 
     def release_export(self, block: Block, exported: Exported) -> None:  # noqa: B027
-        """Withdraw an export, for vendors whose export is an object of its own.
+        """Release an export, for vendors whose export is a separate object.
 
-        Called before :meth:`free`, once for each export, when no lease is left. The default is
-        for vendors whose export needs no release.
+        Called before :meth:`free`, once for each export, when no lease is left. The default suits
+        vendors whose export needs no release.
         """
 
     def after_fork_in_child(self) -> None:  # noqa: B027
         """Close every inherited descriptor; called in a forked child, on a driver of its parent.
 
-        The driver is not used again: a child that imports gets a new one (law C18). It must not
-        make vendor calls. If the capability ``host_visible`` is true, it leaves mappings alone: the
-        child may have views of them. Other memory must not be mapped in the child.
+        The driver is not used again: an importing child gets a new one (law C18). This must not
+        make vendor calls. If the capability ``host_visible`` is true, it leaves mappings in place,
+        because the child may have views of them. Other memory must not be mapped in the child.
         """
 
     def peer_identity(self) -> int:
-        """Return this process's number for the exporter's whitelist, 0 where there is none.
+        """Return this process's number for the exporter's whitelist, 0 if there is no whitelist.
 
-        Called in the importing process for each lease request; it must be cheap.
+        Called in the importing process for each lease request, so it must be cheap.
         """
         return 0
 
     def grant(self, block: Block, exported: Exported, peers: Sequence[Peer]) -> None:  # noqa: B027
         """Put processes on the vendor's whitelist, for vendors that have one.
 
-        Called before a peer's first lease on this export is answered, on the lease server's
-        thread or on one of the application's that reads requests while it frees: it must not
-        synchronise, block or call back into crossmem. What a peer reported
-        is its own claim: check it against its pid as far as the vendor lets both be compared,
-        and raise where they contradict each other.
+        Called before the reply to a peer's first request for this export. It runs on the lease
+        server's thread, or on an application's thread that reads requests during a free, so it must
+        not synchronise, block or call crossmem. The peer's reported number is its own claim: check
+        it against its pid as far as the vendor allows, and raise on a contradiction.
         """
 
     @abstractmethod
@@ -289,64 +286,64 @@ class Driver(ABC):
     ) -> Imported:
         """Open another process's memory for a device of this process.
 
-        Called once for each (allocation, device, access), without any lock of core held that
-        another import needs. On success the driver owns ``exported.descriptors``; where it
-        raises, core closes those that are still in ``exported.descriptors``.
+        Called once for each (allocation, device, access), without a lock of core that another
+        import needs. After success the driver owns ``exported.descriptors``. If this raises, core
+        closes the descriptors that are still in ``exported.descriptors``.
 
         Parameters
         ----------
         ordinal
             Device for which to open it.
         exported
-            What the exporter's driver made.
+            The result of the exporter's driver.
         home
-            Device of this process that holds the memory; another one than ``ordinal`` only
-            where the capability ``peer_access`` is true.
+            Device of this process that holds the memory. It differs from ``ordinal`` only if the
+            capability ``peer_access`` is true.
         mechanism
-            The one that the memory was exported with.
+            The mechanism of the export.
         nbytes, capacity
-            The sizes that the exporter tells. Check them against the descriptor or the vendor,
-            do not believe them: raise ``InvalidHandleError`` on a mismatch.
+            The exporter's claim of the sizes. Check them against the descriptor or the vendor, and
+            raise ``InvalidHandleError`` on a mismatch.
         access
-            What mappings may do.
+            The access of mappings.
         """
 
     @abstractmethod
     def close(self, imported: Imported) -> None:
-        """Give an import back. It is not mapped any more."""
+        """Close an import. It is not mapped any more."""
 
     @abstractmethod
     def map(self, imported: Imported, *, remappable: bool) -> Mapped:
-        """Give an import an address in this process.
+        """Map an import at an address of this process.
 
-        Never called while the import has one from here. With ``remappable=False``, core promises
-        not to call this again for the import, so the driver may give up at once what only a
-        further mapping would need, such as a descriptor. The address then stands as long as
-        :meth:`crossmem.driver.AddressRanges.map_at` may be called for the import.
+        Not called while the import has a mapping from an earlier call. With ``remappable=False``,
+        core promises not to call this again for the import. The driver may then release at once
+        everything that only a further mapping would need, such as a descriptor. Such a mapping
+        stays while :meth:`crossmem.driver.AddressRanges.map_at` may be called for the import.
         """
 
     @abstractmethod
     def unmap(self, mapped: Mapped) -> None:
-        """Take the address away again. Core has synchronised the device before (law C9)."""
+        """Unmap the address. Core has synchronised the device before (law C9)."""
 
     @abstractmethod
     def copy(self, ordinal: int, target: int, source: int, nbytes: int, kind: CopyKind) -> None:
         """Copy from or to device memory and return when it is done.
 
-        With ``DEVICE_TO_DEVICE``, both addresses are device memory; where they are of different
+        With ``DEVICE_TO_DEVICE``, both addresses are device memory. If they are on different
         devices, ``ordinal`` is the target's and the capability ``peer_access`` is true.
         """
 
     def fill(self, block: Block, offset: int, source: int, nbytes: int) -> None:
-        """Copy host bytes into a part of a block that nobody has written or mapped elsewhere yet.
+        """Copy host bytes into a part of a block that is not written or mapped elsewhere yet.
 
-        The default is :meth:`copy`. A driver overrides this if fresh memory can be written in a
-        faster way than through its mapping, whose pages the kernel gives one by one.
+        The default is :meth:`copy`. A driver overrides this if it can write fresh memory faster
+        than through its mapping, in which each page costs a page fault.
 
         Parameters
         ----------
         block
-            What :meth:`allocate` returned.
+            The result of :meth:`allocate`.
         offset, nbytes
             The part, in bytes. It lies inside the block and is not empty.
         source

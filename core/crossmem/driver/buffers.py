@@ -38,7 +38,7 @@ _release_buffer.restype = None  # type: ignore[attr-defined]
 
 
 class HostBuffer:
-    """A contiguous buffer of Python's, read-only ones included, and its address.
+    """A contiguous buffer of a Python object, possibly read-only, and its address.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class HostBuffer:
         return int(self._buffer.len)
 
     def release(self) -> None:
-        """Let the object have its buffer back. Doing so twice is harmless."""
+        """Release the buffer. A second call does nothing."""
         buffer = getattr(self, "_buffer", None)
         if buffer is not None:
             _release_buffer(ctypes.byref(buffer))
@@ -91,18 +91,18 @@ def address_of(data: Any) -> Iterator[tuple[int, int]]:
 
 
 class ViewAnchor:
-    """Keeps memory in use: every view, array or tensor that is made of the memory keeps this.
+    """Keeps memory in use: every view, array or tensor of the memory holds a reference to it.
 
-    So a weak reference to it tells whether any is left.
+    A weak reference to the anchor therefore tells whether any view is left.
 
     Parameters
     ----------
     memory
-        The object that gives the memory back; kept alive.
+        The object that releases the memory; kept alive.
     pointer
         Address of the memory.
     nbytes
-        Size of the buffer at that address; 0 where the CPU cannot address it.
+        Size of the buffer at that address; 0 if the CPU cannot address it.
     """
 
     __slots__ = ("__weakref__", "_nbytes", "_pointer", "_views", "memory")
@@ -115,18 +115,18 @@ class ViewAnchor:
 
     @property
     def buffer(self) -> Any:
-        """The memory as an object with a buffer; this anchor lives as long as any view of it."""
+        """The memory as an object with a buffer. The anchor lives as long as any view of it."""
         buffer = (ctypes.c_ubyte * self._nbytes).from_address(self._pointer)
         buffer.anchor = self  # type: ignore[attr-defined]
         return buffer
 
     def note(self, view: Any) -> None:
-        """Remember an array or tensor, for the message of whoever wants its memory back."""
+        """Record an array or tensor, for the error that names the users of the memory."""
         key, views = id(view), self._views
         views[key] = weakref.ref(view, lambda _: views.pop(key, None))
 
     def describe_views(self) -> str:
-        """Return in words which arrays and tensors are alive; nothing where others are."""
+        """Return a text that names the live arrays and tensors; empty for other views."""
         alive = [view for one in list(self._views.values()) if (view := one()) is not None]
         if not alive:
             return ""
@@ -141,5 +141,5 @@ _new_bytes.restype = ctypes.py_object  # type: ignore[attr-defined]
 
 
 def new_bytes(nbytes: int) -> bytes:
-    """Return bytes that nobody else has, for the caller to fill once before use."""
+    """Return new bytes without another reference, which the caller fills once before use."""
     return _new_bytes(None, nbytes)

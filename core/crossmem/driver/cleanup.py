@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that a failure must not skip, and that must not hide the failure."""
+"""Cleanup steps that run despite a failure, and that do not hide the failure."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ __all__ = ["in_any_case", "noting", "on_failure"]
 
 @contextmanager
 def on_failure(step: Callable[[], object]) -> Iterator[None]:
-    """Take a step where the block raises; what the step raises is only noted on the error."""
+    """Run a step if the block raises. An error of the step becomes a note on the block's error."""
     try:
         yield
     except BaseException as error:
@@ -24,7 +24,7 @@ def on_failure(step: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def in_any_case(step: Callable[[], object]) -> Iterator[None]:
-    """Take a step after the block. Where both raise, the block's error is the one."""
+    """Run a step after the block. If both raise, the block's error propagates."""
     with on_failure(step):
         yield
     step()
@@ -32,7 +32,7 @@ def in_any_case(step: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def noting(error: BaseException) -> Iterator[None]:
-    """Run a block that cleans up after an error; what the block raises is only noted on that."""
+    """Run a cleanup block after an error. An error of the block becomes a note on that error."""
     try:
         yield
     except CrossmemError as failure:

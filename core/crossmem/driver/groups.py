@@ -28,40 +28,40 @@ class ReadonlyAlias(Protocol):
         ...
 
     def unmap_readonly(self, mapped: Mapped) -> None:
-        """Take that address away again."""
+        """Unmap that address."""
         ...
 
 
 class AddressRanges(Protocol):
-    """Addresses reserved first and given memory later.
+    """Addresses that are reserved first and mapped later.
 
-    Core has checked that a place is free, on the granularity, and inside the range; that memory
-    and range are of one device; and that a range never gets both blocks and imports. Memory may
-    be mapped at several places, and in its usual one, at the same time.
+    Core has checked that a place is free, on the granularity, and inside the range. Memory and
+    range belong to one device, and a range never has both blocks and imports. Memory may be mapped
+    at several places in ranges, and at its usual address, at the same time.
     """
 
     def reserve(self, ordinal: int, nbytes: int) -> Reserved:
         """Reserve consecutive addresses, without memory.
 
-        ``nbytes`` is a multiple of the granularity. Nothing else of the process gets addresses
-        there before :meth:`release`.
+        ``nbytes`` is a multiple of the granularity. The process gets no other mapping at these
+        addresses before :meth:`release`.
         """
         ...
 
     def release(self, reserved: Reserved) -> None:
-        """Give a whole range back, in which nothing is mapped."""
+        """Release a whole range, in which nothing is mapped."""
         ...
 
     def map_at(self, memory: Block | Imported, pointer: int) -> Mapped:
         """Map the whole capacity of memory at reserved addresses.
 
-        An import keeps its access. It may have been mapped with ``remappable=False``; then that
-        mapping still stands.
+        An import keeps its access. It may have been mapped with ``remappable=False``; that mapping
+        still exists then.
         """
         ...
 
     def unmap_at(self, mapped: Mapped) -> None:
-        """Take memory away from reserved addresses, which stay reserved.
+        """Unmap memory from reserved addresses, which stay reserved.
 
         Core has synchronised the device before (law C9).
         """
@@ -70,22 +70,23 @@ class AddressRanges(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """What a vendor knows of the memory around an address, whoever allocated it.
+    """The vendor's information about the memory around an address, whoever allocated it.
 
     Parameters
     ----------
-    base, nbytes
+    Start and size of the vendor's allocation around the address. The size is 0 if these bounds are
+    unknown; then there is an obstacle.
         Where the vendor's allocation around the address begins, and its size. No size where
         these bounds cannot be known; then there is an obstacle.
     exposed_base, exposed_nbytes
-        What importers of an export of that allocation can reach: it, and where the vendor puts
-        several allocations into one block, its neighbours.
+        The memory that importers of an export of that allocation can reach. It contains the
+        neighbours of the allocation if the vendor puts several allocations into one block.
     obstacle
-        Why the mechanism cannot carry this memory, None where it can: the end of a sentence that
-        begins with the memory, such as ``"is managed memory, which legacy IPC cannot carry"``.
+        Why the mechanism cannot carry this memory, None if it can. The text is the predicate of a
+        sentence about the memory, such as ``"is managed memory, which legacy IPC cannot carry"``.
     generation
-        What differs where the memory was freed and something else was allocated at the address,
-        None where the vendor knows nothing of that kind.
+        A number that changes if the memory is freed and the address is allocated again; None if the
+        vendor has no such number.
     """
 
     base: int = 0
@@ -97,34 +98,34 @@ class Foreign:
 
 
 class ForeignMemory(Protocol):
-    """Memory that someone else allocated through the same vendor."""
+    """Memory that another library allocated through the same vendor."""
 
     def inspect(self, ordinal: int, pointer: int, mechanism: str) -> Foreign:
-        """Return what the vendor knows of the memory around an address, and change nothing.
+        """Return the vendor's information about the memory around an address; change nothing.
 
-        The address is positive and below 2**63; it may be anything, also nobody's. What the
-        vendor does not know, or the mechanism cannot carry on this device, is an obstacle and no
-        error: memory that is managed, pooled, virtual, imported, the host's or another device's.
+        The address is positive and below 2**63, and may be invalid. Memory that is unknown to the
+        vendor, or that the mechanism cannot carry on this device, is an obstacle and not an error:
+        managed, pooled, virtual or imported memory, or memory of the host or another device.
         """
         ...
 
     def adopt(self, ordinal: int, foreign: Foreign, mechanism: str) -> Block:
-        """Return a block that stands for memory without an obstacle, and take nothing.
+        """Return a block that stands for memory without an obstacle. Its owner stays the same.
 
-        It begins at ``foreign.base``, and ``foreign.nbytes`` is both its size and its capacity,
-        which need be no multiple of the granularity. What works on an allocated block works on
-        it, but for :meth:`crossmem.driver.Driver.free` and pieces of address ranges. Core adopts
-        a vendor's allocation once for each mechanism, however many parts of it are adopted.
+        The block begins at ``foreign.base``. ``foreign.nbytes`` is both its size and its capacity,
+        which need not be a multiple of the granularity. All operations on allocated blocks work on
+        it, except :meth:`crossmem.driver.Driver.free` and pieces of address ranges. Core adopts a
+        vendor's allocation once for each mechanism, however many parts of it are adopted.
         """
         ...
 
     def disown(self, block: Block) -> None:
-        """End what :meth:`adopt` began, with every export released. It never frees the memory."""
+        """Undo :meth:`adopt`, after the release of every export. This never frees the memory."""
         ...
 
 
 class Witness(Protocol):
-    """A strict emulation under the driver that notes each call which the vendor forbids."""
+    """A strict emulation under the driver that records each call that the vendor forbids."""
 
     def violations(self) -> list[str]:
         """Return a line for each forbidden call, by any process, the oldest first."""
@@ -143,30 +144,30 @@ def _offers(driver: Driver, group: type) -> bool:
 
 
 def address_ranges_of(driver: Driver) -> AddressRanges | None:
-    """Return the driver as :class:`AddressRanges`, None where it does not offer the group."""
+    """Return the driver as :class:`AddressRanges`, None if it does not offer the group."""
     return cast("AddressRanges", driver) if _offers(driver, AddressRanges) else None
 
 
 def foreign_memory_of(driver: Driver) -> ForeignMemory | None:
-    """Return the driver as :class:`ForeignMemory`, None where it does not offer the group."""
+    """Return the driver as :class:`ForeignMemory`, None if it does not offer the group."""
     return cast("ForeignMemory", driver) if _offers(driver, ForeignMemory) else None
 
 
 def readonly_alias_of(driver: Driver) -> ReadonlyAlias | None:
-    """Return the driver as a :class:`ReadonlyAlias`, None where it does not offer the group."""
+    """Return the driver as a :class:`ReadonlyAlias`, None if it does not offer the group."""
     return cast("ReadonlyAlias", driver) if _offers(driver, ReadonlyAlias) else None
 
 
 def witness_of(driver: Driver) -> Witness | None:
-    """Return the driver as a :class:`Witness`, None where it does not offer the group."""
+    """Return the driver as a :class:`Witness`, None if it does not offer the group."""
     return cast("Witness", driver) if _offers(driver, Witness) else None
 
 
 def check_groups(driver: Driver) -> list[str]:
-    """Return what is wrong with a driver's optional groups, one line for each fault.
+    """Return the faults of a driver's optional groups, one line for each.
 
-    A group is wrong where a driver has some of its methods but not all, and where it has them and
-    the group's capability says otherwise for every device and mechanism, or the other way round.
+    It is a fault if a driver has some methods of a group but not all. It is also a fault if the
+    methods and the group's capability contradict each other for every device and mechanism.
     """
     faults = []
     for group in _GROUPS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a traced driver has reserved, and which rules of address ranges its calls break."""
+"""The record of a traced driver's address ranges, and of the rules that its calls break."""
 
 from dataclasses import dataclass, field
 
@@ -8,12 +8,12 @@ from crossmem.driver.base import Block, Imported
 __all__ = ["RangeLedger"]
 
 _Rules = list[tuple[bool, str]]
-"""Whether each rule is broken, and what to say then."""
+"""Whether each rule is broken, and the text for that."""
 
 
 @dataclass(slots=True)
 class _Range:
-    """Reserved addresses, and what is mapped there."""
+    """A reserved range, and its pieces."""
 
     ordinal: int
     nbytes: int
@@ -22,19 +22,19 @@ class _Range:
 
 
 class RangeLedger:
-    """Follows the calls of the group :class:`crossmem.driver.AddressRanges`; takes no lock."""
+    """Tracks the calls of the group :class:`crossmem.driver.AddressRanges`. It takes no lock."""
 
     def __init__(self) -> None:
         self._ranges: dict[int, _Range] = {}
 
     @property
     def ranges(self) -> int:
-        """How many ranges are reserved."""
+        """Number of reserved ranges."""
         return len(self._ranges)
 
     @property
     def pieces(self) -> int:
-        """How many pieces are mapped."""
+        """Number of mapped pieces."""
         return sum(len(one.pieces) for one in self._ranges.values())
 
     def shows(self, memory: Block | Imported) -> bool:
@@ -44,22 +44,22 @@ class RangeLedger:
         )
 
     def reserve(self, ordinal: int, pointer: int, nbytes: int) -> None:
-        """Note a range."""
+        """Add a range."""
         self._ranges[pointer] = _Range(ordinal, nbytes)
 
     def check_release(self, ordinal: int, pointer: int, nbytes: int) -> _Rules:
-        """Return the rules for a range that is to be released."""
+        """Return the rules for the release of a range."""
         found = self._ranges.get(pointer)
         if found is None or (found.ordinal, found.nbytes) != (ordinal, nbytes):
             return [(True, f"{nbytes} bytes at {pointer:#x} are not an address range")]
         return [(bool(found.pieces), "pieces are still mapped")]
 
     def release(self, pointer: int) -> None:
-        """Forget a range."""
+        """Remove a range."""
         self._ranges.pop(pointer, None)
 
     def map_at(self, memory: Block | Imported, pointer: int) -> _Rules:
-        """Note a piece."""
+        """Add a piece and return the rules for it."""
         end = pointer + memory.capacity
         for start, one in self._ranges.items():
             if start <= pointer and end <= start + one.nbytes:
@@ -83,11 +83,11 @@ class RangeLedger:
         return rules
 
     def check_unmap(self, memory: Block | Imported, pointer: int) -> _Rules:
-        """Return the rules for a piece that is to be unmapped."""
+        """Return the rules for the unmapping of a piece."""
         is_mapped = any(one.pieces.get(pointer) is memory for one in self._ranges.values())
         return [(not is_mapped, f"this memory is not mapped at {pointer:#x}")]
 
     def unmap_at(self, pointer: int) -> None:
-        """Forget a piece."""
+        """Remove a piece."""
         for one in self._ranges.values():
             one.pieces.pop(pointer, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user can do about this process's limits."""
+"""Hints about the limits of this process."""
 
 import resource
 

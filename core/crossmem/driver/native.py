@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vendors' libraries: found in a fixed order, and called through ctypes by a table of prototypes.
+"""Vendors' libraries: searched in a fixed order, and called through ctypes by prototypes.
 
-ctypes lets other threads run during a call, so an open that waits for seconds stops nobody.
+ctypes releases the GIL during a call, so a library call that takes seconds blocks no other thread.
 """
 
 import ctypes
@@ -35,9 +35,9 @@ _PERMISSIONS: Final = 1
 def candidates(
     names: Sequence[str], folders: Sequence[str], stem: str, maps: str
 ) -> tuple[str, ...]:
-    """Return what to load, in order: the copy that is loaded, the loader's choice, the folders.
+    """Return paths to load, in order: the loaded copy, the loader's choice, the folders.
 
-    A process that already has a copy must call that one, because another one does not know its
+    A process that already has a copy must call that copy, because another copy does not know its
     memory.
 
     Parameters
@@ -45,16 +45,16 @@ def candidates(
     names
         File names, the newest version first.
     folders
-        Where to look for each name after the loader was asked for all of them.
+        The folders to search for each name after the loader has failed for all names.
     stem
-        How the file names of all versions begin, such as ``"libm.so"``.
+        The common start of the file names of all versions, such as ``"libm.so"``.
     maps
         The process's memory map, as in ``/proc/self/maps``.
     """
     loaded = (
         f"/{path}"
         for line, _, path in (entry.partition("/") for entry in maps.splitlines())
-        # A file that is only read is mapped too, but never to be executed.
+        # A file that is only read is mapped too, but not executable.
         if PurePath(path).name.startswith(stem) and "x" in line.split()[_PERMISSIONS]
     )
     elsewhere = (str(PurePath(folder, name)) for folder in folders for name in names)
@@ -67,9 +67,9 @@ class LibraryNotFoundError(OSError):
     Parameters
     ----------
     message
-        Which library.
+        The name of the library.
     tried
-        Each path that was tried, and what is wrong with it.
+        Each path that was tried, with its error.
     """
 
     def __init__(self, message: str, tried: Sequence[str]) -> None:
@@ -78,7 +78,7 @@ class LibraryNotFoundError(OSError):
 
     @property
     def details(self) -> str:
-        """What was tried, one path a line."""
+        """The paths that were tried, one on a line."""
         return "\n".join(self.tried)
 
 
@@ -88,14 +88,14 @@ def open_library(names: Sequence[str], folders: Sequence[str], stem: str) -> cty
     Raises
     ------
     LibraryNotFoundError
-        None can.
+        No candidate can be loaded.
     """
     tried = []
     for path in candidates(names, folders, stem, _MAPS.read_text("utf-8", "surrogateescape")):
         try:
             return ctypes.CDLL(path)
         except OSError as error:
-            # The loader names the file that it misses, which may be one that a library needs.
+            # The loader names the missing file, which may be a dependency of the library.
             reason = str(error).removeprefix(f"{path}: ")
             if reason.startswith("cannot open shared object file: No such"):
                 reason = "no such file" if "/" in path else "not on the library search path"
@@ -108,31 +108,31 @@ def open_library(names: Sequence[str], folders: Sequence[str], stem: str) -> cty
 
 
 class Parameter:
-    """What one or several parameters of a C function are made of.
+    """One or several parameters of a C function.
 
     Attributes
     ----------
     kinds
         Their types.
     takes
-        How many arguments of the call it uses.
+        Number of arguments of the call that it uses.
     """
 
     kinds: tuple[Any, ...]
     takes = 1
 
     def passed(self, given: Iterator[Any]) -> Sequence[Any]:
-        """Return what C gets, taking arguments of the call."""
+        """Return the C arguments, made from the next arguments of the call."""
         raise NotImplementedError
 
 
 class In(Parameter):
-    """An argument that is passed as it is.
+    """An argument that is passed unchanged.
 
     Parameters
     ----------
     kind
-        A type of ctypes, or another one with a method ``from_param``.
+        A ctypes type, or another type with a method ``from_param``.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -151,7 +151,7 @@ class Fixed(Parameter):
     kind
         Its type.
     value
-        What is passed.
+        The constant argument.
     """
 
     takes = 0
@@ -166,7 +166,7 @@ class Fixed(Parameter):
 
 
 class Value(Parameter):
-    """A structure that is passed by value, of which its bytes are given.
+    """A structure that is passed by value. The call gives its bytes.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ class Struct(Parameter):
     kind
         Its type.
     fields
-        Names of the fields that arguments of the call fill, in their order; the others are 0.
+        Names of the fields that arguments of the call set, in their order. The other fields are 0.
     """
 
     def __init__(self, kind: type[ctypes.Structure], *fields: str) -> None:
@@ -211,7 +211,7 @@ class Array(Parameter):
     Parameters
     ----------
     kind
-        Type of an element: a number, or a structure, for which a tuple of its fields is given.
+        Type of an element: a number, or a structure, for which the call gives a tuple of fields.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -225,19 +225,19 @@ class Array(Parameter):
 
 
 def _plain(cell: Any) -> Any:
-    """Return a result as Python has it; ctypes has None for the address 0."""
+    """Return a result as a Python value. ctypes returns None for the address 0."""
     return cell.value or 0
 
 
 class Out(Parameter):
-    """The address of a place for a result, which the call returns and does not take.
+    """The address for a result. The call returns the result and takes no argument for it.
 
     Parameters
     ----------
     kind
         Type of the result.
     convert
-        Makes what the call returns of it.
+        Converts the ctypes object to the returned value.
     """
 
     takes = 0
@@ -256,9 +256,9 @@ class Prototype:
     symbol
         Its name in the library.
     parameters
-        What it takes, in C's order.
+        Its parameters, in C's order.
     restype
-        Type of what it returns: a result code, where nothing else is said.
+        Type of its return value; the default is a result code.
     """
 
     def __init__(self, symbol: str, *parameters: Parameter, restype: Any = ctypes.c_int) -> None:
@@ -269,14 +269,14 @@ class Prototype:
 
 
 class Functions:
-    """Functions of a library, each bound when it is first used.
+    """Functions of a library, each bound at its first use.
 
     Parameters
     ----------
     library
         The library.
     prototypes
-        What can be called, by the names that callers use.
+        The prototypes, by the names that callers use.
     """
 
     def __init__(self, library: ctypes.CDLL, prototypes: Mapping[str, Prototype]) -> None:
@@ -289,12 +289,12 @@ class Functions:
         return prototype is not None and hasattr(self._library, prototype.symbol)
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a function; return what it gives through parameters and, last, what it returns.
+        """Call a function; return its output parameters and, last, its return value.
 
         Raises
         ------
         TypeError
-            Where the arguments are too many or too few.
+            The arguments are too many or too few.
         """
         prototype = self._prototypes[name]
         if len(arguments) != prototype.takes:
@@ -317,7 +317,7 @@ class Functions:
         function = self._bound.get(name)
         if function is None:
             prototype = self._prototypes[name]
-            # An object of its own: as an attribute, it would be shared with other prototypes.
+            # A separate object: an attribute of the library would be shared with other prototypes.
             function = self._library[prototype.symbol]
             function.restype = prototype.restype
             function.argtypes = tuple(kind for one in prototype.parameters for kind in one.kinds)

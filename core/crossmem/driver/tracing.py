@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver around a driver that counts calls and notes every call out of order."""
+"""A wrapper of a driver that counts calls and records every call out of order."""
 
 import threading
 from collections import Counter
@@ -24,14 +24,14 @@ from crossmem.models import Access, Capabilities, DeviceInfo
 __all__ = ["TracingDriver"]
 
 _Key = int
-"""``id`` of a block or import; the record keeps the object alive, so it is not reused."""
+"""``id`` of a block or import. The record keeps the object alive, so the id is not reused."""
 
 _RANGE_METHODS: Final = frozenset({"reserve", "release", "map_at", "unmap_at"})
 _FOREIGN_METHODS: Final = frozenset({"inspect", "adopt", "disown"})
 
 
 class TracingDriver(Driver):
-    """Counts the calls that core makes, and checks that each acquire has its one release.
+    """Counts the calls of core, and checks that each acquired resource is released once.
 
     Parameters
     ----------
@@ -43,8 +43,8 @@ class TracingDriver(Driver):
     calls
         Number of calls by method name.
     violations
-        One line for each call that the driver contract forbids: releasing twice or before
-        what depends on it was released, mapping what is mapped, calling with foreign objects.
+        One line for each call that the driver contract forbids: a second release, a release before
+        that of a dependent resource, a mapping of mapped memory, a call with foreign objects.
     """
 
     def __init__(self, inner: Driver) -> None:
@@ -64,7 +64,7 @@ class TracingDriver(Driver):
 
     @property
     def live(self) -> dict[str, int]:
-        """How many blocks, imports, mappings and ranges were acquired and not yet released."""
+        """Number of blocks, exports, imports, mappings and ranges that are not released yet."""
         with self._lock:
             return {
                 "blocks": len(self._blocks),
@@ -75,14 +75,14 @@ class TracingDriver(Driver):
             }
 
     def _note(self, method: str, *rules: tuple[bool, str]) -> None:
-        """Count a call and record which of its rules are broken. The lock is held."""
+        """Count a call and record its broken rules. The caller holds the lock."""
         self.calls[method] += 1
         if held := forbidden_ranks():
             self.violations.append(f"{method}: called while a lock is held: {', '.join(held)}")
         self.violations.extend(f"{method}: {text}" for broken, text in rules if broken)
 
     def __getattr__(self, name: str) -> Any:
-        # Optional groups are offered exactly where the inner driver offers them.
+        # The wrapper offers an optional group only if the inner driver does.
         if name in {"map_readonly", "unmap_readonly"} and readonly_alias_of(self.inner):
             return getattr(self, f"_{name}")
         if name in _RANGE_METHODS and address_ranges_of(self.inner):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the drivers of vendors have in common: a device made current around each mechanism's calls.
+"""The common base of vendor drivers: it makes a device current around each mechanism's calls.
 
-A mechanism keeps in a block's or import's reference which vendor objects are still to be given
-back. So its giving-back methods can be called at any time, and again.
+A mechanism keeps the vendor objects that are not released yet in the reference of the block or
+import. Its releasing methods can therefore be called at any time, and again.
 """
 
 import logging
@@ -26,11 +26,11 @@ class RangeMechanism(Protocol):
     """The steps of a mechanism whose memory can be mapped at reserved addresses."""
 
     def reserve(self, reserved: Reserved) -> None:
-        """Reserve addresses, and note the first in ``reserved``."""
+        """Reserve addresses, and record the first in ``reserved``."""
         ...
 
     def release(self, reserved: Reserved) -> None:
-        """Give them back, and forget the first right before that."""
+        """Release the addresses, and clear the first right before that."""
         ...
 
     def map_at(self, memory: Block | Imported, pointer: int) -> None:
@@ -38,15 +38,16 @@ class RangeMechanism(Protocol):
         ...
 
     def unmap_at(self, memory: Block | Imported, pointer: int) -> None:
-        """Take it away, if it is there."""
+        """Unmap it, if it is mapped."""
         ...
 
 
 class VendorDriver(Driver):
-    """A driver that has its mechanisms do the vendor's calls.
+    """A driver whose mechanisms make the vendor's calls.
 
-    A subclass sets ``_devices``, ``_mechanisms``, which has them by name, and ``_current``, whose
-    ``on(ordinal)`` makes a device current for this thread, and puts back what was current before.
+    A subclass sets ``_devices``, ``_mechanisms`` (by name) and ``_current``.
+    ``_current.on(ordinal)`` makes a device current for this thread, and restores the previous one
+    afterwards.
     """
 
     _devices: tuple[DeviceInfo, ...]
@@ -93,11 +94,11 @@ class VendorDriver(Driver):
             with self._on(imported.ordinal, "map"):
                 mapped.pointer = mechanism.map(imported)
             if not remappable:
-                # At the very end, because it is what cannot be undone.
+                # The last step, because it cannot be undone.
                 with self._about(imported.ordinal, "map"):
                     mechanism.keep_mapped(imported)
         except BaseException as error:
-            # A mechanism that the vendor refused has tried to clean up itself.
+            # If the vendor refused, the mechanism has already tried to clean up.
             if mapped.pointer or not isinstance(error, CrossmemError):
                 self._undo(error, self._unmap, imported)
             raise
@@ -116,7 +117,7 @@ class VendorDriver(Driver):
     # Address ranges -----------------------------------------------------------------------
 
     def _offer_ranges(self, mechanism: RangeMechanism) -> None:
-        """Offer the group :class:`crossmem.driver.AddressRanges` by a mechanism."""
+        """Offer the group :class:`crossmem.driver.AddressRanges` through a mechanism."""
 
         def reserve(ordinal: int, nbytes: int) -> Reserved:
             reserved = Reserved(ordinal, 0, nbytes)
@@ -136,7 +137,7 @@ class VendorDriver(Driver):
                 except CrossmemError:
                     if reserved.pointer:
                         raise
-                    # Only the device was not put back, which this thread's next call does.
+                    # Only the thread's device was not restored. The thread's next call restores it.
                     _log.warning(
                         "this thread gets its device back with its next call", exc_info=True
                     )
@@ -167,7 +168,7 @@ class VendorDriver(Driver):
         return self._named(ordinal, operation, self._current.on(ordinal))
 
     def _about(self, ordinal: int, operation: str) -> AbstractContextManager[None]:
-        """Say on errors what failed, and where."""
+        """Add the operation and the device to errors."""
         return self._named(ordinal, operation, None)
 
     @contextmanager
@@ -187,7 +188,7 @@ class VendorDriver(Driver):
 
     @staticmethod
     def _undo(error: BaseException, step: Callable[[Any], object], what: object) -> None:
-        """Give back what a failed method has acquired; a second failure is noted on the first."""
+        """Release the resources of a failed method; a second failure becomes a note."""
         try:
             step(what)
         except CrossmemError as failure:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device can do, as data: the kit selects its tests from it, and errors quote it."""
+"""The abilities of a device as data: the kit selects its tests by them, and errors quote them."""
 
 from dataclasses import dataclass, fields
 from math import inf
@@ -10,7 +10,7 @@ from crossmem.guards import check_fields, is_flag, is_name, is_within
 __all__ = ["Capabilities", "LeaseEnd"]
 
 LeaseEnd: TypeAlias = Literal["process", "process-if-visible", "connection"]
-"""What ends a lease that nobody released; see :attr:`Capabilities.lease_end`."""
+"""What ends a lease that its holder did not release; see :attr:`Capabilities.lease_end`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +20,12 @@ class Capabilities:
     Raises
     ------
     ConfigurationError
-        If a field has another type, or is out of its range.
+        A field has the wrong type or is out of range.
     """
 
     mechanisms: tuple[str, ...]
-    """Ways to share, the preferred one first. One is used as asked for or not at all (C25)."""
+    """Mechanisms for sharing, the preferred one first. crossmem never replaces a requested one
+    (C25)."""
 
     granularity_nbytes: int
     """Capacities are multiples of this many bytes (C2)."""
@@ -62,20 +63,21 @@ class Capabilities:
     """The optional group :class:`crossmem.driver.ForeignMemory` is implemented."""
 
     other_users: bool = True
-    """Processes of other users can open what ``Allow(uids=...)`` admits them to (C13)."""
+    """Processes of other users that ``Allow(uids=...)`` admits can open the memory (C13)."""
 
     cuda_array_interface: bool = False
-    """Pointers are those of CUDA or HIP, so CuPy has arrays there."""
+    """Pointers are CUDA or HIP addresses, so CuPy can have arrays there."""
 
     dlpack_device_type: int | None = None
-    """DLPack's number for the kind of device; None where it has none."""
+    """DLPack's number for the type of device; None if there is none."""
 
     lease_end: LeaseEnd = "process"
-    """What ends a lease that was not released (C11). ``"process"``: the importer's death, of every
-    importer. ``"process-if-visible"``: the death of an importer that has a pid in the pid namespace
-    of the exporter, and the end of its last connection for any other, because this kernel is older
-    than Linux 6.5. ``"connection"``: that of every importer, because this kernel has no pidfds.
-    Each lease of :func:`crossmem.exports` says which it is. Set by crossmem, not by the backend."""
+    """What ends a lease that was not released (C11). ``"process"``: the death of the importer.
+    ``"process-if-visible"``: the death of an importer that has a pid in the exporter's pid
+    namespace; for others, the end of the last connection, because this kernel is older than Linux
+    6.5. ``"connection"``: the end of the last connection, because this kernel has no pidfds.
+    :func:`crossmem.exports` shows which applies to each lease. Set by crossmem, not by the
+    backend."""
 
     def __post_init__(self) -> None:
         check_fields(self, _RULES)

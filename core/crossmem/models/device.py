@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend says about one of its devices."""
+"""A backend's description of one of its devices."""
 
 from dataclasses import dataclass
 from math import inf
@@ -23,21 +23,21 @@ class DeviceInfo:
     Raises
     ------
     ConfigurationError
-        If a field is out of its range.
+        A field is out of range.
     """
 
     ordinal: int
     """Number of the device in this process, from 0 to 65535."""
 
     identity: str
-    """UUID where the vendor has one, else the PCI bus id where that is unambiguous: 1 to 128
+    """The vendor's UUID, or if there is none, the PCI bus id if it is unambiguous: 1 to 128
     printable ASCII characters without blanks."""
 
     name: str
     """Name for people, 1 to 256 characters."""
 
     total_nbytes: int | None
-    """Memory of the device in bytes; None where a vendor tells that only of an opened device."""
+    """Memory of the device in bytes; None if the vendor reports it only for an opened device."""
 
     def __post_init__(self) -> None:
         check_fields(self, _RULES)

@@ -13,19 +13,21 @@ class EventKind(StrEnum):
     ALLOCATED = "allocated"
     """This process allocated memory."""
     ADOPTED = "adopted"
-    """This process adopted memory that someone else allocated."""
+    """This process adopted memory of another library."""
     EXPORTED = "exported"
     """An allocation was exported for the first time with these arguments."""
     IMPORTED = "imported"
     """This process opened another process's memory."""
     RELEASED = "released"
-    """This process closed what it had imported."""
+    """This process closed memory that it had imported."""
     LEASED = "leased"
     """The lease server gave another process a lease."""
     LEASE_ENDED = "lease-ended"
-    """A holder ended its lease. It is told when the exporter sees that: as it frees or reports."""
+    """A holder ended its lease. The event comes when the exporter notices it: at a free or a
+    report."""
     LEASE_LOST = "lease-lost"
-    """A lease ended because its holder died, or its connection where there is no pidfd."""
+    """A lease ended because its holder died, or because its connection ended if there is no
+    pidfd."""
     RESERVED = "reserved"
     """A message reserves this process's memory from now on."""
     RESERVATION_ENDED = "reservation-ended"
@@ -33,41 +35,42 @@ class EventKind(StrEnum):
     RESERVATION_LOST = "reservation-lost"
     """A message's reservation ended because its sender died, or its connection without a pidfd."""
     RECEIVED = "received"
-    """What came with a message of Ray's is the sender's memory."""
+    """An object in a Ray message is the sender's memory."""
     RECEIVED_COPY = "received-copy"
-    """What came with a message of Ray's is a copy, because the sender is on another node."""
+    """An object in a Ray message is a copy, because the sender is on another node."""
     WITHDRAWN = "withdrawn"
-    """No process imports by a handle of this process for the first time any more."""
+    """An export of this process was withdrawn: no process can import it for the first time any
+    more."""
     DENIED = "denied"
     """A process asked for memory that it may not have."""
     RECLAIMED = "reclaimed"
     """Freed blocks of a pool can be given out again; the detail says how many."""
     FREED = "freed"
-    """The device got memory back."""
+    """The device has freed memory."""
     GIVEN_UP = "given-up"
-    """Adopted memory was left to its owner again."""
+    """Adopted memory was given up; its owner still has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened to memory, with the values that were known.
+    """One event of memory, with the known values.
 
     Parameters
     ----------
     kind
         What happened.
     backend, device
-        Backend name and device identity, empty where unknown.
+        Backend name and device identity, empty if unknown.
     allocation
-        Number of the allocation in its owner, 0 where unknown.
+        Number of the allocation in its owner, 0 if unknown.
     nbytes
-        Requested size in bytes, 0 where unknown.
+        Requested size in bytes, 0 if unknown.
     owner_pid
         Process that allocated the memory.
     peer_pid
-        The other process, as its pid here; 0 where it is not visible or there is none.
+        The other process, by its pid in this namespace; 0 if it is not visible or does not exist.
     detail
-        Words for people.
+        A text for people.
     """
 
     kind: EventKind

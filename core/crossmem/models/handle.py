@@ -49,7 +49,7 @@ _MIN_NBYTES: Final = _CORE_START + MIN_CORE_NBYTES
 
 
 def _field(name: str, doc: str) -> Any:
-    """Return a property that shows a field of the core, and takes no call of Python's to read."""
+    """Return a property for a field of the core. Reading it calls no Python function."""
     return property(attrgetter(f"_core.{name}"), doc=doc)
 
 
@@ -57,8 +57,8 @@ class ShareableHandle:
     """An immutable name for exported memory, valid in any process of the same host.
 
     Made by :meth:`crossmem.Allocation.export`; sent as :meth:`to_bytes` or by pickling. A handle
-    owns nothing: the memory lives as long as its exporter and the leases of its importers say.
-    Whoever holds a leased handle and passes the exporter's access check can import the memory,
+    owns nothing: its exporter and the leases of its importers decide how long the memory lives. A
+    process that has a leased handle and passes the exporter's access check can import the memory,
     so treat the bytes as a credential.
 
     Attributes
@@ -131,7 +131,7 @@ class ShareableHandle:
     access: Access = _field("access", '``"rw"`` or ``"ro"``.')
     raw: bytes | None = _field("raw", "The vendor's bytes of a raw handle; None in others.")
     secret: bytes = _field("secret", "The 16 secret bytes that an importer proves to know.")
-    # An importer's proof covers it, so that no field can be changed on the way.
+    # An importer's proof covers the core, so that no field can be changed in transit.
     core: bytes = _field("wire", "Everything but the part: handles with one core name one export.")
 
     def slice(self, offset: int, nbytes: int) -> "ShareableHandle":
@@ -147,7 +147,7 @@ class ShareableHandle:
         Raises
         ------
         InvalidSizeError
-            Where the part does not lie inside this one.
+            The part does not lie inside this one.
 
         Notes
         -----
@@ -177,12 +177,12 @@ class ShareableHandle:
 
     @classmethod
     def from_bytes(cls, blob: bytes | bytearray | memoryview) -> "ShareableHandle":
-        """Read the wire form, trusting nothing in it.
+        """Read the wire form of an untrusted handle.
 
         Raises
         ------
         InvalidHandleError
-            Where the bytes are not a handle of a version that this crossmem reads.
+            The bytes are not a handle of a version that this crossmem reads.
         """
         if type(blob) is not bytes:
             if not isinstance(blob, bytearray | memoryview):
@@ -201,7 +201,7 @@ class ShareableHandle:
 
     def to_json(self) -> str:
         """Return the handle as JSON for people, without its secret."""
-        # Only handles that people read need it.
+        # Imported late: only handles for people need it.
         import json  # noqa: PLC0415
 
         return json.dumps(
@@ -231,7 +231,7 @@ class ShareableHandle:
 
     @property
     def digest(self) -> str:
-        """Eight hex digits that name this handle in logs without giving it away."""
+        """Eight hex digits that identify this handle in logs without exposing it."""
         return hashlib.blake2b(self.to_bytes(), digest_size=4).hexdigest()
 
     @override

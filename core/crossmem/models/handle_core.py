@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a handle that is the same for every part of an export, and how it is read."""
+"""The part of a handle that all parts of an export share, and its decoder."""
 
 import struct
 from functools import lru_cache
@@ -39,11 +39,11 @@ _FIXED: Final = struct.Struct("<QI16sQQBBBH")
 _FIXED_START: Final = ProcessIdentity.LAYOUT.size
 
 MIN_CORE_NBYTES: Final = _FIXED_START + _FIXED.size
-"""What a core takes without its names."""
+"""The size of a core without its names."""
 
 
 class _Names(NamedTuple):
-    """The texts in bytes from outside, after the checks of :func:`_decode_names`."""
+    """The names in untrusted bytes, after the checks of :func:`_decode_names`."""
 
     backend: str
     mechanism: str
@@ -52,7 +52,7 @@ class _Names(NamedTuple):
 
 
 class HandleCore(NamedTuple):
-    """All that is the same for every part of an export; parts share one."""
+    """The fields that all parts of an export share."""
 
     backend: str
     mechanism: str
@@ -105,7 +105,7 @@ _pack_owner: Final = lru_cache(maxsize=64)(ProcessIdentity.to_bytes)
 
 
 def refuse(reason: str) -> InvalidHandleError:
-    """Return the error for bytes that are no handle."""
+    """Return the error for bytes that are not a handle."""
     return InvalidHandleError(
         f"these bytes are not a crossmem handle: {clause(reason)}",
         hint="pass the bytes of handle.to_bytes() unchanged",
@@ -114,7 +114,7 @@ def refuse(reason: str) -> InvalidHandleError:
 
 
 def decode_core(blob: bytes, flags: int) -> HandleCore:
-    """Return the core that a handle's bytes and flags stand for, all of it checked."""
+    """Return the core in a handle's bytes and flags, after all checks."""
     owner = ProcessIdentity(*ProcessIdentity.LAYOUT.unpack_from(blob, 0))
     allocation, export, secret, nbytes, capacity, *sizes = _FIXED.unpack_from(blob, _FIXED_START)
     names = _decode_names(blob[MIN_CORE_NBYTES:], *sizes)

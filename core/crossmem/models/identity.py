@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which process made a handle: a pid alone is reused, so it takes more."""
+"""The identity of the process that made a handle. A pid alone is not enough: pids are reused."""
 
 import os
 import struct
@@ -26,19 +26,19 @@ def process_start_time(pid: int | Literal["self"]) -> int | None:
     Returns
     -------
     int or None
-        None where there is no such process, it is a zombie, or it may not be looked at
-        (proc_pid_stat(5), field 22).
+        None if the process does not exist, is a zombie, or is not accessible (proc_pid_stat(5),
+        field 22).
 
     Raises
     ------
     OSError
-        Where the question could not be asked, for want of a descriptor for example.
+        ``/proc`` cannot be read, for example because no descriptor is free.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, PermissionError, ProcessLookupError):
         return None
-    # The command name, field 2, may hold spaces and parentheses: split after the last one.
+    # The command name, field 2, may contain spaces and parentheses: split after the last one.
     fields = stat[stat.rindex(b")") + 2 :].split()
     return None if fields[0] in {b"Z", b"X"} else int(fields[19])
 
@@ -79,9 +79,9 @@ class ProcessIdentity(_Fields):
         Raises
         ------
         ConfigurationError
-            ``/proc`` is not mounted, or shows another pid namespace than this process's.
+            ``/proc`` is not mounted, or shows the pid namespace of another process.
         OSError
-            This process has no descriptor left.
+            This process has no free descriptor.
         """
         try:
             return cls(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of all reports: the only models of pydantic, because only reports are JSON."""
+"""The base of all reports. Only reports are pydantic models, because only reports are JSON."""
 
 from typing import ClassVar
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How backends, runtimes and observers plug into crossmem.
+"""The plugin interface for backends, runtimes and observers.
 
-Plugin authors need :data:`hookimpl`, :class:`Backend` and :class:`Availability`; the hooks are
-described in :mod:`crossmem.plugin.hookspecs`.
+Plugin authors need :data:`hookimpl`, :class:`Backend` and :class:`Availability`. The module
+:mod:`crossmem.plugin.hookspecs` describes the hooks.
 """
 
 import typing

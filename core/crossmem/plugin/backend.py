@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plugin says about a backend before anything of the vendor's is loaded."""
+"""A plugin's description of a backend, available before any vendor code is loaded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,30 +14,30 @@ from crossmem.guards import NAME_PATTERN, is_name, shorten
 __all__ = ["Availability", "AvailabilityState", "Backend"]
 
 AvailabilityState = Literal["available", "not_installed", "unusable"]
-"""The three answers to "can this backend be used here?"."""
+"""The three answers to the question whether this machine can use a backend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether a backend can be used on this machine, and why not.
+    """Whether this machine can use a backend, and why not.
 
     Parameters
     ----------
     state
-        ``"available"``; ``"not_installed"`` where a library or package is missing;
-        ``"unusable"`` where everything is installed but cannot work here, for example because
-        there is no device or no permission to use it.
+        ``"available"``; ``"not_installed"`` if a library or package is missing; ``"unusable"`` if
+        everything is installed but cannot work here, for example because there is no device or no
+        permission to use it.
     reason
-        Why not, in one clause of at most 120 characters: a message puts the backend's name before
-        it. A longer one is cut there, and kept whole in the details. Only ``"available"`` may do
-        without.
+        Why not, in one clause of at most 120 characters. Messages put the backend's name before it.
+        A longer reason is cut in messages and kept whole in the details. Only ``"available"`` needs
+        no reason.
     details
-        What does not fit there, such as every path that was tried, one per line.
+        Further text, such as every path that was tried, one per line.
 
     Raises
     ------
     ConfigurationError
-        If the state is none of the three, or a reason is missing.
+        The state is none of the three, or a reason is missing.
     """
 
     state: AvailabilityState
@@ -73,36 +73,34 @@ class Backend:
     Parameters
     ----------
     name
-        Name by which users ask for it, as in ``crossmem.device("name:0")``.
+        The name in device names, as in ``crossmem.device("name:0")``.
     summary
-        One line for people: whose memory this is.
+        One line for people that names the memory's vendor.
     api_version
-        Version of the plugin interface for which it was written. Write the number, not
-        ``crossmem.plugin.API_VERSION``: a constant that follows the installed crossmem says
+        Version of the plugin interface that it implements. Write the number, not
+        ``crossmem.plugin.API_VERSION``, which follows the installed crossmem and so declares
         nothing.
     probe
-        Says whether the backend can be used here. Called at most once per process, on the
-        thread of whoever first asks. It may look for libraries, packages and device files; it
-        must not create a device context, start threads or take longer than a moment. What it
-        raises counts as ``"unusable"``.
+        Returns whether this machine can use the backend. Called at most once per process, on the
+        first thread that asks. It may look for libraries, packages and device files. It must not
+        create a device context, start threads or take long. An exception counts as ``"unusable"``.
     load
-        Makes the driver. Called with the name of a runtime, or None for the backend's own
-        choice among the vendor's real runtimes, which must never be an emulation. Called once
-        per process for each runtime that is asked for, and again only after it raised; never
-        on two threads at once. Raise :class:`crossmem.BackendUnavailableError` where the
-        runtime cannot work here.
+        Makes the driver. The argument is the name of a runtime, or None for the backend's own
+        choice among the vendor's real runtimes, which must never be an emulation. Called once per
+        process for each requested runtime, and again only after it raised; never on two threads at
+        once. It raises :class:`crossmem.BackendUnavailableError` if the runtime cannot work here.
     priority
-        Preference where no device is named: the highest number that is available is taken.
-        None for what is used only when it is named; every emulation says None.
+        Preference if no device is named: the available backend with the highest number is used.
+        None: the backend is used only if it is named, as every emulation is.
     install_hint
         What to do if it is not available, such as a ``pip install`` line: at most 200 characters.
     runtimes
-        Names that ``load`` understands. Empty where there is no choice.
+        Names of runtimes that ``load`` accepts. Empty if there is no choice.
 
     Raises
     ------
     ConfigurationError
-        If the name cannot stand in a handle.
+        The name is not valid in a handle.
     """
 
     name: str

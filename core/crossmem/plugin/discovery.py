@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds plugins, and keeps the faults of one from touching the others."""
+"""The discovery of plugins. A faulty plugin does not affect the others."""
 
 import importlib
 import importlib.metadata
@@ -27,12 +27,12 @@ _log = logging.getLogger(__name__)
 
 
 class Catalog:
-    """All plugins of one registry: who is registered, who failed, who offers what.
+    """All plugins of one registry: registered ones, failures, and their offers.
 
     Parameters
     ----------
     find_runtime
-        Handed to ``crossmem_backends``.
+        Passed to ``crossmem_backends``.
     """
 
     def __init__(self, find_runtime: FindRuntime) -> None:
@@ -51,13 +51,14 @@ class Catalog:
         modules: Iterable[str],
         disabled: Iterable[str],
     ) -> None:
-        """Load every plugin that is not disabled; record what fails.
+        """Load every plugin that is not disabled, and record failures.
 
-        pluggy's own loader is of no use here: it stops at the first plugin that raises.
+        pluggy's own loader does not fit, because it stops at the first plugin that raises.
         """
         blocked = {_normalized(name) for name in disabled}
         found = list(self._installed() if entry_points is None else entry_points)
-        # The order of sys.path is an accident of the installation; answers must not hang on it.
+        # Sorted, because the order of sys.path depends on the installation and must not affect
+        # results.
         plugins = [(_describe(point), point) for point in found]
         for info, point in sorted(plugins, key=lambda one: (one[0].distribution, one[0].plugin)):
             if blocked.isdisjoint({_normalized(info.plugin), _normalized(info.qualified)}):
@@ -89,7 +90,7 @@ class Catalog:
             raise ConfigurationError(f"{VARIABLES['runtimes']}: {msg}", hint=hint, backend=name)
 
     def add(self, plugin: object, info: PluginInfo) -> None:
-        """Register one plugin and take in its backends, or raise and leave nothing behind."""
+        """Register one plugin and its backends, or raise and change nothing."""
         if inspect.isclass(plugin):
             msg = f"{plugin.__qualname__} is a class; name a module or an instance"
             raise ConfigurationError(msg)
@@ -119,7 +120,7 @@ class Catalog:
             self.offers.setdefault(backend.name, []).append(offer)
 
     def remove(self, name: str) -> None:
-        """Forget a plugin and its backends."""
+        """Remove a plugin and its backends."""
         self.manager.unregister(name=name)
         info = self.plugins.pop(name)
         for backend, offers in list(self.offers.items()):
@@ -128,11 +129,11 @@ class Catalog:
                 del self.offers[backend]
 
     def implementations(self, hook: str) -> list[HookImpl]:
-        """Return the implementations of a hook in the order in which they are to be called."""
+        """Return the implementations of a hook in the order of their calls."""
         return list(reversed(getattr(self.manager.hook, hook).get_hookimpls()))
 
     def contenders(self, backend: str) -> list[Offer]:
-        """Return the offers of a name that could be used."""
+        """Return the usable offers of a backend name."""
         return [offer for offer in self.offers.get(backend, ()) if not offer.problem]
 
     def conflicts(self) -> list[PluginFailure]:
@@ -166,8 +167,8 @@ class Catalog:
         try:
             return importlib.metadata.entry_points(group=PROJECT_NAME)
         except PLUGIN_FAULTS:
-            # Broken metadata of any distribution, even of one that has nothing to do with us.
-            # Reading them one by one takes longer, so it is not the normal way.
+            # Metadata of any distribution may be broken, even of an unrelated one. Reading them one
+            # by one takes longer, so it is only the fallback.
             return self._installed_one_by_one()
 
     def _installed_one_by_one(self) -> Iterator[EntryPoint]:
@@ -186,7 +187,7 @@ class Catalog:
                 yield from points
 
     def _check_hooks(self, plugin: object) -> None:
-        """Raise where a plugin implements what would never be called."""
+        """Raise if a plugin implements a hook that is never called."""
         for caller in self.manager.get_hookcallers(plugin) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is not plugin:
@@ -220,7 +221,7 @@ def _checked(answer: object) -> list[Backend]:
 
 
 def _describe(point: EntryPoint) -> PluginInfo:
-    """Name an entry point, also where its distribution's metadata cannot be read."""
+    """Name an entry point, even if its distribution's metadata cannot be read."""
     try:
         if point.dist is not None:
             return PluginInfo(point.name, point.dist.name or "", point.dist.version or "")
@@ -230,5 +231,5 @@ def _describe(point: EntryPoint) -> PluginInfo:
 
 
 def _normalized(name: str) -> str:
-    """Spell names the way packaging does, in which Acme_HIP and acme-hip are one."""
+    """Normalise names as packaging does: Acme_HIP and acme-hip are equal."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What passes between the command ``crossmem emulate`` and the plugin that has an emulation."""
+"""The data between the command ``crossmem emulate`` and the plugin with the emulation."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ _LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationRequest:
-    """What an emulation is to be like; None for what the environment says, or the default.
+    """The requested emulation. None means the value in the environment, or the default.
 
     Parameters
     ----------
@@ -25,19 +25,19 @@ class EmulationRequest:
     capacity
         Memory of each device, such as ``"8GiB"``.
     faults
-        Calls that are to fail, each as ``CALL=CODE``, ``CALL=CODE:SKIP`` or
-        ``CALL=CODE:SKIP:COUNT``. They end with the emulation, and one that is lasting has none.
+        Calls that shall fail, each as ``CALL=CODE``, ``CALL=CODE:SKIP`` or
+        ``CALL=CODE:SKIP:COUNT``. They end with the emulation. A lasting emulation has none.
     strict
-        Whether uses are recorded that the vendor forbids or leaves undefined, and device
-        addresses are closed to the host.
+        Whether the emulation records forbidden and undefined uses, and denies the host access to
+        device addresses.
     slow_streams
-        Whether streams do their work only when somebody waits for it.
+        Whether streams execute their work only when a thread waits for it.
     state
-        Folder of the emulated host. All that run on one share devices and handles.
+        Folder of the emulated host. Emulations with the same folder share devices and handles.
     is_lasting
-        Whether it is for longer than this process lives. It then has nothing of its own that
-        somebody would have to give back: its host is that of the environment, and calls are not
-        counted. Otherwise the host is this emulation's own, where no folder is given.
+        Whether the emulation outlives this process. It then has no resources to release: it uses
+        the host of the environment and counts no calls. Otherwise, without a folder, the emulation
+        gets its own host.
     """
 
     profile: str | None = None
@@ -54,25 +54,25 @@ class Breach(NamedTuple):
     """One use that the vendor forbids or leaves undefined."""
 
     pid: int
-    """Process that did it."""
+    """The process that made the call."""
     call: str
     """The vendor's function."""
     rule: str
     """Id of the rule."""
     text: str
-    """What was wrong, with the values."""
+    """The fault, with the values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationReport:
-    """What an emulation saw.
+    """The observations of an emulation.
 
     Parameters
     ----------
     violations
-        In the order in which they happened, of all processes.
+        The breaches of all processes, in order of time.
     calls
-        How often each function was called by processes that ended in order.
+        Calls of each function by processes that ended normally.
     """
 
     violations: tuple[Breach, ...]
@@ -81,18 +81,18 @@ class EmulationReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """What a program has to be run with to find an emulation.
+    """The environment that a program needs to find an emulation.
 
     Parameters
     ----------
     library_path
-        Folders that the dynamic loader has to search first.
+        Folders that the dynamic loader must search first.
     variables
         Environment variables to set.
     report
-        Returns what happened so far.
+        Returns the report so far.
     close
-        Gives back what was made for this emulation alone. Called once, when the program ended.
+        Releases the resources of this emulation. Called once, after the program has ended.
     """
 
     library_path: tuple[Path, ...]
@@ -101,6 +101,6 @@ class Emulation:
     close: Callable[[], None]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of a program: those that are given, with the emulation's."""
+        """Return a program's variables: the given ones, changed for the emulation."""
         folders = [*map(str, self.library_path), *filter(None, [environ.get(_LIBRARY_PATH)])]
         return {**environ, **self.variables, _LIBRARY_PATH: os.pathsep.join(folders)}

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every hook that a plugin can implement.
 
-Hooks are for discovery and observation only; once a driver is loaded, crossmem calls it directly.
+Hooks are for discovery and observation only. After a driver is loaded, crossmem calls it directly.
 
-A plugin is a module (or any object with these functions) named by an entry point in the group
-``crossmem``, or in the variable ``CROSSMEM_PLUGINS``. It marks its implementations with
-:data:`crossmem.plugin.hookimpl`, and may leave out parameters that it does not need. Rules for
-all hooks:
+A plugin is a module, or any object with these functions. An entry point in the group ``crossmem``
+or the variable ``CROSSMEM_PLUGINS`` names it. It marks its implementations with
+:data:`crossmem.plugin.hookimpl`, and may omit parameters that it does not need. Rules for all
+hooks:
 
-- Importing the module must not import a vendor's package, load a vendor's library or touch a
-  device: every process that uses crossmem imports every plugin's hooks, whatever it then uses.
-- Each plugin's hooks are called alone. What one raises is recorded or logged with the plugin's
-  name, and the other plugins are called all the same. Wrappers, which would see the results of
-  other plugins, are refused.
-- A function marked as a hook under a name that is not here makes the whole plugin fail, unless it
-  says ``@hookimpl(optionalhook=True)``.
+- The import of the module must not import a vendor's package, load a vendor's library or touch a
+  device, because every process that uses crossmem imports the hooks of every plugin.
+- Each plugin's hooks are called separately. An exception is recorded or logged with the plugin's
+  name, and the other plugins are still called. Wrappers are refused, because they would see the
+  results of other plugins.
+- A function marked as a hook under an unknown name makes the whole plugin fail, unless it is marked
+  ``@hookimpl(optionalhook=True)``.
 """
 
 from collections.abc import Callable, Iterable
@@ -52,22 +52,21 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
     Parameters
     ----------
     find_runtime
-        For :attr:`Backend.load`, and to be called there only: returns what some plugin's
-        ``crossmem_runtime`` answers for an API and a name, or raises
-        :class:`crossmem.BackendUnavailableError` where none does. A backend whose runtimes are
-        all its own leaves this parameter out.
+        For use in :attr:`Backend.load` only. It returns the answer of some plugin's
+        ``crossmem_runtime`` for an API and a name, or raises
+        :class:`crossmem.BackendUnavailableError` if there is none. A backend that has all its
+        runtimes itself omits this parameter.
 
     Returns
     -------
     Iterable[Backend]
-        The backends, in any order. Their names must be unique among all plugins: where two offer
-        one name, that name is refused until one of the two is disabled.
+        The backends, in any order. Their names must be unique among all plugins: if two plugins
+        offer one name, that name is refused until one of them is disabled.
 
     Raises
     ------
     Exception
-        Whatever it raises is recorded as this plugin's failure, and none of its hooks is called
-        again.
+        Recorded as this plugin's failure. None of its hooks is called again.
 
     Notes
     -----
@@ -95,20 +94,20 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     ----------
     api
         The vendor interface that the binding must have, such as ``"hip"`` or ``"ascend"``.
-    name
+    The requested runtime, such as ``"emulated"``.
         The runtime that was asked for, such as ``"emulated"``.
 
     Returns
     -------
     object or None
-        The binding, in the vendor's own shape; it belongs to the driver that asked for it. None
-        where this plugin has no such runtime.
+        The binding, in the vendor's own interface. It belongs to the driver that requested it. None
+        if this plugin has no such runtime.
 
     Raises
     ------
     CrossmemError
-        Where this plugin has the runtime but cannot make it work here. Plugins that come later
-        are still asked; if none answers, the first error reaches whoever wanted the device.
+        This plugin has the runtime but cannot use it here. Later plugins are still asked. If none
+        answers, the caller who wanted the device gets the first error.
 
     Notes
     -----
@@ -119,7 +118,7 @@ def crossmem_runtime(api: str, name: str) -> object | None:
 
 @hookspec(firstresult=True)
 def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None":
-    """Prepare an emulation of a vendor's library for a program that knows nothing of crossmem.
+    """Prepare an emulation of a vendor's library for a program that does not use crossmem.
 
     When: the command ``crossmem emulate`` was given.
     How often: once for each command.
@@ -134,20 +133,20 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
     api
         The vendor interface, such as ``"hip"`` or ``"ascend"``.
     request
-        What the emulation is to be like.
+        The requested emulation.
 
     Returns
     -------
     Emulation or None
-        What the program has to be run with. None where this plugin does not emulate that.
+        The program's environment. None if this plugin does not emulate the vendor interface.
 
     Raises
     ------
     BackendNotFoundError
-        This plugin does not emulate that. The message lists what it emulates, and users see it
-        only if no plugin has the emulation.
+        This plugin does not emulate the interface. The message lists those that it emulates. Users
+        see it only if no plugin has the emulation.
     CrossmemError
-        This plugin emulates it but cannot here, for want of a compiler for example.
+        This plugin has the emulation but cannot run it here, for example without a compiler.
 
     Notes
     -----
@@ -172,15 +171,15 @@ def crossmem_event(event: Event) -> None:
     Parameters
     ----------
     event
-        What happened, immutable. It holds no secret and no handle.
+        The event, immutable. It contains no secret and no handle.
 
     Raises
     ------
     Exception
-        Is logged with the plugin's name and goes no further; the other observers are called.
+        Logged with the plugin's name. The other observers are still called.
 
     Notes
     -----
-    With no observer registered, events cost nothing. Since 0.1.
+    Events without an observer cost nothing. Since 0.1.
     """
     raise NotImplementedError

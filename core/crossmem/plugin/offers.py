@@ -19,7 +19,7 @@ __all__ = ["PLUGIN_FAULTS", "Offer", "PluginFailure", "PluginInfo", "conflict"]
 _log = logging.getLogger(__name__)
 
 PLUGIN_FAULTS: Final = (Exception, SystemExit)
-"""What foreign code may raise without stopping others: also ``sys.exit`` while it is imported."""
+"""Exceptions of foreign code that are contained, including ``sys.exit`` during an import."""
 
 _WORDS: Final = {"not_installed": "is not installed", "unusable": "cannot be used here"}
 
@@ -32,7 +32,7 @@ class PluginInfo:
     ----------
     plugin
         Name of its entry point, or of the module in ``CROSSMEM_PLUGINS``.
-    distribution, version
+    The installed distribution that contains it; empty for a module.
         The installed distribution that has it; empty for a module.
     """
 
@@ -42,7 +42,7 @@ class PluginInfo:
 
     @property
     def qualified(self) -> str:
-        """Name that no other plugin has, as ``CROSSMEM_DISABLE_PLUGINS`` takes it."""
+        """A unique name, in the form that ``CROSSMEM_DISABLE_PLUGINS`` takes."""
         return f"{self.distribution}:{self.plugin}" if self.distribution else self.plugin
 
     @override
@@ -52,14 +52,14 @@ class PluginInfo:
 
 @dataclass(frozen=True, slots=True)
 class PluginFailure:
-    """Something wrong with a plugin.
+    """A fault of a plugin.
 
     Parameters
     ----------
     plugin, distribution, version
         As in :class:`PluginInfo`.
     error
-        What went wrong, in words.
+        The fault, as text.
     """
 
     plugin: str
@@ -73,16 +73,16 @@ class PluginFailure:
 
 
 class Offer:
-    """A backend as one plugin offers it, and what this process did with it.
+    """A backend as one plugin offers it, and its state in this process.
 
     Parameters
     ----------
     backend
-        What the plugin described.
+        The plugin's description.
     info
         The plugin.
     problem
-        Why it must not be used whatever its probe says; empty where there is no such reason.
+        Why it must not be used, independent of its probe; empty if there is no such reason.
     """
 
     def __init__(self, backend: Backend, info: PluginInfo, *, problem: str = "") -> None:
@@ -100,15 +100,15 @@ class Offer:
         return bool(self._drivers)
 
     def availability(self) -> Availability:
-        """Return what the probe says, probing only once."""
+        """Return the result of the probe, which runs once."""
         with self._lock:
             return self._probed()
 
     def require(self, runtime: str | None) -> None:
-        """Raise where the backend cannot be used here, or does not have that runtime.
+        """Raise if the backend cannot be used here, or does not have that runtime.
 
-        A runtime that is named is not probed for: whether a vendor's library is missing says
-        nothing about an emulation of it. Loading the driver finds out.
+        A named runtime is not probed: a missing vendor library does not affect an emulation of it.
+        The load of the driver decides.
         """
         with self._lock:
             self._require(runtime)
@@ -130,12 +130,12 @@ class Offer:
         return driver
 
     def after_fork_in_child(self) -> list[Driver]:
-        """Replace the lock, which a thread of the parent may hold for ever, and forget drivers.
+        """Replace the lock, which a thread of the parent may hold for ever, and drop the drivers.
 
         Returns
         -------
         list
-            The parent's drivers. The child loads its own where it may.
+            The parent's drivers. The child loads its own if that is allowed.
         """
         self._lock = threading.RLock()
         inherited, self._drivers = list(self._drivers.values()), {}
@@ -143,7 +143,7 @@ class Offer:
 
     def _probed(self) -> Availability:
         if self._availability is None:
-            # What comes from a plugin is checked, whatever its annotations say.
+            # The plugin's answer is checked, because its annotations may be wrong.
             answer: object
             try:
                 answer = self.backend.probe()
@@ -214,6 +214,6 @@ class Offer:
 
 
 def conflict(offers: Iterable[Offer]) -> str:
-    """Say in words which plugins offer the same name."""
+    """Return a text that names the plugins with the same backend name."""
     plugins = sorted(str(offer.info) for offer in offers)
     return f"offered {len(plugins)} times: by {', '.join(plugins)}"

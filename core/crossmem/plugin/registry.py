@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backends there are, whether they work here, and their drivers."""
+"""The backends, whether they work here, and their drivers."""
 
 import logging
 import threading
@@ -35,19 +35,19 @@ _DISABLE = VARIABLES["disabled_plugins"]
 
 
 class Registry:
-    """The plugins of one process, their backends and the drivers that were loaded.
+    """The plugins of one process, their backends and their loaded drivers.
 
-    Plugins are discovered at the first call that needs them, and drivers are loaded when they
-    are first asked for; all methods may be called from any thread.
+    The first call that needs plugins discovers them. The first request for a driver loads it. Any
+    thread may call any method.
 
     Parameters
     ----------
     settings, entry_points
-        Which plugins to load; None for the entry points of the installed distributions.
+        The plugins to load; None: the entry points of the installed distributions.
     """
 
     observed: bool
-    """Whether any plugin observes events. A caller may skip making an event where it is false."""
+    """Whether a plugin observes events. If false, a caller may skip creating an event."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class Registry:
 
     @property
     def failures(self) -> tuple[PluginFailure, ...]:
-        """What is wrong with plugins: import errors, bad hooks, versions, duplicate names."""
+        """The faults of plugins: import errors, bad hooks, versions, duplicate names."""
         catalog = self._discovered()
         return (*catalog.failures, *catalog.conflicts())
 
     @property
     def disabled(self) -> tuple[PluginInfo, ...]:
-        """The plugins that were found and not loaded, because a setting says so."""
+        """The plugins that were found but not loaded, because a setting disables them."""
         return tuple(self._discovered().disabled)
 
     def register(self, plugin: object, *, name: str) -> None:
@@ -91,12 +91,12 @@ class Registry:
         plugin
             A module or an instance with hook implementations.
         name
-            A name for it, for :meth:`unregister` and for messages.
+            A name for :meth:`unregister` and for messages.
 
         Raises
         ------
         ConfigurationError
-            If the name is taken or the plugin is not well-formed; nothing is registered then.
+            The name is taken or the plugin is not well-formed. Nothing is registered then.
         """
         with self._lock:
             catalog = self._discovered()
@@ -110,12 +110,12 @@ class Registry:
             self._observe(catalog)
 
     def unregister(self, name: str) -> None:
-        """Remove a plugin that :meth:`register` added. Drivers that it gave stay in use.
+        """Remove a plugin that :meth:`register` added. Its drivers stay in use.
 
         Raises
         ------
         ConfigurationError
-            If there is no plugin of that name.
+            There is no plugin with that name.
         """
         with self._lock:
             catalog = self._discovered()
@@ -135,10 +135,10 @@ class Registry:
                     raise ConfigurationError(msg)
                 self._discovering = True
                 try:
-                    # Not at import: importlib.metadata is a tenth of what that takes.
+                    # Imported late: importlib.metadata takes a tenth of the import of crossmem.
                     from crossmem.plugin.discovery import Catalog  # noqa: PLC0415
 
-                    # Assigned only when complete: a child that is forked meanwhile starts anew.
+                    # Assigned when complete: a child that is forked meanwhile starts over.
                     catalog = Catalog(self.runtime)
                     catalog.discover(
                         self._entry_points,
@@ -160,7 +160,7 @@ class Registry:
         Raises
         ------
         ConfigurationError
-            If the setting names a backend or a runtime that no plugin offers.
+            The setting names a backend or a runtime that no plugin offers.
         """
         if self._runtimes:
             self._discovered()
@@ -171,7 +171,7 @@ class Registry:
         return tuple(sorted(self._discovered().offers))
 
     def backends(self) -> tuple[Backend, ...]:
-        """Return the backends that can be asked for, by name; see :meth:`availability`."""
+        """Return the backends with a single offer, by name; see :meth:`availability`."""
         catalog = self._discovered()
         found = ((name, catalog.contenders(name)) for name in self.names())
         return tuple(offers[0].backend for _, offers in found if len(offers) == 1)
@@ -181,25 +181,25 @@ class Registry:
         return tuple(offer.info for offer in self._discovered().offers.get(name, ()))
 
     def backend(self, name: str) -> Backend:
-        """Return the backend of that name, whether it works here or not.
+        """Return the backend with that name, usable or not.
 
         Raises
         ------
         BackendNotFoundError
-            If no plugin offers it. The message lists the known ones, the details the plugins that
-            failed or that a setting keeps out.
+            No plugin offers it. The message lists the known ones. The details list plugins that
+            failed or are disabled.
         BackendUnavailableError
-            If the name is ambiguous, or the backend was written for another plugin interface.
+            The name is ambiguous, or the backend was written for another plugin interface.
         """
         return self._offer(name).backend
 
     def availability(self, name: str) -> Availability:
-        """Say whether a backend can be used here, with :meth:`runtime_of`. The answer is kept.
+        """Return whether a backend can be used here, with :meth:`runtime_of`. The result is cached.
 
         Raises
         ------
         BackendNotFoundError
-            If no plugin offers it.
+            No plugin offers it.
         """
         try:
             offer = self._offer(name)
@@ -208,53 +208,53 @@ class Registry:
         return Availability("available") if self.runtime_of(name) else offer.availability()
 
     def require(self, name: str, *, runtime: str | None = None) -> Backend:
-        """Return a backend that can be used here, or raise what says why there is none.
+        """Return a backend that can be used here, or raise the reason why it cannot.
 
-        A runtime that is named is not probed for: whether a vendor's library is missing says
-        nothing about an emulation of it. Loading the driver finds out.
+        A named runtime is not probed: a missing vendor library does not affect an emulation of it.
+        The load of the driver decides.
 
         Raises
         ------
         BackendNotFoundError
-            If no plugin offers it.
+            No plugin offers it.
         BackendUnavailableError
-            If it cannot be used here. The hint says how to install it.
+            It cannot be used here. The hint says how to install it.
         ConfigurationError
-            If it has no runtime of that name.
+            It has no runtime with that name.
         """
         offer = self._offer(name)
         offer.require(runtime or self.runtime_of(name))
         return offer.backend
 
     def driver(self, name: str, *, runtime: str | None = None) -> Driver:
-        """Return the driver of a backend, loading it at the first call.
+        """Return the driver of a backend, which the first call loads.
 
         Parameters
         ----------
         name
             Name of the backend.
         runtime
-            Which of the backend's runtimes to use; None for :meth:`runtime_of`. Each value has one
-            driver per registry.
+            The runtime of the backend; None: :meth:`runtime_of`. Each value has one driver per
+            registry.
 
         Raises
         ------
         BackendNotFoundError, ConfigurationError
-            As :meth:`require`.
+            As for :meth:`require`.
         BackendUnavailableError
-            As :meth:`require`, and where loading fails. The next call tries again.
+            As for :meth:`require`, and if the load fails. The next call tries again.
         """
         return self._offer(name).driver(runtime or self.runtime_of(name), lambda: self._wrappers)
 
     def adapt(self, wrapper: Callable[[Driver], Driver]) -> None:
-        """Pass every driver through ``wrapper`` as it is loaded, and use what that returns.
+        """Pass every driver through ``wrapper`` when it is loaded, and use the result.
 
-        For tests and tracing. Several wrappers nest, the last one outermost.
+        For tests and tracing. If there are several wrappers, the last one is the outermost.
 
         Raises
         ------
         BusyError
-            If a driver is loaded already: it would go on without the wrapper.
+            A driver is loaded already and would stay without the wrapper.
         """
         with self._lock:
             offers = [offer for all_ in self._discovered().offers.values() for offer in all_]
@@ -264,23 +264,24 @@ class Registry:
             self._wrappers = (*self._wrappers, wrapper)
 
     def runtime(self, api: str, name: str) -> object:
-        """Return what the first plugin answers to ``crossmem_runtime(api, name)``.
+        """Return the first answer of a plugin to ``crossmem_runtime(api, name)``.
 
         Raises
         ------
         CrossmemError
-            What a plugin that knows it raises if no other answers, else BackendUnavailableError.
+            The error of a plugin that knows the runtime, if no other answers; else
+            BackendUnavailableError.
         """
         what = f"runtime {shorten(name, 30)} of {shorten(api, 30)}"
         return self._first("crossmem_runtime", what, {"api": api, "name": name})
 
     def emulation(self, api: str, request: "EmulationRequest") -> "Emulation":
-        """Return what the first plugin answers to ``crossmem_emulate(api, request)``.
+        """Return the first answer of a plugin to ``crossmem_emulate(api, request)``.
 
         Raises
         ------
         CrossmemError
-            As :meth:`runtime` does, and BackendNotFoundError if no plugin has the emulation.
+            As for :meth:`runtime`, and BackendNotFoundError if no plugin has the emulation.
         """
         from crossmem.plugin.emulation import Emulation  # noqa: PLC0415 - needed here alone
 
@@ -292,14 +293,14 @@ class Registry:
         raise BackendUnavailableError(msg, backend=api)
 
     def _first(self, hook: str, what: str, known: Mapping[str, object]) -> object:
-        """Return the first answer of a plugin to a hook, or raise what kept them from answering."""
+        """Return the first answer of a plugin to a hook, or raise the best error of the plugins."""
         catalog = self._discovered()
         faults: list[BaseException] = []
         for impl in catalog.implementations(hook):
             try:
                 answer = impl.function(*(known[argument] for argument in impl.argnames))
             except PLUGIN_FAULTS as error:
-                # A wrong request is raised below, and needs no warning beside that.
+                # The code below raises a wrong request as an error, so it needs no warning here.
                 is_request = isinstance(error, BackendNotFoundError | ConfigurationError)
                 level = logging.DEBUG if is_request else logging.WARNING
                 _log.log(level, "plugin %s: %s: %s", impl.plugin_name, what, error)
@@ -307,7 +308,7 @@ class Registry:
                 continue
             if answer is not None:
                 return answer
-        # A plugin that has it and fails says more than one that does not have it.
+        # The error of a plugin that has it says more than that of one that does not.
         for fault in sorted(faults, key=lambda one: isinstance(one, BackendNotFoundError)):
             if isinstance(fault, CrossmemError):
                 raise fault
@@ -333,7 +334,7 @@ class Registry:
             msg = f"backend {name!r} of plugin {offers[0].info} is {offers[0].problem}"
             hint = "install matching versions of crossmem and of the plugin"
         else:
-            # Only this error needs it.
+            # Imported late: only this error needs it.
             import difflib  # noqa: PLC0415
 
             known = clause(", ".join(sorted(catalog.offers)) or "none", 100)
@@ -347,11 +348,11 @@ class Registry:
         raise BackendUnavailableError(clause(msg, 200), hint=hint, backend=name)
 
     def _where_to_look(self) -> str | None:
-        """Return the hint for an error that a plugin may explain that was not loaded."""
+        """Return the hint for an error that an unloaded plugin may explain."""
         return "`crossmem devices` lists the plugins that failed" if self._left_out() else None
 
     def _left_out(self) -> list[str]:
-        """Return the plugins that failed or that a setting keeps out, one a line."""
+        """Return the plugins that failed or are disabled, one line each."""
         catalog = self._discovered()
         failed = [f"failed: {one}" for one in catalog.failures]
         return failed + [f"disabled by {_DISABLE}: {one}" for one in catalog.disabled]
@@ -359,10 +360,9 @@ class Registry:
     # -- events -------------------------------------------------------------------------------
 
     def emit(self, event: Event) -> None:
-        """Tell every observer. An observer that raises is logged, and nothing propagates.
+        """Send an event to every observer. An observer's exception is logged, not raised.
 
-        Takes no lock, and discovers nothing: before the first backend was used nothing happens
-        that could be observed.
+        Takes no lock, and starts no discovery: before the first use of a backend there is no event.
         """
         if held := forbidden_ranks():
             msg = f"observers are told while a lock is held: {', '.join(held)}"
@@ -383,9 +383,9 @@ class Registry:
     # -- fork ---------------------------------------------------------------------------------
 
     def after_fork_in_child(self) -> list[Driver]:
-        """Make the registry usable in a forked child: locks may be held by threads left behind.
+        """Make the registry usable in a forked child, where lost threads may hold its locks.
 
-        Plugins and answers of probes are kept, drivers are not.
+        Plugins and results of probes are kept, drivers are not.
 
         Returns
         -------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device is meant: what the caller names, else the environment, else the best available."""
+"""The choice of a device: the caller's, else the environment's, else the best available one."""
 
 import re
 from collections.abc import Sequence
@@ -25,23 +25,23 @@ __all__ = ["Candidate", "Choice", "DeviceSpec", "Explanation", "Source", "choose
 _SPEC: Final = re.compile(rf"({NAME_PATTERN})(?::(0|[1-9][0-9]{{0,4}}))?")
 _MAX_ORDINAL: Final = 65535
 _HOST: Final = "host"
-"""What users most often want where there is no accelerator."""
+"""The device that most users want if there is no accelerator."""
 
 
 class Source(StrEnum):
-    """What decided about a device."""
+    """The source of the choice of a device."""
 
     ARGUMENT = "argument"
     """The caller named it."""
     ENVIRONMENT = "environment"
     """``CROSSMEM_DEVICE`` names it."""
     PRIORITY = "priority"
-    """Nobody named one; the available backend with the highest priority was taken."""
+    """No device was named; the available backend with the highest priority was used."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """A device as users write it: ``backend:N``, or ``backend`` for its device 0.
+    """A device name: ``backend:N``, or ``backend`` for its device 0.
 
     Parameters
     ----------
@@ -56,12 +56,12 @@ class DeviceSpec:
 
     @classmethod
     def parse(cls, text: object, *, origin: str = "") -> Self:
-        """Read ``text``; ``origin`` names the variable that it came from, for messages.
+        """Parse ``text``; ``origin`` names its variable, for messages.
 
         Raises
         ------
         ConfigurationError
-            If it is no device. Nothing is guessed from what looks like one.
+            It is not a device name. Similar texts are not accepted.
         """
         match = _SPEC.fullmatch(text) if isinstance(text, str) else None
         ordinal = int(match[2] or 0) if match else 0
@@ -79,7 +79,7 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A device that was chosen, and by what."""
+    """A chosen device, and the source of the choice."""
 
     spec: DeviceSpec
     source: Source
@@ -87,20 +87,20 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One backend as it was considered.
+    """One backend, as the choice considered it.
 
     Parameters
     ----------
     name
         Name of the backend.
     plugins
-        Who offers it.
+        The plugins that offer it.
     priority
-        Its priority; None where it is used only when named, or where it must not be used.
+        Its priority; None if it is used only when named, or must not be used.
     availability
         Whether it can be used here.
     chosen
-        Whether it is the one.
+        Whether it was chosen.
     reason
         Why, or why not.
     """
@@ -115,18 +115,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What was considered, what was chosen and why; ``str()`` of it is a table for people.
+    """The considered backends, the choice and the reason; ``str()`` gives a table for people.
 
     Parameters
     ----------
     choice
-        What was chosen, None where nothing could be.
+        The chosen device, None if there is none.
     problem
-        The error that :func:`choose` raises, in words; empty where it raises none.
+        The text of the error that :func:`choose` raises; empty if it raises none.
     candidates
         Every backend that any plugin offers, by name.
     failures, disabled
-        Plugins that failed and plugins that a setting keeps out, in words.
+        Plugins that failed and plugins that are disabled, as text.
     """
 
     choice: Choice | None
@@ -169,12 +169,12 @@ def choose(
     *,
     runtime: str | None = None,
 ) -> Choice:
-    """Decide which device is meant.
+    """Choose a device.
 
-    What the caller names is taken, or else what ``CROSSMEM_DEVICE`` names; if that cannot be used
-    this raises, and nothing else is tried. Only where neither names one, the available backend of
-    the highest priority is taken (by name among equals), at device 0. Emulations have no
-    priority, so they are used only when they are named.
+    The device that the caller names is used, else the device in ``CROSSMEM_DEVICE``. If that cannot
+    be used, this raises and tries nothing else. If no device is named, device 0 of the available
+    backend with the highest priority is used (by name among equals). Emulations have no priority,
+    so they are used only when they are named.
 
     Parameters
     ----------
@@ -185,16 +185,16 @@ def choose(
     registry
         The backends.
     runtime
-        The runtime that will be asked for. It belongs to a backend, so it needs one that is named.
+        The runtime for the device. It belongs to a backend, so the device must be named.
 
     Raises
     ------
     ConfigurationError
-        If the device or runtime that is named has no meaning.
+        The named device or runtime is invalid.
     BackendNotFoundError
-        If no plugin offers the backend that is named.
+        No plugin offers the named backend.
     BackendUnavailableError
-        If the backend that is named, or every backend that could be taken, cannot be used here.
+        The named backend, or every backend with a priority, cannot be used here.
     """
     named = _named(spec, settings)
     if named is not None:
@@ -223,7 +223,7 @@ def choose(
 
 
 def _nothing_found(ranked: Sequence[Backend], registry: Registry) -> BackendUnavailableError:
-    """Return the error for a machine where no backend can be taken without being named."""
+    """Return the error for a machine without a backend that can be used unnamed."""
     lines = []
     for one in ranked:
         availability = registry.availability(one.name)
@@ -243,12 +243,12 @@ def explain(
     *,
     runtime: str | None = None,
 ) -> Explanation:
-    """Say what :func:`choose` does with the same arguments, and why. Probes every backend.
+    """Explain the decision of :func:`choose` for the same arguments. This probes every backend.
 
     Returns
     -------
     Explanation
-        The decision. Where :func:`choose` raises, this does not: the error is part of the answer.
+        The decision. If :func:`choose` raises, the explanation contains the error.
     """
     named = choice = None
     problem = ""
@@ -300,7 +300,7 @@ def explain(
 
 
 def _named(spec: str | DeviceSpec | None, settings: Settings) -> Choice | None:
-    """Return what the caller or else the environment names, None where neither does."""
+    """Return the device that the caller, or else the environment, names; None if neither does."""
     if isinstance(spec, DeviceSpec):
         return Choice(spec, Source.ARGUMENT)
     if spec is not None:
@@ -313,6 +313,6 @@ def _named(spec: str | DeviceSpec | None, settings: Settings) -> Choice | None:
 
 def _ranked(registry: Registry) -> list[Backend]:
     """Return the backends that may be used unnamed, the preferred one first."""
-    # An ambiguous name is missing here: it takes part only once the conflict is resolved.
+    # Ambiguous names are missing until the conflict is resolved.
     able = [(one.priority, one) for one in registry.backends() if one.priority is not None]
     return [one for _, one in sorted(able, key=lambda pair: (-pair[0], pair[1].name))]

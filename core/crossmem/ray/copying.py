@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees from another node: their bytes through Ray's object store, into memory of this node.
+"""Trees from another node: their bytes travel through Ray's object store into this node's memory.
 
-A task beside the sender attaches the memory as any process there does, and yields what the arrays
-cover in pieces. What arrives is memory of crossmem again: arrays that overlapped still do, and on
-this node they are sent on as handles.
+A task on the sender's node attaches the memory and yields the bytes of the arrays in pieces. The
+receiver stores them in memory of crossmem. Overlapping arrays still overlap, and this node forwards
+the arrays as handles.
 """
 
 from collections.abc import Iterator
@@ -29,25 +29,26 @@ __all__ = ["copy_from", "read_out"]
 
 _PIECE_NBYTES: Final = 16 * 2**20
 _PIECES: Final = 4
-"""How many pieces may be under way: what an object store needs room for, whatever is copied."""
+"""The most pieces in transit. This bounds the room in the object store, whatever the tree's
+size."""
 
 
 def copy_from(origin: str, blob: bytes) -> Any:
-    """Return a tree of another node, copied.
+    """Return a copy of a tree from another node.
 
     Parameters
     ----------
     origin
         Ray's id of that node.
     blob
-        What describes the tree there.
+        The tree's message.
 
     Raises
     ------
     UnsupportedError
-        Where this thread must not wait for Ray.
+        This thread must not wait for Ray.
     CrossmemError
-        As for an import on that node, and where there is no memory for it on this one.
+        As for an import on that node. Also raised if this node has no memory for the copy.
     """
     if is_answering_thread():
         msg = "await and ObjectRef.future run on the thread of Ray, which cannot wait for a copy"
@@ -80,7 +81,7 @@ def copy_from(origin: str, blob: bytes) -> Any:
 
 
 def _allocate(handle: ShareableHandle, ranges: list[CopyRange]) -> Allocation:
-    """Return memory for what arrays cover, on the first device of the backend that it is from."""
+    """Return memory for the arrays' bytes, on the first device of the handle's backend."""
     home = device(f"{handle.backend}:0", runtime=runtime_in_use(drain(), handle.backend))
     memory = home.allocate(ranges[-1].end)
     leave_to_views(memory)
@@ -88,14 +89,14 @@ def _allocate(handle: ShareableHandle, ranges: list[CopyRange]) -> Allocation:
 
 
 def read_out(blob: bytes, parts: list[list[tuple[int, int]]]) -> Iterator[list[PickleBuffer]]:
-    """Yield parts of the memory of each handle, in pieces; a task of Ray's.
+    """Yield parts of the memory of each handle, in pieces; runs as a Ray task.
 
     Parameters
     ----------
     blob
-        What describes the tree.
+        The tree's message.
     parts
-        For each handle, the first byte of each part and the one past its last.
+        For each handle, the start and end offsets of each part.
     """
     with ExitStack() as stack:
         mappings = attach_many(Message.from_bytes(blob).handles)
@@ -105,7 +106,7 @@ def read_out(blob: bytes, parts: list[list[tuple[int, int]]]) -> Iterator[list[P
             for low, high in own:
                 for offset in range(low, high, _PIECE_NBYTES):
                     nbytes = min(_PIECE_NBYTES, high - offset)
-                    # Out of band: neither side makes another copy of it.
+                    # Out of band, so neither side makes another copy.
                     yield [PickleBuffer(mapping.read(nbytes, offset=offset))]
 
 
@@ -116,7 +117,7 @@ def _task() -> Any:
 
 
 def _moved(row: Row, ranges: list[list[CopyRange]]) -> Row:
-    """Return how an array lies in what was copied."""
+    """Return an array's description in the copied memory."""
     layout = row.layout
     if row.handle is None or layout.extent is None:
         return row

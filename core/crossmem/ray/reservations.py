@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that messages reserve: as long as Ray has them, however often they are received.
+"""The memory of Ray messages, kept for as long as Ray keeps the messages.
 
-Each message carries a token, an object of Ray's that the sender owns. Ray keeps it as long as it
-keeps the message, in an object store, in a call that waits or runs, in a result, and it counts who
-received it. Receivers keep the token as long as they keep the memory, and send it on with that.
-When nobody has it any more, killed processes included, the sender lets the memory go.
+Each message carries a token, a Ray object that the sender owns. Ray keeps the token as long as the
+message: in an object store, in a waiting or running call, or in a result. Ray also counts its
+receivers. A receiver keeps the token as long as it keeps the memory, and forwards both together.
+When no process has the token any more, including killed processes, the sender releases the memory.
 
-Ray counts a token once the message is complete. Until then the sender has to keep it, and a
-serialiser is not told when that is. So it is kept as long as something that the sender has in its
-hands while it sends, its ``tie``; one token does for all messages with the same tie.
+Ray counts a token after the message is complete. Until then the sender must keep the token, and a
+serialiser is not told when that is. Therefore the token lives as long as an object that the sender
+holds during the send, the ``tie``. All messages with the same tie share one token.
 """
 
 import logging
@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 # Reentrant: a finaliser may send something while its thread makes a token.
 _lock = threading.RLock()
 _reserved: dict[bytes, object] = {}
-"""What messages of this process keep, by the ids of their tokens."""
+"""The objects that keep the messages' memory, by the ids of their tokens."""
 _tokens: dict[int, tuple[Any, "weakref.ref[Any]"]] = {}
-"""Tokens and their ties, by the ids of the ties; the garbage collector takes entries out."""
+"""Tokens and their ties, by the ids of the ties. The garbage collector removes entries."""
 
 
 def token_of(memory: Memory) -> Any:
-    """Return the token for a message with an array that lies in some memory."""
+    """Return the token for a message with an array in some memory."""
     received = _tokens.get(id(usage_of(memory)))
     return received[0] if received is not None else token_for(view_anchor_of(memory), memory)
 
@@ -44,9 +44,10 @@ def token_for(tie: Any, kept: object) -> Any:
     Parameters
     ----------
     tie
-        Lives at least until the message is complete, and as long as this process may send again.
+        An object that lives until the message is complete, and as long as this process may send
+        again.
     kept
-        What keeps the memory. It must not keep ``tie``.
+        The object that keeps the memory. It must not hold a reference to ``tie``.
     """
     with _lock:
         found = _tokens.get(id(tie))
@@ -59,9 +60,10 @@ def token_for(tie: Any, kept: object) -> Any:
 
 
 def keep_token(tie: Any, token: Any) -> None:
-    """Keep a token that was received as long as ``tie``, which keeps the memory here."""
+    """Keep a received token as long as ``tie``, which keeps the memory in this process."""
     with _lock:
-        # A process that receives its own memory would keep itself from letting it go.
+        # A process that receives its own memory must not keep its own token, or it would never
+        # release the memory.
         if id(tie) not in _tokens and token.binary() not in _reserved:
             _put(tie, token)
 
@@ -72,10 +74,10 @@ def _put(tie: Any, token: Any) -> None:
 
 
 def _let_go(token: bytes) -> None:
-    """Give memory back that no message reserves any more. Called on a thread of Ray's."""
+    """Release memory that no message reserves any more. A Ray thread calls this."""
     _reserved.pop(token, None)
     try:
-        # The finalisers of what was kept left the work to the next call of crossmem.
+        # The finalisers queued the releases for the next call of crossmem.
         drain()
     except Exception:  # noqa: BLE001 - logged with its traceback
         _log.exception("memory reserved by a Ray message could not be released")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Ray does with arrays, tensors and shared trees: handles on one node, copies between nodes.
+"""Ray serialisers for arrays, tensors and shared trees: handles on one node, else copies.
 
-Where a message will be received is not known when it is written: an object may be got anywhere. So
-a message has handles and the id of its node, and whoever receives it compares that with its own.
+The receiver of a message is unknown when the message is written, because any process may get an
+object. Therefore each message contains handles and the id of the sender's node, and the receiver
+compares that id with its own node.
 """
 
 from collections.abc import Callable
@@ -26,20 +27,20 @@ from crossmem.trees.shared import Shared
 __all__ = ["register"]
 
 Reduced = tuple[Any, ...]
-"""What ``__reduce_ex__`` returns: a function, its arguments, and what else there is."""
+"""The result of ``__reduce_ex__``: a function, its arguments, and further items."""
 
 _PROTOCOL: Final = 5
 _before: dict[type, Callable[[Any], Reduced] | None] = {}
-"""How classes were serialised before; None: as they reduce themselves."""
+"""The earlier serialisers of classes; None: their own ``__reduce_ex__``."""
 
 
 def register() -> None:
-    """Have Ray send handles; see :func:`crossmem.install`. Ray is imported for that.
+    """Make Ray send handles; see :func:`crossmem.install`. This imports Ray.
 
     Raises
     ------
     UnsupportedError
-        If Ray cannot be imported, or lacks something that this needs.
+        Ray cannot be imported, or lacks something that crossmem needs.
     """
     check()
     if Shared not in _before:
@@ -48,19 +49,19 @@ def register() -> None:
 
 
 def _register_library(name: str) -> None:
-    """Register for the arrays of a library: it has just been used for the first time."""
+    """Register for the arrays of a library that was just used for the first time."""
     _register(ADAPTERS[name].classes(require(name))[0], _reduce_array)
 
 
 def _register(kind: type, reduce: Callable[[Any], Reduced]) -> None:
     ray = import_ray()
-    # Kept where it is there: of two threads, the second would find what the first registered.
+    # setdefault: a second thread would find the first thread's serialiser here.
     _before.setdefault(kind, ray.cloudpickle.CloudPickler.dispatch.get(kind))
     ray.util.register_serializer(kind, serializer=reduce, deserializer=_rebuild)
 
 
 def _rebuild(reduced: Reduced) -> Any:
-    """Make what was reduced. For one class, Ray knows only one function, of one argument."""
+    """Rebuild a reduced object. Ray accepts one function of one argument for each class."""
     function, arguments, *state = reduced
     value = function(*arguments)
     if state and state[0] is not None:
@@ -69,7 +70,7 @@ def _rebuild(reduced: Reduced) -> Any:
 
 
 def _reduce_as_before(value: Any) -> Reduced:
-    """Return what Ray would have serialised: its buffers stay out of band."""
+    """Return Ray's own serialisation: buffers stay out of band."""
     before = _before[type(value)]
     reduced: Reduced = before(value) if before is not None else value.__reduce_ex__(_PROTOCOL)
     return reduced
@@ -115,7 +116,7 @@ def _rebuild_array(blob: bytes, origin: str, token: Any, readonly: Readonly) -> 
 
 
 def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared[Any]:
-    """Return a shared tree; on another node, a copy without versions: nobody publishes it."""
+    """Return a shared tree; on another node, a copy without versions: no process publishes it."""
     message = Message.from_bytes(blob)
     if node() == origin:
         shared: Shared[Any] = Shared(
@@ -139,7 +140,7 @@ def _attach(message: Message, token: Any, readonly: Readonly) -> list[Mapping]:
 
 
 def _note(kind: EventKind, message: Message, origin: str) -> None:
-    """Tell observers what was received."""
+    """Send the event of a receipt to observers."""
     process = drain()
     for handle in message.handles[:1]:
         process.registry.emit(

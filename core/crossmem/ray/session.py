@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that is asked of Ray beside its public interface, and what that leaves unsaid.
+"""The uses of Ray's private interface, and the check for them.
 
-Four things have no public name. Each is looked for at :func:`check`, so that a Ray without it is
-refused at once:
+Four functions of Ray have no public name. :func:`check` looks for them, so that a Ray without them
+is refused at once:
 
-- whether Ray is serialising a message of its own. Its pickler also writes what others keep, such
-  as checkpoints and functions, and no handle must get into these;
-- when the last reference to an object is gone, in whatever process of the cluster it was;
-- the lock that Ray holds in every deserialiser. One that waits for Ray would keep all others of the
-  process waiting, and Ray itself, which deserialises what is awaited before it goes on;
-- whether this is the thread on which Ray does that. Nothing can be waited for there.
+- whether Ray is serialising a message. Ray's pickler also writes data that others store, such as
+  checkpoints and functions, and these must not contain handles;
+- when the last reference to an object ends, in any process of the cluster;
+- the lock that Ray holds in every deserialiser. A deserialiser that waits for Ray would block all
+  others of the process, and Ray itself, which deserialises awaited objects before it continues;
+- whether this thread is the one on which Ray does that. No wait is possible on it.
 """
 
 import threading
@@ -41,7 +41,7 @@ def import_ray() -> Any:
     Raises
     ------
     UnsupportedError
-        Where it cannot be imported.
+        It cannot be imported.
     """
     try:
         return import_module("ray")
@@ -51,12 +51,12 @@ def import_ray() -> Any:
 
 
 def check() -> None:
-    """Refuse a Ray that lacks something.
+    """Refuse a Ray that lacks one of these functions.
 
     Raises
     ------
     UnsupportedError
-        With what is missing.
+        The message names the missing function.
     """
     ray = import_ray()
     serialization = import_module("ray._private.serialization")
@@ -84,29 +84,29 @@ def is_message() -> bool:
 
 
 def new_token(ended: Callable[[bytes], None]) -> Any:
-    """Return a new reference, to be put into messages.
+    """Return a new reference, for use in messages.
 
     Parameters
     ----------
     ended
-        Called with the token's binary id, on a thread of Ray's, once neither this process nor a
-        message nor a process that received one has the token any more.
+        Called with the token's binary id on a Ray thread, after this process, all messages and all
+        receivers have dropped the token.
     """
-    # Ray writes bytes without its pickler, so the message that is being pickled is not disturbed.
+    # Ray writes bytes without its pickler, so this does not disturb the pickling in progress.
     token = import_ray().put(b"")
     _worker().core_worker.add_object_out_of_scope_callback(token, ended)
     return token
 
 
 def is_answering_thread() -> bool:
-    """Whether nothing that Ray has to do for this process is done while this thread waits."""
+    """Whether Ray's work for this process stops while this thread waits."""
     name = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text()
     return name.rstrip("\n") == _ANSWERING_THREAD
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Let this process deserialise other things while a deserialiser waits in the block."""
+    """Let this process deserialise other objects while a deserialiser waits in the block."""
     lock = _worker().function_actor_manager.lock
     depth = 0
     try:
@@ -114,7 +114,7 @@ def waiting() -> Iterator[None]:
             lock.release()
             depth += 1
     except RuntimeError:
-        # Nothing is left to release.
+        # The lock is released completely.
         pass
     try:
         yield

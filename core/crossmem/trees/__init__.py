@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole trees of arrays and tensors: shared in one call, received in another."""
+"""Trees of arrays and tensors: one call shares a tree, another receives it."""
 
 from crossmem.trees.new_arrays import empty, empty_like
 from crossmem.trees.receive import receive

@@ -18,10 +18,10 @@ _Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class Body(BaseModel):
-    """The fields of the JSON. Texts of dtypes and the tree are checked where they are read."""
+    """The fields of the JSON. Their readers check the names of dtypes and the tree."""
 
-    # Unknown keys are allowed here and refused by read_body: pydantic would make a million errors
-    # of a million keys.
+    # Unknown keys are allowed here and refused by read_body, because pydantic would create a
+    # million errors for a million unknown keys.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     handles: Annotated[tuple[Base64Bytes, ...], Field(max_length=_MAX_HANDLES, fail_fast=True)]
@@ -44,12 +44,12 @@ class Body(BaseModel):
 
 
 def read_body(text: bytes) -> Body:
-    """Return what some JSON says.
+    """Return the fields of a JSON text.
 
     Raises
     ------
     ValueError
-        If the JSON is not that of a tree. The message names the first wrong fields.
+        The JSON is not that of a tree. The message names the first wrong fields.
     """
     try:
         body = Body.model_validate_json(text)

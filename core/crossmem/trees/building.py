@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the description of a tree to its arrays and tensors in memory of this process."""
+"""Builds arrays and tensors in memory of this process from the description of a tree."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,12 +26,12 @@ def build(message: Message, memories: Sequence[Memory]) -> Any:
 def maker_of_rows(
     memories: Sequence[Memory] | dict[int, Mapping],
 ) -> Callable[[Row, Kind], Any]:
-    """Return a function that makes one array of a message, of the library that is named.
+    """Return a function that makes one array of a message, in the given library.
 
     Parameters
     ----------
     memories
-        The memory of the handles of the message, by their numbers there.
+        The memory of the message's handles, by handle number.
     """
     makers: dict[tuple[int, Kind], Callable[[Layout], Any]] = {}
 
@@ -53,7 +53,7 @@ def attach_all(
     device: Device | str | None = None,
     timeout: float | None = None,
 ) -> list[Mapping]:
-    """Attach all memory of a message, or none; each mapping lasts as long as arrays in it do."""
+    """Attach all memory of a message, or none. Each mapping ends with its last array."""
     handles = message.handles
     backend = None
     if device is not None:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes of what is in a tree: named where it is shared, found where it is received.
+"""The classes of objects in a tree: named by the sender, looked up by the receiver.
 
-A class is only ever looked up among the modules that the reader has imported, must be a dataclass
-or named tuple with exactly these fields, and none of its code is run, but for ``__hash__`` and
-``__eq__`` of what is a key. So fields that a descriptor of its own computes are refused, and
-classes with ``__del__``.
+A class is looked up only in modules that the receiver has imported. It must be a dataclass or named
+tuple with exactly the sent fields. None of its code runs, except ``__hash__`` and ``__eq__`` of
+keys. Therefore fields with their own descriptors are refused, and so are classes with ``__del__``.
 """
 
 import sys
@@ -27,7 +26,7 @@ def name_of(kind: type, where: Callable[[], str]) -> str:
     Raises
     ------
     UnsupportedError
-        Where they cannot, or must not.
+        Other processes cannot find the class, or the class has a ``__del__``.
     """
     name = f"{kind.__module__}:{kind.__qualname__}"
     if _find(kind.__module__, kind.__qualname__) is not kind:
@@ -44,7 +43,7 @@ def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
     Raises
     ------
     UnsupportedError
-        Where others could not make the same object of them.
+        Other processes could not make the same object from the fields.
     """
     kind = type(value)
     try:
@@ -58,9 +57,9 @@ def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
 
 
 def refuse_more(value: Any, where: Callable[[], str]) -> None:
-    """Refuse attributes that are no fields, as ``__post_init__`` may set: they would be missing.
+    """Refuse attributes that are not fields, which ``__post_init__`` may set: they would be lost.
 
-    What a cached property keeps is computed again, and what ``typing`` notes means nothing.
+    The receiver computes cached properties again, and the notes of ``typing`` have no effect.
     """
     kind = type(value)
     names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
@@ -77,7 +76,7 @@ def refuse_more(value: Any, where: Callable[[], str]) -> None:
 
 
 def _attributes(value: Any) -> Iterator[str]:
-    """Yield the names of what is kept at an object, in its ``__dict__`` and in slots."""
+    """Yield the names of an object's attributes, in its ``__dict__`` and in slots."""
     yield from getattr(value, "__dict__", ())
     for kind in type(value).__mro__:
         for name, one in vars(kind).items():
@@ -86,12 +85,12 @@ def _attributes(value: Any) -> Iterator[str]:
 
 
 def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:
-    """Return an object of a class that others have named, with values for its fields.
+    """Return an object of the named class, with values for its fields.
 
     Raises
     ------
     UnsupportedError
-        Where this process does not have the class, or not with these fields.
+        This process does not have the class, or its fields differ.
     """
     kind, values = _class(name), dict(pairs)
     if not is_dataclass(kind) or set(_field_names(kind)) != values.keys():
@@ -103,7 +102,7 @@ def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:
 
 
 def make_named_tuple(values: list[Any], name: str) -> Any:
-    """Return a named tuple as :func:`make_dataclass` does a dataclass."""
+    """Return an object of the named named tuple, as :func:`make_dataclass` does for dataclasses."""
     kind = _class(name)
     if not issubclass(kind, tuple) or len(getattr(kind, "_fields", ())) != len(values):
         raise _not_the_same(name)
@@ -116,7 +115,7 @@ def _field_names(kind: type) -> list[str]:
     Raises
     ------
     TypeError
-        Where code of the class would run to set one.
+        An assignment to a field would run code of the class.
     """
     names = [one.name for one in fields(kind)]
     for name in names:
@@ -139,17 +138,17 @@ def _class(name: str) -> type:
 
 
 def _refuse_end(kind: type, operation: str) -> None:
-    """Refuse a class whose objects run code when they are dropped, with fields of a stranger's."""
+    """Refuse a class whose objects run code at their end: the fields come from another process."""
     if getattr_static(kind, "__del__", None) is not None:
         msg = f"class {clause(kind.__qualname__)} defines __del__, which would run on received data"
         raise UnsupportedError(msg, operation=operation, hint="share the fields as a dict")
 
 
 def _find(module_name: str, path: str) -> Any:
-    """Return what a module that was imported has under a dotted name; None where nothing."""
+    """Return the object at a dotted name in an imported module; None if there is none."""
     found: Any = sys.modules.get(module_name)
     for step in path.split("."):
-        # Not getattr: a module's own __getattr__ is code.
+        # getattr would call the module's own __getattr__, which is code.
         found = vars(found).get(step) if isinstance(found, type | ModuleType) else None
     return found
 

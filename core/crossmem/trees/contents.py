@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays of a tree that this process shares, to be read and overwritten here."""
+"""The arrays of a tree that this process shares, for reading and overwriting here."""
 
 from typing import Any, Final
 
@@ -19,22 +19,22 @@ from crossmem.trees.nodes import read
 __all__ = ["Contents"]
 
 _READ_STEP: Final = 1 << 16
-"""Linux maps as many bytes at once if a page is read, and one page if it is written."""
+"""A read page fault maps up to this many bytes at once on Linux; a write maps one page."""
 
 
 class Contents:
-    """What lies in the memory of a shared tree.
+    """The arrays in the memory of a shared tree.
 
     Parameters
     ----------
     message
-        The tree as other processes receive it.
+        The tree's message to other processes.
     arrays
         The arrays of the tree, by their numbers in the message.
     copies
-        The allocations that arrays were copied to, by the numbers of their handles.
+        The allocations with copies of arrays, by handle number.
     allow
-        Who may import the memory.
+        The processes that may import the memory.
     """
 
     __slots__ = ("_allow", "_arrays", "_copies", "_message")
@@ -48,7 +48,7 @@ class Contents:
     ) -> None:
         self._message = message
         self._arrays = [
-            # An array that was copied is needed no more.
+            # The original of a copied array is not needed any more.
             None if row.handle in copies else array
             for row, array in zip(message.rows, arrays, strict=True)
         ]
@@ -56,7 +56,7 @@ class Contents:
         self._allow = allow
 
     def tree(self) -> Any:
-        """Return the tree with the arrays that lie in shared memory."""
+        """Return the tree with the arrays in shared memory."""
         return read(self._message.tree, self._shared_arrays())
 
     def overwrite(self, tree: Any) -> None:
@@ -88,16 +88,16 @@ class Contents:
             ADAPTERS[kind].copy_to(target, source)
 
     def _shared_arrays(self) -> list[Any]:
-        """Return the arrays, each copied one replaced by the array in shared memory.
+        """Return the arrays. For a copied array, return an array in the shared memory.
 
-        The replacements hold the memory by an import, as the arrays of other processes do. So the
-        tree can be closed while they are in use.
+        These arrays hold the memory by an import, as arrays in other processes do. The tree can
+        therefore be closed while they are in use.
         """
         copies, rows = self._copies, self._message.rows
         if copies:
             memories = {}
             for number, allocation in copies.items():
-                # This process may write, whatever others may do.
+                # This process may write even if other processes may not.
                 mapping = attach(allocation.export(allow=self._allow, access="rw"))
                 leave_to_views(mapping)
                 memories[number] = mapping
@@ -113,6 +113,6 @@ class Contents:
 
 
 def _map_pages(mapping: Mapping, low: int, high: int) -> None:
-    """Map pages that have been written through the descriptor of the memory only."""
+    """Map pages whose content was written only through the memory's file descriptor."""
     if mapping.device.capabilities.host_visible:
         mapping.view()[low:high:_READ_STEP].tobytes()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many values the JSON of a tree has, counted before anything is built of it.
+"""The number of values in the JSON of a tree, counted before any of them is built.
 
-A writer counts the values of each container, and :func:`crossmem.trees.nodes.write` refuses more
-than ``MAX_VALUES``. The receiver of a message from a stranger counts in the same way. The count
-reads the text once, in memory that does not depend on the text.
+The writer counts the values of each container, and :func:`crossmem.trees.nodes.write` refuses more
+than ``MAX_VALUES``. The receiver of an untrusted message counts in the same way. The count reads
+the text once and takes bounded memory.
 """
 
 import re
@@ -15,10 +15,10 @@ MAX_VALUES: Final = 2**21
 """Values in all containers of a tree. A container that occurs twice counts twice."""
 
 _MAX_NESTING: Final = 200
-"""The parser refuses more brackets inside one another."""
+"""The parser refuses a deeper nesting of brackets."""
 
 _MIN_ROW_NBYTES: Final = 24
-"""The description of an array is longer, and has at most three brackets."""
+"""Every description of an array is longer than this, and has at most three brackets."""
 
 _TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 _TOKENS: Final = re.compile(
@@ -30,19 +30,19 @@ _TOKENS: Final = re.compile(
     % {b"text": _TEXT},
     re.VERBOSE | re.DOTALL,
 )
-"""Commas and what has no values of its own; or an opening bracket, with the tag of an object; or a
-closing one."""
+"""A run of commas and values without inner values; an opening bracket, with the tag if it begins an
+object; or a closing bracket."""
 _RUN, _OPENING = 1, 2
 
 _TEXTS: Final = re.compile(_TEXT, re.DOTALL)
 _TREE_KEY: Final = re.compile(rb'"tree"[ \t\r\n]*+:[ \t\r\n]*+\Z')
 
-# What a list in the text is. The first two have values that count.
+# The role of a list in the text. The values of the first two roles count.
 _VALUES, _PAIRS, _PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN = range(8)
 _FLAT, _TREE, _BODY = range(8, 11)
-"""A list outside the tree, what stands behind the key of the tree, and the outermost object."""
+"""A list outside the tree, the value of the key "tree", and the outermost object."""
 _FIRST_TAGGED: Final = 16
-"""Objects of the tree follow, by the code of their tag."""
+"""The roles of objects in the tree follow, by the code of their tag."""
 
 _HOLDS_NODES: Final = frozenset({_VALUES, _PAIR, _AGAIN, _TREE})
 _LIST_IN: Final[dict[int, int]] = {
@@ -67,40 +67,40 @@ _LIST_IN: Final[dict[int, int]] = {
         }.items()
     },
 }
-"""What a list is that stands in a list or behind a tag."""
+"""The role of a list in another list or after a tag."""
 
 _COMMAS: Final = {
     **dict.fromkeys((_PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN), 1),
     _BODY: 3,
 }
-"""How many commas there may be, in all but the lists that are counted and those outside the tree.
+"""The most commas in a list, for roles whose lists are neither counted nor outside the tree.
 Objects of the tree have none."""
 
 
 def check_values(text: bytes, most: int = MAX_VALUES) -> None:
     """Refuse the JSON of a message if its tree has too many values.
 
-    A text that passes may still be no message.
+    A text that passes may still be invalid.
 
     Parameters
     ----------
     text
         The JSON.
     most
-        How many values are allowed.
+        The most values that are allowed.
 
     Raises
     ------
     ValueError
-        There are more, or so many brackets as no writer makes.
+        The text has more values, or more brackets than any writer makes.
     """
-    # Few have so many brackets and commas, those in texts included.
+    # Most messages have fewer brackets and commas than that, even with those inside strings.
     if text.count(b",") + text.count(b"[") + text.count(b"{") > most:
         _count(text, most)
 
 
 def _count(text: bytes, most: int) -> int:
-    """Return how many values the tree has. The memory that this takes is bounded."""
+    """Return the number of values in the tree. The memory that this takes is bounded."""
     values = brackets = 0
     most_brackets = 3 * len(text) // _MIN_ROW_NBYTES
     stack: list[tuple[int, int]] = []
@@ -139,7 +139,7 @@ def _count(text: bytes, most: int) -> int:
 
 
 def _role_of(role: int, match: "re.Match[bytes]") -> int:
-    """Return what a list or an object is that begins in a list or an object."""
+    """Return the role of a list or object inside another one."""
     tag = match["tag"]
     if tag is not None and role in _HOLDS_NODES:
         return _FIRST_TAGGED + tag[0]

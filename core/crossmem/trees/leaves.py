@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays and tensors of a tree, found and described."""
+"""The arrays and tensors of a tree, with their descriptions."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,9 +23,9 @@ class Leaf(NamedTuple):
     value
         The array itself.
     found
-        Where it lies.
+        The address, layout and device of the array.
     where
-        Says how the array is reached in the tree.
+        Returns the array's path in the tree, for errors.
     """
 
     value: Any
@@ -34,28 +34,28 @@ class Leaf(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """First address of its elements, and the one past the last. There are elements."""
+        """First address and end address of its elements. It must have elements."""
         low, high = self.found.layout.extent or (0, 0)
         return self.found.pointer + low, self.found.pointer + high
 
     def place(
         self, handle: ShareableHandle, origin: int, copy: Allocation | None = None
     ) -> "Place":
-        """Return where it is in the memory of a handle that starts at an address here."""
+        """Return its place in the memory of a handle that starts at ``origin`` in this process."""
         return Place(handle, self.found.layout.at(self.found.pointer - origin), copy)
 
 
 class Place(NamedTuple):
-    """Where other processes find an array.
+    """The place at which other processes find an array.
 
     Parameters
     ----------
     handle
-        The memory that the array lies in.
+        The memory that contains the array.
     layout
-        How the array lies there.
+        Layout of the array in that memory.
     copy
-        The allocation that the array was copied to; None if it is shared where it lay.
+        The allocation with the array's copy; None if the array is shared in place.
     """
 
     handle: ShareableHandle
@@ -64,16 +64,16 @@ class Place(NamedTuple):
 
 
 def collect(tree: Any) -> tuple[Any, list[Leaf]]:
-    """Return a tree as JSON has it, and its arrays by their numbers there.
+    """Return a tree as JSON values, and its arrays by number.
 
-    An array that occurs twice is one.
+    An array that occurs twice has one number.
 
     Raises
     ------
     UnsupportedError
-        If something in the tree cannot be shared; the message names it.
+        Something in the tree cannot be shared; the message names it.
     ConfigurationError
-        If the tree is nested too deep, contains itself, or has too many values.
+        The tree is nested too deep, contains itself, or has too many values.
     """
     leaves: list[Leaf] = []
     numbers: dict[int, int] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which arrays of a tree stand for those that were shared, and whether they can be overwritten."""
+"""The pairs of arrays of a shared tree and another tree, and whether they can be overwritten."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
@@ -18,20 +18,20 @@ __all__ = ["Match", "match", "refuse_unwritable"]
 Operation = Literal["receive", "update"]
 
 _NAMES: Final = {"receive": "into", "update": "tree"}
-"""What errors call the tree that is not the shared one: the argument of that operation."""
+"""The argument of each operation that is the other tree, for errors."""
 
 
 class Match(NamedTuple):
-    """An array that was shared, and the array at the same place of another tree.
+    """A shared array and the array at the same place of another tree.
 
     Parameters
     ----------
     number, row
-        The shared array, as the message has it.
+        Number and description of the shared array in the message.
     leaf
         The other array, of the same shape and dtype.
     where
-        How an error names the place.
+        The name of the place in errors.
     """
 
     number: int
@@ -41,16 +41,17 @@ class Match(NamedTuple):
 
 
 def match(message: Message, tree: Any, operation: Operation) -> Iterator[Match]:
-    """Yield all arrays of a shared tree, each with the one at the same place of another tree.
+    """Yield each array of a shared tree with the array at the same place of another tree.
 
-    An update must have the plain values that were shared: readers have them from the message.
+    For an update, the plain values must be the shared ones, because readers have them from the
+    message.
 
     Raises
     ------
     ConfigurationError
-        If the trees differ in a container, a shape or a dtype. The message names the place.
+        The trees differ in a container, a shape or a dtype. The message names the place.
     UnsupportedError
-        If something in the other tree cannot be shared.
+        Something in the other tree cannot be shared.
     """
     nodes, leaves = collect(tree)
     for number, other, where in pair_arrays(message.tree, nodes, _NAMES[operation], operation):
@@ -74,16 +75,16 @@ def refuse_unwritable(
     Parameters
     ----------
     name
-        What the error calls it.
+        Its name in the error.
     array, kind, layout
         The array, its library, and its shape and strides.
     operation
-        What would overwrite it.
+        The operation that would overwrite it.
 
     Raises
     ------
     ConfigurationError
-        With the reason.
+        The message says why.
     """
     obstacle = None
     if kind == "numpy" and not array.flags.writeable:

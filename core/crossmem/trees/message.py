@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The serialisable description of a shared tree: handles, arrays in them, and the containers.
+"""The serialisable description of a shared tree: handles, arrays in them, and containers.
 
-A header (magic, version, length, checksum), then JSON. Nothing is ever unpickled; every number is
-checked before it is used, so the bytes may come from a stranger.
+A header (magic, version, length, checksum) is followed by JSON. No data is ever unpickled. Every
+number is checked before its use, so the bytes may come from an untrusted process.
 """
 
 import json
@@ -21,7 +21,7 @@ from crossmem.trees.nodes import to_base64
 __all__ = ["CELL_NBYTES", "MAX_MESSAGE_NBYTES", "Cell", "Message", "Row"]
 
 MAX_MESSAGE_NBYTES: Final = 16 * 2**20
-"""Upper bound of what describes one tree, in bytes."""
+"""The most bytes that a description of one tree may have."""
 
 CELL_NBYTES: Final = 16
 """Bytes that hold the version of a tree; they lie at a multiple of this."""
@@ -40,9 +40,9 @@ class Row(NamedTuple):
     kind
         Its library.
     handle
-        Number of the handle in whose memory it lies; None where it has no elements.
+        Number of the handle whose memory contains it; None if it has no elements.
     layout
-        How it lies there.
+        Its layout in that memory.
     """
 
     kind: Kind
@@ -51,16 +51,16 @@ class Row(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Where the version of a tree stands.
+    """The place of a tree's version.
 
     Parameters
     ----------
     handle
-        Memory of the host that has the versions of many trees.
+        Host memory with the versions of many trees.
     offset
-        Byte in it at which this one begins.
+        Offset of this version in that memory.
     tree
-        Number that the cell has as long as it is this tree's.
+        Number in the cell as long as the cell belongs to this tree.
     """
 
     handle: ShareableHandle
@@ -69,18 +69,18 @@ class Cell(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What a shared tree is made of.
+    """The parts of a shared tree.
 
     Parameters
     ----------
     handles
-        One for each allocation, or part of one, that has arrays of the tree in it.
+        One for each allocation, or part of one, that contains arrays of the tree.
     rows
         The arrays.
     tree
-        Containers and plain values, with numbers in the place of arrays; see ``nodes``.
+        Containers and plain values, with numbers in place of arrays; see ``nodes``.
     cell
-        Where its version stands; None where it has none.
+        The place of its version; None if it has no version.
     """
 
     handles: tuple[ShareableHandle, ...]
@@ -94,7 +94,7 @@ class Message(NamedTuple):
         Raises
         ------
         InvalidSizeError
-            Where it would be larger than allowed.
+            The wire form would be larger than allowed.
         """
         body = json.dumps(
             {
@@ -121,7 +121,7 @@ class Message(NamedTuple):
         Raises
         ------
         InvalidHandleError
-            Where the bytes are not that.
+            The bytes are not a message.
         """
         if not isinstance(blob, bytes | bytearray | memoryview):
             msg = f"a shared tree is bytes, not {type(blob).__name__}"
@@ -142,7 +142,7 @@ def _pack(row: Row) -> tuple[Any, ...]:
     return (row.kind, row.handle, layout.dtype.name, layout.shape, strides, layout.offset)
 
 
-# Readers of a tree that is updated receive it again and again.
+# Readers of an updated tree receive the same bytes repeatedly.
 @lru_cache(maxsize=16)
 def _decode_again(blob: bytes) -> Message:
     return _decode(blob)
@@ -161,11 +161,12 @@ def _decode(blob: bytes) -> Message:
     text = blob[_HEADER.size :]
     if crc32(text) != checksum:
         raise _refuse("the checksum does not match; the bytes were damaged on the way")
-    # Only receivers of trees need pydantic, whose import takes longer than that of crossmem.
+    # Imported late: only receivers of trees need pydantic, and its import takes longer than that of
+    # crossmem.
     from crossmem.trees.body import read_body  # noqa: PLC0415
 
     try:
-        # The parser takes 30 times the size of a text that is all brackets.
+        # For a text of nothing but brackets, the parser would take 30 times the text's size.
         check_values(text)
         body = read_body(text)
     except ValueError as error:

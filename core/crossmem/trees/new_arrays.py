@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays and tensors that can be shared from birth."""
+"""New arrays and tensors in shareable memory."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ __all__ = ["HOST_DEVICE", "empty", "empty_like"]
 _T = TypeVar("_T")
 
 HOST_DEVICE: Final = "host"
-"""Memory of the host, where nothing else is said."""
+"""The default: memory of the host."""
 
 
 def empty(
@@ -31,18 +31,18 @@ def empty(
 ) -> Any:
     """Return an array or tensor in memory of crossmem, which :func:`crossmem.share` never copies.
 
-    The memory is freed within a second after the array, and all that was made from it, is gone;
-    where other processes have received it, when they are done too.
+    The memory is freed within a second after the end of the array and of all objects derived from
+    it. If other processes have received it, it is freed after they are done too.
 
     Parameters
     ----------
     shape
         Elements in each dimension.
     dtype
-        A dtype of PyTorch gives a tensor. A name, or a dtype of NumPy, gives an array: of NumPy
-        where the CPU can address the device's memory, else of CuPy.
+        A PyTorch dtype gives a tensor. A name or a NumPy dtype gives an array: a NumPy array if the
+        CPU can address the device's memory, else a CuPy array.
     device
-        Where the memory is allocated.
+        The device that holds the memory.
 
     Returns
     -------
@@ -52,11 +52,11 @@ def empty(
     Raises
     ------
     ConfigurationError, InvalidSizeError
-        Where shape or dtype have no meaning, or are too large.
+        Shape or dtype is invalid or too large.
     UnsupportedError
-        Where the library is not installed, or has no such dtype or no arrays of this device.
+        The library is not installed, does not have the dtype, or cannot use memory of this device.
     OutOfMemoryError
-        Where the device has no room now.
+        The device has no room now.
     """
     home = device if isinstance(device, Device) else device_of(device)
     layout = Layout(dtype_of(dtype), shape)
@@ -74,29 +74,29 @@ def empty_like(tree: _T, device: Device | str | None = None) -> _T:
     """Return a tree of new arrays and tensors that :func:`crossmem.share` never copies.
 
     The containers and plain values are those of ``tree``. Each array has the library, dtype and
-    shape of the one at its place, and undefined contents. Arrays that overlap still do. The arrays
-    of a device lie in one allocation. It is freed within a second after the last of them is gone;
-    if other processes have received it, when they are done too.
+    shape of the array at its place, and undefined contents. Overlapping arrays overlap in the new
+    tree too. The arrays of a device lie in one allocation. It is freed within a second after the
+    last array ends. If other processes have received it, it is freed after they are done too.
 
     Parameters
     ----------
     tree
-        What :func:`crossmem.share` takes. An array with gaps or repetitions, such as a column of a
-        matrix, gets one without, unless it overlaps others.
+        What :func:`crossmem.share` takes. The new array for an array with gaps or repetitions, such
+        as a column of a matrix, has none, unless it overlaps others.
     device
-        Where the memory is allocated. None: for arrays in memory of the host ``host``, for others
-        the device that they are on.
+        The device that holds the memory. None: ``host`` for arrays in host memory, the array's own
+        device for others.
 
     Raises
     ------
     UnsupportedError
-        If something in ``tree`` cannot be shared, or its library has no arrays on ``device``.
+        Something in ``tree`` cannot be shared, or its library has no arrays on ``device``.
     ConfigurationError
-        If ``tree`` is nested too deep, or ``device`` is no device's name.
+        ``tree`` is nested too deep, or ``device`` is not the name of a device.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
-        If there is no such device here.
+        There is no such device here.
     OutOfMemoryError
-        If a device has no room now.
+        A device has no room now.
     """
     process = drain()
     named = device_of(device) if device is not None and not isinstance(device, Device) else device
@@ -118,7 +118,7 @@ def empty_like(tree: _T, device: Device | str | None = None) -> _T:
 
 
 def _make_alike(home: Device, leaves: list[Leaf]) -> list[Any]:
-    """Return new arrays in one allocation, which lie in it as others do in their memory."""
+    """Return new arrays in one allocation, at the same distances as the given arrays."""
     ranges = pack_ranges(leaf.bounds for leaf in leaves)
     numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]
     counts = Counter(numbers)
@@ -127,7 +127,7 @@ def _make_alike(home: Device, leaves: list[Leaf]) -> list[Any]:
     for leaf, number in zip(leaves, numbers, strict=True):
         found, (low, high) = leaf.found, leaf.bounds
         if counts[number] == 1 and high - low != found.layout.nbytes:
-            # As if it lay behind all others, without gaps and repetitions.
+            # The array gets addresses after all others, without gaps and repetitions.
             layout = Layout(found.layout.dtype, found.layout.shape)
             end += -end % ALIGNMENT
             found = found._replace(pointer=end, layout=layout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers and plain values as JSON, with numbers in the place of arrays; and back.
+"""Containers and plain values as JSON, with numbers in place of arrays; and back.
 
 ============== ==================================================================================
 in JSON        means
@@ -13,14 +13,14 @@ null, true, 1  themselves; so do texts of Unicode and finite floats
 {"c": [...]}   a dataclass: name of its class, then pairs of field and value
 {"n": [...]}   a named tuple: name of its class, then values
 {"b": "..."}   bytes, in base64
-{"u": "..."}   a text that Unicode does not allow, such as a file's name that is none: in base64
+{"u": "..."}   a str that is not valid Unicode, such as some file names: in base64
 {"f": "nan"}   a float that is not finite
-{"z": [r, i]}  a complex number, its parts as texts
-{"s": [d, b]}  a scalar of NumPy: dtype and bytes; of texts, ``str`` or ``bytes`` and all of it
-{"i": [n, x]}  container n again, of all lists, dicts and dataclasses that have ended; x is it
+{"z": [r, i]}  a complex number, its parts as strings
+{"s": [d, b]}  a NumPy scalar: dtype and bytes; for strings ``str`` or ``bytes``, then all bytes
+{"i": [n, x]}  container n again, counted over all finished mutable containers; x repeats it
 ============== ==================================================================================
 
-Which classes are looked up for that, and how, is said in ``classes``.
+The module ``classes`` says which classes are looked up, and how.
 """
 
 import math
@@ -40,27 +40,27 @@ from crossmem.trees.counting import MAX_VALUES
 __all__ = ["FORMS", "MAX_DEPTH", "read", "to_base64", "write"]
 
 MAX_DEPTH: Final = 32
-"""How deep containers may be nested in one another."""
+"""The deepest nesting of containers."""
 
 _MAX_INTEGER_BITS: Final = 4096
-"""Texts of larger ones take JSON long to read."""
+"""JSON takes long to parse the text of a larger integer."""
 
 _MAX_COLLISIONS: Final = 256
-"""Keys of one dict whose hashes another one has too: with the square of that it takes long."""
+"""The most keys of one dict whose hash another key has. Insertion takes time quadratic in this."""
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
-"""Returns the number of an array, None for what is none. The other argument says where it is."""
+"""Returns the number of an array, None for other values. The second argument returns its path."""
 
 
 def write(value: Any, add_array: AddArray) -> Any:
-    """Return a value as JSON has it.
+    """Return a value as JSON values.
 
     Raises
     ------
     UnsupportedError
-        Where something in it is neither a container nor an array nor a plain value.
+        The value contains something other than containers, arrays and plain values.
     ConfigurationError
-        Where it is nested too deep, contains itself, or has too many values.
+        The value is nested too deep, contains itself, or has too many values.
     """
     return _Writer(add_array).write(value, ())
 
@@ -70,7 +70,7 @@ class _Writer:
         self._add_array = add_array
         self._values = 0
         self._ended: dict[int, tuple[Any, int, Any]] = {}
-        """What can be changed, by id: itself, its number and what was written for it."""
+        """Finished mutable containers by id: the object, its number and its node."""
 
     def write(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)
@@ -95,8 +95,8 @@ class _Writer:
             node = self._write_object(value, kind, path)
         if not _can_be_changed(node):
             return node
-        # All of it is written again, and was counted again just now: so no few bytes of a stranger
-        # ever stand for very much.
+        # A repeated container is written in full and counted in full. A few bytes of an untrusted
+        # message can therefore never stand for many values.
         _, number, first = self._ended.setdefault(id(value), (value, len(self._ended), node))
         return node if first is node else {"i": [number, first]}
 
@@ -135,7 +135,7 @@ class _Writer:
 
 
 def _write_scalar(value: Any, numpy: Any) -> Any:
-    # NumPy takes zeros at the end of a text for filling, once it is in an array.
+    # An array of strings would lose trailing zeros, which NumPy takes for padding.
     if isinstance(value, numpy.bytes_):
         return {"s": ["bytes", to_base64(bytes(value))]}
     if isinstance(value, numpy.str_):
@@ -144,11 +144,11 @@ def _write_scalar(value: Any, numpy: Any) -> Any:
 
 
 def _can_be_changed(node: Any) -> bool:
-    """Whether what is read is a container in which it shows that it is one in several places."""
+    """Whether a node is a mutable container, whose identity is visible if it occurs twice."""
     return type(node) is list or not node.keys().isdisjoint(_CHANGEABLE)
 
 
-# Not in the writer: what refers to itself keeps its arrays until the garbage collector comes.
+# Not in the writer: a reference cycle would keep the arrays until the garbage collector runs.
 _CONTAINERS: Final[dict[type, Callable[[_Writer, Any, tuple[Any, ...]], Any]]] = {
     list: lambda writer, value, path: writer.values(value, path),
     tuple: lambda writer, value, path: {"t": writer.values(value, path)},
@@ -160,7 +160,7 @@ _CONTAINERS: Final[dict[type, Callable[[_Writer, Any, tuple[Any, ...]], Any]]] =
 
 
 def _attributes(value: OrderedDict[Any, Any]) -> list[tuple[str, Any]]:
-    """Return what PyTorch notes at a state dict: the versions of its modules."""
+    """Return PyTorch's note on a state dict: the versions of its modules."""
     return [(name, one) for name, one in vars(value).items() if name == "_metadata"]
 
 
@@ -184,7 +184,7 @@ def _write_float(value: float, _path: tuple[Any, ...]) -> Any:
 
 
 def to_base64(data: bytes) -> str:
-    """Return bytes as JSON has them."""
+    """Return bytes as base64 text."""
     return b64encode(data).decode("ascii")
 
 
@@ -212,25 +212,25 @@ _WRONG: Final = (
     TypeError,
     ValueError,
 )
-"""What comes of values that nobody writes; of no characters, NumPy's text is a SystemError."""
+"""The exceptions of invalid nodes. NumPy raises SystemError for a string without characters."""
 
 
 class _Known(NamedTuple):
-    """What can be referred to: the arrays, and each container that has ended with its node."""
+    """The arrays, and each finished mutable container with its node."""
 
     arrays: Sequence[Any]
     ended: list[tuple[Any, Any]]
 
 
 def read(node: Any, arrays: Sequence[Any]) -> Any:
-    """Return the value that was written, with arrays in the place of their numbers.
+    """Return the value of a node, with arrays in place of their numbers.
 
     Raises
     ------
     InvalidHandleError
-        Where no value is written like this.
+        The node is invalid.
     UnsupportedError
-        Where a class or a dtype is missing here.
+        A class or a dtype is missing in this process.
     """
     try:
         return _read(node, _Known(arrays, []), 0)
@@ -257,7 +257,7 @@ def _read(node: Any, known: _Known, depth: int) -> Any:
         inner, beside = form.split(content)
         inner = (_read_pairs if form.has_keys else _read_all)(inner, known, depth + 1)
         if form.has_attributes:
-            # In the order in which they are written: so are the containers counted that end.
+            # The writing order matters, because containers are numbered as they finish.
             beside = _read_pairs(beside, known, depth + 1)
         made = form.make(inner, beside)
         if tag in _CHANGEABLE:
@@ -295,11 +295,11 @@ def _read_pairs(nodes: Any, known: _Known, depth: int) -> list[tuple[Any, Any]]:
     for pair in nodes:
         _check_list(pair, depth)
         key, value = pair
-        # Most keys are texts, which are themselves.
+        # Most keys are strings, whose nodes are the strings themselves.
         found = key if type(key) is str else _read(key, known, depth)
         pairs.append((found, _read(value, known, depth)))
     if len(pairs) > _MAX_COLLISIONS:
-        # Whoever chooses numbers chooses their hashes: 16 MiB of them could take hours.
+        # An attacker who chooses integers chooses their hashes: 16 MiB of them could take hours.
         hashes = {hash(key) for key, _ in pairs}
         if len(pairs) - len(hashes) > _MAX_COLLISIONS:
             msg = f"more than {_MAX_COLLISIONS} keys have colliding hashes"
@@ -320,16 +320,17 @@ def _make_ordered(
 
 
 class _Form(NamedTuple):
-    """How a container is written behind its tag.
+    """The form of a container after its tag.
 
     Parameters
     ----------
     make
-        Makes it of what is in it and what is written beside that.
+        Makes the container from its content and the additional part.
     has_keys
-        Whether what is in it is pairs of key and value, else values.
+        Whether the content is pairs of key and value, rather than values.
     is_named, has_attributes
-        Whether the name of its class is written before that, or attributes behind it.
+        Whether the additional part is the class's name (before the content) or attributes (after
+        it).
     """
 
     make: Callable[[list[Any], Any], Any]
@@ -338,7 +339,7 @@ class _Form(NamedTuple):
     has_attributes: bool = False
 
     def split(self, content: Any) -> tuple[Any, Any]:
-        """Return what is in a container, and what is written beside that."""
+        """Return the content of a container, and the additional part."""
         beside = None
         if self.is_named:
             beside, content = content
@@ -357,7 +358,7 @@ FORMS: Final = {
 
 
 _CHANGEABLE: Final = frozenset({"c", "d", "o"})
-"""Containers besides lists that can be changed, so that it shows where one is in several places."""
+"""The mutable containers besides lists, whose identity is visible if one occurs twice."""
 
 
 def _read_float(content: Any) -> float:

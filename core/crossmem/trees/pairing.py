@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which arrays are at the same places of two trees in JSON."""
+"""The pairs of arrays at the same places of two trees in JSON."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal
@@ -14,24 +14,24 @@ __all__ = ["pair_arrays"]
 def pair_arrays(
     theirs: Any, mine: Any, where: str, operation: Literal["receive", "update"]
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield the numbers of arrays at the same places of two trees, which must be alike.
+    """Yield the numbers of arrays at the same places of two trees with the same structure.
 
-    Attributes may differ, and so may the order of keys. Plain values may differ unless the shared
-    tree is updated.
+    Attributes and the order of keys may differ. Plain values may differ unless the shared tree is
+    updated.
 
     Parameters
     ----------
     theirs, mine
-        What was shared, and the other tree.
+        The shared tree, and the other tree.
     where
-        What errors call the latter; what is yielded last says how each array is reached from there.
+        The name of the other tree in errors. The last item of each result is the path from there.
     operation
-        What the trees are compared for.
+        The purpose of the comparison.
 
     Raises
     ------
     ConfigurationError
-        If another container is at a place, or other things are in it.
+        The containers at a place differ in kind or in content.
     """
     tag, inner, name = _open(theirs)
     other_tag, others, other_name = _open(mine)
@@ -69,7 +69,7 @@ def _in_words(tag: str | None, name: str | None) -> str:
 
 
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
-    """Return the tag of an array or container, what is in it by place, and its class's name."""
+    """Return the tag of an array or container, its content by place, and its class's name."""
     if type(node) is list:
         return "list", dict(enumerate(node)), None
     if type(node) is not dict:
@@ -93,7 +93,7 @@ def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
 
 
 def _without_numbers(node: Any) -> Any:
-    """Return a node that does not say which of its containers occur elsewhere too."""
+    """Return a node without the references between repeated containers."""
     if type(node) is list:
         return [_without_numbers(one) for one in node]
     if type(node) is dict:

@@ -54,47 +54,47 @@ def receive(
 ) -> Any:
     """Return the arrays and tensors that another process shared: its memory, not a copy.
 
-    The memory stays as long as one of them, or anything that is made from them, lives, whatever
-    the other process does meanwhile; of backends without the capability ``survives_owner``, as
-    long as that process lives too. After that it is given back by the next call of crossmem.
+    The memory stays while an array, or an object derived from one, lives. It stays even if the
+    sender frees it or exits. With a backend without the capability ``survives_owner``, the sender
+    must live. After the last array, the memory is released within a second.
 
     Parameters
     ----------
     shared
         What :func:`crossmem.share` returned, or its bytes.
     readonly
-        True: the device or the kernel keeps the memory from being written. NumPy's arrays say so;
-        PyTorch and CuPy have no such arrays, and writing to theirs ends the process.
-        ``"advisory"``: NumPy's arrays alone keep it.
+        True: the device or the kernel forbids writes. NumPy arrays are marked read-only. PyTorch
+        and CuPy have no read-only arrays, and a write to theirs kills the process. ``"advisory"``:
+        only NumPy arrays refuse writes.
     device
-        For which device, where memory of that device's backend is received; None: for the one
-        that holds it. The memory stays where it is (C24).
+        The device that shall use the memory of its backend; None: the device that holds it. The
+        memory stays on its device (C24).
     into
-        A tree of the same containers with arrays and tensors of the same shapes and dtypes: they
-        are overwritten, and nothing else of the memory is kept. It is returned then. They must
-        not lie in the memory that is received, which would change while it is read.
+        A tree of the same containers with arrays and tensors of the same shapes and dtypes. Its
+        arrays are overwritten, the received memory is released, and this tree is returned. The
+        arrays must not lie in the received memory, which would change while it is read.
     timeout
-        How long each exporter may take to answer, in seconds; ``CROSSMEM_TIMEOUT`` where None.
+        How long each exporter may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
 
     Raises
     ------
     InvalidHandleError
-        Where these bytes are no shared tree, or name memory that was never exported.
+        The bytes are not a shared tree, or name memory that was never exported.
     UnsupportedError
-        Where a library or a class is missing here.
+        A library or a class is missing in this process.
     ConfigurationError
-        Where ``into`` is another tree, or another argument has no meaning.
+        ``into`` has another structure, or another argument is invalid.
     BackendNotFoundError
-        Where no plugin offers the backend of ``device``.
+        No plugin offers the backend of ``device``.
     ClosedError, ForkedProcessError
-        Where ``shared`` may not be used any more.
+        ``shared`` was closed, or a forked child called this.
     CrossmemError
-        As :func:`crossmem.attach` does.
+        As for :func:`crossmem.attach`.
     """
     process = drain()
     check_device(device)
     if isinstance(device, str):
-        # Nobody else would say that it is misspelt, where no memory is for it.
+        # If no memory belongs to the device, only this check detects a misspelt name.
         process.registry.backend(DeviceSpec.parse(device).backend)
     message = shared.take() if isinstance(shared, Shared) else Message.from_bytes(shared)
     mappings = attach_all(message, readonly=readonly, device=device, timeout=timeout)
@@ -105,7 +105,7 @@ def receive(
 
 
 def _overwrite(into: Any, message: Message, mappings: Sequence[Mapping]) -> None:
-    # A message of a stranger may be no tree, and nothing is compared with that.
+    # An untrusted message may not be a valid tree. Only valid trees are compared.
     read(message.tree, range(len(message.rows)))
     make = maker_of_rows(mappings)
     jobs = []

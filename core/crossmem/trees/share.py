@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing: from nested arrays and tensors to what other processes receive them by."""
+"""Sharing: from nested arrays and tensors to the message that other processes receive."""
 
 from typing import Any, Literal, TypeVar
 
@@ -42,47 +42,48 @@ def share(
     access: Access = "rw",
     neighbours: Neighbours | None = None,
 ) -> Shared[_T]:
-    """Make arrays and tensors receivable by other processes, where they lie.
+    """Make arrays and tensors receivable by other processes, in place.
 
-    What lies in memory of crossmem is shared there; what was received from another process, by
-    the handle that it came with. Memory that a framework allocated on a device is adopted.
+    Memory of crossmem is shared in place. Memory received from another process is shared by the
+    handle with which it came. Memory that a framework allocated on a device is adopted.
 
     Parameters
     ----------
     x
-        An array of NumPy or CuPy, a tensor of PyTorch, or dicts, lists, tuples, named tuples and
-        dataclasses of them, nested in any way, with plain values among them. Arrays that
-        overlap still do where they are received, and what occurs twice is one.
+        A NumPy or CuPy array, a PyTorch tensor, or nested dicts, lists, tuples, named tuples and
+        dataclasses of them, with plain values. Overlapping arrays overlap in the receiver too, and
+        an array that occurs twice is one array.
     copy
-        ``"allow"`` or True: an array that cannot be shared where it lies is copied once, also one
-        whose neighbours must not be exposed. Readers get the copy: go on with
+        ``"allow"`` or True: an array that cannot be shared in place, or whose neighbours must not
+        be exposed, is copied once. Readers get the copy: continue with
         :attr:`crossmem.Shared.value`, or call :meth:`crossmem.Shared.update`. None or False: such
         an array is refused.
     device
-        Where copies of host memory go, which must be memory that the CPU can address;
-        ``host`` where None.
+        The device for copies of host memory; None: ``host``. The CPU must be able to address its
+        memory.
     allow, access
-        Who may receive, and whether they may write; see :meth:`crossmem.Allocation.export`. For
-        what was received from others, their choice stands.
+        Which processes may receive, and whether they may write; see
+        :meth:`crossmem.Allocation.export`. For memory received from another process, that process's
+        choice stands.
     neighbours
-        ``"expose"`` where importers may reach what else lies in the same block of the vendor's;
-        see :meth:`crossmem.Device.adopt`.
+        ``"expose"`` allows importers to reach other memory in the same block of the vendor; see
+        :meth:`crossmem.Device.adopt`.
 
     Returns
     -------
     Shared
-        Keep it until the others have received.
+        Keep it until the other processes have received the tree.
 
     Raises
     ------
     UnsupportedError
-        Where something in ``x`` cannot be shared; the message says what and why.
+        Something in ``x`` cannot be shared; the message says what and why.
     ConfigurationError
-        Where an argument has no meaning.
+        An argument is invalid.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
-        Where there is no such ``device`` here.
+        There is no such ``device`` here.
     DriverError, OutOfMemoryError
-        Where a vendor's call failed. Nothing is left then.
+        A vendor's call failed. Everything is released then.
     """
     process = drain()
     if not isinstance(copy, bool):
@@ -90,7 +91,7 @@ def share(
     _check("access", access, ("rw", "ro"))
     _check("neighbours", neighbours, (None, "expose"))
     if device is not None:
-        # Whether anything is copied there or not.
+        # Checked even if nothing is copied to it.
         device = host_device(device)
     tree, leaves = collect(x)
     may_copy = copy is True or copy == "allow"
@@ -109,10 +110,10 @@ def share(
 
 
 def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
-    """Return what describes one array, the memory of crossmem in which it lies, and one wish.
+    """Return an array's message, its memory of crossmem, and whether receivers get it read-only.
 
-    That is whether the receiver is to be kept from writing, as this process was when it received
-    the array. None for any other array.
+    Receivers get it read-only if this process received the array with ``readonly=True``. None for
+    an array outside of crossmem's memory.
     """
     try:
         found = describe(array)
@@ -127,25 +128,25 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
     if not isinstance(memory, Allocation | Mapping):
         return None
     if isinstance(memory, Mapping) and not memory.owner_alive:
-        # Nobody can import it any more: it is as good as any other memory of this process.
+        # No process can import it any more, so it counts as ordinary memory of this process.
         return None
-    # What came with a handle that only reads goes on with one, also where it comes from here.
+    # Memory that came with a read-only handle is forwarded with one, even if this process owns it.
     access = memory.handle.access if isinstance(memory, Mapping) else "rw"
-    # "advisory" is the wish of one reader, and not of those that it sends to.
+    # "advisory" is the choice of one reader. It does not bind the processes to which it forwards.
     readonly = isinstance(memory, Mapping) and asked_readonly(memory) is True
     tree_memory = TreeMemory(
         drain(), None, access, None, copy=False, host=lambda: host_device(None)
     )
     handle, layout, _copy = leaf.place(*tree_memory.export(memory))
     if handle.raw is not None:
-        # It has no leases, so no message could hold the memory.
+        # A raw handle has no leases, so no message could hold the memory.
         return None
     message = Message((handle,), (Row(found.kind, 0, layout),), {"a": 0}, None)
     return message, memory, readonly
 
 
 def _check(name: str, value: object, known: tuple[str | bool | None, ...]) -> None:
-    # Arrays do not say whether they are equal to a text, and 1 is equal to True.
+    # A NumPy array compares elementwise, and 1 is equal to True.
     if (value is not None and not isinstance(value, str)) or value not in known:
         msg = f"{name} must be one of {known}, not {shorten(value)}"
         raise ConfigurationError(msg, operation="share")
@@ -154,10 +155,9 @@ def _check(name: str, value: object, known: tuple[str | bool | None, ...]) -> No
 def _rows(
     tree_memory: TreeMemory, leaves: list[Leaf]
 ) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...], dict[int, Allocation]]:
-    """Return the handles that the arrays lie in, each once, and where they lie there.
+    """Return the handles of the arrays, each once, and the arrays' descriptions.
 
-    The dictionary has the allocations of this process that arrays were copied to, by the numbers of
-    their handles.
+    The dictionary has the allocations with copies of arrays, by handle number.
     """
     with_elements = [leaf for leaf in leaves if leaf.found.layout.extent is not None]
     places = iter(tree_memory.find(with_elements))
@@ -178,7 +178,7 @@ def _rows(
 
 
 def _cell(process: Process, allow: Allow | None, device: Device | str | None) -> OwnCell | None:
-    """Return a cell for the tree's version; None where this process has no memory for it."""
+    """Return a cell for the tree's version; None if this process has no memory for it."""
     try:
         return new_cell(process, allow, lambda: host_device(device))
     except (BackendNotFoundError, BackendUnavailableError):
@@ -191,7 +191,7 @@ def host_device(named: Device | str | None) -> Device:
     Raises
     ------
     UnsupportedError
-        Where the CPU cannot address the memory of the one that is named.
+        The CPU cannot address the memory of the named device.
     """
     one = HOST_DEVICE if named is None else named
     found = one if isinstance(one, Device) else device_of(one)

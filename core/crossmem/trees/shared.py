@@ -23,7 +23,7 @@ from crossmem.trees.versions import OwnCell, RemoteCell, wait_until_newer
 
 __all__ = ["Shared"]
 
-# Covariant, so that update() takes any tree: what it refuses is seen when it compares.
+# Covariant, so that update() takes any tree. Its comparison refuses a wrong one.
 _T_co = TypeVar("_T_co", covariant=True)
 
 
@@ -31,14 +31,14 @@ class Shared(Generic[_T_co]):
     """Nested arrays and tensors, ready to be received by other processes.
 
     Made by :func:`crossmem.share`, and in other processes by :meth:`from_bytes`. It keeps the
-    arrays that were shared and owns their copies: keep it until the others have received, then
-    close it, or use it as a context manager. What they have received stays theirs. Pickles as its
-    bytes.
+    shared arrays and owns their copies. Keep it until the other processes have received the tree,
+    then close it, or use it as a context manager. Received arrays stay valid after that. It pickles
+    as its bytes.
 
     Attributes
     ----------
     copied_nbytes
-        How many bytes were copied, because they could not be shared where they lay.
+        Number of bytes that were copied because they could not be shared in place.
     """
 
     __slots__ = (
@@ -73,20 +73,20 @@ class Shared(Generic[_T_co]):
         self._process = process
         self.message = message
         self._blob: bytes | None = None
-        # Reentrant: a signal handler may close this while its thread is in here.
+        # Reentrant: a signal handler may close this object while its thread holds the lock.
         self._lock = threading.RLock()
         self._is_closed = False
         self._devices = tree_memory.devices if tree_memory is not None else set()
         self._owned = tree_memory.owned if tree_memory is not None else []
         self.copied_nbytes = tree_memory.copied_nbytes if tree_memory is not None else 0
-        # What this process has: its own memory, or None for a tree of another process.
+        # The arrays in this process's own memory; None for a tree of another process.
         self._contents = contents
-        # Whether this process has arrays in the shared memory, other than those that were copied.
+        # Whether this process has arrays in the shared memory, apart from the originals of copies.
         self._is_taken = False
         self._value: tuple[_T_co] | None = None
         self._kept = kept
         self._received = list(received)
-        # Last: from here on, this object gives the cell back.
+        # The last statement: from here on, the finaliser of this object releases the cell.
         self._cell: OwnCell | RemoteCell | None = cell
 
     @classmethod
@@ -96,20 +96,20 @@ class Shared(Generic[_T_co]):
         Raises
         ------
         InvalidHandleError
-            Where the bytes are not that.
+            The bytes are not a shared tree.
         """
         return cls(drain(), Message.from_bytes(blob))
 
     @classmethod
     def from_reserved(cls, blob: bytes, numbers: Sequence[int]) -> "Shared[Any]":
-        """Return the tree of a message that holds its memory, which this keeps from now on.
+        """Return the tree of a message with reservations. The tree holds the memory from now on.
 
         Parameters
         ----------
         blob
             What :meth:`to_bytes` returned.
         numbers
-            The number of the reservation of each handle.
+            The reservation number of each handle.
         """
         message = Message.from_bytes(blob)
         received = attach_reserved(zip(message.handles, numbers, strict=True))
@@ -118,10 +118,10 @@ class Shared(Generic[_T_co]):
         return cls(drain(), message, received=received)
 
     def to_bytes(self) -> bytes:
-        """Return what other processes receive the tree by. It may travel in any way.
+        """Return the bytes by which other processes receive the tree. They may travel in any way.
 
-        Whoever holds the bytes and passes the exporter's access check can read the memory, so
-        treat them as a credential.
+        A process that has the bytes and passes the exporter's access check can read the memory, so
+        treat the bytes as a credential.
         """
         if self._blob is None:
             self._blob = self.message.to_bytes()
@@ -141,21 +141,21 @@ class Shared(Generic[_T_co]):
 
     @property
     def value(self) -> _T_co:
-        """The tree in shared memory: what this process writes there, readers see.
+        """The tree in shared memory: readers see what this process writes there.
 
-        Its containers are new. An array that was shared where it lay is the original. For an array
-        that was copied, the value has one over the shared memory, to go on training in place; of
-        PyTorch a plain tensor, also for a ``Parameter``. In another process, the value is what
+        Its containers are new. An array that was shared in place is the original. For an array that
+        was copied, the value has an array in the shared memory, for training in place. For PyTorch
+        this is a plain tensor, even for a ``Parameter``. In another process, the value is what
         :func:`crossmem.receive` returns, and this object keeps it.
 
-        The arrays hold the memory after :meth:`close`, as received ones do.
+        The arrays hold the memory after :meth:`close`, as received arrays do.
 
         Raises
         ------
         ClosedError, ForkedProcessError
-            If this may not be used any more.
+            This object was closed, or a forked child called this.
         CrossmemError
-            In another process, as :func:`crossmem.receive` does.
+            In another process, as for :func:`crossmem.receive`.
         """
         contents, found = self._contents, self._value
         message = self.take()
@@ -170,32 +170,32 @@ class Shared(Generic[_T_co]):
     def update(self, tree: Any) -> int:
         """Copy the arrays of a tree into the shared memory, publish it, and return the version.
 
-        Nothing is copied for an array that is itself the shared one.
+        An array that is itself the shared one is not copied.
 
-        The update waits for no reader. A reader that uses the arrays during an update may see torn
-        data: old elements beside new ones, and halves of elements. So readers wait for the version
-        with :meth:`wait`, and the owner hears from every reader that it is done before the next
-        update. One thread at a time updates or publishes.
+        The update does not wait for readers. A reader that uses the arrays during an update may see
+        torn data: old elements beside new ones, and halves of elements. Readers therefore wait for
+        the version with :meth:`wait`, and report to the owner that they are done before the next
+        update. Only one thread may update or publish at a time.
 
         Parameters
         ----------
         tree
-            Its containers are those that were shared, and so are the libraries, dtypes and shapes
-            of its arrays. So are its plain values, because readers have them from the bytes.
+            A tree with the same containers, and the same libraries, dtypes and shapes of arrays.
+            Its plain values must be the same too, because readers have them from the bytes.
 
         Raises
         ------
         ConfigurationError
-            If the tree is another one, or a shared array is read-only. The message names the array.
-            Nothing has changed then.
+            The tree's structure differs, or a shared array is read-only. The message names the
+            array. Nothing has changed then.
         UnsupportedError
-            If another process shares the tree, or something in ``tree`` cannot be shared.
+            Another process shares the tree, or something in ``tree`` cannot be shared.
         ClosedError, ForkedProcessError
-            If this may not be used any more.
+            This object was closed, or a forked child called this.
         """
         self._own_cell("update")
         contents = self._contents
-        # Another thread may have closed this before.
+        # Another thread may have closed this object before.
         self.take()
         assert contents is not None  # noqa: S101 - it goes with the cell
         contents.overwrite(tree)
@@ -207,7 +207,7 @@ class Shared(Generic[_T_co]):
         Raises
         ------
         ClosedError, ForkedProcessError
-            If this may not be used any more.
+            This object was closed, or a forked child called this.
         """
         self.check()
         self._is_taken = True
@@ -222,7 +222,7 @@ class Shared(Generic[_T_co]):
         Raises
         ------
         ClosedError
-            If this was closed, here or in the process that shares the tree.
+            The tree was closed, here or in the process that shares it.
         """
         return self._look(None).read()
 
@@ -230,17 +230,17 @@ class Shared(Generic[_T_co]):
         """Tell readers that the tree has new contents, and return the new version.
 
         Call it after the last write. The devices finish their running work first, so a reader that
-        sees the new version sees all that was written before. Publishing waits for no reader: see
+        sees the new version sees every earlier write. Publishing does not wait for readers: see
         :meth:`update`.
 
         Raises
         ------
         UnsupportedError
-            If another process shares the tree, or if :func:`crossmem.share` copied arrays and this
-            process has written to the originals alone: nobody has taken :attr:`value` or called
-            :meth:`update`.
+            Another process shares the tree. Also raised if :func:`crossmem.share` copied arrays and
+            this process has neither used :attr:`value` nor called :meth:`update`, so that it has
+            written only to the originals.
         ClosedError, ForkedProcessError
-            If this may not be used any more.
+            This object was closed, or a forked child called this.
         """
         cell = self._own_cell("publish")
         if self.copied_nbytes and not self._is_taken:
@@ -262,26 +262,26 @@ class Shared(Generic[_T_co]):
         return cell
 
     def wait(self, after: int, *, timeout: float | None = None) -> int:
-        """Wait until a newer version than ``after`` was published, and return that.
+        """Wait until a version newer than ``after`` is published, and return it.
 
         Parameters
         ----------
         after
             The version that the caller knows already; 0 waits for the first.
         timeout
-            How long, in seconds; ``CROSSMEM_TIMEOUT`` where None. 0 looks once. The first look at a
-            tree of another process asks its owner, in up to ``CROSSMEM_TIMEOUT`` then.
+            Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once. The first check of
+            another process's tree asks its owner, which then takes up to ``CROSSMEM_TIMEOUT``.
 
         Raises
         ------
         WaitTimeoutError
-            If none was published in that time.
+            No newer version was published in that time.
         OwnerUnresponsiveError
-            If the owner does not answer at the first look.
+            The owner does not reply at the first check.
         OwnerGoneError
-            If the process that shares the tree is dead.
+            The process that shares the tree is dead.
         ClosedError
-            If it closed the tree, or this was closed.
+            The owner closed the tree, or this object was closed.
         """
         if type(after) is not int or after < 0:
             msg = f"after must be a version, not {shorten(after)}"
@@ -310,7 +310,7 @@ class Shared(Generic[_T_co]):
             # Not under the lock, or close() would wait for the exporter.
             cell = RemoteCell(self.message.cell, timeout)
             with self._lock:
-                # Another thread may have closed this meanwhile, or been faster.
+                # Another thread may have closed this object or connected first.
                 self.check()
                 self._cell = cell = self._cell or cell
         return cell
@@ -318,12 +318,12 @@ class Shared(Generic[_T_co]):
     # The end ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise where this may not be used any more.
+        """Raise if this object may not be used any more.
 
         Raises
         ------
         ClosedError, ForkedProcessError
-            With what happened.
+            The message says what happened.
         """
         refuse_foreign(self._process, self)
         if self._is_closed:
@@ -332,19 +332,19 @@ class Shared(Generic[_T_co]):
 
     @property
     def kept(self) -> object:
-        """What keeps the memory, apart from this object: for what is to outlive it."""
+        """The objects that keep the memory, for a user that outlives this object."""
         return self._owned, self._contents, self._kept, self._received
 
     @property
     def closed(self) -> bool:
-        """Whether this was closed."""
+        """Whether this object was closed."""
         return self._is_closed
 
     def close(self) -> None:
-        """Let go what was shared, and free what was copied. Closing twice is harmless.
+        """Release the shared memory and free the copies. A second call does nothing.
 
-        Others keep what they have received. Whoever receives later gets a
-        :class:`crossmem.StaleHandleError`, where the memory was copied or adopted for this.
+        Other processes keep what they have received. A process that receives later gets a
+        :class:`crossmem.StaleHandleError` if the memory was copied or adopted for this tree.
         """
         if self._is_closed:
             return
@@ -360,7 +360,7 @@ class Shared(Generic[_T_co]):
             cell.close()
         self._kept = self._contents = self._value = None
         with ExitStack() as steps:
-            # Whatever one of them raises, the others are given back.
+            # If one step raises, the others still run.
             while self._owned:
                 steps.callback(self._owned.pop().free)
             while self._received:

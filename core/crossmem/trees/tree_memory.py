@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds or makes exportable memory for the arrays of a tree: theirs, adopted, or a copy."""
+"""Exportable memory for the arrays of a tree: their own, adopted, or a copy."""
 
 import logging
 import math
@@ -43,13 +43,13 @@ class TreeMemory:
     process
         This process.
     allow, access
-        How its exports may be imported.
+        The processes that may import, and their access.
     neighbours
-        Whether importers may reach what else lies in the vendor's allocations.
+        Whether importers may reach neighbouring memory in the vendor's allocations.
     copy
-        Whether what cannot be shared may be copied.
+        Whether arrays that cannot be shared in place may be copied.
     host
-        Where copies of host memory go.
+        Returns the device for copies of host memory.
     """
 
     process: Process
@@ -59,12 +59,12 @@ class TreeMemory:
     copy: bool
     host: Callable[[], Device]
     owned: list[Allocation] = field(default_factory=list)
-    """Adoptions and copies, to be freed by whoever has this."""
+    """Adoptions and copies. The owner of this object frees them."""
     devices: set[Device] = field(default_factory=set)
-    """Devices that hold something."""
+    """Devices that hold memory of the tree."""
     copied_nbytes: int = 0
     _near: dict[str, ShareWay] = field(default_factory=dict)
-    """What was last found out on each device."""
+    """The last vendor allocation found on each device."""
 
     def find(self, leaves: list[Leaf]) -> list[Place]:
         """Return a place for each array, in their order.
@@ -72,14 +72,14 @@ class TreeMemory:
         Raises
         ------
         UnsupportedError
-            Where memory cannot be shared and must not be copied, with the reason.
+            Memory cannot be shared and must not be copied; the message says why.
         CrossmemError
-            Where a vendor's call failed.
+            A vendor's call failed.
         """
         places: dict[int, Place] = {}
         foreign: dict[tuple[str, int], tuple[ShareWay, list[int]]] = {}
         to_copy: dict[str | None, list[int]] = {}
-        # Arrays that lie together are looked up once.
+        # Neighbouring arrays in the same memory need only one lookup.
         near: tuple[int, int, ShareableHandle, int] | None = None
         for number, leaf in enumerate(leaves):
             low, high = leaf.bounds
@@ -125,18 +125,19 @@ class TreeMemory:
         return [places[number] for number in range(len(leaves))]
 
     def give_up(self) -> None:
-        """Free what was made, where the tree is not shared after all: an error is on its way.
+        """Free all memory after an error, because the tree is not shared.
 
-        What its traceback keeps in use goes with it; what a vendor refuses is tried again.
+        Memory that the error's traceback keeps in use is freed with the traceback. A later call
+        retries what a vendor refuses.
         """
         while self.owned:
             with suppress(CrossmemError):
                 self.owned.pop().free()
 
     def _memory_at(self, low: int, high: int) -> Memory | None:
-        """Return the memory of crossmem at some addresses, None where there is none."""
+        """Return the memory of crossmem at some addresses, None if there is none."""
         memory = cast("Memory | None", self.process.arrays.find(low, high - low))
-        # What another tree has adopted is given up when that is closed: this one adopts it too.
+        # Another tree's adoption ends when that tree is closed, so this tree adopts the memory too.
         return None if isinstance(memory, Adoption) and is_left_to_views(memory) else memory
 
     def export(self, memory: Allocation | Mapping) -> tuple[ShareableHandle, int]:
@@ -148,7 +149,8 @@ class TreeMemory:
             if handle.owner == self.process.identity:
                 owned = self.process.part(Allocations).find(handle)
             if owned is not None and not owned.is_retired:
-                # It is this process that says who may receive, whatever was said before.
+                # The memory is this process's own, so the current arguments decide who may receive
+                # it.
                 origin -= handle.offset
                 handle = export_again(owned, self.allow, self.access)
                 origin += handle.offset
@@ -167,10 +169,10 @@ class TreeMemory:
         return adoption
 
     def _way(self, where: str, low: int, high: int) -> tuple[ShareWay | None, str, str]:
-        """Return the first mechanism that can share some memory; else a reason, and details."""
+        """Return the first mechanism that can share some memory, or a reason and details."""
         near = self._near.get(where)
         if near is not None and _is_within(low, high, near):
-            # Of arrays that lie together, the vendor is asked once.
+            # One query of the vendor serves all arrays in the same allocation.
             return near, "", ""
         report = how_can_share(low, home_of(self.process, where))
         for way in report.ways:
@@ -192,10 +194,10 @@ class TreeMemory:
             )
 
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
-        """Copy each byte that arrays cover once, and all of them into one allocation.
+        """Copy all bytes that the arrays cover, each once, into one allocation.
 
-        Where no other array lies in the gaps of one, the gaps are left out: they are not what
-        was shared. On a device they are copied too, since leaving them out takes a kernel.
+        If no other array lies in an array's gaps, the gaps are left out, because they were not
+        shared. On a device they are copied too, because only a kernel could leave them out.
         """
         home = self.host() if where is None else home_of(self.process, where)
         ranges = pack_ranges(leaf.bounds for leaf in leaves)
@@ -204,7 +206,7 @@ class TreeMemory:
         leave_to_views(allocation)
         self.owned.append(allocation)
         if where is not None:
-            # Whatever wrote the arrays may still be at work.
+            # The work that writes the arrays may still be running.
             home.synchronize()
         alone = _with_gaps(leaves, numbers) if where is None else {}
         nbytes = 0
@@ -222,7 +224,8 @@ class TreeMemory:
             else:
                 layout = found.found.layout.at(start + found.found.pointer - low)
                 library = found.found.kind
-                # An element that is seen in many places is written once: PyTorch refuses more.
+                # An element that occurs in many places is written once, because PyTorch refuses
+                # more.
                 once = tuple([slice(1) if step == 0 else slice(None) for step in layout.strides])
                 array = maker(allocation, library)(layout)[once]
                 ADAPTERS[library].copy_to(array, found.value[once])
@@ -249,7 +252,7 @@ def _is_within(low: int, high: int, way: ShareWay) -> bool:
 
 
 def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
-    """Return, by the numbers of their ranges, arrays with gaps that are alone in theirs."""
+    """Return arrays with gaps that are alone in their range, by the number of the range."""
     counts = Counter(numbers)
     found = {}
     for leaf, number in zip(leaves, numbers, strict=True):
@@ -260,12 +263,12 @@ def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
 
 
 def _distinct_nbytes(layout: Layout) -> int:
-    """Return what the elements take, where each that strides of zero repeat counts once."""
+    """Return the size of the elements. Elements that strides of zero repeat count once."""
     sizes = [size for size, step in zip(layout.shape, layout.strides, strict=True) if step]
     return math.prod(sizes) * layout.dtype.itemsize
 
 
 def _span(leaves: list[Leaf]) -> tuple[int, int]:
-    """Return the first address of what lies in one allocation, and the one past the last."""
+    """Return the first address and the end address of arrays in one allocation."""
     bounds = [leaf.bounds for leaf in leaves]
     return min(low for low, _ in bounds), max(high for _, high in bounds)

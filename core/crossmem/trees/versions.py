@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions of shared trees: numbers in host memory that readers look at without asking anybody.
+"""Versions of shared trees: numbers in host memory that readers poll without a request.
 
-A cell is two words: the number of the tree that it belongs to, 0 where that was closed, and the
-version. Each word is written at once, as aligned words are on every machine that Linux runs on.
+A cell has two words: the number of its tree, 0 after that tree was closed, and the version. Each
+word is written atomically, as aligned words are on every machine that runs Linux.
 """
 
 import os
@@ -29,7 +29,7 @@ _BOARD_NBYTES: Final = 4096
 _CELLS: Final = _BOARD_NBYTES // CELL_NBYTES
 _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
-"""How long a waiting reader sleeps at most between two looks."""
+"""The longest sleep of a waiting reader between two polls."""
 
 
 class _Board:
@@ -62,7 +62,7 @@ class OwnCell:
         Raises
         ------
         ClosedError
-            Where another thread closed the tree meanwhile.
+            Another thread closed the tree meanwhile.
         """
         version = self._board.words[2 * self._index + 1]
         if self._board.words[2 * self._index] != self.cell.tree:
@@ -71,14 +71,14 @@ class OwnCell:
         return version
 
     def bump(self) -> int:
-        """Count one version more and return it; what was written before is seen before it.
+        """Increment the version and return it. Readers see all earlier writes before it.
 
         Raises
         ------
         ClosedError
-            As :meth:`read`.
+            As for :meth:`read`.
         """
-        # Against close(): the cell may be another tree's right after it.
+        # The lock excludes close(), after which the cell may belong to another tree.
         with self._board.process.lock:
             version = self.read() + 1
             _order_memory()
@@ -86,10 +86,11 @@ class OwnCell:
         return version
 
     def close(self) -> None:
-        """Tell readers that there will be no more, and let another tree have the cell."""
+        """Tell readers that no version will follow, and make the cell available to another tree."""
         board = self._board
         if board.process.is_inside:
-            # As in a finaliser: who forks has the process's lock, and waits for this thread's.
+            # A finaliser may run in a thread that holds locks while a forking thread, which has the
+            # process's lock, waits for them. So the close is deferred.
             board.process.deferred.ready[Call(self.close)] = None
             return
         with board.process.lock:
@@ -97,7 +98,8 @@ class OwnCell:
                 return
             board.words[2 * self._index] = 0
             board.free.append(self._index)
-            # Who may import can differ from tree to tree; what is for all is used again.
+            # Boards with an access list vary between trees and are dropped. The board for all is
+            # reused.
             if board.allow is not None and len(board.free) == _CELLS:
                 boards = _boards[board.process][board.allow]
                 boards.remove(board)
@@ -124,22 +126,22 @@ class RemoteCell:
         Raises
         ------
         ClosedError
-            Where the owner closed the tree.
+            The owner closed the tree.
         """
         version = self._words[self._first + 1]
-        # What is looked at after the version is no older: the tree's number, and its contents.
+        # Later reads must not be older than the version: the tree's number and its contents.
         _order_memory()
         if self._words[self._first] != self._tree:
             raise _closed()
         return version
 
     def check_owner(self) -> None:
-        """Raise where the owner is dead.
+        """Raise if the owner is dead.
 
         Raises
         ------
         OwnerGoneError
-            With the owner's pid.
+            The message names the owner's pid.
         """
         if not self._mapping.owner_alive:
             msg = f"process {self._mapping.handle.owner.pid}, which shares this tree, is dead"
@@ -147,9 +149,9 @@ class RemoteCell:
 
 
 def _order_memory() -> None:
-    """Let no access to memory pass another one across this call, on any processor.
+    """Order all memory accesses before this call before all accesses after it, on any processor.
 
-    To let go a lock and then take it is what Python has for that.
+    Python offers no fence, but releasing a lock and acquiring it again acts as one.
     """
     lock = threading.Lock()
     lock.acquire()
@@ -170,7 +172,7 @@ def wait_until_newer(
     Raises
     ------
     WaitTimeoutError
-        If that takes longer than ``timeout_s``; with 0, if there is none now.
+        That takes longer than ``timeout_s``; with 0, there is none now.
     """
     end = time.monotonic() + timeout_s
     pause = _SHORTEST_S
@@ -193,12 +195,12 @@ def new_cell(process: Process, allow: Allow | None, host: Callable[[], Device]) 
         for board in _boards.get(process, {}).get(allow, ()):
             if board.free:
                 return OwnCell(board, board.free.pop())
-    # Not under the lock: the driver allocates here, and observers are told.
+    # Not under the lock, because the driver allocates and observers receive events here.
     board = _Board(process, host().allocate(_BOARD_NBYTES), allow)
     with process.lock:
         _boards.setdefault(process, {}).setdefault(allow, []).append(board)
         return OwnCell(board, board.free.pop())
 
 
-# The boards go with the process that has them: a forked child makes its own.
+# A weak key: the boards end with their process state, and a forked child makes its own.
 _boards: WeakKeyDictionary[Process, dict[Allow | None, list[_Board]]] = WeakKeyDictionary()

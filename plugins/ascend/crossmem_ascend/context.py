@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device and context for calls on any thread, and both put back afterwards (law C19).
+"""Device and context for calls on any thread, and their restoration afterwards (law C19).
 
-A device is opened once for each process, in a thread of its own, because ``set_device`` changes the
-thread that calls it and cannot be taken back without closing the device for others. It is never
-reset: torch_npu or the application may be using it.
+A process opens a device once, in a separate thread, because ``set_device`` changes the calling
+thread and cannot be undone without closing the device for others. crossmem never resets a device,
+because torch_npu or the application may be using it.
 """
 
 import threading
@@ -24,13 +24,13 @@ __all__ = ["Contexts"]
 
 @dataclass(frozen=True, slots=True)
 class _Debt:
-    """What a thread has to be given back.
+    """A context that must be restored for a thread.
 
     Parameters
     ----------
-    current
+    The context that crossmem made current.
         The context that it was given.
-    previous
+    The thread's previous context, None if it had none.
         The one that it had, None where it had none.
     """
 
@@ -53,7 +53,7 @@ class Contexts:
         self._lock = threading.RLock()
         self._opened: dict[int, int] = {}
         self._thread = threading.local()
-        """What each thread is still owed."""
+        """The contexts that must still be restored, by thread."""
 
     @property
     def opened(self) -> list[int]:
@@ -62,7 +62,7 @@ class Contexts:
 
     @contextmanager
     def on(self, ordinal: int) -> Iterator[None]:
-        """Make a device current for this thread, and put back what was current before."""
+        """Make a device current for this thread, and restore the previous context afterwards."""
         entered: list[_Debt | None] = []
         debts = self._debts
         try:
@@ -80,30 +80,31 @@ class Contexts:
 
     @property
     def _debts(self) -> list[_Debt]:
-        """What this thread is owed, in the order in which to pay it: the innermost first."""
+        """The debts of this thread, in the order of their restoration: the innermost first."""
         debts: list[_Debt] | None = getattr(self._thread, "debts", None)
         if debts is None:
             debts = self._thread.debts = []
         return debts
 
     def _pay_all(self) -> None:
-        """Put a thread's context back; if that is refused, the next call does.
+        """Restore a thread's context. If the vendor refuses, the thread's next call retries.
 
-        Else the next call would take what is current for the application's choice.
+        Without the retry, the next call would mistake the current context for the application's
+        choice.
         """
         debts = self._debts
         while debts:
             self._pay_first(debts)
 
     def _pay_first(self, debts: list[_Debt]) -> None:
-        """Pay a debt and forget it, or keep it if the vendor refuses."""
+        """Restore one context and remove the debt; keep the debt if the vendor refuses."""
         rt, debt = self._vendor.rt, debts[0]
         if debt.previous is None:
-            # No call takes a context away from a thread, but destroying the current one does.
+            # No call detaches a context from a thread, but the destruction of the current one does.
             name, call, context = "rt.destroy_context", rt.destroy_context, debt.current
         else:
             name, call, context = "rt.set_context", rt.set_context, debt.previous
-        # No signal handler runs between these two: a context is not destroyed twice.
+        # No signal handler runs between these two statements, so no context is destroyed twice.
         del debts[0]
         code = call(context)
         if code != SUCCESS:
@@ -111,7 +112,7 @@ class Contexts:
         self._vendor.check(name, code)
 
     def _settle(self) -> None:
-        """Pay what earlier calls could not, unless the application has chosen a context since."""
+        """Pay the debts of earlier calls, unless the application has chosen a context since."""
         debts = self._debts
         while debts:
             debt = debts[0]
@@ -122,7 +123,7 @@ class Contexts:
             try:
                 self._pay_first(debts)
             except CrossmemError as error:
-                # What the application destroyed meanwhile, it does not want back. Another context
+                # The application does not want a context back that it destroyed. Another context
                 # may be gone already, with a device that was reset.
                 if is_current and not (
                     isinstance(error, DriverError) and error.code == PARAM_INVALID
@@ -131,7 +132,7 @@ class Contexts:
                 del debts[0]
 
     def _enter(self, ordinal: int) -> _Debt | None:
-        """Make a device current; return what that owes, None where it was current already."""
+        """Make a device current; return the debt, None if it was current already."""
         vendor, rt = self._vendor, self._vendor.rt
         self._settle()
         opened = self._open(ordinal)
@@ -158,7 +159,7 @@ class Contexts:
         return context or None
 
     def _open(self, ordinal: int) -> int:
-        """Return the default context of a device, opening it at the first call."""
+        """Return the default context of a device, which the first call opens."""
         context = self._opened.get(ordinal)
         if context is None:
             with self._lock:
@@ -168,7 +169,7 @@ class Contexts:
         return context
 
     def _open_elsewhere(self, ordinal: int) -> int:
-        """Open a device in a thread of its own."""
+        """Open a device in a separate thread."""
         answer: Future[int] = Future()
         thread = threading.Thread(target=self._open_here, args=(ordinal, answer))
         try:

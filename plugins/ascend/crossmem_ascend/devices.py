@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices this process sees, and what they are called in every process of the host."""
+"""The visible devices of this process, and their names in every process of the host."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -16,12 +16,12 @@ MASK: Final = "ASCEND_RT_VISIBLE_DEVICES"
 
 
 def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo, ...]:
-    """Return the devices by ordinal, without opening any.
+    """Return the devices by ordinal, without opening any of them.
 
     Raises
     ------
     ConfigurationError
-        Where a device has no UUID and the mask does not tell which one it is.
+        A device has no UUID, and the mask does not identify it.
     """
     count = vendor.value("rt.get_device_count", vendor.rt.get_device_count())
     soc_name = getattr(vendor.acl, "get_soc_name", None)
@@ -31,7 +31,8 @@ def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo
             ordinal=ordinal,
             identity=_uuid_of(vendor, ordinal) or f"npu:{_physical_id(ordinal, environ)}",
             name=name,
-            # The vendor tells of a device that is open, and opening takes memory of it.
+            # The vendor reports it only for an open device, and opening a device takes memory of
+            # it.
             total_nbytes=None,
         )
         for ordinal in range(count)
@@ -39,7 +40,7 @@ def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo
 
 
 def _uuid_of(vendor: Vendor, ordinal: int) -> str | None:
-    """Return a device's own identity, None where the driver has none for it."""
+    """Return a device's UUID, None if the driver has none for it."""
     if not vendor.has("device_get_uuid"):
         return None
     uuid, code = vendor.rt.device_get_uuid(ordinal)

@@ -33,7 +33,7 @@ __all__ = ["AscendDriver"]
 
 _DLPACK_EXTENSION: Final = 12
 _MAX_ALLOCATION_NBYTES: Final = 1 << 40
-"""More than any device has; a device that is not open does not tell what it has."""
+"""More than any device has. A device that is not open does not report its size."""
 
 _HOST_KINDS: Final = {CopyKind.HOST_TO_DEVICE: 1, CopyKind.DEVICE_TO_HOST: 2}
 _DEVICE_TO_DEVICE: Final = 3
@@ -41,10 +41,10 @@ _MAX_TGID: Final = (1 << 31) - 1
 
 
 class AscendDriver(VendorDriver):
-    """Memory of Ascend NPUs, through pyACL or what is shaped like it.
+    """Memory of Ascend NPUs, through pyACL or a binding with pyACL's interface.
 
-    It has the methods of :class:`crossmem.driver.AddressRanges` where the runtime offers
-    shareable handles, and ``violations`` where the runtime is an emulation that keeps watch.
+    It has the methods of :class:`crossmem.driver.AddressRanges` if the runtime offers shareable
+    handles, and ``violations`` if the runtime is a checking emulation.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class AscendDriver(VendorDriver):
     Raises
     ------
     BackendUnavailableError
-        Where the runtime offers neither mechanism.
+        The runtime offers neither mechanism.
     """
 
     backend = BACKEND
@@ -124,7 +124,7 @@ class AscendDriver(VendorDriver):
                 for one in others
             )
         except CrossmemError:
-            # A product without the feature refuses the question.
+            # A product without the feature refuses the call.
             return False
 
     # Own memory ---------------------------------------------------------------------------
@@ -168,20 +168,21 @@ class AscendDriver(VendorDriver):
                     hint="copy the memory to another allocation and export that",
                     backend=BACKEND,
                 )
-            # Not always the lease server's own thread: whoever frees helps to read its messages.
+            # This may not be the lease server's thread, because a thread that frees helps to read
+            # messages.
             with self._current.on(block.ordinal):
                 mechanism.admit(block, tgids)
             owned.admitted.update(tgids)
 
     def _check_peer(self, peer: Peer) -> int:
-        """Return the number by which the driver knows a process, or raise where it is a lie."""
+        """Return the driver's number of a process, or raise if the reported number is false."""
         own = self.peer_identity()
         fault = None
         if not 0 < peer.reported <= _MAX_TGID:
             fault = "which is not a process number"
         elif peer.reported == own:
             fault = "which is the exporter's"
-        # Only where this process is in no container are its numbers those of the driver.
+        # This process's numbers are the driver's only if it is not in a container.
         elif own == os.getpid() and peer.pid and peer.pid != peer.reported:
             fault = f"but is process {peer.pid}"
         if fault is not None:

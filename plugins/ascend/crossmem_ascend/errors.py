@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result codes of ACL and what crossmem raises for each; the table has every documented one.
+"""Result codes of ACL and crossmem's error for each. The table has every documented code.
 
-The names are the macros of ``acl_base.h`` and ``rt_error_codes.h``. Code 507899 is what the
-runtime makes of every result of its driver that it has no code for, so what it means depends on
-the call that answered it.
+The names are the macros of ``acl_base.h`` and ``rt_error_codes.h``. The runtime returns code 507899
+for every driver result without its own code, so its meaning depends on the call.
 """
 
 from typing import Final, NamedTuple
@@ -43,7 +42,7 @@ _DRV_INTERNAL_ERROR: Final = 507899
 
 
 class Code(NamedTuple):
-    """What a result code means here."""
+    """The meaning of a result code."""
 
     name: str
     hint: str
@@ -194,7 +193,7 @@ _REFUSALS: Final = {
     "rt.unmap_mem": "nothing is mapped there, or a key of this memory was not closed",
     "rt.release_mem_address": "something is still mapped there",
 }
-"""What is usually behind code 507899, by call."""
+"""The usual cause of code 507899, by call."""
 
 
 def error_for(call: str, code: int, detail: str = "") -> CrossmemError:
@@ -205,9 +204,9 @@ def error_for(call: str, code: int, detail: str = "") -> CrossmemError:
     call
         Name of the function in the module ``acl``, such as ``"rt.map_mem"``.
     code
-        What it returned.
+        The result code.
     detail
-        What CANN says about it, empty where it says nothing.
+        CANN's text about it, empty if there is none.
     """
     known = CODES.get(code)
     name, hint, kind = known or Code(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plugin registers; nothing of the vendor's is imported before a driver is asked for."""
+"""The hooks of the plugin. They import nothing of the vendor before a driver is requested."""
 
 import sys
 from functools import partial
@@ -37,13 +37,13 @@ def _probe() -> Availability:
 
 
 def _fault_of_both() -> tuple[str, str]:
-    """Return why there is neither pyACL nor CANN's library, and what was tried.
+    """Return why there is neither pyACL nor CANN's library, and the paths that were tried.
 
     Both are empty if one of them is there.
     """
     if "acl" in sys.modules or find_spec("acl") is not None:
         return "", ""
-    # Imported here because discovery, which every process does, must stay cheap.
+    # Imported here, because every process runs discovery, which must stay cheap.
     from crossmem_ascend.library import acl_library  # noqa: PLC0415
 
     try:
@@ -68,7 +68,7 @@ def _load(find_runtime: FindRuntime, runtime: str | None) -> "Driver":
 
 
 def _find_acl() -> "Acl":
-    """Return pyACL, else the library itself; raise with the faults of both where both fail."""
+    """Return pyACL, else the library itself; if both fail, raise with both reasons."""
     from crossmem_ascend.library import open_acl  # noqa: PLC0415
     from crossmem_ascend.pyacl import import_pyacl  # noqa: PLC0415
 
@@ -86,7 +86,7 @@ def _find_acl() -> "Acl":
 
 @hookimpl
 def crossmem_backends(find_runtime: FindRuntime) -> tuple[Backend, ...]:
-    """Offer the NPUs of this machine, or an emulation of them where it is named."""
+    """Offer the NPUs of this machine, or an emulation of them if it is named."""
     return (
         Backend(
             name="ascend",

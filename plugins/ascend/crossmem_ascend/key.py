@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing by key of what ``malloc`` gave.
+"""Sharing of ``malloc`` memory by key.
 
 The vendor's rules: every importer closes the key before its exporter does, and the exporter closes
-it before it frees; memory goes with the exporter. A key works between processes that use one
-device: across devices, neither synchronous copies nor copies with the host do.
+it before it frees the memory. The memory ends with the exporter. A key works between processes that
+use one device: across devices, neither synchronous copies nor copies with the host work.
 """
 
 from dataclasses import dataclass
@@ -30,15 +30,15 @@ _PIDS_IN_A_CALL: Final = 31
 
 @dataclass(slots=True)
 class _Keyed(Reference):
-    """Each field says what is still to be given back."""
+    """Each field records a resource that is not released yet."""
 
     key: str = ""
     address: int = 0
-    """Where the memory is allocated, or the import mapped."""
+    """The address of the allocation, or of the mapped import."""
 
 
 class Key(Mechanism):
-    """Memory that is found by a text, closed by everybody in the vendor's order.
+    """Memory that a key identifies. All processes close the key in the vendor's order.
 
     Parameters
     ----------
@@ -56,7 +56,8 @@ class Key(Mechanism):
 
     @override
     def allocate(self, ordinal: int, nbytes: int) -> Block:
-        # Whole huge pages: else the memory may not begin at a page, or share one with other memory.
+        # Whole huge pages: otherwise the memory may not be page-aligned, or may share a page with
+        # other memory.
         capacity = -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
         owned = _Keyed(self)
         made: list[tuple[int, int]] = []
@@ -76,7 +77,7 @@ class Key(Mechanism):
         owned: _Keyed = block.reference
         close, key = self._rt.ipc_mem_close, owned.key
         if key:
-            # If this fails, the memory stays: freeing it under a key is undefined.
+            # If this fails, the memory stays, because freeing it under a key is undefined.
             owned.key = ""
             code = close(key)
             if code:
@@ -87,7 +88,7 @@ class Key(Mechanism):
     def _free(self, owned: _Keyed) -> None:
         free, address = self._rt.free, owned.address
         if address:
-            # Nothing that a signal handler can interrupt stands between these two.
+            # No signal handler runs between these two statements.
             owned.address = 0
             code = free(address)
             if code:
@@ -101,7 +102,7 @@ class Key(Mechanism):
             made: list[tuple[str, int]] = []
             get_key = self._rt.ipc_mem_get_export_key
             try:
-                # The length counts the byte that ends the text.
+                # The length includes the byte that ends the text.
                 call_into(made, get_key, block.pointer, block.capacity, _KEY_LENGTH + 1, int(raw))
                 self._vendor.check("rt.ipc_mem_get_export_key", made[0][1])
             finally:
@@ -127,8 +128,8 @@ class Key(Mechanism):
 
     @override
     def close(self, imported: Imported) -> None:
-        # The vendor opens a key when it is mapped and closes it when that is undone, so this is for
-        # a mapping that failed and could not be undone.
+        # The vendor opens a key at the map and closes it at the unmap, so this is for a mapping
+        # that failed and could not be undone.
         self.unmap(imported)
 
     @override
@@ -146,7 +147,7 @@ class Key(Mechanism):
 
     @override
     def keep_mapped(self, imported: Imported) -> None:
-        """Do nothing: a mapping is all that there is."""
+        """Do nothing: the mapping is the only resource."""
 
     @override
     def unmap(self, imported: Imported) -> None:

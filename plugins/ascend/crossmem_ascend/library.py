@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``libascendcl`` called through ctypes, in the shape of pyACL.
+"""``libascendcl`` through ctypes, with the interface of pyACL.
 
-It needs no pyACL, lets other threads run during calls, and has functions that pyACL lacks: access
-to mappings, handles of what is mapped, and the second edition of shareable handles.
+It needs no pyACL and releases the GIL during calls. It has functions that pyACL lacks: access to
+mappings, handles of mapped memory, and the second edition of shareable handles.
 """
 
 import ctypes
@@ -24,13 +24,13 @@ _STEM: Final = "libascendcl.so"
 _NAMES: Final = (_STEM, f"{_STEM}.1")
 _ROOTS: Final = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/nnae/latest")
 _FABRIC: Final = 2
-"""The kind of shareable handles that are bytes. All others are numbers."""
+"""The type of shareable handles that are bytes. All others are numbers."""
 
 _NUMBER_NBYTES: Final = 8
 
 
 class _Rt:
-    """``acl.rt``, as far as the library exports what it needs."""
+    """``acl.rt``, with the functions that the library exports."""
 
     def __init__(self, functions: Functions) -> None:
         self._functions = functions
@@ -55,7 +55,7 @@ class _Rt:
         try:
             return key.value.decode("ascii"), code
         except UnicodeDecodeError:
-            # Ascend 950 is said to have keys that are no text, which pyACL cannot show either.
+            # Ascend 950 is said to have keys that are not text, which pyACL cannot return either.
             self._functions.call("ipc_mem_close", key.value)
             return "", FEATURE_NOT_SUPPORT
 
@@ -85,11 +85,11 @@ class LibraryAcl:
         return code
 
     def get_soc_name(self) -> str | None:
-        """Return what the device is called, None where the library does not know."""
+        """Return the name of the device type, None if the library does not know it."""
         return self._text("get_soc_name") or None
 
     def get_recent_err_msg(self) -> str:
-        """Return what the library says of this thread's last failure."""
+        """Return the library's text about this thread's last failure."""
         return self._text("get_recent_err_msg")
 
     def _text(self, name: str) -> str:
@@ -105,7 +105,7 @@ def acl_library() -> ctypes.CDLL:
     Raises
     ------
     LibraryNotFoundError
-        None can be loaded.
+        No copy can be loaded.
     """
     return open_library(_NAMES, folders(os.environ), _STEM)
 
@@ -118,12 +118,12 @@ def folders(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def open_acl() -> Acl:
-    """Return Huawei's library in the shape of pyACL.
+    """Return Huawei's library with the interface of pyACL.
 
     Raises
     ------
     BackendUnavailableError
-        Where it cannot be loaded.
+        It cannot be loaded.
     """
     try:
         library = acl_library()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two ways to share have in common."""
+"""The common interface of the two mechanisms."""
 
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -14,16 +14,16 @@ GRANULARITY_NBYTES: Final = 2 << 20
 
 
 class Mechanism(Protocol):
-    """One way to share. Its callers see to device and context.
+    """One mechanism. Its callers manage device and context.
 
     Attributes
     ----------
     name
-        As users ask for it.
+        Its name for users.
     needs
-        Functions of ``acl.rt`` without which it cannot be offered.
+        Functions of ``acl.rt`` that it needs.
     whitelist_limit
-        How many processes the vendor puts on the whitelist of one export.
+        The most processes on the vendor's whitelist of one export.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Mechanism(Protocol):
         ...
 
     def free(self, block: Block) -> None:
-        """Give memory back, in the vendor's order."""
+        """Free memory, in the vendor's order."""
         ...
 
     def export(self, block: Block, *, raw: bool) -> bytes:
-        """Return what importers need; the vendor exports once."""
+        """Return the bytes for importers. The vendor exports once."""
         ...
 
     def admit(self, block: Block, tgids: list[int]) -> None:
@@ -51,34 +51,34 @@ class Mechanism(Protocol):
         ...
 
     def close(self, imported: Imported) -> None:
-        """Give an import back."""
+        """Close an import."""
         ...
 
     def map(self, imported: Imported) -> int:
-        """Give an import an address and return it."""
+        """Map an import and return the address."""
         ...
 
     def keep_mapped(self, imported: Imported) -> None:
-        """Give up what only a further mapping would need."""
+        """Release what only a further mapping would need."""
         ...
 
     def unmap(self, imported: Imported) -> None:
-        """Take the address away."""
+        """Unmap an import."""
         ...
 
 
 @dataclass(slots=True)
 class Reference:
-    """What finds a block or an import again.
+    """The driver's reference to a block or an import.
 
     Attributes
     ----------
     mechanism
-        How it is shared.
+        The mechanism that shares it.
     raw
-        Which kind of export was made; None before the first.
+        The kind of the vendor's export; None before the first.
     admitted
-        Processes on the whitelist, from which none can be removed.
+        Processes on the whitelist, which cannot be removed.
     """
 
     mechanism: Mechanism

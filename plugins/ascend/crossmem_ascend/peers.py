@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access of one device to the memory of another, which has to be enabled first."""
+"""Access of one device to the memory of another device, which must be enabled first."""
 
 import time
 from typing import Final
@@ -16,7 +16,7 @@ _PERIOD_S: Final = 0.01
 
 
 class PeerAccess:
-    """What this process has enabled.
+    """The peer access that this process has enabled.
 
     Parameters
     ----------
@@ -32,23 +32,23 @@ class PeerAccess:
         self._enabled: set[tuple[int, int]] = set()
 
     def exists(self, ordinal: int, peer: int) -> bool:
-        """Whether the machine lets a device use another one's memory."""
+        """Whether the machine allows a device to use another device's memory."""
         can = self._vendor.rt.device_can_access_peer(ordinal, peer)
         return self._vendor.value("rt.device_can_access_peer", can) == 1
 
     def enable(self, ordinal: int, peer: int) -> None:
-        """Let a device use the memory of another one; once is enough for a process.
+        """Let a device use the memory of another one. One call per process is enough.
 
         Raises
         ------
         DriverError
-            Where the driver, which does this in the background, is not done in time.
+            The driver, which does this in the background, does not finish in time.
         """
         if (ordinal, peer) in self._enabled:
             return
         vendor, rt = self._vendor, self._vendor.rt
         with self._contexts.on(ordinal):
-            # Others in this process may have enabled it, torch_npu for example.
+            # Other code in this process may have enabled it, torch_npu for example.
             if not self._is_enabled(ordinal, peer):
                 vendor.check("rt.device_enable_peer_access", rt.device_enable_peer_access(peer, 0))
             deadline = time.monotonic() + _TIMEOUT_S
@@ -64,7 +64,7 @@ class PeerAccess:
         self._enabled.add((ordinal, peer))
 
     def enable_all(self, ordinal: int) -> None:
-        """Let a device and every other one that this process uses reach each other's memory."""
+        """Let a device and each other device that this process uses access each other's memory."""
         for peer in self._contexts.opened:
             if peer != ordinal:
                 self.enable(ordinal, peer)

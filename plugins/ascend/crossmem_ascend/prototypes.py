@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ACL's C functions, by the names that pyACL has or would have for them.
+"""ACL's C functions, by their names in pyACL, or names in its style.
 
 Taken from ``acl/acl_rt.h`` and ``acl/acl.h`` of ACL 1.17.0 (CANN of 2026).
 """
@@ -59,7 +59,7 @@ class _Properties(Parameter):
 
 
 class _Text(Parameter):
-    """A text that ends with a zero byte; its bytes can be given too."""
+    """A text that ends with a zero byte. Its bytes can be given too."""
 
     kinds = (ctypes.c_char_p,)
 
@@ -70,7 +70,7 @@ class _Text(Parameter):
 
 
 class _Share(Parameter):
-    """The address of a shareable handle, given as a number, or as bytes where it is a fabric's."""
+    """The address of a shareable handle, given as a number, or as bytes for a fabric handle."""
 
     kinds = (ctypes.c_void_p,)
 
@@ -89,7 +89,7 @@ _UINT: Final = In(ctypes.c_uint32)
 _SIZE: Final = In(ctypes.c_size_t)
 _U64: Final = In(ctypes.c_uint64)
 _POINTER: Final = In(ctypes.c_void_p)
-"""An address, or a handle of the vendor's, which is one."""
+"""An address, or a handle of the vendor, which is an address."""
 
 _INT_OUT: Final = Out(ctypes.c_int32)
 _POINTER_OUT: Final = Out(ctypes.c_void_p)
@@ -156,8 +156,8 @@ RT: Final = {
     "ipc_mem_import_by_key": Prototype("aclrtIpcMemImportByKey", _POINTER_OUT, _TEXT, _U64),
     "ipc_mem_set_import_pid": Prototype("aclrtIpcMemSetImportPid", _TEXT, _PIDS),
     "malloc": Prototype("aclrtMalloc", _POINTER_OUT, _SIZE, _INT),
-    # What pyACL lacks. The access of a device is (access, number, type), and the number is the
-    # driver's own, whatever ASCEND_RT_VISIBLE_DEVICES says.
+    # Functions that pyACL lacks. The access of a device is (access, number, type). The number is
+    # the driver's own, independent of ASCEND_RT_VISIBLE_DEVICES.
     "mem_export_to_shareable_handle_v2": Prototype(
         "aclrtMemExportToShareableHandleV2",
         _POINTER,

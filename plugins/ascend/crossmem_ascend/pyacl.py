@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vendor's own binding; it has the shape of the port already."""
+"""The vendor's own binding, which has the interface of the port."""
 
 from importlib import import_module
 from typing import cast
@@ -23,7 +23,7 @@ def import_pyacl() -> Acl:
     Raises
     ------
     BackendUnavailableError
-        Where it is not installed, or its libraries are not found.
+        It is not installed, or its libraries are not found.
     """
     try:
         module = import_module("acl")

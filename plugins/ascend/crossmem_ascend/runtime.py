@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port: what the driver uses of pyACL, in pyACL's own shape.
+"""The port: the part of pyACL that the driver uses, with pyACL's own interface.
 
-Arguments are positional; a function with a result returns it beside the code, which is 0 where
-the call succeeded. Pointers, handles, contexts and streams are integers. The vendor's module and
-the emulation fit, and no adapter stands between; :mod:`crossmem_ascend.library` gives the vendor's
-library this shape.
+Arguments are positional. A function with a result returns it together with the code, which is 0 for
+success. Pointers, handles, contexts and streams are integers. The vendor's module and the emulation
+fit without an adapter; :mod:`crossmem_ascend.library` gives the vendor's library this interface.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +43,7 @@ COMMON: Final = frozenset(
         "synchronize_stream",
     }
 )
-"""Functions of ``acl.rt`` without which nothing works."""
+"""Functions of ``acl.rt`` that everything needs."""
 
 SHAREABLE: Final = frozenset(
     {
@@ -77,11 +76,11 @@ KEY: Final = frozenset(
 PEER_ACCESS: Final = frozenset(
     {"device_can_access_peer", "device_enable_peer_access", "device_peer_access_status"}
 )
-"""Functions of ``acl.rt`` that importing for another device needs."""
+"""Functions of ``acl.rt`` that imports for another device need."""
 
 
 class Rt(Protocol):
-    """``acl.rt``, as far as it is used. What is not in `COMMON` may be missing."""
+    """``acl.rt``, as far as it is used. Functions outside of `COMMON` may be missing."""
 
     # Devices and contexts.
     def get_device_count(self) -> tuple[int, int]: ...
@@ -141,8 +140,7 @@ class Rt(Protocol):
 class Acl(Protocol):
     """The module ``acl``.
 
-    ``get_soc_name``, ``get_recent_err_msg`` and ``crossmem_fault``, which an emulation has, may be
-    missing.
+    ``get_soc_name``, ``get_recent_err_msg`` and an emulation's ``crossmem_fault`` may be missing.
     """
 
     @property
@@ -151,19 +149,19 @@ class Acl(Protocol):
 
 
 class Vendor:
-    """A runtime with its results checked: every failure becomes a typed error.
+    """A runtime with checked results: every failure becomes a typed error.
 
     Parameters
     ----------
     acl
-        The runtime. It is initialised here and never finalised, since others may use it.
+        The runtime. It is initialised here and never finalised, because other code may use it.
 
     Raises
     ------
     BackendUnavailableError
-        Where it lacks a function that everything needs.
+        It lacks a function that everything needs.
     DriverError
-        Where it cannot be initialised.
+        It cannot be initialised.
     """
 
     def __init__(self, acl: Acl) -> None:
@@ -181,7 +179,7 @@ class Vendor:
             self.check("init", code)
 
     def missing(self, functions: frozenset[str]) -> list[str]:
-        """Return those functions of ``acl.rt`` that this runtime does not have."""
+        """Return those functions of ``acl.rt`` that this runtime lacks."""
         return sorted(name for name in functions if not hasattr(self.rt, name))
 
     def has(self, function: str) -> bool:
@@ -189,29 +187,30 @@ class Vendor:
         return hasattr(self.rt, function)
 
     def check(self, call: str, code: int) -> None:
-        """Raise where a call did not succeed.
+        """Raise if a call did not succeed.
 
         Parameters
         ----------
         call
             Name of the function in the module ``acl``, such as ``"rt.map_mem"``.
         code
-            What it returned.
+            The result code.
         """
         if code != SUCCESS:
-            # A binding that failed itself, in place of the vendor, says so.
+            # A binding that failed itself, without the vendor, reports its own error.
             told: Callable[[], CrossmemError | None] | None
             told = getattr(self.acl, "crossmem_fault", None)
             fault = told() if told is not None else None
             if fault is not None:
                 raise fault
             recent = getattr(self.acl, "get_recent_err_msg", None)
-            # Several lines, with the names of source files; the error has to fit a log's line.
+            # The text has several lines with names of source files, and the error must fit one
+            # line.
             detail = " ".join((recent() or "").split()) if recent is not None else ""
             raise error_for(call, code, detail)
 
     def value(self, call: str, result: tuple[T, int]) -> T:
-        """Return what a call gave beside its code, or raise where it did not succeed."""
+        """Return the value of a call's result, or raise if the call did not succeed."""
         value, code = result
         self.check(call, code)
         return value

@@ -2,8 +2,8 @@
 """Sharing by shareable handles of physical memory.
 
 The vendor's rules: a physical handle is exported once, mapped whole, and freed after it is
-unmapped; its pages live until the last process has freed its handle. Sharing a value without the
-whitelist cannot be undone, nor can leaving it on.
+unmapped. Its pages live until the last process has freed its handle. An export without the
+whitelist cannot be undone. An export with the whitelist cannot be changed either.
 """
 
 import struct
@@ -28,22 +28,22 @@ _LOCATION_DEVICE: Final = 1
 _GRANULARITY_MINIMUM: Final = 0
 _SHARE: Final = struct.Struct("<Q")
 _NO_RAW_EXPORT: Final = frozenset({FEATURE_NOT_SUPPORT, PARAM_INVALID})
-"""What drivers answer that are too old for exports without a whitelist."""
+"""The answers of drivers that are too old for exports without a whitelist."""
 
 
 @dataclass(slots=True)
 class _Physical(Reference):
-    """Each field says what is still to be given back."""
+    """Each field records a resource that is not released yet."""
 
     handle: int
     addresses: int = 0
-    """Where addresses are reserved for it."""
+    """The start of the addresses that are reserved for it."""
     is_mapped: bool = False
-    """Whether it is mapped there."""
+    """Whether it is mapped at these addresses."""
     pieces: dict[int, bool] = field(default_factory=dict)
-    """Where it is mapped in address ranges."""
+    """The addresses at which it is mapped in address ranges."""
     share: int | None = None
-    """What the vendor's one export gave. 0 is a value like any other."""
+    """The value of the vendor's one export. 0 is a valid value."""
 
 
 class Shareable(Mechanism):
@@ -57,7 +57,7 @@ class Shareable(Mechanism):
 
     name = "shareable"
     needs = SHAREABLE
-    # What one call takes at most; no source gives a limit for all calls together.
+    # The limit of one call. No source gives a limit for all calls together.
     whitelist_limit = 65535
 
     def __init__(self, vendor: Vendor) -> None:
@@ -98,7 +98,7 @@ class Shareable(Mechanism):
             share, code = self._rt.mem_export_to_shareable_handle(owned.handle, 0, int(raw))
             if raw and code in _NO_RAW_EXPORT:
                 if code == FEATURE_NOT_SUPPORT:
-                    # The driver exported, and found only then that its whitelist stays on.
+                    # The driver exported, and only then found that its whitelist stays on.
                     owned.share, owned.raw = share, False
                 raise UnsupportedError(
                     "this driver cannot export without a whitelist, which raw handles need",
@@ -139,7 +139,7 @@ class Shareable(Mechanism):
     @override
     def close(self, imported: Imported) -> None:
         owned: _Physical = imported.reference
-        # A mapping that failed, and could not be undone, is known here alone.
+        # Only this call can undo a mapping that failed and could not be undone.
         self.unmap(imported)
         self._free_physical(owned)
 
@@ -157,7 +157,7 @@ class Shareable(Mechanism):
 
     @override
     def keep_mapped(self, imported: Imported) -> None:
-        """Do nothing: physical memory is freed with the import."""
+        """Do nothing: the close frees the physical memory."""
 
     @override
     def unmap(self, imported: Imported) -> None:
@@ -181,7 +181,7 @@ class Shareable(Mechanism):
             raise
 
     def release(self, reserved: Reserved) -> None:
-        """Give reserved addresses back."""
+        """Release reserved addresses."""
         pointer, release = reserved.pointer, self._rt.release_mem_address
         reserved.pointer = 0
         code = release(pointer)
@@ -201,7 +201,7 @@ class Shareable(Mechanism):
                 owned.pieces[pointer] = True
 
     def unmap_at(self, memory: Block | Imported, pointer: int) -> None:
-        """Take memory away from reserved addresses."""
+        """Unmap memory from reserved addresses."""
         owned: _Physical = memory.reference
         pieces, unmap = owned.pieces, self._rt.unmap_mem
         if pointer in pieces:
@@ -237,8 +237,8 @@ class Shareable(Mechanism):
         self._free_physical(owned)
         self._release_addresses(owned)
 
-    # In each of these, nothing that a signal handler can interrupt stands between forgetting what
-    # is given back and the vendor's call. It comes back only if the vendor refused.
+    # In each of these methods, no signal handler runs between the statement that clears a resource
+    # and the vendor's call. The resource is restored only if the vendor refused.
 
     def _unmap_mem(self, owned: _Physical) -> None:
         unmap, pointer = self._rt.unmap_mem, owned.addresses

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this thread is recording a graph, which the calls of crossmem would break."""
+"""The check whether this thread captures a graph, which crossmem's calls would break."""
 
 from typing import Final
 
@@ -13,18 +13,18 @@ _DEFAULT_STREAM: Final = 0
 
 
 def refuse_capture(vendor: Vendor) -> None:
-    """Raise where a stream is being captured; the capture goes on as if nothing had been asked.
+    """Raise if a stream is being captured. The check does not affect the capture.
 
-    Seen are the default stream, every stream that waits for it, and those that CuPy or PyTorch use
-    in this thread. A capture on another stream cannot be seen, nor one by a CuPy without
-    ``streamIsCapturing``: there the vendor refuses, and its capture is lost.
+    It sees the default stream, every stream that waits for it, and the streams that CuPy or PyTorch
+    use in this thread. It cannot see a capture on another stream, or by a CuPy without
+    ``streamIsCapturing``. In these cases the vendor refuses the call, and the capture is lost.
 
     Raises
     ------
     BusyError
-        With what to do.
+        The message says what to do.
     DriverError
-        Where the vendor refused the question for another reason.
+        The vendor refused the question for another reason.
     """
     if not vendor.has("streamIsCapturing"):
         return
@@ -32,13 +32,14 @@ def refuse_capture(vendor: Vendor) -> None:
         try:
             is_capturing = vendor.rt.streamIsCapturing(stream)
         except vendor.error as error:
-            # Asked about the default stream, the vendor refuses while a stream is captured that
-            # waits for it.
+            # The vendor refuses the question about the default stream while a stream that waits for
+            # it is captured.
             if getattr(error, "status", None) not in CAPTURE:
                 raise vendor.refusal("streamIsCapturing", error) from error
             is_capturing = True
         except RuntimeError:
-            # CuPy's own words for "this ROCm cannot tell", or for a capture that is lost already.
+            # CuPy raises this for a ROCm without this function, and for a capture that is lost
+            # already.
             is_capturing = False
         if is_capturing:
             raise BusyError(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device for calls on any thread, put back afterwards (law C19).
+"""The device for calls on any thread, and its restoration afterwards (law C19).
 
-The current device belongs to the thread. Reading it makes no context; the vendors make one, the
-device's own and the only one that crossmem uses, at the first call that needs it. A device is never
-reset: CuPy, PyTorch or the application may be using it.
+The current device belongs to the thread. Reading it creates no context. The vendor creates the
+device's own context, the only one that crossmem uses, at the first call that needs it. crossmem
+never resets a device, because CuPy, PyTorch or the application may be using it.
 """
 
 import threading
@@ -20,7 +20,7 @@ __all__ = ["Current"]
 
 
 class Current:
-    """Which device is current for each thread.
+    """The current device of each thread.
 
     Parameters
     ----------
@@ -31,27 +31,27 @@ class Current:
     def __init__(self, vendor: Vendor) -> None:
         self._vendor = vendor
         self._thread = threading.local()
-        """What each thread is still owed."""
+        """The device that must still be restored, by thread."""
 
     @contextmanager
     def on(self, ordinal: int) -> Iterator[None]:
-        """Make a device current for this thread, and put back what was current before."""
+        """Make a device current for this thread, and restore the previous one afterwards."""
         self._settle()
         previous = self._get()
         if previous == ordinal:
             yield
             return
-        # A graph that this thread captures on its own device would break on the other one, too.
+        # A switch of devices would also break a graph that this thread captures on its own device.
         refuse_capture(self._vendor)
         put_back = partial(self._put_back, ordinal, previous)
-        # A device that cannot be opened may be current all the same.
+        # A device that cannot be opened may still have become current.
         with on_failure(put_back):
             self._set(ordinal)
         with in_any_case(put_back):
             yield
 
     def _put_back(self, ordinal: int, previous: int) -> None:
-        """Put a thread's device back; where that is refused, the thread is owed it."""
+        """Restore a thread's device. If the vendor refuses, the thread's next call retries."""
         try:
             self._set(previous)
         except CrossmemError:
@@ -59,7 +59,7 @@ class Current:
             raise
 
     def _settle(self) -> None:
-        """Put back what this thread is owed, unless the application has chosen another device."""
+        """Restore this thread's device, unless the application has chosen another one since."""
         owed: tuple[int, int] | None = getattr(self._thread, "owed", None)
         if owed is None:
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CuPy's own module; it has the shape of the port already.
+"""CuPy's own module, which has the interface of the port.
 
 Only its runtime is imported, which takes a few milliseconds and needs no NumPy; ``import cupy``
 would take half a second.
@@ -17,15 +17,15 @@ from crossmem_hip.runtime import Runtime
 __all__ = ["RUNTIME", "current_streams", "fault_of", "import_cupy"]
 
 RUNTIME: Final = "cupy_backends.cuda.api.runtime"
-"""What ``cupy.cuda.runtime`` is."""
+"""The module behind ``cupy.cuda.runtime``."""
 
 _STREAMS: Final = "cupy.cuda.stream"
 _NOT_FOUND: Final = "cannot open shared object file"
-"""What the loader says of a library that it does not find, after the library's name."""
+"""The loader's text for a library that it does not find, after the library's name."""
 
 
 def fault_of(family: Family) -> str:
-    """Import CuPy's runtime, and return in words why it is not this vendor's; empty if it is."""
+    """Import CuPy's runtime; return why it is not this vendor's, empty if it is."""
     try:
         module = import_module(RUNTIME)
     except ImportError as error:
@@ -47,7 +47,7 @@ def import_cupy(family: Family) -> Runtime:
     Raises
     ------
     BackendUnavailableError
-        Where it is not installed, its libraries are not found, or it is for the other vendor.
+        It is not installed, its libraries are not found, or it is for the other vendor.
     """
     if fault := fault_of(family):
         raise BackendUnavailableError(fault, hint=family.install_hint, backend=family.backend)
@@ -55,7 +55,7 @@ def import_cupy(family: Family) -> Runtime:
 
 
 def current_streams() -> tuple[int, ...]:
-    """Return which streams CuPy and PyTorch use in this thread; neither is imported for that."""
+    """Return the streams that CuPy and PyTorch use in this thread. This imports neither."""
     found = []
     if (cupy := sys.modules.get(_STREAMS)) is not None:
         found.append(int(cupy.get_current_stream().ptr))

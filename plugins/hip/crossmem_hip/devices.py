@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices this process sees, and what they are called in every process of the host."""
+"""The visible devices of this process, and their names in every process of the host."""
 
 from collections import Counter
 from typing import Any
@@ -16,14 +16,14 @@ __all__ = ["find_devices"]
 
 
 def find_devices(vendor: Vendor) -> tuple[DeviceInfo, ...]:
-    """Return the devices by ordinal, without making a context on any.
+    """Return the devices by ordinal, without creating a context.
 
     Raises
     ------
     BackendUnavailableError
-        Where there is none, or no driver for them.
+        There is no device, or no driver.
     ConfigurationError
-        Where two devices cannot be told apart.
+        Two devices have the same identity.
     """
     found = tuple(_info_of(vendor, ordinal) for ordinal in range(_count(vendor)))
     counted = Counter(one.identity for one in found)
@@ -45,7 +45,7 @@ def _count(vendor: Vendor) -> int:
     except vendor.error as error:
         status: int = error.status  # type: ignore[attr-defined]
         refusal = vendor.refusal("getDeviceCount", error)
-        # ROCm 5 says "invalid device" where it means that there is none.
+        # ROCm 5 returns "invalid device" if there is none.
         if status not in {INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE}:
             raise refusal from error
         is_driver = status == INSUFFICIENT_DRIVER
@@ -82,9 +82,10 @@ def _info_of(vendor: Vendor, ordinal: int) -> DeviceInfo:
 
 
 def _uuid_in(properties: dict[str, Any]) -> str | None:
-    """Return a device's own identity, as the vendor's tool writes it; CuPy has none for AMD."""
+    """Return a device's UUID in the format of the vendor's tool; CuPy has none for AMD."""
     uuid = properties.get("uuid")
-    # CuPy ends it at its first zero byte: such a device goes by its bus id, in every process.
+    # CuPy cuts the UUID at its first zero byte. Such a device is named by its bus id in every
+    # process.
     if not isinstance(uuid, bytes) or len(uuid) != len(UUID(int=0).bytes) or not any(uuid):
         return None
     return f"GPU-{UUID(bytes=uuid)}"

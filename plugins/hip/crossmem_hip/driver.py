@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver: devices around the calls of a mechanism that HIP and CUDA have in common."""
+"""The driver for HIP and CUDA: it selects the device for the calls of a mechanism."""
 
 import os
 from collections.abc import Callable
@@ -38,30 +38,30 @@ _DEFAULT_STREAM: Final = 0
 
 
 class GpuDriver(VendorDriver):
-    """Memory of AMD's or NVIDIA's GPUs, through CuPy's runtime or what is shaped like it.
+    """Memory of AMD or NVIDIA GPUs, through CuPy's runtime or a binding with its interface.
 
-    It has the methods of :class:`crossmem.driver.AddressRanges` where a device offers virtual
-    memory, those of :class:`crossmem.driver.ForeignMemory` where the runtime knows the bounds of
-    allocations, and ``violations`` where it is an emulation that keeps watch.
+    It has the methods of :class:`crossmem.driver.AddressRanges` if a device offers virtual memory,
+    those of :class:`crossmem.driver.ForeignMemory` if the runtime knows the bounds of allocations,
+    and ``violations`` if the runtime is a checking emulation.
 
     Parameters
     ----------
     family
-        Whose devices they are.
+        The vendor of the devices.
     rt
         The module ``cupy.cuda.runtime``, or an emulation of it.
     streams
-        Says which streams the libraries of this process use now, besides the default one.
+        Returns the streams that the libraries of this process use now, besides the default one.
     is_emulated
         Whether the runtime is an emulation within Python. CuPy and PyTorch call the vendor's
-        library, which does not know the emulation's addresses: no array can lie there.
+        library, which does not know the emulation's addresses, so they can have no array there.
 
     Raises
     ------
     BackendUnavailableError
-        Where the runtime lacks a function, or finds no driver or device.
+        The runtime lacks a function, or finds no driver or device.
     ConfigurationError
-        Where two devices cannot be told apart.
+        Two devices have the same identity.
     """
 
     inspect: Callable[[int, int, str], Foreign]
@@ -127,7 +127,7 @@ class GpuDriver(VendorDriver):
         return found
 
     def _reached_by(self, ordinal: int) -> tuple[int, ...]:
-        """Return the devices that are to use what a device has mapped: itself, and its peers."""
+        """Return the devices that use a device's mappings: itself, and its peers."""
         if not self.capabilities(ordinal, None).peer_access:
             return (ordinal,)
         return (ordinal, *(one.ordinal for one in self._devices if one.ordinal != ordinal))
@@ -209,7 +209,7 @@ class GpuDriver(VendorDriver):
             refuse_capture(self._vendor)
             with self._vendor.calling("memcpy"):
                 rt.memcpy(target, source, nbytes, _KINDS[kind])
-            # Copies to a device may be under way still when the vendor's call returns.
+            # A copy to a device may still be running when the vendor's call returns.
             if kind is not CopyKind.DEVICE_TO_HOST:
                 with self._vendor.calling("streamSynchronize"):
                     rt.streamSynchronize(_DEFAULT_STREAM)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result codes of HIP and CUDA and what crossmem raises for each.
+"""Result codes of HIP and CUDA and crossmem's error for each.
 
-The numbers mean the same to both vendors as far as both have them; the names differ. A code means
-something else after some calls.
+Numbers that both vendors have mean the same; the names differ. After some calls a code has another
+meaning.
 """
 
 from typing import Final, NamedTuple
@@ -39,13 +39,13 @@ NO_DEVICE: Final = 100
 INVALID_DEVICE: Final = 101
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
 CAPTURE: Final = frozenset(range(900, 909))
-"""What the vendors answer about streams that are being captured."""
+"""The vendors' answers about streams that are being captured."""
 
 CAPTURE_HINT: Final = "end the capture first; share and release memory outside of captured work"
 
 
 class Meaning(NamedTuple):
-    """What a result code means here."""
+    """The meaning of a result code."""
 
     hint: str
     error: type[CrossmemError] = DriverError
@@ -136,7 +136,7 @@ _MEANINGS: Final = {
     1052: _REFUSED,
     1053: _REFUSED,
 }
-"""What a code means. All others that the headers name come from calls that crossmem never makes."""
+"""The meanings of codes. Other codes in the headers come from calls that crossmem never makes."""
 
 _LOST = Meaning("no such memory: other code in this process freed it, or reset the device")
 
@@ -192,7 +192,7 @@ _AFTER: Final = {
     ("memRelease", 1): _LOST,
     ("memAddressFree", 1): _LOST,
 }
-"""What a code means after some calls."""
+"""The meanings of codes after some calls."""
 
 
 def names_of(family: Family) -> dict[int, str]:
@@ -206,11 +206,11 @@ def error_for(family: Family, function: str, status: int) -> CrossmemError:
     Parameters
     ----------
     family
-        Whose result it is.
+        The vendor.
     function
         Name of the function in ``cupy.cuda.runtime``, such as ``"ipcOpenMemHandle"``.
     status
-        The code.
+        The result code.
     """
     name = names_of(family).get(status)
     hint, kind = _AFTER.get((function, status)) or _MEANINGS.get(status, _FOREIGN)

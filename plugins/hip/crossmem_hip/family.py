@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two vendors whose calls have one shape, and in what they differ."""
+"""The two vendors whose APIs have one shape, and their differences."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -21,7 +21,7 @@ VIRTUAL: Final = (
     "memSetAccess",
     "memUnmap",
 )
-"""What a runtime must have besides the usual, where memory is to be virtual."""
+"""The additional functions of a runtime with virtual memory."""
 
 _LAZY_ENABLE_PEER_ACCESS: Final = 1
 _ROCM_6: Final = 6
@@ -36,21 +36,21 @@ class Family:
     Parameters
     ----------
     backend
-        Name of the backend, which is also how the vendor's functions begin.
+        Name of the backend, which is also the prefix of the vendor's functions.
     is_hip
-        What ``is_hip`` of CuPy's runtime says.
+        The value of ``is_hip`` in CuPy's runtime.
     vendor
-        Whose devices these are, in words.
+        The vendor's name for people.
     library
-        What the vendor calls its runtime library.
+        The name of the vendor's runtime library.
     masks
-        The variables that say which devices a process sees.
+        The variables that mask the visible devices.
     device_files
-        Pattern below ``/dev`` of the files without which there is no device.
+        Pattern below ``/dev`` of the device files. Without them there is no device.
     tool
         Command that shows the devices.
     install_hint
-        What to do where the vendor's driver, or both CuPy and the library, are missing.
+        What to do if the vendor's driver is missing, or both CuPy and the library are.
     dlpack_device_type
         The device's number in DLPack's ``dlpack.h``.
     """
@@ -66,17 +66,17 @@ class Family:
     dlpack_device_type: int
 
     def function(self, name: str) -> str:
-        """Return what the vendor calls a function of CuPy's runtime, such as ``"hipMalloc"``."""
-        # What the runtime interface of CUDA lacks is asked of the driver interface.
+        """Return the vendor's name of a function of CuPy's runtime, such as ``"hipMalloc"``."""
+        # CUDA's driver API has the functions that its runtime API lacks.
         prefix = "cu" if not self.is_hip and name in _DRIVER_FUNCTIONS else self.backend
         return f"{prefix}{name[0].upper()}{name[1:]}"
 
     def open_flags(self, runtime_version: int) -> int:
-        """Return the one value that the vendor accepts as flags of an open."""
+        """Return the only value that the vendor accepts as flags of an open."""
         return 0 if self.is_old(runtime_version) else _LAZY_ENABLE_PEER_ACCESS
 
     def is_old(self, runtime_version: int) -> bool:
-        """Whether this is ROCm 5, whose flags and kinds of memory have other numbers."""
+        """Whether this is ROCm 5, whose flags and memory types have other numbers."""
         return self.is_hip and runtime_version // _ROCM_MAJOR < _ROCM_6
 
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that others allocated: what the vendor knows of it, and whether it can be shared.
+"""Memory of other libraries: the vendor's information about it, and whether it can be shared.
 
-For legacy IPC, the order of questions goes from what every version answers to what only new ones
-do. Older ones do not know whether legacy IPC can carry the memory. Only an export tells that then,
-and it is not tried before the memory is adopted, because some releases never free what was exported
-once.
+For legacy IPC, the queries begin with those that every version answers. Older versions do not know
+whether legacy IPC can carry the memory. Only an export answers that, and it is not tried before the
+adoption, because some releases never free memory that was exported once.
 """
 
 from typing import Any, Final
@@ -17,10 +16,10 @@ from crossmem_hip.runtime import VIRTUAL, Vendor
 __all__ = ["ADDED", "inspect", "inspect_mapping", "knows_mappings", "try_export"]
 
 ADDED: Final = ("memGetAddressRange", "pointerGetAttributes")
-"""What a runtime must have for this."""
+"""The functions that a runtime needs for this."""
 
 _UNIT_NBYTES: Final = 2 << 20
-"""Smaller allocations lie together in blocks of this size; blocks are shared whole."""
+"""The vendor puts smaller allocations into blocks of this size, and shares whole blocks."""
 
 _NOT_FOUND: Final = 500
 _UNKNOWN: Final = frozenset({INVALID_VALUE, 17, _NOT_FOUND})
@@ -59,7 +58,7 @@ _NOT_CAPABLE = (
 
 
 def inspect(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
-    """Return what the vendor knows of the memory around an address. Its device is current."""
+    """Return the vendor's information about the memory at an address. Its device is current."""
     rt = vendor.rt
     asking = "pointerGetAttributes"
     try:
@@ -81,7 +80,7 @@ def inspect(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
 def _why_of_no_device(
     vendor: Vendor, ordinal: int, pointer: int, attributes: Any, carrier: str
 ) -> str | None:
-    """Return why memory is not the plain memory of a device, None where it is."""
+    """Return why memory is not plain device memory, None if it is."""
     if attributes.type == _MANAGED or _attribute(vendor, _IS_MANAGED, pointer):
         return _IS_MANAGED_WORDS.format(carrier=carrier)
     if not attributes.devicePointer:
@@ -94,9 +93,9 @@ def _why_of_no_device(
 
 
 def _is_hosts(vendor: Vendor, pointer: int) -> bool:
-    """Whether memory that CuPy takes for a device's is the host's, pinned.
+    """Whether memory that CuPy reports as a device's is pinned host memory.
 
-    CuPy translates the numbers of ROCm 5, and later ones need no translation.
+    CuPy translates the type numbers as ROCm 5 needs it, and later versions need no translation.
     """
     if not vendor.family.is_hip or vendor.family.is_old(vendor.version):
         return False
@@ -104,12 +103,12 @@ def _is_hosts(vendor: Vendor, pointer: int) -> bool:
 
 
 def try_export(vendor: Vendor, base: int) -> bytes:
-    """Return the export of memory of which only that tells whether it can be shared, else nothing.
+    """Export memory if only an export can tell whether it can be shared; else return nothing.
 
     Raises
     ------
     UnsupportedError
-        Where the vendor refuses, with what is known of why.
+        The vendor refuses; the message says what is known of the reason.
     """
     if _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, base) is not None:
         return b""
@@ -127,7 +126,7 @@ def try_export(vendor: Vendor, base: int) -> bytes:
 
 
 def _why_not_exported(vendor: Vendor, base: int) -> str | None:
-    """Return why legacy IPC cannot carry memory, None where it can or nobody knows."""
+    """Return why legacy IPC cannot carry memory, None if it can or if that is unknown."""
     if _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, base) != 0:
         return None
     is_pooled = not vendor.family.is_hip and _attribute(vendor, _MEMPOOL_HANDLE, base)
@@ -135,15 +134,15 @@ def _why_not_exported(vendor: Vendor, base: int) -> str | None:
 
 
 def knows_mappings(vendor: Vendor) -> bool:
-    """Whether the vendor can be asked where a mapping of virtual memory begins: AMD cannot."""
+    """Whether the vendor reports where a mapping of virtual memory begins. AMD does not."""
     asked = ("pointerGetAttributes", "pointerGetAttribute", *VIRTUAL)
     return not vendor.family.is_hip and all(map(vendor.has, asked))
 
 
 def inspect_mapping(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
-    """Return what the vendor knows of virtual memory around an address: what is mapped as one.
+    """Return the vendor's information about virtual memory at an address: one whole mapping.
 
-    It is taken for all of its handle, because nobody tells how much the handle has.
+    The mapping is assumed to cover its whole handle, because no call returns the size of a handle.
     """
     try:
         attributes = vendor.rt.pointerGetAttributes(pointer)
@@ -170,7 +169,7 @@ def inspect_mapping(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
 
 
 def _attribute(vendor: Vendor, attribute: int, pointer: int) -> int | None:
-    """Return an attribute, None where this version of the vendor's does not know it."""
+    """Return an attribute, None if this version of the vendor's library does not know it."""
     if not vendor.has("pointerGetAttribute"):
         return None
     try:

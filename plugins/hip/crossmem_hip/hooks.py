@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plugin registers; nothing of a vendor's is imported before somebody asks."""
+"""The hooks of the plugin. They import nothing of a vendor before a probe or a load."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -41,7 +41,7 @@ def _probe(family: Family) -> Availability:
 
 
 def _has_devices(family: Family) -> bool:
-    """Whether there are devices all the same: other systems have other files, emulations none."""
+    """Whether there are devices without files: other systems differ, and emulations have none."""
     from crossmem_hip.cupy import import_cupy  # noqa: PLC0415
     from crossmem_hip.library import open_runtime  # noqa: PLC0415
 
@@ -53,7 +53,7 @@ def _has_devices(family: Family) -> bool:
 
 
 def _fault_of_both(family: Family) -> tuple[str, str]:
-    """Return why neither CuPy nor the vendor's library can be used, and what was tried.
+    """Return why neither CuPy nor the vendor's library can be used, and the paths tried.
 
     Both are empty if one of them can be used.
     """
@@ -71,7 +71,7 @@ def _fault_of_both(family: Family) -> tuple[str, str]:
 def _fault_of_cupy(family: Family) -> str:
     if find_spec(_PACKAGE) is None:
         return "CuPy is not installed"
-    # Imported here because discovery, which every process does, must stay cheap.
+    # Imported here, because every process runs discovery, which must stay cheap.
     from crossmem_hip.cupy import fault_of  # noqa: PLC0415
 
     return fault_of(family)
@@ -102,7 +102,7 @@ def _load(family: Family, find_runtime: FindRuntime, runtime: str | None) -> "Dr
 
 @hookimpl
 def crossmem_backends(find_runtime: FindRuntime) -> tuple[Backend, ...]:
-    """Offer the GPUs of this machine, or an emulation of them where it is named."""
+    """Offer the GPUs of this machine, or an emulation of them if it is named."""
     return tuple(
         Backend(
             name=family.backend,

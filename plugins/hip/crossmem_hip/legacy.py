@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing by the handles of legacy IPC: whole blocks, opened once.
+"""Sharing by handles of legacy IPC: whole blocks, opened once.
 
-The vendors' rules: the exporter's memory outlives every import; an import is closed by the call for
-it, once for each open and on the address that the open gave, which is that of the whole block
-whatever part was exported; nothing of it may be running then.
+The vendors' rules: the exporter's memory outlives every import. An import is closed by its own
+call, once for each open. The argument is the address that the open returned, which is that of the
+whole block even if a part was exported. No work may use the memory at that time.
 """
 
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ from crossmem_hip.runtime import Vendor
 __all__ = ["GRANULARITY_NBYTES", "Legacy"]
 
 GRANULARITY_NBYTES: Final = 2 << 20
-"""The vendors carve smaller allocations out of blocks of this size, and share whole blocks."""
+"""The vendors divide blocks of this size for smaller allocations, and share whole blocks."""
 
 _HANDLE_NBYTES: Final = 64
 
 
 @dataclass(slots=True)
 class _Owned(Reference):
-    """Own memory; each field says what is still to be given back, or was made already."""
+    """Own memory. Each field records a resource that is not released yet, or an export."""
 
     base: int
     handle: bytes = b""
-    """What the vendor's one export gave."""
+    """The result of the vendor's one export."""
 
 
 @dataclass(slots=True)
@@ -46,13 +46,13 @@ class _Opened(Reference):
     handle: bytes
     home: int
     base: int = 0
-    """Where it is open."""
+    """The address at which it is open."""
     is_checked: bool = False
     """Whether it has the size that its exporter claims."""
 
 
 class Legacy(Mechanism):
-    """Memory that is found by 64 bytes, whoever shows them.
+    """Memory that a handle of 64 bytes identifies, for any process that has the handle.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Legacy(Mechanism):
             refuse_capture(self._vendor)
             with self._vendor.calling("free"):
                 try:
-                    # Nothing that a signal handler can interrupt stands between these two.
+                    # No signal handler runs between these two statements.
                     owned.base = 0
                     free(base)
                 except self._vendor.error:
@@ -117,7 +117,7 @@ class Legacy(Mechanism):
     @override
     def export(self, block: Block) -> Exported:
         owned: _Owned = block.reference
-        # Some drivers write the current device into the handle, so it has to be the memory's.
+        # Some drivers write the current device into the handle, so it must be the memory's device.
         if not owned.handle:
             with self._vendor.calling("ipcGetMemHandle"):
                 owned.handle = self._vendor.rt.ipcGetMemHandle(owned.base)
@@ -131,7 +131,7 @@ class Legacy(Mechanism):
     def import_(
         self, ordinal: int, exported: Exported, capacity: int, access: Access, *, home: int
     ) -> Imported:
-        # The vendors open memory and map it in one step, which is left to `map`.
+        # The vendors open memory and map it in one step, which is `map`.
         return Imported(ordinal, capacity, access, _Opened(self, exported.payloads[0], home))
 
     @override
@@ -143,7 +143,7 @@ class Legacy(Mechanism):
     def map(self, imported: Imported) -> int:
         opened: _Opened = imported.reference
         if opened.base and not opened.is_checked:
-            # What came was wrong, and closing it was refused.
+            # The memory had the wrong size, and the vendor refused to close it.
             self.unmap(imported)
         if opened.base:
             return opened.base
@@ -168,7 +168,7 @@ class Legacy(Mechanism):
 
     @override
     def keep_mapped(self, imported: Imported) -> None:
-        """Do nothing: a mapping is all that there is."""
+        """Do nothing: the mapping is the only resource."""
 
     @override
     def unmap(self, imported: Imported) -> None:
@@ -178,7 +178,7 @@ class Legacy(Mechanism):
             refuse_capture(self._vendor)
             with self._vendor.calling("ipcCloseMemHandle"):
                 try:
-                    # Nothing that a signal handler can interrupt stands between these two.
+                    # No signal handler runs between these two statements.
                     opened.base = 0
                     close(base)
                 except self._vendor.error:
@@ -186,7 +186,7 @@ class Legacy(Mechanism):
                     raise
 
     def _check_size(self, base: int, capacity: int) -> None:
-        """Compare what the exporter told with what the vendor knows, where it can be asked."""
+        """Compare the exporter's size with the vendor's, if the vendor can report it."""
         if not self._vendor.has("memGetAddressRange"):
             return
         with self._vendor.calling("memGetAddressRange"):
@@ -208,4 +208,4 @@ class Legacy(Mechanism):
 
     @override
     def disown(self, block: Block) -> None:
-        """Do nothing: what was exported ends with the memory, which is somebody else's."""
+        """Do nothing: the export ends with the memory, which another library owns."""

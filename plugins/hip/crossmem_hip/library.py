@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vendor's library called through ctypes: instead of CuPy, or for what CuPy does not offer.
+"""The vendor's library through ctypes: instead of CuPy, or for functions that CuPy lacks.
 
-Both have the shape of ``cupy.cuda.runtime`` and call through the same prototypes.
+Both classes have the interface of ``cupy.cuda.runtime`` and call the same prototypes.
 """
 
 from collections.abc import Callable
@@ -23,17 +23,17 @@ __all__ = ["CupyRuntime", "LibraryError", "LibraryRuntime", "extend", "open_runt
 _SUCCESS: Final = 0
 _NO_CONTEXT: Final = 201
 _ADDED: Final = ("memGetAddressRange", "pointerGetAttribute", *VIRTUAL)
-"""What CuPy lacks."""
+"""The functions that CuPy lacks."""
 
 _EVENTS: Final = ("ipcGetEventHandle", "ipcOpenEventHandle")
-"""What CuPy has and cannot do on HIP: there, it answers 999."""
+"""The functions that fail in CuPy on HIP: they return 999 there."""
 
 _SLOW: Final = ("ipcOpenMemHandle", "ipcCloseMemHandle")
-"""What CuPy does without letting other threads run; on AMD, opening can take ten seconds."""
+"""The functions during which CuPy holds the GIL. On AMD, an open can take ten seconds."""
 
 
 class LibraryError(RuntimeError):
-    """What the vendor refused, in the shape of CuPy's ``CUDARuntimeError``.
+    """A refusal of the vendor, in the form of CuPy's ``CUDARuntimeError``.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class LibraryError(RuntimeError):
 
 
 class _Calls:
-    """Functions of a runtime library, which raise what they refuse.
+    """Functions of a runtime library, which raise their failures.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class _Calls:
         return name in self._functions
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function; return its result, several as a tuple."""
+        """Call a function; return its result, or a tuple of several results."""
         *results, code = self._attempt(name, *arguments)
         if code != _SUCCESS:
             raise self._error(code)
@@ -81,13 +81,14 @@ class _Calls:
     def _attempt(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         answer = self._functions.call(name, *arguments)
         if answer[-1] != _SUCCESS:
-            # Else the application would get it where it asks for the last error of its own calls.
+            # Otherwise the application would get this error when it asks for the last error of its
+            # own calls.
             self._functions.call("getLastError")
         return answer
 
 
 class _DriverCalls(_Calls):
-    """Functions of CUDA's driver library, which want a context in the thread that calls.
+    """Functions of CUDA's driver library, which need a context in the calling thread.
 
     Parameters
     ----------
@@ -96,7 +97,7 @@ class _DriverCalls(_Calls):
     error
         Makes the error for a code.
     make_context
-        Asks the runtime library for something that makes it give the thread one.
+        Makes a call of the runtime library that gives the thread a context.
     """
 
     def __init__(
@@ -118,9 +119,9 @@ class _DriverCalls(_Calls):
 
 
 class LibraryRuntime:
-    """The vendor's libraries in the shape of CuPy's runtime.
+    """The vendor's libraries with the interface of CuPy's runtime.
 
-    It has the functions that the libraries export, and no others.
+    It has only the functions that the libraries export.
 
     Parameters
     ----------
@@ -142,7 +143,7 @@ class LibraryRuntime:
 
 
 class CupyRuntime:
-    """CuPy's runtime with functions added, in its shape: what fails raises ``CUDARuntimeError``.
+    """CuPy's runtime with added functions. Failures raise ``CUDARuntimeError``.
 
     Parameters
     ----------
@@ -151,7 +152,7 @@ class CupyRuntime:
     calls
         Functions of the vendor's library.
     added
-        Names of the functions to be taken from there.
+        Names of the functions to be taken from ``calls``.
     """
 
     def __init__(self, module: Any, calls: _Calls, added: tuple[str, ...]) -> None:
@@ -166,14 +167,14 @@ class CupyRuntime:
 
 
 def open_runtime(family: Family) -> Runtime:
-    """Return the vendor's library in the shape of CuPy's runtime.
+    """Return the vendor's library with the interface of CuPy's runtime.
 
     Raises
     ------
     BackendUnavailableError
-        Where it cannot be loaded.
+        It cannot be loaded.
     DriverError
-        Where it does not tell its version.
+        It does not report its version.
     """
     try:
         library = runtime_library(family)
@@ -203,7 +204,7 @@ def open_runtime(family: Family) -> Runtime:
 
 
 def extend(family: Family, module: Any) -> Runtime:
-    """Return CuPy's runtime with what it lacks, or as it is where the library is not at hand."""
+    """Return CuPy's runtime with the missing functions, or unchanged without the library."""
     calls = _calls_beside_hip(family, module) if family.is_hip else _calls_beside_cuda(module)
     if calls is None:
         return cast("Runtime", module)
@@ -219,7 +220,7 @@ def _calls_beside_hip(family: Family, module: Any) -> _Calls | None:
     try:
         version = module.runtimeGetVersion()
     except error:
-        # The driver asks once more, and reports this.
+        # The driver asks again and reports this.
         return None
     return _Calls(Functions(library, hip_prototypes(family, version)), error)
 

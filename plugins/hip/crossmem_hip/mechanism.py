@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two ways to share have in common."""
+"""The common interface of the two mechanisms."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,22 +11,22 @@ __all__ = ["Mechanism", "Reference"]
 
 
 class Mechanism(Protocol):
-    """One way to share. Its callers see to the device.
+    """One mechanism. Its callers manage the device.
 
     Attributes
     ----------
     name
-        As users ask for it.
+        Its name for users.
     payload_sizes, descriptors
-        What an export is made of: the size of each payload in bytes, and how many descriptors.
+        The parts of an export: the size of each payload in bytes, and the number of descriptors.
     raw_handles
-        Whether programs without crossmem can use what it exports.
+        Whether programs without crossmem can use its exports.
     survives_owner
-        Whether importers keep the memory of a process that is gone.
+        Whether importers keep the memory of a dead process.
     address_ranges
-        Whether memory can be mapped at addresses that were reserved before.
+        Whether memory can be mapped at reserved addresses.
     foreign_memory
-        Whether it says what it knows of memory that others allocated.
+        Whether it can report about memory that other libraries allocated.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Mechanism(Protocol):
     foreign_memory: bool
 
     def granularity(self, ordinal: int) -> int:
-        """Return what capacities on a device are multiples of; 0 where it is not offered."""
+        """Return the granularity of capacities on a device; 0 if the device lacks the mechanism."""
         ...
 
     def allocate(self, ordinal: int, nbytes: int) -> Block:
@@ -46,63 +46,63 @@ class Mechanism(Protocol):
         ...
 
     def free(self, block: Block) -> None:
-        """Give memory back, in the vendor's order."""
+        """Free memory, in the vendor's order."""
         ...
 
     def export(self, block: Block) -> Exported:
-        """Return what importers need."""
+        """Return the data for importers."""
         ...
 
     def release_export(self, exported: Exported) -> None:
-        """Give back what an export holds."""
+        """Release the resources of an export."""
         ...
 
     def import_(
         self, ordinal: int, exported: Exported, capacity: int, access: Access, *, home: int
     ) -> Imported:
-        """Open another process's memory; the caller has checked sizes and numbers of what came.
+        """Open another process's memory. The caller has checked sizes and numbers of the payloads.
 
-        Descriptors are closed by the caller.
+        The caller closes descriptors.
         """
         ...
 
     def close(self, imported: Imported) -> None:
-        """Give an import back."""
+        """Close an import."""
         ...
 
     def map(self, imported: Imported) -> int:
-        """Give an import an address and return it."""
+        """Map an import and return the address."""
         ...
 
     def keep_mapped(self, imported: Imported) -> None:
-        """Give up what only a further mapping would need. No device is current for this."""
+        """Release what only a further mapping would need. No device is current for this."""
         ...
 
     def unmap(self, imported: Imported) -> None:
-        """Take the address away."""
+        """Unmap an import."""
         ...
 
     def inspect(self, ordinal: int, pointer: int) -> Foreign:
-        """Return what the vendor knows of the memory around an address."""
+        """Return the vendor's information about the memory around an address."""
         ...
 
     def adopt(self, ordinal: int, foreign: Foreign) -> Block:
-        """Return a block that stands for others' memory."""
+        """Return a block that stands for memory of another library."""
         ...
 
     def disown(self, block: Block) -> None:
-        """End that; the memory is left as it is."""
+        """Undo that; the memory stays."""
         ...
 
 
 @dataclass(slots=True)
 class Reference:
-    """What finds a block or an import again.
+    """The driver's reference to a block or an import.
 
     Attributes
     ----------
     mechanism
-        How it is shared.
+        The mechanism that shares it.
     """
 
     mechanism: Mechanism

@@ -10,7 +10,7 @@ __all__ = ["PeerAccess"]
 
 
 class PeerAccess:
-    """What the machine offers, and how this process asks for it.
+    """The machine's peer access, and the calls that enable it.
 
     Parameters
     ----------
@@ -30,9 +30,9 @@ class PeerAccess:
     def enable(self, peer: int) -> None:
         """Let the current device use the memory of another one.
 
-        Opening memory is documented to do this, and on AMD did not do so for years. It is asked for
-        each time, because others in the process may have disabled it, and never disabled, because
-        others may rely on it.
+        The vendors document that an open does this, but AMD's did not for years. This asks each
+        time, because other code in the process may have disabled the access. It never disables the
+        access, because other code may rely on it.
         """
         if not self._vendor.family.is_hip:
             return

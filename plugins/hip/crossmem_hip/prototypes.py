@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vendors' C functions, by the names that ``cupy.cuda.runtime`` has or would have for them.
+"""The vendors' C functions, by their names in ``cupy.cuda.runtime``, or names in its style.
 
 HIP's functions have the parameters of CUDA's, so each is described once. Taken from
 ``hip/hip_runtime_api.h`` of HIP 5.2.3, 6.4.3 and 10.0, and from ``cuda_runtime_api.h``,
@@ -18,17 +18,17 @@ __all__ = ["CUDA_DRIVER", "CUDA_RUNTIME", "HIP", "PointerAttributes", "hip_proto
 _HANDLE_NBYTES: Final = 64
 _BUS_ID_NBYTES: Final = 64
 _RESERVED_NBYTES: Final = 4096
-"""Room after the fields that are read here; no release's structure is longer than the whole."""
+"""Room after the fields that are read here. In no release is the structure longer than both."""
 
 _MANAGED: Final = 3
 _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
-"""ROCm 5's numbers of the kinds of memory, in today's numbers."""
+"""ROCm 5's numbers of memory types, in today's numbers."""
 
 _FD_BY_VALUE: Final = 70_100_000
-"""The first version that takes a descriptor itself for an import: ROCm/rocm-systems #759 changed
-AMD's ``rocdevice.cpp``, PyTorch's ``CUDASymmetricMemory.cu`` distinguishes the same versions, and
-kvcache-ai/Mooncake #1550 tried 7.0, 7.1 and 7.2. Earlier ones read it from where the argument
-points, and would take the descriptor for an address."""
+"""The first version whose import takes the descriptor itself. ROCm/rocm-systems #759 changed AMD's
+``rocdevice.cpp``, PyTorch's ``CUDASymmetricMemory.cu`` distinguishes the same versions, and
+kvcache-ai/Mooncake #1550 tried 7.0, 7.1 and 7.2. Earlier versions take a pointer to the descriptor,
+and would interpret the descriptor as an address."""
 
 _CAPTURE_ACTIVE: Final = 1
 
@@ -37,7 +37,7 @@ _CAPTURE_ACTIVE: Final = 1
 
 
 class _Handle(ctypes.Structure):
-    """``hipIpcMemHandle_t``, ``hipIpcEventHandle_t`` and CUDA's two."""
+    """``hipIpcMemHandle_t``, ``hipIpcEventHandle_t`` and CUDA's equivalents."""
 
     _fields_ = (("reserved", ctypes.c_char * _HANDLE_NBYTES),)
 
@@ -145,13 +145,13 @@ def _attributes_of_rocm_5(found: _Attributes) -> PointerAttributes:
 
 
 def _properties_of_hip(found: _Properties | _PropertiesOfRocm5) -> dict[str, Any]:
-    # Without the UUID, which CuPy does not show either: all processes have to call a device the
-    # same, whatever their runtime.
+    # The UUID is omitted, as in CuPy: all processes must name a device the same, whatever their
+    # runtime.
     return {"name": found.name, "totalGlobalMem": found.totalGlobalMem}
 
 
 def _properties_of_cuda(found: _Properties) -> dict[str, Any]:
-    # ctypes ends the UUID at its first zero byte, as CuPy does, and that is as well: see above.
+    # ctypes cuts the UUID at its first zero byte, as CuPy does. Both must agree: see above.
     return {"name": found.name, "totalGlobalMem": found.totalGlobalMem, "uuid": found.uuid}
 
 
@@ -170,7 +170,7 @@ _UINT: Final = In(ctypes.c_uint)
 _SIZE: Final = In(ctypes.c_size_t)
 _ULONGLONG: Final = In(ctypes.c_ulonglong)
 _POINTER: Final = In(ctypes.c_void_p)
-"""An address or a handle of the vendor's, which is an address or a number of that width."""
+"""An address or a handle of the vendor, which is an address or a number of that width."""
 
 _INT_OUT: Final = Out(ctypes.c_int)
 _SIZE_OUT: Final = Out(ctypes.c_size_t)
@@ -257,7 +257,7 @@ HIP: Final = {
         "hipPointerGetAttributes", Out(_Attributes, _attributes_of_hip), _POINTER
     ),
 }
-"""Functions of ``libamdhip64`` since ROCm 6, but for virtual memory."""
+"""Functions of ``libamdhip64`` since ROCm 6, without virtual memory."""
 
 _OF_ROCM_5: Final = {
     "getDeviceProperties": Prototype(
@@ -296,14 +296,14 @@ CUDA_DRIVER: Final = {
 def hip_prototypes(family: Family, version: int) -> dict[str, Prototype]:
     """Return the functions of ``libamdhip64``.
 
-    ROCm 5 has virtual memory too, but its structures differ: there, it is left alone.
+    ROCm 5 has virtual memory too, but with other structures, so crossmem does not use it there.
 
     Parameters
     ----------
     family
-        AMD's.
+        AMD.
     version
-        What the library says of itself, such as 70051831 for 7.0.
+        The library's own version number, such as 70051831 for 7.0.
     """
     if family.is_old(version):
         return {**HIP, **_OF_ROCM_5}

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port: what the driver uses of ``cupy.cuda.runtime``, in that module's own shape.
+"""The port: the part of ``cupy.cuda.runtime`` that the driver uses, with its own interface.
 
 Pointers and streams are integers, handles are 64 ``bytes``. A function that fails raises
 ``CUDARuntimeError``, with the vendor's code as its ``status``; on HIP too. CuPy's module, the
-vendors' libraries as :mod:`crossmem_hip.library` shows them, and the emulation fit. CuPy has none
-of the vendors' calls for virtual memory: their shape here follows the rest, with every argument
-that the vendors' structs hold as an argument of its own.
+vendors' libraries in :mod:`crossmem_hip.library`, and the emulation have this interface. CuPy has
+none of the vendors' calls for virtual memory. Here they follow the style of the others, and each
+member of the vendors' structs is a separate argument.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,22 +38,22 @@ NEEDED: Final = (
     "setDevice",
     "streamSynchronize",
 )
-"""What a runtime must have."""
+"""The functions that a runtime must have."""
 
 
 class VirtualMemory(Protocol):
-    """The vendors' virtual memory management: ``hipMem*``, and of CUDA the driver's ``cuMem*``.
+    """The vendors' virtual memory management: ``hipMem*``, and ``cuMem*`` of CUDA's driver.
 
-    Handles and addresses are integers that stand for themselves. A location is its type, 1 for a
-    device, and its id, which is then the device's number in this process. A handle type is a bit
-    mask: 0 for memory that is never exported, 1 for a file descriptor.
+    Handles and addresses are plain integers. A location is its type, 1 for a device, and its id,
+    the device's number in this process. A handle type is a bit mask: 0 for memory that is never
+    exported, 1 for a file descriptor.
     """
 
-    # Physical memory. The allocation type is 1 for pinned memory, which is the usual one.
+    # Physical memory. The allocation type is 1 for pinned memory, the usual type.
     def memGetAllocationGranularity(
         self, kind: int, handle_type: int, location_type: int, location_id: int, option: int, /
     ) -> int:
-        """Return the granularity: the least one with option 0, the recommended one with 1."""
+        """Return the granularity: the minimum with option 0, the recommended one with option 1."""
         ...
 
     def memCreate(
@@ -71,44 +71,43 @@ class VirtualMemory(Protocol):
 
     def memRelease(self, handle: int, /) -> None: ...
     def memRetainAllocationHandle(self, pointer: int, /) -> int:
-        """Return the handle of what is mapped at an address, to be released once more."""
+        """Return the handle of the mapping at an address. The caller releases it once more."""
         ...
 
     def memGetAllocationPropertiesFromHandle(self, handle: int, /) -> tuple[int, int, int, int]:
         """Return allocation type, requested handle type, location type and location id."""
         ...
 
-    # Addresses. An address of 0 is none in particular, an alignment of 0 the vendor's own.
+    # Address 0 means any address, alignment 0 the vendor's own.
     def memAddressReserve(self, size: int, alignment: int, address: int, flags: int, /) -> int: ...
     def memAddressFree(self, pointer: int, size: int, /) -> None: ...
     def memMap(self, pointer: int, size: int, offset: int, handle: int, flags: int, /) -> None: ...
     def memUnmap(self, pointer: int, size: int, /) -> None: ...
 
-    # Access: 0 for none, 1 for reading, 3 for both.
+    # Access: 0 for none, 1 for read, 3 for read and write.
     def memSetAccess(
         self, pointer: int, size: int, access: Sequence[tuple[int, int, int]], /
     ) -> None:
-        """Set who may use mapped memory: location type, location id and access of each."""
+        """Set the access to mapped memory: location type, location id and access of each device."""
         ...
 
     def memGetAccess(self, location_type: int, location_id: int, pointer: int, /) -> int: ...
 
     # Sharing.
     def memExportToShareableHandle(self, handle: int, handle_type: int, flags: int, /) -> int:
-        """Return a new descriptor, for the caller to close."""
+        """Return a new descriptor. The caller closes it."""
         ...
 
     def memImportFromShareableHandle(self, descriptor: int, handle_type: int, /) -> int:
         """Return a handle. The descriptor stays the caller's; the memory does not need it.
 
-        Whether the vendor takes the descriptor itself or a pointer to it is for the runtime to
-        know.
+        The runtime knows whether the vendor takes the descriptor itself or a pointer to it.
         """
         ...
 
 
 class Runtime(VirtualMemory, Protocol):
-    """``cupy.cuda.runtime``, as far as it is used. What is not in `NEEDED` may be missing."""
+    """``cupy.cuda.runtime``, as far as it is used. Functions outside of `NEEDED` may be missing."""
 
     @property
     def CUDARuntimeError(self) -> type[Exception]: ...
@@ -136,7 +135,7 @@ class Runtime(VirtualMemory, Protocol):
     def ipcOpenMemHandle(self, handle: bytes, flags: int, /) -> int: ...
     def ipcCloseMemHandle(self, pointer: int, /) -> None: ...
 
-    # Memory that others allocated. CuPy lacks the last two, which :mod:`crossmem_hip.library` adds.
+    # Memory of other libraries. CuPy lacks the last two, which :mod:`crossmem_hip.library` adds.
     def pointerGetAttributes(self, pointer: int, /) -> Any: ...
     def memGetAddressRange(self, pointer: int, /) -> tuple[int, int]: ...
     def pointerGetAttribute(self, attribute: int, pointer: int, /) -> int: ...
@@ -148,23 +147,23 @@ class Vendor:
     Parameters
     ----------
     family
-        Whose runtime it is.
+        The vendor.
     rt
         The runtime.
     streams
-        Says which streams the libraries of this process use now, besides the default one.
+        Returns the streams that the libraries of this process use now, besides the default one.
 
     Raises
     ------
     BackendUnavailableError
-        Where it lacks a function, or finds no driver.
+        It lacks a function, or finds no driver.
 
     Attributes
     ----------
     error
-        What its functions raise.
+        The exception class of its functions.
     version
-        Its version, as the vendor numbers it.
+        Its version, in the vendor's numbering.
     """
 
     def __init__(
@@ -190,9 +189,9 @@ class Vendor:
         return hasattr(self.rt, function)
 
     def refusal(self, function: str, error: Exception) -> CrossmemError:
-        """Return the error for what the runtime raised from one of its functions.
+        """Return the error for an exception of one of the runtime's functions.
 
-        A binding that failed itself, in place of the vendor, says so by ``crossmem_fault``.
+        A binding that failed itself, without the vendor, reports that through ``crossmem_fault``.
         """
         told: Callable[[], CrossmemError | None] | None = getattr(self.rt, "crossmem_fault", None)
         fault = told() if told is not None else None
@@ -203,7 +202,7 @@ class Vendor:
 
     @contextmanager
     def calling(self, function: str) -> Iterator[None]:
-        """Turn what the runtime raises from one of its functions into a typed error."""
+        """Turn an exception of one of the runtime's functions into a typed error."""
         try:
             yield
         except self.error as error:

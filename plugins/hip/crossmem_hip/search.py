@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the vendors' libraries are looked for."""
+"""The search for the vendors' libraries."""
 
 import ctypes
 import os
@@ -21,16 +21,16 @@ _CUDA_DRIVER: Final = "libcuda.so"
 
 _WHEELS: Final = "nvidia"
 _IN_WHEELS: Final = ("cu13/lib", "cuda_runtime/lib")
-"""Where `pip install nvidia-cuda-runtime` puts the library: since CUDA 13, and before."""
+"""Where `pip install nvidia-cuda-runtime` installs the library: since CUDA 13, and before."""
 
 
 def runtime_library(family: Family) -> ctypes.CDLL:
-    """Load the library that offers what ``cupy.cuda.runtime`` does.
+    """Load the library with the functions of ``cupy.cuda.runtime``.
 
     Raises
     ------
     LibraryNotFoundError
-        None can be loaded.
+        No copy can be loaded.
     """
     if family.is_hip:
         return open_library(_HIP_NAMES, hip_folders(os.environ), _HIP)
@@ -38,7 +38,7 @@ def runtime_library(family: Family) -> ctypes.CDLL:
 
 
 def cuda_driver() -> ctypes.CDLL | None:
-    """Load the library of NVIDIA's driver, which there is only one of; None where it is missing."""
+    """Load the library of NVIDIA's driver, of which only one copy exists; None if it is missing."""
     try:
         return open_library((f"{_CUDA_DRIVER}.1",), (), _CUDA_DRIVER)
     except OSError:
@@ -46,10 +46,10 @@ def cuda_driver() -> ctypes.CDLL | None:
 
 
 def library_of(module: Any) -> ctypes.CDLL | None:
-    """Return what gives the functions of the very copy of a library that a module calls.
+    """Return the functions of the very copy of a library that a module calls.
 
-    The loader looks for them in what the module was linked with. Another copy, which the process
-    may have loaded too, would not know the module's allocations.
+    The loader looks them up in the libraries with which the module is linked. Another copy, which
+    the process may have loaded too, would not know the module's allocations.
     """
     path = getattr(module, "__file__", None)
     return ctypes.CDLL(path) if path else None

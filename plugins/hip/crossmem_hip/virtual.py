@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing by file descriptors of physical memory, which is mapped wherever it is wanted.
+"""Sharing by file descriptors of physical memory, which can be mapped at any address.
 
-The vendors' rules: sizes and places are multiples of a granularity; a mapping is of the memory's
-beginning, and is undone whole; nobody may use it before access is set for his device; every export
-is a descriptor that the caller closes; memory lives as long as a handle, a mapping or a descriptor
-of it, in whatever process.
+The vendors' rules: sizes and places are multiples of a granularity. A mapping starts at the
+memory's beginning, and is unmapped whole. A device may use it only after its access is set. Every
+export is a descriptor that the caller closes. Memory lives as long as a handle, a mapping or a
+descriptor of it, in any process.
 """
 
 import logging
@@ -40,34 +40,34 @@ _ON_DEVICE: Final = 1
 _RECOMMENDED: Final = 1
 _READ_WRITE: Final = 3
 _TOKEN_NBYTES: Final = 16
-"""Tells importers which exports are the same memory: a descriptor does not show it."""
+"""Identifies exports of the same memory for importers, because descriptors do not."""
 
 
 @dataclass(slots=True)
 class _Physical(Reference):
-    """Each field says what is still to be given back."""
+    """Each field records a resource that is not released yet."""
 
     handle: int = 0
     addresses: int = 0
-    """Where addresses are reserved for it."""
+    """The start of the addresses that are reserved for it."""
     is_mapped: bool = False
-    """Whether it is mapped there."""
+    """Whether it is mapped at these addresses."""
     pieces: dict[int, bool] = field(default_factory=dict)
-    """Where it is mapped in address ranges."""
+    """The addresses at which it is mapped in address ranges."""
 
 
 class Virtual(Mechanism):
-    """Physical memory, shared as a descriptor that travels with the lease.
+    """Physical memory, shared by a descriptor that travels with the lease.
 
     Parameters
     ----------
     vendor
         The runtime.
     devices
-        How many devices there are.
+        Number of devices.
     reached_by
-        Returns the devices that are to use what a device has mapped: itself, and where all reach
-        each other, the others.
+        Returns the devices that use a device's mappings: itself, and the others if all devices can
+        access each other.
     """
 
     name = "vmm"
@@ -84,7 +84,7 @@ class Virtual(Mechanism):
         self._rt = vendor.rt
         self._reached_by = reached_by
         self._exported: dict[int, bool] = {}
-        """Descriptors that are to be closed."""
+        """Descriptors that are not closed yet."""
         self._granularities = [self._ask_granularity(one) for one in range(devices)]
         self.foreign_memory = knows_mappings(vendor)
 
@@ -98,7 +98,7 @@ class Virtual(Mechanism):
                     _PINNED, _DESCRIPTOR, _ON_DEVICE, ordinal, _RECOMMENDED
                 )
         except CrossmemError:
-            # A device, driver or platform without it refuses the question.
+            # A device, driver or platform without virtual memory refuses the call.
             _log.debug("device %d has no virtual memory", ordinal, exc_info=True)
             return 0
 
@@ -148,7 +148,7 @@ class Virtual(Mechanism):
 
     @contextmanager
     def _handle_of(self, owned: _Physical, pointer: int) -> Iterator[int]:
-        """Yield the handle of what is mapped at an address, for a moment where it was released."""
+        """Yield the handle of the mapping at an address, temporarily if it was released."""
         if owned.handle:
             yield owned.handle
             return
@@ -186,7 +186,7 @@ class Virtual(Mechanism):
             os.close(descriptor)
 
     def after_fork_in_child(self) -> None:
-        """Close what a forked child has inherited."""
+        """Close the descriptors that a forked child has inherited."""
         for descriptor in list(self._exported):
             # An emulation may have closed it already.
             with suppress(OSError):
@@ -221,7 +221,7 @@ class Virtual(Mechanism):
     @override
     def close(self, imported: Imported) -> None:
         owned: _Physical = imported.reference
-        # A mapping that failed, and could not be undone, is known here alone.
+        # Only this call can undo a mapping that failed and could not be undone.
         self.unmap(imported)
         self._release_handle(owned)
 
@@ -241,7 +241,8 @@ class Virtual(Mechanism):
 
     @override
     def keep_mapped(self, imported: Imported) -> None:
-        # The mapping keeps the memory: ten thousand of them need no handle.
+        # The mapping keeps the memory, so it needs no handle even if there are ten thousand of
+        # them.
         self._release_handle(imported.reference)
 
     @override
@@ -270,11 +271,11 @@ class Virtual(Mechanism):
             raise
 
     def release(self, reserved: Reserved) -> None:
-        """Give reserved addresses back."""
+        """Release reserved addresses."""
         free, pointer = self._rt.memAddressFree, reserved.pointer
         with self._vendor.calling("memAddressFree"):
             try:
-                # Nothing that a signal handler can interrupt stands between these two.
+                # No signal handler runs between these two statements.
                 reserved.pointer = 0
                 free(pointer, reserved.nbytes)
             except self._vendor.error:
@@ -296,7 +297,7 @@ class Virtual(Mechanism):
             self._set_access(pointer, memory.capacity, memory.ordinal)
 
     def unmap_at(self, memory: Block | Imported, pointer: int) -> None:
-        """Take memory away from reserved addresses."""
+        """Unmap memory from reserved addresses."""
         owned: _Physical = memory.reference
         pieces, unmap = owned.pieces, self._rt.memUnmap
         if pointer in pieces:
@@ -321,13 +322,13 @@ class Virtual(Mechanism):
 
     @override
     def disown(self, block: Block) -> None:
-        # Where the vendor did not take it back right after the export.
+        # The handle, if the vendor refused its release right after the export.
         self._release_handle(block.reference)
 
     # Steps that are done once, however often they are asked for ----------------------------
 
     def _map_anywhere(self, owned: _Physical, capacity: int, ordinal: int) -> int:
-        # Mapped already: so it was left behind when setting access failed.
+        # The memory may be mapped already, if setting access failed before.
         try:
             if not owned.is_mapped:
                 self._free_addresses(owned, capacity)
@@ -362,8 +363,8 @@ class Virtual(Mechanism):
         self._unmap(owned, capacity)
         self._free_addresses(owned, capacity)
 
-    # In each of these, nothing that a signal handler can interrupt stands between forgetting what
-    # is given back and the vendor's call. It comes back only if the vendor refused.
+    # In each of these methods, no signal handler runs between the statement that clears a resource
+    # and the vendor's call. The resource is restored only if the vendor refused.
 
     def _unmap(self, owned: _Physical, capacity: int) -> None:
         unmap = self._rt.memUnmap
