@@ -103,8 +103,8 @@ class Admission:
         """Reserve an export for a message of a peer, under the number that the peer has chosen."""
         registry, number = self.registry, wanted.reservation
         with registry.lock:
-            registry.pools.enter(wanted, holder)
-            refusal = registry.exports.refusal_of_reservation(wanted, holder)
+            refusal = registry.pools.enter(wanted, holder)
+            refusal = refusal or registry.exports.refusal_of_reservation(wanted, holder)
             if refusal is not None:
                 return refusal
             export = registry.exports.get(wanted.allocation, wanted.export)
@@ -119,8 +119,8 @@ class Admission:
     def _find(self, holder: Holder, context: bytes, wanted: Wanted) -> Export | Refusal:
         """Return the export that a peer requests, or the refusal. The caller holds the lock."""
         registry, allocation, number = self.registry, wanted.allocation, wanted.export
-        held = registry.leases.find_reservation(wanted.reservation, allocation, number)
-        refusal = registry.exports.refusal(allocation, number, is_reserved=held is not None)
+        is_reserved = registry.is_reserved(wanted.reservation, allocation, number)
+        refusal = registry.exports.refusal(allocation, number, is_reserved=is_reserved)
         if refusal is not None:
             return refusal
         export = registry.exports.get(allocation, number)

@@ -16,8 +16,9 @@ from crossmem.control.barrier import IS_ORDERED
 from crossmem.control.leases import Holder
 from crossmem.control.records import Export, Unit
 from crossmem.control.registry import LeaseRegistry
-from crossmem.control.segments import HEADER_WORDS, SLOTS
+from crossmem.control.segments import BLOCKS_AT, HEADER_WORDS, SLOTS
 from crossmem.control.slots import Slot
+from crossmem.control.wire import Refusal, Status
 from crossmem.driver import Exported
 from crossmem.models import BlockHandle, EventKind, PoolCore
 
@@ -75,16 +76,17 @@ class Arena:
         self.waiting: dict[object, None] = {}
         """Calls that wait for a block."""
         with registry.lock:
-            slot = registry.slots.take_range(self.blocks + 1)
+            slot = registry.slots.take_range(self.blocks + BLOCKS_AT)
             slot.move_on(is_live=True)
+            words.store(slot.words, slot.at + 1, stride)
             export.slot = slot
             export.is_arena = True
             registry.granted[slot.number] = export
             registry.pools.arenas[export.handle.allocation] = self
         self.words = slot.words
-        self.at = slot.at + 1
+        self.at = slot.at + BLOCKS_AT
         """Index of the first block's word."""
-        self.core = PoolCore.of(export.handle, slot.number + 1, stride)
+        self.core = PoolCore.of(export.handle, slot.number + BLOCKS_AT, stride)
         self.which = slot.number // SLOTS
         """The control segment."""
 
@@ -262,18 +264,23 @@ class Arena:
 
     # Messages ---------------------------------------------------------------------------------
 
-    def enter(self, index: int, generation: int, holder: Holder) -> None:
+    def enter(self, index: int, generation: int, holder: Holder) -> Refusal | None:
         """Make a block's export known to the registry, so that a message can reserve it.
 
         Nothing happens if the block has been freed, unless ``holder`` holds it. The lock is held.
         """
-        known = self.reserved.get(index)
-        if known is not None or not 0 <= index < self.fresh or not generation % 2:
-            return
+        if not 0 <= index < self.fresh or not generation % 2:
+            return None
         at = self.at + index
-        is_live = words.load(self.words, at) == generation
+        now = words.load(self.words, at)
+        is_live = now == generation
         if not is_live and generation not in self._words_of(holder, at):
-            return
+            return None
+        if now % 2 and not is_live:
+            # The block is not given out again while it is held.
+            return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
+        if index in self.reserved:
+            return None
         pool = self.core
         unit = Unit(self.export.unit.allocation, None, self.ring)
         unit.was_granted = True
@@ -285,6 +292,7 @@ class Arena:
         export.rows = self.export.rows
         self.reserved[index] = unit
         self.registry.exports.add(export)
+        return None
 
     def _words_of(self, holder: Holder, at: int) -> list[int]:
         if holder is self.registry.myself:
@@ -298,5 +306,5 @@ class Arena:
         registry = self.registry
         with registry.lock:
             if registry.pools.arenas.pop(self.export.handle.allocation, None) is not None:
-                first = self.which * SLOTS + self.at - 1 - HEADER_WORDS
-                registry.slots.free_ranges.append((first, self.blocks + 1))
+                first = self.which * SLOTS + self.at - BLOCKS_AT - HEADER_WORDS
+                registry.slots.free_ranges.append((first, self.blocks + BLOCKS_AT))

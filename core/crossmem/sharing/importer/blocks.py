@@ -54,8 +54,13 @@ class PoolImports(Part):
         device: LocalDevice | str | None,
         readonly: Readonly,
         timeout: float | None,
+        reservation: int = 0,
     ) -> ArenaImport:
-        """Return the arena of a block's pool, importing it at the first call."""
+        """Return the arena of a block's pool, importing it at the first call.
+
+        An owner that exits lets only receivers of messages, which have the number of a reservation,
+        import it.
+        """
         key = handle.pool.shared, device, readonly is True
         arena = self.arenas.get(key)
         if arena is not None and arena.is_open:
@@ -64,7 +69,7 @@ class PoolImports(Part):
         whole = handle.pool.arena
         timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
         check_readonly(readonly)
-        request = request_of(process, whole, device, readonly)
+        request = request_of(process, whole, device, readonly, reservation)
         use = Use(process, whole.core)
         try:
             process.part(ImportTable).acquire((request,), (use,), timeout_s)
@@ -77,6 +82,10 @@ class PoolImports(Part):
             arena = ArenaImport(use, handle, base, holders)
             with process.state:
                 known = self.arenas.get(key)
+                # Read-only and writable imports of a pool hold its blocks by the same words.
+                for other in list(self.arenas.values()):
+                    if other.row is arena.row and other.at == arena.at:
+                        arena.holders = other.holders
                 if known is None or not known.is_open:
                     # From here on the part gives it back.
                     self.arenas[key] = known = arena
@@ -145,7 +154,7 @@ def hold_block(
     process = current()
     pools = process.part(PoolImports)
     while True:
-        arena = pools.open(handle, device, readonly, timeout)
+        arena = pools.open(handle, device, readonly, timeout, reservation)
         if time.monotonic() >= arena.look_at and not arena.has(handle.index, handle.generation):
             arena.look()
         kind = LinkedHold if is_linked else arena.hold_kind

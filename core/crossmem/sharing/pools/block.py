@@ -10,8 +10,8 @@ from crossmem.control import words
 from crossmem.control.arenas import Arena
 from crossmem.control.leases import Holder
 from crossmem.control.records import Allow
-from crossmem.errors import BusyError, InvalidHandleError, UnsupportedError
-from crossmem.guards import check_choice, check_flag, check_timeout
+from crossmem.errors import BusyError, ConfigurationError, InvalidHandleError, UnsupportedError
+from crossmem.guards import check_choice, check_flag, check_timeout, shorten
 from crossmem.models import Access, BlockHandle, ShareableHandle
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.memory import Memory
@@ -287,6 +287,11 @@ def name_pids(holders: dict[Holder, int]) -> str:
 
 def _check_export(pool: PoolRecord, allow: Any, access: Any, lease: Any) -> None:
     check_flag("lease", lease, "export")
+    if access is not None:
+        check_choice("access", access, ("rw", "ro"), "export")
+    if allow is not None and not isinstance(allow, Allow):
+        msg = f"allow must be a crossmem.Allow or None, not {shorten(allow)}"
+        raise ConfigurationError(msg, operation="export")
     refused = None
     if not lease:
         refused = "raw handles of single blocks"
