@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from crossmem.control.link import Deadline
 from crossmem.control.threads import PassingThread
-from crossmem.control.wire import Refusal, Status
+from crossmem.errors import StaleHandleError
 from crossmem.guards import check_timeout
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import LocalDevice
@@ -21,7 +21,6 @@ from crossmem.sharing.base.forks import keep_from_children
 from crossmem.sharing.base.process import Part, Process, current
 from crossmem.sharing.importer.block_holds import ASK_S, ArenaImport, BlockHold, LinkedHold
 from crossmem.sharing.importer.block_mapping import attach_bytes
-from crossmem.sharing.importer.errors import error_of
 from crossmem.sharing.importer.mapping import Readonly
 from crossmem.sharing.importer.record import Use
 from crossmem.sharing.importer.request import check_readonly, request_of
@@ -177,4 +176,6 @@ def hold_block(
                     return hold
                 BlockHold.leave_to_others(hold)
         arena.look()
-        raise error_of(Refusal(Status.STALE, ""), handle)
+        msg = f"the handle was withdrawn, or its owner (pid {handle.owner.pid}) freed the block"
+        hint = "keep the block until all readers have received it"
+        raise StaleHandleError(msg, operation="import", backend=handle.backend, hint=hint)

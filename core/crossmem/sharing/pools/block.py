@@ -90,13 +90,11 @@ class Block(Memory):
     ----------
     nbytes
         Size that was asked for, in bytes.
-    capacity
-        Bytes of each block of the pool.
     device
         The device that holds the memory.
     """
 
-    __slots__ = ("_pointer", "capacity")
+    __slots__ = ("_pointer",)
 
     _ended_by: ClassVar = "free"
 
@@ -112,7 +110,6 @@ class Block(Memory):
         self._anchor = None
         self._is_lent = False
         self._is_left = False
-        self.capacity = pool.stride
         self._pointer = pool.base + record.index * pool.stride
         # Last: from here on, this object gives the block back.
         self._record = record
@@ -127,6 +124,14 @@ class Block(Memory):
             f"<Block {record.index} of {self.nbytes} bytes in pool {pool.number} "
             f"on {self.device.name}>"
         )
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of each block of the pool."""
+        record = self._record
+        if record is None or not self._process.is_usable:
+            raise self._ended()
+        return record.pool.stride
 
     @property
     @override
