@@ -81,7 +81,12 @@ class ArenaImport:
         OwnerGoneError
             It does not, or is not.
         """
-        self.look_at = time.monotonic() + _LOOK_S
+        look_at = time.monotonic() + _LOOK_S
+        self._look()
+        # After a look that raised, the next attach looks again.
+        self.look_at = look_at
+
+    def _look(self) -> None:
         record, handle = self.record, self.pool.arena
         if not isinstance(record, RemoteImport) or record.connection is None:
             return
@@ -157,7 +162,13 @@ class BlockHold(Use):
         word = words.load(row, at)
         if word:
             # Who has a freed block mapped can map it again.
-            return word == generation
+            if word == generation:
+                return True
+            if words.observe(arena.control, at) != generation:
+                return False
+            # The block is held by a handle that was withdrawn, and goes on by the new one.
+            words.store(row, at, generation)
+            return True
         words.store(row, at, generation)
         if arena.is_fenced:
             words.fence()

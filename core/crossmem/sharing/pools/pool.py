@@ -17,7 +17,7 @@ from crossmem.models.block_handle import BLOCK_ALIGNMENT
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.process import Process, drain
-from crossmem.sharing.exporter.allocation import allocate
+from crossmem.sharing.exporter.allocation import allocate, record_of
 from crossmem.sharing.pools.block import Block, BlockRecord, name_pids
 from crossmem.sharing.pools.record import PoolRecord
 
@@ -219,6 +219,8 @@ def make_pool(
     try:
         return Pool(PoolRecord(memory, stride, allow, access))
     except BaseException:
+        if process.server is not None:
+            process.server.leases.pools.close(record_of(memory).number)
         memory.free()
         raise
 
