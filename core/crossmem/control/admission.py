@@ -126,7 +126,8 @@ class Admission:
         export = registry.exports.get(allocation, number)
         is_block = export.slot is not None and export.slot.is_ranged and not export.is_arena
         if is_block and not is_reserved:
-            return Refusal(Status.STALE, "no message reserves the block")
+            # A generation that is live is not asked for.
+            return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 
     def _refusal_of_peer(

@@ -124,8 +124,8 @@ class ArenaImport:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process holds a block. The lock of the state is held."""
-        return any(list(self.holders.values()))
+        """Whether this process holds a block by this import. The lock of the state is held."""
+        return any(one.arena is self for some in list(self.holders.values()) for one in list(some))
 
 
 class BlockHold(Use):
