@@ -94,8 +94,8 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     ----------
     api
         The vendor interface that the binding must have, such as ``"hip"`` or ``"ascend"``.
-    The requested runtime, such as ``"emulated"``.
-        The runtime that was asked for, such as ``"emulated"``.
+    name
+        The requested runtime, such as ``"emulated"``.
 
     Returns
     -------
