@@ -137,8 +137,8 @@ def _check(path: Path, kind: int) -> None:
     if stat.S_IFMT(mode) != kind or status.st_uid != me or is_open:
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFREG: "a file", stat.S_IFLNK: "a link"}
         raise ConfigurationError(
-            f"{shorten(str(path), 55)} is not safe to load: it must be {kinds[kind]} of user {me} that "
-            f"no other user can write; it is {kinds.get(stat.S_IFMT(mode), 'another file')} "
+            f"{shorten(str(path), 55)} is not safe to load: it must be {kinds[kind]} of user {me} "
+            f"that no other user can write; it is {kinds.get(stat.S_IFMT(mode), 'another file')} "
             f"of user {status.st_uid} with mode {stat.S_IMODE(mode):04o}",
             hint=f"check who made it and remove it, or {_HINT}",
             details=str(path),
