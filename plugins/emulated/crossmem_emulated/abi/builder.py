@@ -128,8 +128,10 @@ def _run(command: Sequence[str], what: str) -> None:
         raise ConfigurationError(msg, hint=hint, details=str(error)) from None
     if done.returncode:
         text = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_SHOWN_LINES])
+        # The first error, without the place in a file that nobody knows.
+        fault = text[text.find("error:") :] if "error:" in text else text
         raise ConfigurationError(
-            f"{what} could not be built; {shorten(command[0], 50)} says: {clause(text, 90)}",
+            f"{what} could not be built; {shorten(command[0], 50)} says: {clause(fault, 90)}",
             hint="the compiler needs the headers of the C library, such as the package libc6-dev",
             details=text,
         )
@@ -152,7 +154,7 @@ def link(
     _run([*command, *_OPTIONS, *wanted, "-o", str(folder / soname), *more], soname)
     made = folder / soname
     if not made.is_file() or processor_of(made) != processor_of(Path("/proc/self/exe")):
-        msg = f"{clause(shlex.join(command), 80)} built {soname} for another processor"
+        msg = f"{clause(shlex.join(command))} did not build {soname} for this processor"
         raise ConfigurationError(msg, hint="name a compiler for this machine in CC")
 
 

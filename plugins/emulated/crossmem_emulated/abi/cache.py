@@ -102,7 +102,7 @@ def kept(
             work.remove()
     except OSError as error:
         msg = f"built libraries cannot be kept in {shorten(str(root))}: {error.strerror}"
-        raise ConfigurationError(msg, hint=_HINT) from None
+        raise ConfigurationError(msg, hint=_HINT, details=str(root)) from None
     return folder
 
 
@@ -124,6 +124,7 @@ def _prepare(root: Path) -> None:
                 f"{shorten(str(root), 60)} is not safe to load libraries from: every user can "
                 f"replace {shorten(str(one), 50)} (mode {stat.S_IMODE(mode):04o})",
                 hint=_HINT,
+                details=f"{root}\n{one}",
             )
 
 
@@ -136,10 +137,11 @@ def _check(path: Path, kind: int) -> None:
     if stat.S_IFMT(mode) != kind or status.st_uid != me or is_open:
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFREG: "a file", stat.S_IFLNK: "a link"}
         raise ConfigurationError(
-            f"{shorten(str(path), 60)} is not safe: it must be {kinds[kind]} of user {me} that no "
-            f"other user can write; it is {kinds.get(stat.S_IFMT(mode), 'another file')} "
+            f"{shorten(str(path), 55)} is not safe to load: it must be {kinds[kind]} of user {me} "
+            f"that no other user can write; it is {kinds.get(stat.S_IFMT(mode), 'another file')} "
             f"of user {status.st_uid} with mode {stat.S_IMODE(mode):04o}",
             hint=f"check who made it and remove it, or {_HINT}",
+            details=str(path),
         )
 
 
@@ -215,4 +217,4 @@ def _publish(made: Path, folder: Path) -> None:
             # Another builder was about to do the same.
             continue
     msg = f"damaged files keep replacing {shorten(str(folder))}"
-    raise ConfigurationError(msg, hint="remove the folder")
+    raise ConfigurationError(msg, hint="remove the folder", details=str(folder))

@@ -150,7 +150,7 @@ def needs_of(path: Path) -> Needs | None:
         msg = f"{shorten(str(path))} cannot be read: {error.strerror}"
         raise ConfigurationError(msg, hint="check the permissions of the file") from None
     except (struct.error, OverflowError) as error:
-        msg = f"{shorten(str(path), 80)} is not a complete library ({clause(str(error), 80)})"
+        msg = f"{shorten(str(path))} is not a complete library ({clause(str(error), 60)})"
         raise ConfigurationError(msg, hint="reinstall the package of the library") from None
 
 
