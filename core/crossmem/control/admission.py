@@ -103,8 +103,8 @@ class Admission:
         """Reserve an export for a message of a peer, under the number that the peer has chosen."""
         registry, number = self.registry, wanted.reservation
         with registry.lock:
-            registry.pools.enter(wanted, holder)
-            refusal = registry.exports.refusal_of_reservation(wanted, holder)
+            refusal = registry.pools.enter(wanted, holder)
+            refusal = refusal or registry.exports.refusal_of_reservation(wanted, holder)
             if refusal is not None:
                 return refusal
             export = registry.exports.get(wanted.allocation, wanted.export)
@@ -136,6 +136,8 @@ class Admission:
         reason = export.allow.refuses(holder.pid, holder.uid, self._own_uid)
         if reason is not None:
             return self._deny(export, holder, reason)
+        if not export.has(wanted.generation):
+            return Refusal(Status.STALE, "the block was freed")
         if export.is_arena and holder.pidfd is None:
             return Refusal(Status.UNWATCHED, "this kernel shows no pidfd of the importer")
         return None

@@ -16,7 +16,7 @@ from crossmem.control.barrier import IS_ORDERED
 from crossmem.control.leases import Holder
 from crossmem.control.records import Export, Unit
 from crossmem.control.registry import LeaseRegistry
-from crossmem.control.segments import HEADER_WORDS, SLOTS
+from crossmem.control.segments import SLOTS
 from crossmem.control.slots import Slot
 from crossmem.driver import Exported
 from crossmem.models import BlockHandle, EventKind, PoolCore
@@ -262,29 +262,42 @@ class Arena:
 
     # Messages ---------------------------------------------------------------------------------
 
-    def enter(self, index: int, generation: int, holder: Holder) -> None:
+    def enter(self, index: int, generation: int, holder: Holder) -> bool:
         """Make a block's export known to the registry, so that a message can reserve it.
 
-        Nothing happens if the block has been freed, unless ``holder`` holds it. The lock is held.
+        False if the handle is stale: the block is in its next life, or is freed and ``holder`` does
+        not hold it. The lock is held.
         """
-        known = self.reserved.get(index)
-        if known is not None or not 0 <= index < self.fresh or not generation % 2:
-            return
+        if not 0 <= index < self.fresh or not generation % 2:
+            return False
         at = self.at + index
-        is_live = words.load(self.words, at) == generation
+        now = words.load(self.words, at)
+        is_live = now == generation
+        if now % 2 and not is_live:
+            return False
+        known = self.reserved.get(index)
+        if known is not None:
+            (export,) = known.exports.values()
+            if is_live and not export.has(generation):
+                # The handles of the other generations were withdrawn.
+                export.generations += (generation,)
+            return export.has(generation)
         if not is_live and generation not in self._words_of(holder, at):
-            return
+            return False
         pool = self.core
         unit = Unit(self.export.unit.allocation, None, self.ring)
         unit.was_granted = True
-        unit.is_retired = not is_live
         fields = 0, pool.stride, index, generation, pool.stride
         handle = BlockHandle(pool, fields)
         export = Export(unit, handle, self.export.allow, Exported())
-        export.slot = Slot(pool.slot + index, self.words, at, is_ranged=True)
+        export.slot = Slot(pool.slot + index, self.words, at, length=0)
         export.rows = self.export.rows
-        self.reserved[index] = unit
+        export.generations = (generation,)
         self.registry.exports.add(export)
+        self.reserved[index] = unit
+        # In this order: who frees the block first moves on, and then looks for its unit.
+        unit.is_retired = words.load(self.words, at) != generation
+        return True
 
     def _words_of(self, holder: Holder, at: int) -> list[int]:
         if holder is self.registry.myself:
@@ -294,9 +307,9 @@ class Arena:
         return [words.load(one, at) for row, one in found if row.holder is holder]
 
     def close(self) -> None:
-        """Give the slots back. Nobody has the arena any more. Doing so twice is harmless."""
-        registry = self.registry
-        with registry.lock:
-            if registry.pools.arenas.pop(self.export.handle.allocation, None) is not None:
-                first = self.which * SLOTS + self.at - 1 - HEADER_WORDS
-                registry.slots.free_ranges.append((first, self.blocks + 1))
+        """Let no message reserve a block any more. Doing so twice is harmless.
+
+        The slots are given back with the arena's export, once no process has the arena open.
+        """
+        with self.registry.lock:
+            self.registry.pools.arenas.pop(self.export.handle.allocation, None)

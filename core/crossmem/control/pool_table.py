@@ -6,7 +6,7 @@ from typing import Protocol
 from crossmem.control.leases import Holder
 from crossmem.control.records import Export
 from crossmem.control.segments import WORDS
-from crossmem.control.wire import Wanted
+from crossmem.control.wire import Refusal, Status, Wanted
 from crossmem.models import ShareableHandle
 
 __all__ = ["PoolTable"]
@@ -18,8 +18,8 @@ class _Arena(Protocol):
     blocks: int
     export: Export
 
-    def enter(self, index: int, generation: int, holder: Holder) -> None:
-        """Let a message reserve a block."""
+    def enter(self, index: int, generation: int, holder: Holder) -> bool:
+        """Let a message reserve a block; False if its handle is stale."""
 
 
 class PoolTable:
@@ -40,8 +40,14 @@ class PoolTable:
             row = self.own_rows.setdefault(which, made)
         return row
 
-    def enter(self, wanted: Wanted | ShareableHandle, holder: Holder) -> None:
-        """Let a message reserve a block of a pool, if that is what is asked for."""
+    def enter(self, wanted: Wanted | ShareableHandle, holder: Holder) -> Refusal | None:
+        """Let a message reserve a block of a pool, if that is what is asked for.
+
+        Returns why the block cannot be reserved.
+        """
         arena = self.arenas.get(wanted.allocation)
-        if arena is not None and wanted.export:
-            arena.enter(wanted.export - 1, wanted.generation, holder)
+        if arena is None or not wanted.export:
+            return None
+        if arena.enter(wanted.export - 1, wanted.generation, holder):
+            return None
+        return Refusal(Status.STALE, "the block was freed")

@@ -147,7 +147,7 @@ class LeaseRegistry:
             if refusal is not None and refusal.status is Status.FULL:
                 return False
             for handle in handles:
-                self.pools.enter(handle, self.myself)
+                refusal = refusal or self.pools.enter(handle, self.myself)
                 refusal = refusal or self.exports.refusal_of_reservation(handle, self.myself)
                 refusal = refusal or self._refusal_of_core(handle)
             if refusal is None:
@@ -161,9 +161,11 @@ class LeaseRegistry:
         return refusal
 
     def _refusal_of_core(self, handle: ShareableHandle) -> Refusal | None:
-        known = self.exports.get(handle.allocation, handle.export).handle
-        if known.core != handle.core:
+        known = self.exports.get(handle.allocation, handle.export)
+        if known.handle.core != handle.core:
             return Refusal(Status.UNKNOWN, "the handle's fields were changed")
+        if not known.has(handle.generation):
+            return Refusal(Status.STALE, "the block was freed")
         return None
 
     def release_mine(self, numbers: Sequence[int]) -> None:

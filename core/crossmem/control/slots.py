@@ -36,14 +36,15 @@ class Slot(NamedTuple):
         The control segment.
     at
         Index of the word, in the control segment and in each row.
-    is_ranged
-        Whether it belongs to the range of a pool, which gives it back.
+    length
+        How many slots are given back with it: those of a pool with the pool's own, and none with a
+        block's.
     """
 
     number: int
     words: memoryview
     at: int
-    is_ranged: bool = False
+    length: int = 1
 
     @property
     def generation(self) -> int:
@@ -104,6 +105,7 @@ class SlotTable:
         DriverError, OutOfMemoryError, OSError
             As for :meth:`grow`.
         """
+        self._join_ranges()
         for place, (first, length) in enumerate(self.free_ranges):
             if count <= length:
                 rest = [(first + count, length - count)] if count < length else []
@@ -121,7 +123,17 @@ class SlotTable:
             self._count = first + count
         which, at = divmod(first, SLOTS)
         words_of = self.segments[which].words
-        return Slot(first, words_of, HEADER_WORDS + at, is_ranged=True)
+        return Slot(first, words_of, HEADER_WORDS + at, count)
+
+    def _join_ranges(self) -> None:
+        """Make one of neighbours, so that pools of other sizes find room."""
+        joined: list[tuple[int, int]] = []
+        for first, length in sorted(self.free_ranges):
+            if joined and sum(joined[-1]) == first and first % SLOTS:
+                joined[-1] = joined[-1][0], joined[-1][1] + length
+            else:
+                joined.append((first, length))
+        self.free_ranges[:] = joined
 
     def grow(self) -> None:
         """Add a control segment.

@@ -154,8 +154,8 @@ class BlockHold(Use):
         holders.add(self)
         word = words.load(row, at)
         if word:
-            # Who has a freed block mapped can map it again.
-            return word == generation
+            # Who has a freed block mapped can map it again, and who has a withdrawn one exported.
+            return word == generation or words.observe(arena.control, at) == generation
         words.store(row, at, generation)
         if arena.is_fenced:
             words.fence()

@@ -159,13 +159,18 @@ def hold_block(
             if hold.take(handle.generation):
                 return hold
             BlockHold.leave_to_others(hold)
-        if reservation:
+        tried = 0
+        while reservation:
             reserved = arena.record.reserved_generation(handle, reservation, Deadline(ASK_S))
+            if reserved == tried:
+                break
             hold = kind(arena, handle.index)
             holds.append(hold)
             with process.state:
                 if hold.take(reserved):
                     return hold
                 BlockHold.leave_to_others(hold)
+            # An owner that began to wait for the block has moved on once more.
+            tried = reserved
         arena.look()
         raise error_of(Refusal(Status.STALE, ""), handle)

@@ -44,8 +44,14 @@ class BlockRecord(Record):
 
     @override
     def leave_to_others(self) -> bool:
-        """Free the block, unless it is time to look at the rows."""
+        """Free the block, unless it is time to look at the rows.
+
+        The lock of the state is held: another thread may work on the same record, and the block may
+        begin its next life as soon as it is in the list.
+        """
         arena: Arena = self.arena
+        if self.is_done:
+            return False
         if self.generation:
             # As arena.retire() does, without a call more.
             words.store(arena.words, arena.at + self.index, self.generation + 1)
@@ -69,7 +75,8 @@ class BlockRecord(Record):
             self.is_done = True
             return
         if not self.is_done:
-            self.leave_to_others()
+            with self.pool.process.state:
+                self.leave_to_others()
         arena = self.arena
         try:
             if len(arena.freed) >= arena.batch:
@@ -217,6 +224,9 @@ class Block(Memory):
             msg = f"{handle!r} is no handle of {self!r}"
             raise InvalidHandleError(msg, operation="withdraw")
         with self._process.state:
+            if self._record is None:
+                # Another thread has freed the block, which may be in its next life.
+                raise self._ended()
             if handle.generation == record.generation:
                 # Export begins the next generation, too: this one is given to nobody.
                 record.handle = None
@@ -261,7 +271,8 @@ class Block(Memory):
             if not arena.is_held(index):
                 with self._process.state:
                     self._refuse_if_used("free")
-                    if arena.retire_if_idle(index, record.generation):
+                    # Another thread may have freed it: the block may be in its next life.
+                    if self._record is None or arena.retire_if_idle(index, record.generation):
                         return
             left_s = deadline - time.monotonic()
             if left_s <= 0:
