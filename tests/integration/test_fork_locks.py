@@ -18,7 +18,8 @@ else:
 DATA = {
     *("closed", "copied_nbytes", "device", "handle", "kept", "message", "nbytes", "offset"),
     *("readonly", "to_bytes", "backend", "capabilities", "driver", "identity", "info"),
-    *("block_nbytes", "blocks", "mechanism", "name", "ordinal", "public", "runtime", "for_mechanism", "__dlpack_device__"),
+    *("block_nbytes", "blocks", "mechanism", "name", "ordinal", "public", "runtime"),
+    *("for_mechanism", "__dlpack_device__", "capacity", "index", "generation", "export"),
 }
 """What an object says of itself without its process."""
 

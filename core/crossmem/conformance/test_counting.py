@@ -46,6 +46,7 @@ def leases(blob: bytes) -> int:
 # C7: counted ------------------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
 @pytest.mark.crossmem_core
 def test_c07_the_exact_calls_of_a_whole_life(
     device: crossmem.Device, fresh_peer: FreshPeer
@@ -79,6 +80,7 @@ def test_c07_the_exact_calls_of_a_whole_life(
     assert importer.call(probes.journal) == ["import_", "map", "synchronize", "unmap", "close"]
 
 
+@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
 @pytest.mark.crossmem_core
 def test_c07_many_imports_make_one_vendor_open(allocate: Allocate, peer: Peer) -> None:
     handle = allocate(NBYTES, b"counted").export()
@@ -126,6 +128,7 @@ def test_c07_parts_and_attaches_share_the_open(allocate: Allocate, peer: Peer) -
     assert calls.made()["close"] == 1
 
 
+@pytest.mark.crossmem_not_of_blocks("a block has one export")
 def test_c07_exports_of_one_allocation_share_the_open(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES)
     everybody = allocation.export().to_bytes()
@@ -181,6 +184,7 @@ def test_c07_the_memory_stays_until_the_last_close(device: crossmem.Device, peer
     allocation.free(busy="raise")
 
 
+@pytest.mark.crossmem_not_of_blocks("the vendor maps a pool once")
 def test_c07_unmapped_and_mapped_again(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, b"before")
     peer.call(actions.import_, "i", allocation.export().to_bytes())
@@ -199,6 +203,7 @@ def test_c07_unmapped_and_mapped_again(allocate: Allocate, peer: Peer) -> None:
     peer.call(actions.unmap, "m")
 
 
+@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
 def test_c07_imported_again_after_everything_was_closed(allocate: Allocate, peer: Peer) -> None:
     blob = allocate(NBYTES, b"again").export().to_bytes()
     calls = calls_of(peer)

@@ -155,6 +155,7 @@ def test_c16_a_failed_call_of_the_importer_leaves_nothing(
     importer.call(actions.unmap, "m")
 
 
+@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
 @pytest.mark.parametrize("method", ["import_", "map"])
 def test_c16_a_failure_in_a_batch_leaves_nothing(
     allocate: Allocate, fresh_peer: FreshPeer, method: str
@@ -181,6 +182,7 @@ def held_but(count: int) -> list[str]:
     return [] if given == count else [f"{given} leases"]
 
 
+@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
 def test_c16_a_batch_makes_one_open_for_each_allocation(allocate: Allocate, peer: Peer) -> None:
     assert crossmem.attach_many([]) == []
 

@@ -71,6 +71,7 @@ def test_c21_synchronize_waits_for_the_device(
 # C22: lawful ------------------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_not_of_blocks("a block has one export")
 @pytest.mark.crossmem_core
 def test_c22_everything_in_the_vendors_order(
     capabilities: crossmem.Capabilities, fresh_peer: FreshPeer

@@ -69,6 +69,7 @@ def _made(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
     return {name: tracer.calls[name] - before.get(name, 0) for name in names}
 
 
+@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
 @pytest.mark.crossmem_core
 def test_c19_concurrent_imports_of_one_handle_make_one_vendor_open(
     peer: Peer, tracer: TracingDriver
@@ -93,6 +94,7 @@ def test_c19_concurrent_imports_of_one_handle_make_one_vendor_open(
     peer.call(actions.free, "memory", busy="raise")
 
 
+@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
 def test_c19_concurrent_attaches_make_one_vendor_open(peer: Peer, tracer: TracingDriver) -> None:
     blob = peer.call(actions.offer, "memory", _NBYTES, b"data")
     parts = [

@@ -4,7 +4,7 @@
 import pytest
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, blocks
 from crossmem.conformance.harness import Allocate, FreshPeer
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import SOON_S, settle
@@ -33,7 +33,8 @@ def refuses(peer: Peer, blob: bytes) -> None:
     with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
         peer.call(actions.attach_many, ["never"], [blob])
 
-    assert peer.call(actions.calls) == before
+    # A process may open a pool of which it gets no block.
+    assert blocks.are_used() or peer.call(actions.calls) == before
 
 
 @pytest.mark.crossmem_core
@@ -133,6 +134,7 @@ def test_c28_parts_are_withdrawn_with_their_export(
     assert peer.call(actions.read, "part") == b"part"
 
 
+@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
 def test_c28_other_exports_stay(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, b"other")
     handle, other = allocation.export(), allocation.export(allow=crossmem.Allow(uids=[54321]))
@@ -212,6 +214,7 @@ def test_c28_nobody_sends_it_on(allocate: Allocate, peer: Peer) -> None:
     own.unmap()
 
 
+@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
 @pytest.mark.crossmem_core
 def test_c28_in_the_exporting_process_too(allocate: Allocate) -> None:
     allocation = allocate(NBYTES, b"mine")
@@ -229,6 +232,7 @@ def test_c28_in_the_exporting_process_too(allocate: Allocate) -> None:
         assert mapping.read(4) == b"mine"
 
 
+@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
 def test_c28_a_process_that_was_admitted_by_pid(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, b"named")
     allow = crossmem.Allow(pids=[peer.pid])
@@ -243,6 +247,7 @@ def test_c28_a_process_that_was_admitted_by_pid(allocate: Allocate, peer: Peer) 
         refuses(peer, handle.to_bytes())
 
 
+@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
 def test_c28_withdrawing_twice_is_harmless(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES)
     held, handle = allocation.export(allow=crossmem.Allow(uids=[54321])), allocation.export()

@@ -16,8 +16,9 @@ from crossmem.control.barrier import IS_ORDERED
 from crossmem.control.leases import Holder
 from crossmem.control.records import Export, Unit
 from crossmem.control.registry import LeaseRegistry
-from crossmem.control.segments import SLOTS
+from crossmem.control.segments import BLOCKS_AT, SLOTS
 from crossmem.control.slots import Slot
+from crossmem.control.wire import Refusal, Status
 from crossmem.driver import Exported
 from crossmem.models import BlockHandle, EventKind, PoolCore
 
@@ -27,6 +28,7 @@ BATCH: Final = 32
 """Freed blocks that share one barrier."""
 _FRESH: Final = 64
 """Blocks that enter the list of free ones at once."""
+_STALE: Final = Refusal(Status.STALE, "the block was freed")
 
 
 class Arena:
@@ -75,16 +77,17 @@ class Arena:
         self.waiting: dict[object, None] = {}
         """Calls that wait for a block."""
         with registry.lock:
-            slot = registry.slots.take_range(self.blocks + 1)
+            slot = registry.slots.take_range(self.blocks + BLOCKS_AT)
             slot.move_on(is_live=True)
+            words.store(slot.words, slot.at + 1, stride)
             export.slot = slot
             export.is_arena = True
             registry.granted[slot.number] = export
             registry.pools.arenas[export.handle.allocation] = self
         self.words = slot.words
-        self.at = slot.at + 1
+        self.at = slot.at + BLOCKS_AT
         """Index of the first block's word."""
-        self.core = PoolCore.of(export.handle, slot.number + 1, stride)
+        self.core = PoolCore.of(export.handle, slot.number + BLOCKS_AT, stride)
         self.which = slot.number // SLOTS
         """The control segment."""
 
@@ -262,28 +265,30 @@ class Arena:
 
     # Messages ---------------------------------------------------------------------------------
 
-    def enter(self, index: int, generation: int, holder: Holder) -> bool:
+    def enter(self, index: int, generation: int, holder: Holder) -> Refusal | None:
         """Make a block's export known to the registry, so that a message can reserve it.
 
-        False if the handle is stale: the block is in its next life, or is freed and ``holder`` does
-        not hold it. The lock is held.
+        Returns why not: the block is in its next life, is freed and ``holder`` does not hold it, or
+        the handle was withdrawn. The lock is held.
         """
         if not 0 <= index < self.fresh or not generation % 2:
-            return False
+            return _STALE
         at = self.at + index
         now = words.load(self.words, at)
         is_live = now == generation
+        is_held = is_live or generation in self._words_of(holder, at)
         if now % 2 and not is_live:
-            return False
+            # The block is not given out again while it is held.
+            return Refusal(Status.WITHDRAWN, "the handle was withdrawn") if is_held else _STALE
         known = self.reserved.get(index)
         if known is not None:
             (export,) = known.exports.values()
             if is_live and not export.has(generation):
                 # The handles of the other generations were withdrawn.
                 export.generations += (generation,)
-            return export.has(generation)
-        if not is_live and generation not in self._words_of(holder, at):
-            return False
+            return None if export.has(generation) else _STALE
+        if not is_held:
+            return _STALE
         pool = self.core
         unit = Unit(self.export.unit.allocation, None, self.ring)
         unit.was_granted = True
@@ -297,7 +302,7 @@ class Arena:
         self.reserved[index] = unit
         # In this order: who frees the block first moves on, and then looks for its unit.
         unit.is_retired = words.load(self.words, at) != generation
-        return True
+        return None
 
     def _words_of(self, holder: Holder, at: int) -> list[int]:
         if holder is self.registry.myself:

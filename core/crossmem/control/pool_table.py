@@ -6,7 +6,7 @@ from typing import Protocol
 from crossmem.control.leases import Holder
 from crossmem.control.records import Export
 from crossmem.control.segments import WORDS
-from crossmem.control.wire import Refusal, Status, Wanted
+from crossmem.control.wire import Refusal, Wanted
 from crossmem.models import ShareableHandle
 
 __all__ = ["PoolTable"]
@@ -18,8 +18,9 @@ class _Arena(Protocol):
     blocks: int
     export: Export
 
-    def enter(self, index: int, generation: int, holder: Holder) -> bool:
-        """Let a message reserve a block; False if its handle is stale."""
+    def enter(self, index: int, generation: int, holder: Holder) -> Refusal | None:
+        """Let a message reserve a block, or return why not."""
+        ...
 
 
 class PoolTable:
@@ -41,13 +42,8 @@ class PoolTable:
         return row
 
     def enter(self, wanted: Wanted | ShareableHandle, holder: Holder) -> Refusal | None:
-        """Let a message reserve a block of a pool, if that is what is asked for.
-
-        Returns why the block cannot be reserved.
-        """
+        """Let a message reserve a block of a pool, if that is what is asked for, or refuse it."""
         arena = self.arenas.get(wanted.allocation)
         if arena is None or not wanted.export:
             return None
-        if arena.enter(wanted.export - 1, wanted.generation, holder):
-            return None
-        return Refusal(Status.STALE, "the block was freed")
+        return arena.enter(wanted.export - 1, wanted.generation, holder)

@@ -11,7 +11,14 @@ from typing_extensions import override
 
 from crossmem.errors import InvalidSizeError
 from crossmem.guards import check_part
-from crossmem.models.handle import HEADER, MAGIC, VERSION, ShareableHandle, arena_handle
+from crossmem.models.handle import (
+    HEADER,
+    MAGIC,
+    VERSION,
+    ShareableHandle,
+    arena_handle,
+    block_readers,
+)
 from crossmem.models.handle_core import FLAG_BLOCK, FLAG_READONLY, MIN_CORE_NBYTES, refuse
 
 __all__ = ["BLOCK_ALIGNMENT", "BLOCK_START", "BlockHandle", "PoolCore"]
@@ -199,4 +206,4 @@ def _decode_pool(shared: bytes, head: bytes) -> PoolCore:
     return PoolCore.of(arena, slot, stride)
 
 
-ShareableHandle._read_block = _decode_block
+block_readers.append(_decode_block)

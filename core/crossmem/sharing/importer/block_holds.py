@@ -10,12 +10,12 @@ from typing_extensions import override
 from crossmem.control import words
 from crossmem.control.barrier import IS_ORDERED
 from crossmem.control.link import Deadline
-from crossmem.control.segments import HEADER_WORDS, SLOTS
+from crossmem.control.segments import BLOCKS_AT, HEADER_WORDS, SLOTS
 from crossmem.control.wire import Refusal
 from crossmem.errors import OwnerGoneError
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import wait_for_work
-from crossmem.sharing.importer.errors import error_of
+from crossmem.sharing.importer.errors import error_of, not_of_the_pool
 from crossmem.sharing.importer.own import OwnImport
 from crossmem.sharing.importer.record import Use
 from crossmem.sharing.importer.remote import RemoteImport
@@ -56,7 +56,7 @@ class ArenaImport:
         self.device = record.device
         self.pool = pool = handle.pool
         self.base = base
-        self.control, self.row, self.is_fenced = record.words_of(use.core, pool.slot)
+        self.control, self.row, self.is_fenced = record.words_of(use.core, pool.slot - BLOCKS_AT)
         self.at = HEADER_WORDS + pool.slot % SLOTS
         """Index of the first block's word."""
         self.holders = holders
@@ -70,6 +70,8 @@ class ArenaImport:
         """Blocks that are held no longer, of which the owner waits for a message."""
         self.look_at = 0.0
         """When the next attach looks whether the owner lives."""
+        if words.load(self.control, self.at - 1) != pool.stride:
+            raise not_of_the_pool()
 
     def look(self) -> None:
         """See whether the owner lives, and is still the program that made the pool.
@@ -105,7 +107,7 @@ class ArenaImport:
         """Whether the owner waits for this process to close the arena, or is dead."""
         if self.record.is_retired:
             return True
-        slot = self.at - 1
+        slot = self.at - BLOCKS_AT
         is_own = isinstance(self.record, OwnImport)
         if is_own or words.load(self.control, slot) == words.load(self.row, slot):
             return not self.record.is_owner_alive

@@ -10,8 +10,8 @@ from crossmem.control import words
 from crossmem.control.arenas import Arena
 from crossmem.control.leases import Holder
 from crossmem.control.records import Allow
-from crossmem.errors import BusyError, InvalidHandleError, UnsupportedError
-from crossmem.guards import check_choice, check_flag, check_timeout
+from crossmem.errors import BusyError, ConfigurationError, InvalidHandleError, UnsupportedError
+from crossmem.guards import check_choice, check_flag, check_timeout, shorten
 from crossmem.models import Access, BlockHandle, ShareableHandle
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.memory import Memory
@@ -97,13 +97,11 @@ class Block(Memory):
     ----------
     nbytes
         Size that was asked for, in bytes.
-    capacity
-        Bytes of each block of the pool.
     device
         The device that holds the memory.
     """
 
-    __slots__ = ("_pointer", "capacity")
+    __slots__ = ("_pointer",)
 
     _ended_by: ClassVar = "free"
 
@@ -119,7 +117,6 @@ class Block(Memory):
         self._anchor = None
         self._is_lent = False
         self._is_left = False
-        self.capacity = pool.stride
         self._pointer = pool.base + record.index * pool.stride
         # Last: from here on, this object gives the block back.
         self._record = record
@@ -134,6 +131,14 @@ class Block(Memory):
             f"<Block {record.index} of {self.nbytes} bytes in pool {pool.number} "
             f"on {self.device.name}>"
         )
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of each block of the pool."""
+        record = self._record
+        if record is None or not self._process.is_usable:
+            raise self._ended()
+        return record.pool.stride
 
     @property
     @override
@@ -298,6 +303,11 @@ def name_pids(holders: dict[Holder, int]) -> str:
 
 def _check_export(pool: PoolRecord, allow: Any, access: Any, lease: Any) -> None:
     check_flag("lease", lease, "export")
+    if access is not None:
+        check_choice("access", access, ("rw", "ro"), "export")
+    if allow is not None and not isinstance(allow, Allow):
+        msg = f"allow must be a crossmem.Allow or None, not {shorten(allow)}"
+        raise ConfigurationError(msg, operation="export")
     refused = None
     if not lease:
         refused = "raw handles of single blocks"

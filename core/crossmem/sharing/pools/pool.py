@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from crossmem.control.arenas import Arena
 from crossmem.control.records import Allow
-from crossmem.control.segments import SLOTS
+from crossmem.control.segments import BLOCKS_AT, SLOTS
 from crossmem.errors import ConfigurationError, InvalidSizeError, OutOfMemoryError, UnsupportedError
 from crossmem.guards import check_choice, check_integer, check_size, shorten
 from crossmem.models import Access
@@ -24,7 +24,7 @@ from crossmem.sharing.pools.record import PoolRecord
 __all__ = ["Pool", "PoolStats", "make_pool"]
 
 _DEVICE_ALIGNMENT: Final = 512
-_MAX_BLOCKS: Final = SLOTS - 1
+_MAX_BLOCKS: Final = SLOTS - BLOCKS_AT
 
 
 @dataclass(frozen=True, slots=True)
