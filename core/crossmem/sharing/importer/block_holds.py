@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from crossmem.control import words
 from crossmem.control.barrier import IS_ORDERED
+from crossmem.control.client import OwnerConnection
 from crossmem.control.link import Deadline
 from crossmem.control.segments import BLOCKS_AT, HEADER_WORDS, SLOTS
 from crossmem.control.wire import Refusal
@@ -81,11 +82,14 @@ class ArenaImport:
         OwnerGoneError
             It does not, or is not.
         """
-        self.look_at = time.monotonic() + _LOOK_S
-        record, handle = self.record, self.pool.arena
-        if not isinstance(record, RemoteImport) or record.connection is None:
-            return
-        connection = record.connection
+        now = time.monotonic()
+        if isinstance(self.record, RemoteImport) and self.record.connection is not None:
+            self._ask(self.record, self.record.connection)
+        # Last: an owner that is gone is gone for the next attach, too.
+        self.look_at = now + _LOOK_S
+
+    def _ask(self, record: RemoteImport, connection: OwnerConnection) -> None:
+        handle = self.pool.arena
         if not connection.is_owner_alive:
             raise _gone(handle.owner.pid, "died")
         if connection.is_connected:
