@@ -148,6 +148,14 @@ class Block(Memory):
             raise self._ended()
         return self._pointer
 
+    @property
+    def capacity(self) -> int:
+        """Bytes that each block of the pool has."""
+        record = self._record
+        if record is None or not self._process.is_usable:
+            raise self._ended()
+        return record.pool.stride
+
     def export(
         self,
         *,
