@@ -16,7 +16,7 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         "import crossmem": "import crossmem",
         # Its modules are imported at the first use of their names; these need nearly all of them.
         "import crossmem, device and attach": "from crossmem import attach, device",
-        # pydantic loads its parts when they are first used, and whoever uses it has a model.
+        # pydantic loads its parts at their first use, and every user of pydantic has a model.
         "import pydantic, pluggy": "import pydantic, pluggy; pydantic.BaseModel",
         "import pydantic, pluggy, with one model": (
             "import pydantic, pluggy\nclass Model(pydantic.BaseModel):\n    number: int"

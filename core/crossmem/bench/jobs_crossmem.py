@@ -225,4 +225,4 @@ CROSSMEM_JOBS: Final[Halves] = MappingProxyType(
         "bandwidth": (_produce_bandwidth, _consume_bandwidth),
     }
 )
-"""Producer's and consumer's half of every job, by its name."""
+"""The producer's and the consumer's half of each job, by name."""

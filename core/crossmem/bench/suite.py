@@ -176,7 +176,7 @@ class Suite:
         return self.report
 
     def _turns(self, rounds: int) -> list[list[str]]:
-        """Return the order of the peers in each round; it rotates, so that none is always first."""
+        """Return the rotating order of the peers in each round, so that none is always first."""
         peers = self._peers
         return [peers[i % len(peers) :] + peers[: i % len(peers)] for i in range(rounds)]
 

@@ -6,6 +6,8 @@ after each. Here an SQLite database replaces it. A transaction is atomic, and th
 kernel's own, so a process that is killed at any instruction blocks no other one. The next process
 that reads the tables removes the entries of killed processes. The memory itself is a memfd of the
 process that allocated it: it lives while any process maps it, and needs no deletion.
+
+All processes of one emulated host are in one pid namespace and have one user.
 """
 
 import contextlib
