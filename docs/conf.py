@@ -34,11 +34,11 @@ napoleon_google_docstring = False
 nitpick_ignore_regex = [
     ("py:class", r"crossmem\.driver\.recording\._T"),
     # Other projects' names.
-    ("py:class", r"(?!crossmem\.).*"),
+    ("py:(class|exc)", r"(?!crossmem\.).*"),
     # Arguments of constructors that only crossmem calls.
     ("py:class", r"crossmem\.(control|settings|sharing|trees)\..*"),
     # Fields of dataclasses are documented as parameters.
-    ("py:attr", r"Backend\..*"),
+    ("py:attr", r"(Backend|Block)\..*"),
     # pluggy's own words about its marker.
     ("py:meth", r"PluginManager\..*"),
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 # Before crossmem is imported, here and in every process of the tests.
 os.environ["CROSSMEM_TEST_LOCK_ORDER"] = "1"
+os.environ["CROSSMEM_TEST_MESSAGES"] = "1"
 
 import compilers
 import measuring

@@ -51,6 +51,8 @@ if typing.TYPE_CHECKING:
     from crossmem.sharing.exporter.share_report import ShareReport, ShareWay, how_can_share
     from crossmem.sharing.importer.attach import attach, attach_many, import_handle
     from crossmem.sharing.importer.mapping import Import, Mapping
+    from crossmem.sharing.pools.block import Block
+    from crossmem.sharing.pools.pool import Pool, PoolStats
     from crossmem.sharing.ranges.address_range import AddressRange, Piece
     from crossmem.trees.new_arrays import empty, empty_like
     from crossmem.trees.receive import receive
@@ -93,6 +95,8 @@ else:
             "crossmem.sharing.exporter.share_report": ("ShareReport", "ShareWay", "how_can_share"),
             "crossmem.sharing.importer.attach": ("attach", "attach_many", "import_handle"),
             "crossmem.sharing.importer.mapping": ("Import", "Mapping"),
+            "crossmem.sharing.pools.block": ("Block",),
+            "crossmem.sharing.pools.pool": ("Pool", "PoolStats"),
             "crossmem.sharing.ranges.address_range": ("AddressRange", "Piece"),
             "crossmem.trees.new_arrays": ("empty", "empty_like"),
             "crossmem.trees.receive": ("receive",),
@@ -109,6 +113,7 @@ __all__ = [
     "Allow",
     "BackendNotFoundError",
     "BackendUnavailableError",
+    "Block",
     "BusyError",
     "Capabilities",
     "ClosedError",
@@ -129,6 +134,8 @@ __all__ = [
     "OwnerGoneError",
     "OwnerUnresponsiveError",
     "Piece",
+    "Pool",
+    "PoolStats",
     "ShareReport",
     "ShareWay",
     "ShareableHandle",

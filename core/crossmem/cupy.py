@@ -92,11 +92,11 @@ def _home(named: Device | None, current: str) -> Device:
         _refuse_without_arrays(home)
         return home
     if named.name != current:
-        msg = f"this allocator gives memory of {named.name}, and CuPy's current device is {current}"
+        msg = f"this allocator allocates on {named.name}, but the current CuPy device is {current}"
         raise ConfigurationError(
             msg,
             operation="allocate",
-            hint="make it with allocator(), which follows the current device",
+            hint="make the allocator with allocator(), which follows the current device",
         )
     return named
 
@@ -104,5 +104,5 @@ def _home(named: Device | None, current: str) -> Device:
 def _refuse_without_arrays(device: Device) -> None:
     """Refuse a device whose addresses are invalid for CuPy, because CuPy would not check them."""
     if not device.capabilities.cuda_array_interface:
-        msg = f"CuPy has no arrays in memory of {device.name}"
+        msg = f"CuPy cannot address memory of {device.name}"
         raise UnsupportedError(msg, operation="allocate", backend=device.backend)

@@ -26,6 +26,9 @@ Python reader expects::
     └── DriverError             (RuntimeError)         a vendor or system call failed
 """
 
+import os
+from typing import Final
+
 from typing_extensions import override
 
 __all__ = [
@@ -49,6 +52,12 @@ __all__ = [
     "WaitTimeoutError",
     "WrongHostError",
 ]
+
+_MAX_TEXT: Final = 200
+"""Characters of a message, and of a hint."""
+
+_CHECKED: Final = os.environ.get("CROSSMEM_TEST_MESSAGES") == "1"
+"""Whether a message or hint that exceeds its limits is refused. Only test runs set it."""
 
 
 class CrossmemError(Exception):
@@ -83,6 +92,9 @@ class CrossmemError(Exception):
         device: str | None = None,
     ) -> None:
         super().__init__(message)
+        if _CHECKED:
+            _check_text("message", message)
+            _check_text("hint", hint or "")
         self.message = message
         self.hint = hint
         self.details = details
@@ -93,6 +105,12 @@ class CrossmemError(Exception):
     @override
     def __str__(self) -> str:
         return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
+
+
+def _check_text(name: str, text: str) -> None:
+    if len(text) > _MAX_TEXT or len(text.splitlines()) > 1:
+        fault = f"a {name} is one line of at most {_MAX_TEXT} characters, not {len(text)}: {text!r}"
+        raise AssertionError(fault)
 
 
 class ConfigurationError(CrossmemError, ValueError):

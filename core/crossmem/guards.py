@@ -91,7 +91,7 @@ def check_fields(value: object, rules: Mapping[str, tuple[Callable[[Any], bool],
 
 def field_error(value: object, name: str, allowed: str) -> ConfigurationError:
     """Return the error for a field of a dataclass."""
-    found = shorten(getattr(value, name))
+    found = shorten(getattr(value, name), 60)
     return ConfigurationError(f"{type(value).__name__}.{name} is {found}; it must be {allowed}")
 
 
@@ -129,7 +129,7 @@ def check_size(name: str, value: object, *, limit: int) -> int:
     """Return a size in bytes that is at least 1 and at most ``limit``, else raise."""
     size = check_integer(name, value)
     if not 0 < size <= limit:
-        msg = f"{name} is {size}; it must be at least 1 and at most {limit} bytes"
+        msg = f"{name} is {shorten(size)}; it must be at least 1 and at most {limit} bytes"
         raise InvalidSizeError(msg)
     return size
 
@@ -138,7 +138,9 @@ def check_part(offset: object, nbytes: object, *, limit: int) -> tuple[int, int]
     """Return offset and length of a part that lies inside ``limit`` bytes, else raise."""
     start, size = check_integer("offset", offset), check_integer("nbytes", nbytes)
     if start < 0 or size < 0 or start + size > limit:
-        msg = f"bytes [{start}, {start + size}) do not lie in [0, {limit})"
+        msg = (
+            f"bytes [{shorten(start, 60)}, {shorten(start + size, 60)}) do not lie in [0, {limit})"
+        )
         raise InvalidSizeError(msg)
     return start, size
 
@@ -148,18 +150,27 @@ def check_timeout(timeout: object, *, default_s: float) -> float:
     if timeout is None:
         return default_s
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-        msg = f"timeout is {timeout!r}; it must be a positive number of seconds"
+        msg = f"timeout is {shorten(timeout)}; it must be a positive number of seconds"
         raise ConfigurationError(msg)
     return min(float(timeout), _MAX_TIMEOUT_S)
 
 
-def clause(text: str) -> str:
-    """Return a text of another process or library as one line that fits into an error's message."""
-    line = " ".join(text.split())
-    return line if len(line) <= _MAX_CLAUSE else f"{line[: _MAX_CLAUSE - 3]}..."
+def clause(text: str, most: int = _MAX_CLAUSE) -> str:
+    """Return a text that comes from elsewhere as one line of at most ``most`` characters."""
+    return _cut(" ".join(text.split()), most)
 
 
-def shorten(value: object) -> str:
-    """Return the representation of an untrusted value for an error, cut to a maximum length."""
-    shown = repr(value)
-    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
+def shorten(value: object, most: int = _MAX_SHOWN) -> str:
+    """Return at most ``most`` characters of the ``repr`` of a value that a stranger may choose."""
+    if isinstance(value, str | bytes):
+        # The repr of a long text would be made whole, only to be cut.
+        value = value[: most + 1]
+    try:
+        shown = repr(value)
+    except Exception:  # noqa: BLE001 - any type may define it, and an int has a limit of digits
+        shown = f"<{type(value).__name__}>"
+    return _cut(shown if shown.isprintable() else " ".join(shown.split()), most)
+
+
+def _cut(line: str, most: int) -> str:
+    return line if len(line) <= most else f"{line[: most - 3]}..."

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from crossmem.errors import ConfigurationError
-from crossmem.guards import check_fields, is_name, is_within
+from crossmem.guards import check_fields, clause, is_name, is_within, shorten
 
 __all__ = ["VARIABLES", "Settings"]
 
@@ -88,7 +88,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
         ),
         "runtimes": (
             _are_runtimes,
-            "BACKEND=RUNTIME such as 'cuda=emulated', once for each backend, separated by commas",
+            "pairs BACKEND=RUNTIME such as 'cuda=emulated', one for each backend, with commas",
         ),
         # Exporters and importers meet at this path, so it must not depend on the working directory
         # of a process.
@@ -98,12 +98,12 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
         ),
         "timeout_s": (
             lambda value: _is_seconds(value) and value > 0,
-            f"seconds, more than 0 and at most {_MAX_SECONDS:.0f}",
+            f"a number of seconds between 0 and {_MAX_SECONDS:.0f}",
         ),
-        "exit_wait_s": (_is_seconds, f"seconds, from 0 to {_MAX_SECONDS:.0f}"),
+        "exit_wait_s": (_is_seconds, f"a number of seconds from 0 to {_MAX_SECONDS:.0f}"),
         "max_reservations": (
             lambda value: is_within(value, 1, _MAX_RESERVATIONS),
-            f"a whole number, from 1 to {_MAX_RESERVATIONS}",
+            f"a whole number from 1 to {_MAX_RESERVATIONS}",
         ),
         "barrier": (lambda value: value in {"membarrier", "fence"}, "membarrier or fence"),
         "plugins": (
@@ -197,7 +197,7 @@ class Settings:
             try:
                 settings = replace(settings, **{name: _READERS[name](text)})
             except ValueError:
-                faults.append(f"{variable}={text!r} has no meaning: it takes {_RULES[name][1]}")
+                faults.append(f"{variable} must be {_RULES[name][1]}, not {shorten(text, 60)}")
         if faults:
-            raise ConfigurationError("; ".join(faults))
+            raise ConfigurationError(clause("; ".join(faults), 200), details="\n".join(faults))
         return settings

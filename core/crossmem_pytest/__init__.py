@@ -32,8 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
     The kit reads them as ``config.getoption("crossmem_device")`` (a string),
     ``"crossmem_runtime"``, ``"crossmem_mechanism"`` and ``"crossmem_report"`` (a string or None),
-    ``"crossmem_require"`` (a list of strings, empty without the option), ``"crossmem_core"`` (a
-    bool) and ``"crossmem_fork_peers"`` (a bool or None).
+    ``"crossmem_require"`` (a list of strings, empty where the option is absent),
+    ``"crossmem_core"`` and ``"crossmem_blocks"`` (bools) and ``"crossmem_fork_peers"`` (a bool or None).
     """
     group = parser.getgroup("crossmem", "conformance kit of crossmem")
     group.addoption(
@@ -58,6 +58,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--crossmem-core",
         action="store_true",
         help="run the core of the kit only: one test for each law and each way to keep it",
+    )
+    group.addoption(
+        "--crossmem-blocks",
+        action="store_true",
+        help="test blocks of pools in place of allocations",
     )
     group.addoption(
         "--crossmem-fork-peers",
@@ -103,6 +108,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "crossmem_core: one of the tests of --crossmem-core")
     config.addinivalue_line(
         "markers", "crossmem_requires(capability): skip on devices without that capability"
+    )
+    config.addinivalue_line(
+        "markers", "crossmem_not_of_blocks(reason): skip with --crossmem-blocks"
     )
     if _names_kit(config):
         config.pluginmanager.import_plugin(f"{_KIT}.reporting")

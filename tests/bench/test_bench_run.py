@@ -7,15 +7,19 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from crossmem.bench import Report, render, run, targets_table
+from crossmem.bench.jobs_busy import LOADS
 from crossmem.bench.machine import choose_cpus
 from crossmem.bench.pair import BenchError, Pair, child_environment
 from crossmem.bench.peer_posix_ipc import PosixIpcPeer
 from crossmem.bench.plan import PLANS
+from crossmem.bench.render import make_tables
+from crossmem.bench.suite_copies import WAYS
 
 # Ten seconds where nothing else runs; it took 78 beside other work.
 pytestmark = [
@@ -56,8 +60,65 @@ def test_every_operation_of_every_peer_is_timed(report: Report, peer: str) -> No
             value = report.value("life", peer, metric, nbytes=nbytes)
             assert value is not None
             assert value > 0
-    for section, metric in (("churn", "each"), ("held", "open"), ("busy", "busy")):
-        assert report.value(section, peer, metric) is not None
+    assert report.value("churn", peer, "each") is not None
+    held = [report.value("held", peer, metric) for metric in metrics[:6]]
+    assert None not in held
+    assert held[5] == pytest.approx(sum(one or 0.0 for one in held[:5]), rel=0.01)
+
+
+@pytest.mark.parametrize("peer", ["floor", "crossmem", "mp"])
+def test_attaching_is_timed_beside_each_busy_exporter(report: Report, peer: str) -> None:
+    for load in LOADS:
+        typical = report.value("busy", peer, load)
+        slow = report.value("busy", peer, f"{load}, p99")
+        if load == "stopped" and peer != "mp":
+            assert (typical, slow) == (None, None)  # its exporter must answer
+        else:
+            assert typical is not None
+            assert slow is not None
+            assert 0 < typical <= slow
+
+
+def test_an_exporter_with_the_lock_answers_afterwards(report: Report) -> None:
+    held_us = PLANS["smoke"].hold_s * 1e6
+    for peer in ("floor", "crossmem"):
+        waited = report.value("busy", peer, "GIL held")
+        assert waited is not None
+        assert waited > held_us / 2
+
+
+@pytest.mark.parametrize("way", ["crossmem", "mp"])
+def test_a_dict_of_arrays_is_copied_cold_and_warm(report: Report, way: str) -> None:
+    pytest.importorskip("numpy")
+    plan = PLANS["smoke"]
+    for row in (row for row in report.rows if row.subject == WAYS[way]):
+        cold = plan.copied_pairs
+        assert len(row.rounds) == (cold if row.metric == "cold" else cold * plan.copied_rounds)
+    for nbytes in plan.copied_sizes:
+        for metric in ("cold", "warm"):
+            assert report.value("copies", WAYS[way], metric, nbytes=nbytes)
+
+
+def test_a_way_that_is_not_installed_is_a_line_of_its_table(report: Report) -> None:
+    pytest.importorskip("numpy")
+    (table,) = (one for one in make_tables(report) if one.title.startswith("Share a dict"))
+    lines = {row[0]: row[1] for row in table.rows}
+
+    assert set(lines) == set(WAYS.values())
+    for way in ("ray", "torch"):
+        assert (lines[WAYS[way]] == "not installed") is (find_spec(way) is None)
+
+
+def test_the_copy_itself_is_timed_beside_numpy(report: Report) -> None:
+    pytest.importorskip("numpy")
+    for subject, metric in (
+        ("crossmem", "first share"),
+        ("crossmem", "update"),
+        ("NumPy", "faulting copy"),
+        ("NumPy", "touched copy"),
+    ):
+        nbytes = PLANS["smoke"].updated_nbytes
+        assert report.value("updates", subject, metric, nbytes=nbytes)
 
 
 def test_a_missing_peer_is_named_and_not_measured(report: Report) -> None:
@@ -108,7 +169,7 @@ def test_tables_show_peers_and_targets(report: Report, rich: bool) -> None:
     out = io.StringIO()
     render(report, file=out, rich=rich)
     text = out.getvalue()
-    for word in ("floor", "not installed", "Targets", "whole life", "Bandwidth"):
+    for word in ("floor", "not installed", "Targets", "whole life", "Bandwidth", "SIGSTOP"):
         assert word in text
 
 

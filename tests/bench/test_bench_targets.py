@@ -4,7 +4,7 @@
 import pytest
 
 from crossmem.bench.plan import PLANS
-from crossmem.bench.report import Report, Target
+from crossmem.bench.report import Report, Target, percentile
 from crossmem.bench.summary import make_summary
 from crossmem.bench.syscalls import TraceError, _between_marks
 from crossmem.bench.targets import compute_targets, size_name
@@ -47,6 +47,30 @@ def test_a_rate_must_not_be_lower() -> None:
     add = report.add
     add("bandwidth", "crossmem / plain mmap", "read", [0.96], "ratio", nbytes=2 << 20)
     assert _target(report, "read 2 MiB").met is False
+
+
+@pytest.mark.parametrize(
+    ("start", "ours", "theirs", "limit"),
+    [
+        ("update of 512 MiB", "update", "touched copy", 1.3),
+        ("first share of 512 MiB", "first share", "faulting copy", 0.6),
+    ],
+)
+@pytest.mark.parametrize("excess", [-0.1, 0.1])
+def test_copies_are_held_against_numpy(
+    start: str, ours: str, theirs: str, limit: float, excess: float
+) -> None:
+    report = _report()
+    report.add("updates", "crossmem", ours, [100 * (limit + excess)], "ms", nbytes=512 << 20)
+    report.add("updates", "NumPy", theirs, [100.0], "ms", nbytes=512 << 20)
+    target = _target(report, start)
+
+    assert (target.limit, target.met) == (limit, excess < 0)
+
+
+@pytest.mark.parametrize(("count", "slowest"), [(1, 1), (20, 20), (100, 99), (200, 198)])
+def test_one_percent_is_slower_than_p99(count: int, slowest: int) -> None:
+    assert percentile(list(range(count, 0, -1)), 99) == slowest
 
 
 def test_the_descriptor_limit_excuses_nothing_silently() -> None:

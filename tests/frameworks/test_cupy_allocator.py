@@ -105,7 +105,7 @@ def test_a_device_that_was_named(two_gpus: str) -> None:
         assert shared.message.handles[0].mechanism == "vmm"
     with (
         cupy.cuda.Device(1),
-        pytest.raises(crossmem.ConfigurationError, match=rf"current device is {two_gpus}:1"),
+        pytest.raises(crossmem.ConfigurationError, match=rf"current CuPy device is {two_gpus}:1"),
     ):
         alloc(COUNT)
 

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Share, receive, update and wait, between processes that are started in each usual way."""
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from programs import DEADLINE_S, script
 
 pytest.importorskip("numpy", reason="NumPy is not installed")
+
+PAGE = Path(__file__).parents[2] / "docs" / "tutorial" / "quick-start.md"
 
 MAKE = {
     "numpy": "import numpy\nmake = lambda value: numpy.full((300, 20), float(value))\n",
@@ -146,3 +152,59 @@ def test_a_queue_carries_new_arrays_and_trees(library: str, method: str, tmp_pat
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_workers_of_a_loader_see_updates(method: str, tmp_path: Path) -> None:
     run(tmp_path, "torch", LOADER, method)
+
+
+def program_of(title: str) -> str:
+    """Return the one program under a heading of the quick start."""
+    text = PAGE.read_text("utf-8")
+    section = re.search(rf"^## {title}$(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert section is not None, title
+    (program,) = re.findall(r"^```py(?:thon)?\n(.*?)^```$", section[1], re.DOTALL | re.MULTILINE)
+    assert "__main__" in program
+    return str(program)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize(
+    "title", ["Share and receive", "Publish new contents", "Send arrays through a queue"]
+)
+def test_the_page_s_own_lines_work(title: str, method: str, tmp_path: Path) -> None:
+    program = program_of(title)
+    assert program.count('get_context("spawn")') == 1
+    (tmp_path / "program.py").write_text(program.replace('"spawn"', f'"{method}"'))
+    done = script(tmp_path / "program.py")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    if title == "Publish new contents":
+        assert done.stdout.splitlines() == ["1 1.0", "2 2.0", "3 3.0"]
+
+
+def run_alone(program: str, tmp_path: Path) -> None:
+    """Run a program in an interpreter of its own, whose libraries may warn."""
+    (tmp_path / "program.py").write_text(program)
+    environment = {"RAY_DISABLE_IMPORT_WARNING": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_the_page_s_loader_works(method: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    program = program_of("Read a data set in a DataLoader")
+    assert 'multiprocessing_context="spawn"' in program
+
+    run_alone(program.replace('"spawn"', f'"{method}"'), tmp_path)
+
+
+def test_the_page_s_actor_works(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+
+    run_alone(program_of("Load weights in a Ray actor"), tmp_path)

@@ -55,7 +55,9 @@ def request(blob: bytes, hello: bytes, *, number: int = 1, hold: int = 0, count:
     server_nonce = wire.unpack_hello(hello).nonce
     nonce = os.urandom(wire.NONCE_NBYTES)
     context = wire.proof_context(server_nonce, nonce, number)
-    proof = wire.prove(handle.secret, b"import", context, wire.pack_reservation(hold), handle.core)
+    proof = wire.prove(
+        handle.secret, b"import", context, wire.pack_terms(hold, handle.export, 0), handle.core
+    )
     wanted = wire.Wanted(handle.allocation, handle.export, proof, hold)
     start_time = ProcessIdentity.of_this_process().start_time
     body = wire.pack_request(wire.Request(nonce, 0, start_time, 0, 0, (wanted,) * count))

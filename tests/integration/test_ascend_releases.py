@@ -142,7 +142,7 @@ def test_memory_whose_close_is_refused_is_not_opened_twice(start_npu_peer: "Star
     with pytest.raises(crossmem.DriverError):
         importer.call(actions.close, "import")
     # It is asked for again, and refused.
-    with pytest.raises(crossmem.BusyError, match="close its last import") as raised:
+    with pytest.raises(crossmem.BusyError, match="close the previous import") as raised:
         importer.call(actions.import_, "import", blob)
     assert "collect" in (raised.value.hint or "")
     # The lease lasts as long as what it protects is open.

@@ -366,8 +366,8 @@ def test_the_readme_has_the_two_lines_and_its_example_runs(tmp_path: Path) -> No
     assert len(text.splitlines()) <= 120
 
 
-def test_the_tutorial_runs(tmp_path: Path) -> None:
-    text = (_ROOT / "docs/tutorial/first-share.md").read_text(encoding="utf-8")
+def test_the_guide_to_blocks_runs(tmp_path: Path) -> None:
+    text = (_ROOT / "docs/how-to/blocks.md").read_text(encoding="utf-8")
     pieces = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "share.py").write_text("\n\n".join(pieces))
     done = script(tmp_path / "share.py")
@@ -422,7 +422,7 @@ def test_bench_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--peer", "pigeons"), "nothing to measure called 'pigeons'"),
+        (("--peer", "pigeons"), "--peer 'pigeons' is unknown"),
         (("--device", "pigeon:0"), "no plugin offers the backend 'pigeon'"),
         (("--device", "emulated:99"), "backend 'emulated' has no device 99"),
         (("--device", "unseen"), "unseen cannot be compared: its memory is not visible"),

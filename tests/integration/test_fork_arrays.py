@@ -98,7 +98,7 @@ def work(queue, done):
 
 queue, done = context.Queue(), context.Queue()
 worker = start(work, queue, done)
-assert "ordinary memory of the host" in answer(queue)
+assert "ordinary host memory" in answer(queue)
 copied_nbytes, blob = answer(queue)
 copy = crossmem.receive(blob)
 array[:] = 8

@@ -108,11 +108,11 @@ def test_another_network_namespace_without_the_path_is_told_what_is_missing(
     for word in (
         str(exporter.pid),
         "lives",
-        str(tmp_path),
         "network namespace",
         "CROSSMEM_RUN_DIR",
     ):
         assert word in message
+    assert str(tmp_path) in caught.value.details
 
 
 def test_another_run_directory_is_enough_in_one_network_namespace(
@@ -242,8 +242,9 @@ def test_what_cannot_be_reached_in_another_pid_namespace_is_named(
     with pytest.raises(crossmem.WrongHostError) as caught:
         importer.call(actions.attach, "never", blobs[0], timeout=5 * SLOWNESS)
 
-    for word in ("pid namespace", "CROSSMEM_RUN_DIR", str(tmp_path)):
+    for word in ("pid namespace", "CROSSMEM_RUN_DIR"):
         assert word in str(caught.value)
+    assert str(tmp_path) in caught.value.details
 
 
 @needs_containers

@@ -39,14 +39,21 @@ needs_containers = pytest.mark.skipif(
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
-def refusal(kind: type[crossmem.CrossmemError], call: Callable[[], object]) -> str:
-    """Return the one line that an error of a peer says, and its hint."""
+def refused(
+    kind: type[crossmem.CrossmemError], call: Callable[[], object]
+) -> crossmem.CrossmemError:
+    """Return the error of a peer, which has one line and a hint."""
     with pytest.raises(kind) as caught:
         call()
     assert "\n" not in caught.value.message
     assert caught.value.hint is not None
     assert len(caught.value.hint) <= MAX_TEXT
-    return str(caught.value)
+    return caught.value
+
+
+def refusal(kind: type[crossmem.CrossmemError], call: Callable[[], object]) -> str:
+    """Return the one line that an error of a peer says, and its hint."""
+    return str(refused(kind, call))
 
 
 def attaches(importer: Peer, blob: bytes) -> None:
@@ -233,9 +240,9 @@ def test_what_is_no_socket_does_not_tell_that_an_exporter_is_gone(
     path = socket_path(tmp_path, exporter.call(lease_actions.identity))
     place_other(kind, path)
 
-    text = refusal(crossmem.WrongHostError, lambda: importer.call(actions.attach, "never", blob))
+    error = refused(crossmem.WrongHostError, lambda: importer.call(actions.attach, "never", blob))
 
-    assert str(path) in text
+    assert str(path) in error.details
 
 
 def place_other(kind: str, path: Path) -> None:

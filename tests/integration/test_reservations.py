@@ -291,7 +291,7 @@ def test_memory_is_not_freed_under_a_message(start_peer: "StartPeer") -> None:
     sender.call(actions.offer, "memory", NBYTES, b"data")
     message = sender.call(reservation_actions.put, ["memory"])
 
-    with pytest.raises(crossmem.BusyError, match=f"a message of process {sender.pid} that nobody"):
+    with pytest.raises(crossmem.BusyError, match=f"an unreceived message of process {sender.pid}"):
         sender.call(actions.free, "memory", busy="raise")
 
     receiver.call(reservation_actions.get_and_drop, message)

@@ -192,7 +192,7 @@ def test_a_sender_does_not_wait_for_ever(start_peer: "StartPeer") -> None:
     output = sender.exit()
 
     assert time.monotonic() - start >= 0.5
-    assert f"leased by a message of process {sender.pid} that nobody received" in output
+    assert f"leased by an unreceived message of process {sender.pid}" in output
     assert "Traceback" not in output
     with pytest.raises(crossmem.OwnerGoneError):
         receiver.call(reservation_actions.get, ["late"], message)
@@ -213,7 +213,7 @@ def test_forged_numbers_give_nothing(
         with pytest.raises(crossmem.StaleHandleError):
             receiver.call(reservation_actions.get, ["never"], [(blob, forged)])
     for nonsense in (-1, 2**64, 1.5, None, True, b"12345678"):
-        with pytest.raises(crossmem.InvalidHandleError, match="number of a reservation"):
+        with pytest.raises(crossmem.InvalidHandleError, match="a reservation number is"):
             receiver.call(reservation_actions.get, ["never"], [(blob, nonsense)])
 
     assert leases_of(exporter) == [(sender.pid, True), (exporter.pid, True)]
@@ -273,7 +273,9 @@ def test_a_sender_waits_for_room_in_its_own_book(start_peer: "StartPeer") -> Non
     ended, after_s = sender.call(reservation_actions.put_for, "memory", 0.3)
 
     assert ended.startswith("BusyError: ")
-    assert f"messages of process {sender.pid} reserve 3 of its exports already; 3 are" in ended
+    assert (
+        f"messages of process {sender.pid} reserve 3 of its exports already; at most 3 are" in ended
+    )
     assert "CROSSMEM_MAX_RESERVATIONS" in ended
     assert 0.3 <= after_s < 13
 
@@ -298,7 +300,9 @@ def test_a_sender_waits_for_room_at_another_exporter(start_peer: "StartPeer") ->
     ended, after_s = sender.call(reservation_actions.put_for, "mapped", 0.3)
 
     assert ended.startswith(f"BusyError: process {exporter.pid} reserves nothing more")
-    assert f"messages of process {sender.pid} reserve 2 of its exports already; 2 are" in ended
+    assert (
+        f"messages of process {sender.pid} reserve 2 of its exports already; at most 2 are" in ended
+    )
     assert 0.2 <= after_s < 13
     # Each sender has room of its own.
     assert len(exporter.call(reservation_actions.put, ["memory"])) == 1
@@ -337,7 +341,7 @@ def test_a_message_that_never_fits_is_refused_at_once(start_peer: "StartPeer") -
     start = time.monotonic()
 
     for one in (exporter, sender):
-        with pytest.raises(crossmem.BusyError, match="3 handles at once; 2 are allowed"):
+        with pytest.raises(crossmem.BusyError, match="3 handles at once; at most 2 are allowed"):
             one.call(reservation_actions.put, names)
 
     assert time.monotonic() - start < 20

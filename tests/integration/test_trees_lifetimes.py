@@ -70,7 +70,7 @@ def test_what_a_dead_process_made_is_shared_on_as_a_copy(start_peer: "StartPeer"
     expected = middle.call(tree_actions.receive, "tree", blob)
     owner.kill()
 
-    with pytest.raises(crossmem.UnsupportedError, match="process that made the memory is dead"):
+    with pytest.raises(crossmem.UnsupportedError, match="owner of its memory is dead"):
         middle.call(tree_actions.share_again, "tree", "again")
     again = middle.call(tree_actions.share_again, "tree", "again", copy="allow")
 

@@ -75,7 +75,7 @@ def test_readers_see_what_an_owner_does_with_its_copies(start_peer: "StartPeer")
     blob = owner.call(tree_actions.share, "tree", 7)
     reader.call(tree_actions.receive, "received", blob)
     reader.call(tree_actions.open_, "tree", blob)
-    with pytest.raises(crossmem.UnsupportedError, match="not the shared ones"):
+    with pytest.raises(crossmem.UnsupportedError, match="not to the shared arrays"):
         owner.call(tree_actions.publish, "tree")
 
     for version, in_place in ((1, False), (2, True), (3, False), (4, True)):
@@ -83,7 +83,7 @@ def test_readers_see_what_an_owner_does_with_its_copies(start_peer: "StartPeer")
         assert owner.call(tree_actions.train, "tree", 7, value, in_place=in_place) == version
         assert reader.call(tree_actions.wait, "tree", version - 1, 5) == version
         assert reader.call(tree_actions.bounds, "received") == [(value, value)] * 5
-    with pytest.raises(crossmem.UnsupportedError, match="another process"):
+    with pytest.raises(crossmem.UnsupportedError, match="only the process that shares this tree"):
         reader.call(tree_actions.train, "tree", 7, 1, in_place=False)
     assert reader.call(tree_actions.bounds, "received") == [(40, 40)] * 5
 
@@ -116,7 +116,7 @@ def test_only_the_owner_publishes(start_peer: "StartPeer") -> None:
     blob = owner.call(tree_actions.share_born, "tree", NBYTES)
     reader.call(tree_actions.open_, "tree", blob)
 
-    with pytest.raises(crossmem.UnsupportedError, match="another process"):
+    with pytest.raises(crossmem.UnsupportedError, match="only the process that shares this tree"):
         reader.call(tree_actions.publish, "tree")
     owner.call(tree_actions.close, "tree")
     with pytest.raises(crossmem.ClosedError):

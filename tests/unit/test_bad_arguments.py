@@ -59,7 +59,7 @@ def refused(device: Any, call: Callable[[], object], kind: type[crossmem.Crossme
         call()
 
     assert device.driver.calls == before
-    assert len(str(caught.value).splitlines()[0]) <= 250
+    assert len(str(caught.value).splitlines()[0]) <= 200
     assert not current().deferred.ready
 
 

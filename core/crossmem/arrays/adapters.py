@@ -8,6 +8,7 @@ from crossmem.arrays.array_info import ArrayInfo
 from crossmem.arrays.layout import Layout
 from crossmem.arrays.libraries import require, used
 from crossmem.errors import UnsupportedError
+from crossmem.guards import clause
 
 __all__ = ["ADAPTERS", "Adapter", "describe"]
 
@@ -59,9 +60,9 @@ def _find_adapter(kind: type) -> Adapter | None:
         library = used(name)
         if library is not None and issubclass(kind, (classes := adapter.classes(library))[0]):
             if kind not in classes:
-                msg = f"a {kind.__name__} is more than its elements"
-                raise UnsupportedError(msg, hint="share the plain arrays that it is made of")
-            # require() notifies the listeners of the library's first use.
+                msg = f"a {clause(kind.__name__)} holds more than its elements"
+                raise UnsupportedError(msg, hint="share the plain arrays in it")
+            # So that who waits for the library's first use is told.
             require(name)
             _found[kind] = adapter
             return adapter

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from crossmem.arrays.layout import Layout
 from crossmem.errors import ConfigurationError, UnsupportedError
+from crossmem.guards import clause, shorten
 
 __all__ = [
     "CPU",
@@ -153,10 +154,10 @@ def make_capsule(
     """
     versioned = max_version is not None and tuple(max_version) >= (1, 0)
     if readonly and not versioned:
-        msg = "the memory is read-only, and the consumer asks for a DLPack that cannot say so"
+        msg = "the memory is read-only, and the requested DLPack version has no read-only flag"
         raise BufferError(msg)
     if layout.dtype.dlpack is None:
-        msg = f"DLPack has no type for elements of {layout.dtype.name}"
+        msg = f"DLPack has no type for elements of {clause(layout.dtype.name, 60)}"
         raise BufferError(msg)
     try:
         strides = layout.element_strides()
@@ -165,7 +166,7 @@ def make_capsule(
     try:
         import numpy as np
     except ImportError as error:
-        msg = "DLPack capsules are made with NumPy, which cannot be imported here"
+        msg = "DLPack capsules need NumPy, which cannot be imported here"
         raise UnsupportedError(msg, hint="install numpy>=2.1") from error
     array = np.asarray(_Base(owner, len(layout.shape)))
     capsule: Any
@@ -173,7 +174,7 @@ def make_capsule(
         try:
             capsule = array.__dlpack__(max_version=(1, 0))
         except TypeError as error:
-            msg = f"DLPack capsules are made with NumPy 2.1 or newer, and this is {np.__version__}"
+            msg = f"DLPack capsules need NumPy 2.1 or newer, not {np.__version__}"
             raise UnsupportedError(msg, hint="install numpy>=2.1") from error
         managed = _Versioned.from_address(_pointer_of(capsule, b"dltensor_versioned"))
         # Version 1.1 has the codes of small floats; consumers may check only the major number.
@@ -215,7 +216,7 @@ def check_stream(device_type: int, stream: object) -> bool:
     """
     if device_type == CPU:
         if stream is not None:
-            msg = f"stream is {stream!r}; memory of the host has none, so it must be None"
+            msg = f"stream is {shorten(stream)}; host memory has no streams, so it must be None"
             raise ConfigurationError(msg)
         return False
     if stream is None:
@@ -225,7 +226,7 @@ def check_stream(device_type: int, stream: object) -> bool:
     if type(stream) is not int or stream < -1 or stream in refused:
         numbers = " and ".join(str(number) for number in sorted(refused)) or "none"
         msg = (
-            f"stream is {stream!r}; it must be None, -1 or the number of a stream, of which the "
+            f"stream is {shorten(stream, 60)}; it must be None, -1 or the number of a stream; "
             f"device type {device_type} excludes {numbers}"
         )
         raise ConfigurationError(msg, hint="pass 1 for CUDA's default stream, 0 for ROCm's")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from crossmem.arrays.dtype import DType, Field
 from crossmem.errors import ConfigurationError, UnsupportedError
-from crossmem.guards import shorten
+from crossmem.guards import clause, shorten
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,7 +121,7 @@ def dtype_of(value: object) -> DType:
             value = numpy.dtype(value)
         if isinstance(value, numpy.dtype):
             return _from_numpy(value)
-    msg = f"{value!r} is no dtype"
+    msg = f"{shorten(value)} is not a dtype"
     raise ConfigurationError(msg, hint='give a name such as "float32", or a framework\'s dtype')
 
 
@@ -136,7 +136,7 @@ def from_text(text: str) -> DType:
     """
     dtype = dtype_of(text)
     if dtype.name != text:
-        msg = f"a dtype is called {dtype.name!r} and not {text!r}"
+        msg = f"the name of this dtype is {shorten(dtype.name, 60)}, not {shorten(text, 60)}"
         raise ConfigurationError(msg)
     return dtype
 
@@ -179,17 +179,17 @@ def _plain_to_numpy(dtype: DType) -> "np.dtype[Any]":
         try:
             return np.dtype(dtype.typestr)
         except TypeError as error:
-            msg = f"NumPy has no {dtype.name} on this machine"
+            msg = f"NumPy has no dtype {dtype.name} on this machine"
             raise UnsupportedError(msg) from error
     try:
         import ml_dtypes
     except ImportError as error:
-        msg = f"NumPy itself has no {dtype.name}"
-        raise UnsupportedError(msg, hint="install ml_dtypes, which adds it") from error
+        msg = f"NumPy has no dtype {dtype.name} without ml_dtypes"
+        raise UnsupportedError(msg, hint="install ml_dtypes") from error
     scalar = getattr(ml_dtypes, dtype.name, None)
     if scalar is None:
-        msg = f"neither NumPy nor ml_dtypes {ml_dtypes.__version__} has {dtype.name}"
-        raise UnsupportedError(msg, hint="a newer ml_dtypes may have it; PyTorch has")
+        msg = f"neither NumPy nor ml_dtypes {ml_dtypes.__version__} has the dtype {dtype.name}"
+        raise UnsupportedError(msg, hint="install a newer ml_dtypes, or use PyTorch")
     found: np.dtype[Any] = np.dtype(scalar)
     return found
 
@@ -207,8 +207,8 @@ def to_torch(dtype: DType) -> Any:
 
     found = getattr(torch, dtype.name, None) if dtype.name in _COMMON else None
     if not isinstance(found, torch.dtype):
-        msg = f"PyTorch {torch.__version__} has no {dtype.name}"
-        raise UnsupportedError(msg, hint="share it as an array of NumPy")
+        msg = f"PyTorch {torch.__version__} has no dtype {clause(dtype.name, 60)}"
+        raise UnsupportedError(msg, hint="share it as a NumPy array")
     return found
 
 
@@ -216,7 +216,7 @@ def to_torch(dtype: DType) -> Any:
 def _from_torch(value: object) -> DType:
     dtype = _COMMON.get(str(value).removeprefix("torch."))
     if dtype is None:
-        msg = f"{value} of PyTorch cannot be shared: it is quantised or smaller than a byte"
+        msg = f"dtype {value} cannot be shared: its elements are quantised or smaller than a byte"
         raise UnsupportedError(msg)
     return dtype
 
@@ -224,8 +224,12 @@ def _from_torch(value: object) -> DType:
 @lru_cache(maxsize=256)
 def _from_numpy(value: "np.dtype[Any]", depth: int = 0) -> DType:
     if value.hasobject:
-        msg = f"{value!r} holds Python objects, which are addresses of this process alone"
-        raise UnsupportedError(msg, hint="share the numbers; plain values travel without an array")
+        msg = (
+            f"{shorten(value)} holds Python objects, whose addresses are valid in one process only"
+        )
+        raise UnsupportedError(
+            msg, hint="share the numbers as arrays, and other values without an array"
+        )
     if value.isbuiltin == 2:  # noqa: PLR2004 - registered by another library, such as ml_dtypes
         if value.isnative and value.name in _COMMON:
             return _COMMON[value.name]
@@ -235,36 +239,37 @@ def _from_numpy(value: "np.dtype[Any]", depth: int = 0) -> DType:
         for name in value.names:
             inner, offset, *title = value.fields[name]
             if title:
-                msg = f"field {name!r} of {value!r} has a title, which cannot be shared"
+                what = f"field {shorten(name, 60)} of {shorten(value, 80)}"
+                msg = f"{what} has a title, which cannot be shared"
                 raise UnsupportedError(msg)
             fields.append(Field(name, offset, _from_numpy(inner.base, depth + 1), inner.shape))
         return _struct(value.itemsize, fields)
     elif value.names is None and value.subdtype is None:
         return _parse(value.str)
-    msg = f"{value!r} of NumPy cannot be shared as the type of an array's elements"
+    msg = f"elements of the NumPy dtype {shorten(value)} cannot be shared"
     raise UnsupportedError(msg)
 
 
 def _parse(text: str) -> DType:
     if len(text) > MAX_TEXT:
-        msg = f"a dtype of {len(text)} characters is too long; {MAX_TEXT} are allowed"
+        msg = f"a dtype has at most {MAX_TEXT} characters, not {len(text)}"
         raise ConfigurationError(msg)
     if text.startswith("["):
         try:
             parts = json.loads(text)
         except (ValueError, RecursionError) as error:
-            msg = f"{shorten(text)} is no dtype: it is not valid JSON"
+            msg = f"{shorten(text)} is not a dtype: it is not valid JSON"
             raise ConfigurationError(msg) from error
         return _parse_struct(parts, 0)
     match = _TYPESTR.fullmatch(text)
     if match is None:
-        msg = f"{shorten(text)} is no dtype"
+        msg = f"{shorten(text)} is not a dtype"
         raise ConfigurationError(msg, hint='give a name such as "float32" or ">f4"')
     swapped = match["order"] not in {"", "|", "=", _NATIVE}
     if match["number"]:
         native = _BY_KIND.get(match["number"])
         if native is None:
-            msg = f"{text!r} is no dtype: no number has that size"
+            msg = f"{shorten(text)} is not a dtype: no number has that size"
             raise ConfigurationError(msg)
         if not swapped or native.itemsize == 1:
             return native
@@ -293,8 +298,8 @@ def _parse_struct(parts: object, depth: int) -> DType:
     match parts:
         case [int(itemsize), list(rows)] if len(rows) <= MAX_FIELDS:
             return _struct(itemsize, [_parse_field(row, depth) for row in rows])
-    msg = f"{shorten(parts)} is no struct: it must be [itemsize, [field, ...]]"
-    raise ConfigurationError(msg, hint=f"at most {MAX_FIELDS} fields are allowed")
+    msg = f"{shorten(parts)} is not a struct: it must be [itemsize, [field, ...]]"
+    raise ConfigurationError(msg, hint=f"a struct has at most {MAX_FIELDS} fields")
 
 
 def _parse_field(row: object, depth: int) -> Field:
@@ -310,18 +315,18 @@ def _parse_field(row: object, depth: int) -> Field:
                     return Field(name, offset, dtype, ())
                 case [list(shape)] if shape:
                     return Field(name, offset, dtype, tuple(shape))
-    msg = f"{shorten(row)} is no field: it must be [name, offset, dtype] or have a shape as well"
+    msg = f"{shorten(row)} is not a field: it must be [name, offset, dtype] or have a shape too"
     raise ConfigurationError(msg)
 
 
 def _struct(itemsize: int, fields: list[Field]) -> DType:
     """Return the dtype of a packed struct, after checks of its bounds."""
     if not 1 <= len(fields) <= MAX_FIELDS or len({one.name for one in fields}) < len(fields):
-        msg = f"a struct has 1 to {MAX_FIELDS} fields of different names, not {len(fields)} such"
+        msg = f"a struct must have 1 to {MAX_FIELDS} distinct fields, not these {len(fields)}"
         raise ConfigurationError(msg)
     _check("a struct", "the itemsize", itemsize, lowest=1)
     for one in fields:
-        what = f"field {shorten(one.name)}"
+        what = f"field {shorten(one.name, 60)}"
         _check(what, "the offset", one.offset)
         if len(one.shape) > _MAX_FIELD_DIMENSIONS:
             msg = f"{what} has {len(one.shape)} dimensions; {_MAX_FIELD_DIMENSIONS} are allowed"
@@ -335,11 +340,11 @@ def _struct(itemsize: int, fields: list[Field]) -> DType:
             raise ConfigurationError(msg)
     # Checked before the text is made: nested structs may repeat the same few objects many times.
     if sum(len(one.name) + len(one.dtype.name) for one in fields) > MAX_TEXT:
-        msg = f"a struct takes more than the {MAX_TEXT} characters that are allowed"
+        msg = f"the text of a struct has at most {MAX_TEXT} characters"
         raise ConfigurationError(msg)
     name = json.dumps([itemsize, [_row(one) for one in fields]], separators=(",", ":"))
     if len(name) > MAX_TEXT:
-        msg = f"a struct takes {len(name)} characters; {MAX_TEXT} are allowed"
+        msg = f"the text of a struct has at most {MAX_TEXT} characters, not {len(name)}"
         raise ConfigurationError(msg)
     return DType(name, itemsize, None, f"|V{itemsize}", tuple(fields))
 
@@ -351,11 +356,12 @@ def _row(one: Field) -> list[object]:
 
 def _refuse_nesting(depth: int) -> None:
     if depth >= MAX_NESTING:
-        msg = f"structs are nested more than {MAX_NESTING} deep"
+        msg = f"structs are nested more than {MAX_NESTING} levels deep"
         raise ConfigurationError(msg)
 
 
 def _check(what: str, name: str, value: object, *, lowest: int = 0) -> None:
     if type(value) is not int or not lowest <= value <= MAX_ITEMSIZE:
-        msg = f"{what}: {name} is {shorten(value)}; {lowest} to {MAX_ITEMSIZE} is allowed"
+        shown = f"{name} is {shorten(value, 60)}"
+        msg = f"{clause(what, 70)}: {shown}; {lowest} to {MAX_ITEMSIZE} is allowed"
         raise ConfigurationError(msg)

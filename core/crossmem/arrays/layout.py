@@ -7,6 +7,7 @@ from typing import Final
 
 from crossmem.arrays.dtype import DType
 from crossmem.errors import ConfigurationError, InvalidSizeError, UnsupportedError
+from crossmem.guards import clause, shorten
 
 __all__ = ["MAX_DIMENSIONS", "Layout"]
 
@@ -75,7 +76,8 @@ class Layout:
             steps = _integers("strides", strides)
             before, after, whole = _span(sizes, steps, dtype.itemsize)
         if whole > _MAX:
-            msg = f"an array of shape {sizes} and dtype {dtype.name} exceeds 64 bits"
+            what = f"shape {shorten(sizes)} and dtype {clause(dtype.name, 40)}"
+            msg = f"the size of an array of {what} exceeds 64 bits"
             raise InvalidSizeError(msg)
         empty = 0 in sizes
         put = object.__setattr__
@@ -107,8 +109,8 @@ class Layout:
 
     def _place(self, offset: int, low: int, high: int) -> None:
         if offset < 0 or low < -_MAX or high > _MAX:
-            msg = f"bytes [{low}, {high}) from offset {offset} are out of bounds"
-            raise InvalidSizeError(msg, hint="no offset may be negative, and all fit into 64 bits")
+            msg = f"offset {shorten(offset, 60)} puts an array out of bounds"
+            raise InvalidSizeError(msg, hint="offsets are not negative and fit into 64 bits")
         object.__setattr__(self, "offset", offset)
         object.__setattr__(self, "extent", None if 0 in self.shape else (low, high))
 
@@ -129,11 +131,10 @@ class Layout:
         if high > limit_nbytes:
             outside.append(f"{high - max(limit_nbytes, low)} bytes past its end")
         msg = (
-            f"an array of shape {self.shape}, strides {self.strides} and dtype {self.dtype.name} "
-            f"at offset {self.offset} covers bytes [{low}, {high}) of memory of {limit_nbytes} "
-            f"bytes: {' and '.join(outside) or 'it starts outside'}"
+            f"an array covers bytes [{low}, {high}) of memory of {limit_nbytes} bytes: "
+            f"{' and '.join(outside) or 'it starts outside'}"
         )
-        raise InvalidSizeError(msg)
+        raise InvalidSizeError(msg, details=repr(self))
 
     def element_strides(self, *, negative: bool = True) -> tuple[int, ...]:
         """Return the strides in elements, as DLPack and PyTorch count them.
@@ -157,8 +158,9 @@ class Layout:
             count, rest = divmod(stride, itemsize)
             if rest or (count < 0 and not negative):
                 if size > 1 and self.nbytes:
-                    why = f"is no multiple of {itemsize}" if rest else "is negative"
-                    msg = f"strides {self.strides} of {self.dtype.name}: {stride} {why}"
+                    why = f"is not a multiple of {itemsize}" if rest else "is negative"
+                    what = f"strides {shorten(self.strides)} of {clause(self.dtype.name, 40)}"
+                    msg = f"{what}: {stride} {why}"
                     raise UnsupportedError(msg, hint="use NumPy, or copy the array first")
                 count = 1
             steps.append(count)
@@ -190,7 +192,7 @@ def _integers(name: str, values: object) -> tuple[int, ...]:
     for value in found:
         index = getattr(value, "__index__", None)
         if index is None or isinstance(value, bool):
-            msg = f"{name} must be integers, not {value!r}"
+            msg = f"{name} must be integers, not {shorten(value)}"
             raise ConfigurationError(msg)
         exact.append(int(index()))
     return tuple(exact)
@@ -208,7 +210,7 @@ def _dense(sizes: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]
         if size > 1:
             step *= size
         elif size < 0:
-            msg = f"shape is {sizes}; no size may be negative"
+            msg = f"shape is {shorten(sizes)}; no size may be negative"
             raise InvalidSizeError(msg)
     steps.reverse()
     return tuple(steps), step
@@ -217,12 +219,12 @@ def _dense(sizes: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]
 def _span(sizes: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
     """Return the bytes that strided elements cover before and after the start, and their size."""
     if len(steps) != len(sizes):
-        msg = f"strides {steps} do not match shape {sizes}"
+        msg = f"strides {shorten(steps, 80)} do not match shape {shorten(sizes, 80)}"
         raise ConfigurationError(msg)
     before, after, whole = 0, itemsize, itemsize
     for size, step in zip(sizes, steps, strict=True):
         if not -_MAX <= step <= _MAX:
-            msg = f"strides are {steps}; each must fit into 64 bits"
+            msg = f"strides are {shorten(steps)}; each must fit into 64 bits"
             raise InvalidSizeError(msg)
         if size > 1:
             whole *= size
@@ -231,6 +233,6 @@ def _span(sizes: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> tupl
             else:
                 after += (size - 1) * step
         elif size < 0:
-            msg = f"shape is {sizes}; no size may be negative"
+            msg = f"shape is {shorten(sizes)}; no size may be negative"
             raise InvalidSizeError(msg)
     return before, after, whole

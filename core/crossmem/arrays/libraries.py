@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from crossmem.errors import UnsupportedError
+from crossmem.guards import clause
 
 __all__ = ["on_use", "require", "used"]
 
@@ -27,7 +28,7 @@ def require(name: str) -> Any:
     try:
         module = import_module(name)
     except ImportError as error:
-        msg = f"{name} cannot be imported here: {error}"
+        msg = f"{name} cannot be imported here: {clause(str(error))}"
         raise UnsupportedError(msg, hint=f"install {_PACKAGES[name]}") from error
     _known[name] = module
     for tell in _listeners:

@@ -10,6 +10,7 @@ from crossmem.arrays.dtypes import dtype_of, to_torch
 from crossmem.arrays.layout import Layout
 from crossmem.arrays.libraries import require
 from crossmem.errors import UnsupportedError
+from crossmem.guards import clause
 
 __all__ = ["classes", "copy_to", "describe", "empty", "maker_in_buffer", "maker_on_device"]
 
@@ -56,8 +57,10 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
     def make(layout: Layout) -> Any:
         start, rest = divmod(layout.offset, layout.dtype.itemsize)
         if rest:
-            msg = f"PyTorch has no tensor of {layout.dtype.name} at byte {layout.offset}"
-            raise UnsupportedError(msg, hint="keep offsets multiples of the itemsize")
+            msg = (
+                f"PyTorch has no tensor of {clause(layout.dtype.name, 60)} at byte {layout.offset}"
+            )
+            raise UnsupportedError(msg, hint="make the offset a multiple of the itemsize")
         seed = seeds.get(layout.dtype)
         if seed is None:
             dtype = to_torch(layout.dtype)
@@ -88,15 +91,19 @@ def describe(tensor: Any) -> ArrayInfo:
     torch = require("torch")
     refused = None
     if tensor.layout is not torch.strided or tensor.is_nested:
-        refused = f"a tensor of layout {tensor.layout} is several"
+        refused = (
+            "a nested tensor consists of several tensors"
+            if tensor.is_nested
+            else f"a tensor of layout {tensor.layout} consists of several tensors"
+        )
     elif tensor.is_quantized:
-        refused = "a quantised tensor is more than its elements"
+        refused = "a quantised tensor holds more than its elements"
     elif tensor.is_conj() or tensor.is_neg():
-        refused = "the tensor is a conjugate or negative that was not computed yet"
+        refused = "the tensor is a lazy conjugate or negative"
     elif tensor.device.type == "meta":
-        refused = "a tensor on device meta has no memory"
+        refused = "a tensor on the device meta has no memory"
     if refused is not None:
-        raise UnsupportedError(refused, hint="share the plain tensors that it is made of")
+        raise UnsupportedError(refused, hint="share the plain tensors that it consists of")
     dtype = dtype_of(tensor.dtype)
     strides = None
     if not tensor.is_contiguous():
@@ -111,13 +118,13 @@ def _address(tensor: Any, layout: Layout) -> int:
     try:
         pointer: int = tensor.data_ptr()
     except RuntimeError as error:
-        msg = f"the tensor has no memory: {error}"
+        msg = f"the tensor has no memory: {clause(str(error))}"
         raise UnsupportedError(msg) from error
     if layout.extent is not None:
         end = tensor.storage_offset() * layout.dtype.itemsize + layout.extent[1]
         if not pointer or end > tensor.untyped_storage().nbytes():
-            msg = "the tensor has no memory, or less than its elements take"
-            raise UnsupportedError(msg, hint="share it while its storage has them")
+            msg = "the storage of the tensor is smaller than its elements"
+            raise UnsupportedError(msg, hint="share the tensor before its storage is resized")
     return pointer
 
 
@@ -126,7 +133,7 @@ def _device(torch: Any, device: Any) -> str:
     names = {"cuda": "hip" if torch.version.hip else "cuda", "npu": "ascend"}
     backend = names.get(device.type)
     if backend is None:
-        msg = f"crossmem has no backend for PyTorch's device {device.type!r}"
+        msg = f"crossmem has no backend for the PyTorch device {device.type!r}"
         raise UnsupportedError(msg)
     return f"{backend}:{device.index or 0}"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 import crossmem
-from crossmem.bench import suite_crossmem, suite_frameworks
+from crossmem.bench import suite_copies, suite_crossmem, suite_frameworks
 from crossmem.bench.pair import BenchError
 from crossmem.bench.peer import PEERS
 from crossmem.bench.plan import PLANS
@@ -52,8 +52,8 @@ def run(
     ----------
     mode
         ``"brief"`` measures the one table, in less than half a minute. ``"quick"`` measures
-        everything once, in about a minute, and ``"full"`` repeats it for some minutes. ``"smoke"``
-        takes seconds, and its numbers have no meaning.
+        everything once, in a few minutes, and ``"full"`` repeats it for longer. ``"smoke"`` takes
+        seconds, and its numbers have no meaning.
     peers
         The peers to measure, of :data:`PEERS`. By default all, and in a brief run crossmem,
         ``"mp"`` and ``"floor"``. A missing peer is reported as not installed.
@@ -94,4 +94,4 @@ def run(
     with Suite(
         PLANS[mode], mode=mode, peers=chosen, device=device, say=say or (lambda _: None)
     ) as suite:
-        return suite.run([suite_crossmem.run, suite_frameworks.run])
+        return suite.run([suite_crossmem.run, suite_frameworks.run, suite_copies.run])

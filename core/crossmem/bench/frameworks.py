@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The costs of sending trees and arrays of frameworks: ``python -m`` this, one case each.
+"""The costs of sending trees and arrays of frameworks: a program of one case each.
 
 Every case runs in a fresh interpreter with its own child processes, started by spawn, and prints
 one line of JSON. Times are in seconds, on a clock that all processes share.
@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import crossmem
+from crossmem.bench.copies import end_child, start_child, start_ray
 
 __all__ = ["CASES", "main"]
 
@@ -29,24 +30,6 @@ _JOIN_S: Final = 30.0
 _RAY_WARMUP_ROUNDS: Final = 3
 _ATTACHES: Final = 25
 _DEVICE: Final = "host"
-
-
-def _child(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
-    """Start a process that works for this one, and wait until it is ready."""
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=work, args=(theirs, *arguments))
-    process.start()
-    theirs.close()
-    ours.recv()
-    return process, ours
-
-
-def _end(process: Any, connection: Connection) -> None:
-    connection.close()
-    process.join(_JOIN_S)
-    if process.is_alive():
-        process.kill()
 
 
 # Trees ------------------------------------------------------------------------------------
@@ -68,7 +51,7 @@ def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[fl
         Number of rounds. PyTorch gets new tensors in each, because it moves a tensor only once.
     """
     torch: Any = import_module("torch")
-    process, connection = _child(_read_trees, kind)
+    process, connection = start_child(_read_trees, kind)
     firsts, agains = [], []
     pool = None
     if kind == "crossmem":
@@ -95,7 +78,7 @@ def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[fl
         agains.append(again)
         if pool is not None:
             shared.close()
-    _end(process, connection)
+    end_child(process, connection)
     return {"share and receive": firsts, "receive again": agains if kind == "crossmem" else []}
 
 
@@ -163,17 +146,8 @@ def _read_queue(items: Any, answers: Any) -> None:
 
 
 def _through_ray(nbytes: int, rounds: int) -> list[float]:
-    ray: Any = import_module("ray")
+    ray = start_ray(nbytes)
     numpy: Any = import_module("numpy")
-    store_nbytes = 4 * nbytes + (80 << 20)
-    ray.init(
-        address="local",
-        num_cpus=2,
-        object_store_memory=store_nbytes,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
 
     class Actor:
         def make(self) -> None:
@@ -226,7 +200,7 @@ def readers(count: int, nbytes: int) -> dict[str, list[float]]:
     pointer = array.__array_interface__["data"][0]
     children, attach = [], []
     for _ in range(count):
-        process, connection = _child(_read_array)
+        process, connection = start_child(_read_array)
         children.append((process, connection))
         connection.send_bytes(shared.to_bytes())
         attach.append(connection.recv())
@@ -235,7 +209,7 @@ def readers(count: int, nbytes: int) -> dict[str, list[float]]:
         connection.send_bytes(b"count")
         counted += connection.recv()
     for process, connection in children:
-        _end(process, connection)
+        end_child(process, connection)
     return {"attach": attach, "counted": [counted / nbytes]}
 
 

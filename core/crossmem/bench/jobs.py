@@ -8,7 +8,6 @@ performs it. The transfer of the token is the same for all peers, and only total
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from threading import Thread
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Final
@@ -60,10 +59,12 @@ def _produce_check(context: Context, *, nbytes: int) -> dict[str, Any]:
         view[:8], view[-8:] = b"producer", b"the tail"
     channel.send(peer.export(memory))
     channel.receive()
-    with peer.view(memory) as view:
-        answer = bytes(view[:8])
+    answer = b"consumer"
+    if not peer.is_read_only:
+        with peer.view(memory) as view:
+            answer = bytes(view[:8])
     peer.free(memory)
-    return {"right": answer == b"consumer"}
+    return {"answered": answer == b"consumer"}
 
 
 def _consume_check(context: Context, *, nbytes: int) -> dict[str, Any]:
@@ -71,10 +72,11 @@ def _consume_check(context: Context, *, nbytes: int) -> dict[str, Any]:
     mapping = peer.attach(channel.receive())
     with peer.view(mapping) as view:
         seen = bytes(view[:8]), bytes(view[nbytes - 8 : nbytes])
-        view[:8] = b"consumer"
+        if not peer.is_read_only:
+            view[:8] = b"consumer"
     channel.send(b"written")
     peer.detach(mapping)
-    return {"right": seen == (b"producer", b"the tail")}
+    return {"seen": seen == (b"producer", b"the tail")}
 
 
 def _produce_life(context: Context, *, nbytes: int, count: int, budget_s: float) -> dict[str, Any]:
@@ -141,9 +143,14 @@ def _consume_churn(context: Context, **_: Any) -> dict[str, Any]:
 
 
 def _produce_held(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
+    """Do each step for all blocks before the next step, and return the means of the steps.
+
+    Means, because a peer may put off what it does for many blocks to a single one of them.
+    """
     peer, channel = context.peer, context.channel
     create_s, memories = timed(lambda: [peer.create(nbytes) for _ in range(count)])
-    channel.send_all([peer.export(memory) for memory in memories])
+    export_s, tokens = timed(lambda: [peer.export(memory) for memory in memories])
+    channel.send_all(tokens)
     channel.receive()
 
     def free_all() -> None:
@@ -151,67 +158,21 @@ def _produce_held(context: Context, *, nbytes: int, count: int) -> dict[str, Any
             peer.free(memory)
 
     free_s, _ = timed(free_all)
-    return {"create": create_s / count, "free": free_s / count}
+    return {"create": create_s / count, "export": export_s / count, "free": free_s / count}
 
 
 def _consume_held(context: Context, **_: Any) -> dict[str, Any]:
     peer, channel = context.peer, context.channel
     tokens = channel.receive_all()
-    open_s, mappings = timed(lambda: [peer.attach(token) for token in tokens])
+    attach_s, mappings = timed(lambda: [peer.attach(token) for token in tokens])
 
-    def close_all() -> None:
+    def detach_all() -> None:
         for mapping in mappings:
             peer.detach(mapping)
 
-    close_s, _ = timed(close_all)
-    channel.send(b"closed")
-    return {"open": open_s / len(tokens), "close": close_s / len(tokens)}
-
-
-def _produce_busy(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
-    peer, channel = context.peer, context.channel
-    memories = [peer.create(nbytes) for _ in range(2 * count)]
-    channel.send_all([peer.export(memory) for memory in memories])
-    channel.receive()  # the idle half is done
-    busy = [True]
-
-    def wait() -> None:
-        channel.receive()
-        busy.clear()
-
-    watcher = Thread(target=wait, daemon=True)
-    watcher.start()
-    channel.send(b"busy")
-    turns = 0
-    while busy:  # pure Python: this thread gives the interpreter up only when made to
-        turns += 1
-    watcher.join()
-    for memory in memories:
-        peer.free(memory)
-    return {"turns": turns}
-
-
-def _consume_busy(context: Context, **_: Any) -> dict[str, Any]:
-    peer, channel = context.peer, context.channel
-    tokens = channel.receive_all()
-    half = len(tokens) // 2
-
-    def attach_each(part: list[bytes]) -> tuple[list[float], list[Any]]:
-        times, mappings = [], []
-        for token in part:
-            seconds, mapping = timed(peer.attach, token)
-            times.append(seconds)
-            mappings.append(mapping)
-        return times, mappings
-
-    idle, first = attach_each(tokens[:half])
-    channel.send(b"idle half done")
-    channel.receive()
-    busy, second = attach_each(tokens[half:])
-    for mapping in first + second:
-        peer.detach(mapping)
-    channel.send(b"stop")
-    return {"idle": idle, "busy": busy}
+    detach_s, _ = timed(detach_all)
+    channel.send(b"detached")
+    return {"attach": attach_s / len(tokens), "detach": detach_s / len(tokens)}
 
 
 JOBS: Final[Halves] = MappingProxyType(
@@ -220,7 +181,6 @@ JOBS: Final[Halves] = MappingProxyType(
         "life": (_produce_life, _consume_life),
         "churn": (_produce_churn, _consume_churn),
         "held": (_produce_held, _consume_held),
-        "busy": (_produce_busy, _consume_busy),
     }
 )
 """The producer's and the consumer's half of each job, by name."""

@@ -11,10 +11,12 @@ from typing import Any, Final
 import crossmem
 from crossmem.bench.jobs import Context, Halves, timed
 from crossmem.control import rows, segments
+from crossmem.control.arenas import BATCH
 from crossmem.control.leases import Holder, Row
 from crossmem.control.records import Allow, Export, Unit
 from crossmem.control.slots import SlotTable
 from crossmem.driver import Exported
+from crossmem.sharing.base.process import current
 
 __all__ = ["SCALE_JOBS"]
 
@@ -151,6 +153,35 @@ def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str
     return {"read": times}
 
 
+def _produce_block_rows(context: Context, *, importers: int, batches: int) -> dict[str, Any]:
+    """Free blocks of a pool that so many importers have open, none of which holds one."""
+    pool = crossmem.device(context.peer.device).pool(4096, 2 * BATCH)
+    first = pool.allocate()
+    first.export()
+    server = current().server
+    assert server is not None
+    (arena,) = (one for one in server.leases.pools.arenas.values() if one.blocks == 2 * BATCH)
+    for number in range(importers):
+        made: list[int] = []
+        row = segments.create("crossmem-row", made, is_written_by_maker=False)
+        os.close(made[0])
+        arena.export.rows[Row(Holder(number, 0), row, 0)] = row.words
+    times = []
+    for _ in range(batches):
+        blocks = [pool.allocate() for _ in range(BATCH)]
+        for block in blocks:
+            block.export()
+
+        def free_all(freed: list[crossmem.Block] = blocks) -> None:
+            for block in freed:
+                block.free()
+
+        times.append(timed(free_all)[0] / BATCH)
+    first.free()
+    pool.close()
+    return {"free": times}
+
+
 def _produce_loop(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
     """Create, export and free in a loop of one process, without importers."""
     peer = context.peer
@@ -173,6 +204,7 @@ SCALE_JOBS: Final[Halves] = MappingProxyType(
         "separate": (_produce_separate, _consume_separate),
         "exhaust": (_produce_exhaust, _consume_nothing),
         "rows": (_produce_rows, _consume_nothing),
+        "block-rows": (_produce_block_rows, _consume_nothing),
         "loop": (_produce_loop, _consume_nothing),
     }
 )

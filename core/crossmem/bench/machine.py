@@ -82,7 +82,7 @@ def describe_machine() -> dict[str, Any]:
     with suppress(OSError):
         shmem = huge_pages.read_text().partition("[")[2].partition("]")[0]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    names = ("crossmem", "pydantic", "pluggy", "numpy", "posix_ipc", "umf", "torch")
+    names = ("crossmem", "pydantic", "pluggy", "numpy", "posix_ipc", "umf", "iceoryx2", "torch")
     return {
         "cpu": _field("/proc/cpuinfo", "model name") or platform.machine(),
         "architecture": platform.machine(),

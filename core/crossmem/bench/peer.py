@@ -32,6 +32,18 @@ class Peer(ABC):
     touches_memory: ClassVar[bool] = False
     """Whether creation fills every page, so that big sizes take long and need free memory."""
 
+    is_read_only: ClassVar[bool] = False
+    """Whether the consumer must not write into what it attached."""
+
+    needs_reader: ClassVar[bool] = False
+    """Whether memory that was exported can be freed only after the consumer attached it."""
+
+    asks_exporter: ClassVar[bool] = True
+    """Whether attaching waits for code of the producer to run, as it does for a server thread.
+
+    Such a peer cannot be measured beside a producer that is stopped.
+    """
+
     def __init__(self, device: str) -> None:
         self.device = device
 
@@ -77,10 +89,12 @@ PEERS: Final = MappingProxyType(
     {
         "floor": (_HERE + "peer_floor", "FloorPeer"),
         "crossmem": (_HERE + "peer_crossmem", "CrossmemPeer"),
+        "pool": (_HERE + "peer_pool", "PoolPeer"),
         "mp": (_HERE + "peer_mp", "SharedMemoryPeer"),
         "posix_ipc": (_HERE + "peer_posix_ipc", "PosixIpcPeer"),
         "umf-proxy": (_HERE + "peer_umf", "UmfProxyPeer"),
         "umf-disjoint": (_HERE + "peer_umf", "UmfDisjointPeer"),
+        "iceoryx2": (_HERE + "peer_iceoryx2", "Iceoryx2Peer"),
         "torch": (_HERE + "peer_torch", "TorchPeer"),
     }
 )

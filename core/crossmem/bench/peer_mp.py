@@ -21,6 +21,7 @@ class SharedMemoryPeer(Peer):
     """
 
     title: ClassVar[str] = "mp.shared_memory"
+    asks_exporter: ClassVar[bool] = False
 
     @override
     def create(self, nbytes: int) -> SharedMemory:

@@ -27,6 +27,7 @@ class PosixIpcPeer(Peer):
 
     title: ClassVar[str] = "posix_ipc"
     distribution: ClassVar[str | None] = "posix_ipc"
+    asks_exporter: ClassVar[bool] = False
 
     def __init__(self, device: str) -> None:
         super().__init__(device)

@@ -64,6 +64,7 @@ class UmfProxyPeer(Peer):
 
     title: ClassVar[str] = "UMF proxy"
     distribution: ClassVar[str | None] = "umf"
+    asks_exporter: ClassVar[bool] = False
 
     def __init__(self, device: str) -> None:
         super().__init__(device)

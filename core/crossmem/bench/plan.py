@@ -26,7 +26,9 @@ class Plan:
     batch, batch_rounds
         Number of allocations in the churned, held and batched rows, and rounds of those rows.
     busy
-        Imports from an idle exporter and from a busy exporter, in each round.
+        Attaches beside each kind of busy exporter, in each round.
+    holds, hold_s
+        How often an exporter keeps the interpreter locked, and for how many seconds.
     repeats, repeat_rounds
         Allocations with repeated imports and exports, and rounds of those rows; also calls of each
         function from C.
@@ -48,6 +50,12 @@ class Plan:
         Size of the array that is sent through queues and that readers attach, in bytes.
     readers
         Processes that read one array.
+    copied_sizes, copied_pairs, copied_rounds
+        Sizes in bytes of the dicts that are shared with a copy, fresh pairs of processes for each,
+        and how often each pair repeats it.
+    updated_nbytes, updated_rounds
+        Size of the dict that is copied once and then updated, beside NumPy's copies, and how often
+        each of the fresh processes updates it.
     is_brief
         Whether only the rows of the summary are measured, without targets.
     """
@@ -58,7 +66,9 @@ class Plan:
     budget_s: float = 0.5
     batch: int = 1000
     batch_rounds: int = 2
-    busy: int = 10
+    busy: int = 20
+    holds: int = 1
+    hold_s: float = 1.0
     repeats: int = 200
     repeat_rounds: int = 3
     bandwidth_sizes: tuple[int, ...] = (2 * MIB, 256 * MIB)
@@ -74,6 +84,11 @@ class Plan:
     tree_rounds: int = 5
     array_nbytes: int = 64 * MIB
     readers: int = 8
+    copied_sizes: tuple[int, ...] = (4 * MIB, 256 * MIB)
+    copied_pairs: int = 3
+    copied_rounds: int = 5
+    updated_nbytes: int = 512 * MIB
+    updated_rounds: int = 3
     is_brief: bool = False
 
 
@@ -85,6 +100,7 @@ PLANS: Final = MappingProxyType(
             batch=20,
             batch_rounds=1,
             busy=2,
+            hold_s=0.1,
             repeats=10,
             repeat_rounds=1,
             bandwidth_sizes=(2 * MIB,),
@@ -100,6 +116,11 @@ PLANS: Final = MappingProxyType(
             tree_rounds=2,
             array_nbytes=4 * MIB,
             readers=2,
+            copied_sizes=(4 * MIB,),
+            copied_pairs=1,
+            copied_rounds=2,
+            updated_nbytes=4 * MIB,
+            updated_rounds=2,
         ),
         "brief": Plan(
             rounds=9,
@@ -107,6 +128,7 @@ PLANS: Final = MappingProxyType(
             budget_s=0.2,
             batch=300,
             batch_rounds=5,
+            busy=10,
             repeats=100,
             bandwidth_sizes=(256 * MIB,),
             is_brief=True,
@@ -118,6 +140,7 @@ PLANS: Final = MappingProxyType(
             budget_s=2.0,
             batch_rounds=9,
             busy=40,
+            holds=9,
             repeats=1000,
             repeat_rounds=9,
             bandwidth_sizes=(2 * MIB, 256 * MIB, 1024 * MIB),
@@ -128,6 +151,9 @@ PLANS: Final = MappingProxyType(
             tree_nbytes=2048 * MIB,
             tree_rounds=25,
             array_nbytes=256 * MIB,
+            copied_pairs=9,
+            copied_rounds=9,
+            updated_rounds=9,
         ),
     }
 )

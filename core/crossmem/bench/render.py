@@ -13,6 +13,15 @@ from crossmem.bench.targets import size_name
 
 __all__ = ["make_tables", "render", "targets_table"]
 
+# What the columns of the busy exporter are called, by the load's name.
+_BUSY_HEADS = {
+    "idle": "idle",
+    "busy": "1 thread\nspins",
+    "4 threads": "4 threads\nspin",
+    "asyncio": "asyncio\nbusy",
+    "GIL held": "GIL held\nin C",
+    "stopped": "SIGSTOP",
+}
 _LIFE_METRICS = ("create", "export", "attach", "detach", "free", "life", "total")
 _LIFE_HEADS = (
     "create",
@@ -23,7 +32,6 @@ _LIFE_HEADS = (
     "whole\nlife",
     "round\ntrip",
 )
-_HELD_METRICS = ("create", "open", "close", "free")
 
 
 def make_tables(report: Report) -> list[Table]:
@@ -33,12 +41,23 @@ def make_tables(report: Report) -> list[Table]:
     tables = []
     sizes = sorted({row.nbytes for row in report.rows if row.section == "life" and row.nbytes})
     for nbytes in sizes:
-        title = f"One allocation of {size_name(nbytes)}, µs"
+        title = f"Turn by turn, one allocation of {size_name(nbytes)}, µs"
         tables.append(_peers(report, title, "life", _LIFE_METRICS, _LIFE_HEADS, nbytes=nbytes))
+    count = report.settings["plan"]["batch"]
+    held = f"{count} blocks of 4 KiB at once, each step for all before the next, µs each"
     tables += [
         _peers(report, "Churn of 4 KiB, µs each, with the round trip", "churn", ("each",)),
-        _peers(report, "Held at once, 4 KiB, µs each", "held", _HELD_METRICS),
-        _peers(report, "Import from an exporter busy in Python, µs", "busy", ("idle", "busy")),
+        _peers(report, held, "held", _LIFE_METRICS[:-1], _LIFE_HEADS[:-1]),
+        *(
+            _peers(
+                report,
+                f"Attach beside a busy exporter, µs, {name}",
+                "busy",
+                tuple(load + suffix for load in _BUSY_HEADS),
+                tuple(_BUSY_HEADS.values()),
+            )
+            for name, suffix in (("median", ""), ("p99", ", p99"))
+        ),
     ]
     for title, section in (
         ("Many imports, µs each", "batch"),
@@ -48,10 +67,12 @@ def make_tables(report: Report) -> list[Table]:
         ("Trees of tensors", "trees"),
         ("One array through a queue", "queues"),
         ("Readers of one array", "readers"),
+        ("The copy itself, beside NumPy's", "updates"),
         ("Importing, ms", "import"),
         ("Calls from C into an emulated library, µs", "calls"),
     ):
         tables.append(_list(report, title, section))
+    tables.append(_copies(report))
     tables.append(targets_table(report))
     return [table for table in tables if table.rows]
 
@@ -81,6 +102,21 @@ def _peers(
     if not any(row.section == section for row in report.rows):
         rows = []
     return Table(title, ("", *(heads or metrics)), tuple(rows))
+
+
+def _copies(report: Report) -> Table:
+    """Return what sharing a dict of arrays with a copy takes in each way."""
+    found = [row for row in report.rows if row.section == "copies"]
+    sizes = sorted({row.nbytes for row in found if row.nbytes})
+    columns = [(nbytes, metric) for nbytes in sizes for metric in ("cold", "warm")]
+    rows = []
+    for title in dict.fromkeys(row.subject for row in found):
+        values = [report.value("copies", title, metric, nbytes=size) for size, metric in columns]
+        rows.append((title, *map(number, values)))
+    for title, reason in report.absent.items() if found else ():
+        rows.append((title, reason, *[""] * (len(columns) - 1)))
+    heads = [f"{size_name(nbytes)}\n{metric}" for nbytes, metric in columns]
+    return Table("Share a dict of arrays with copy, ms", ("", *heads), tuple(rows))
 
 
 def _list(report: Report, title: str, section: str) -> Table:

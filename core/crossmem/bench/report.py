@@ -7,10 +7,15 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Final
 
-__all__ = ["SCHEMA", "Report", "Row", "Target"]
+__all__ = ["SCHEMA", "Report", "Row", "Target", "percentile"]
 
 SCHEMA: Final = 1
 """Version of the JSON form."""
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return the smallest value that so many percent of the values do not exceed."""
+    return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,9 @@ class Report:
         CPU, kernel, versions.
     settings
         Rounds, counts and CPUs of this run.
+    absent
+        What a table's line says where a way of sharing outside :attr:`peers` was not measured, by
+        the way's name.
     peers
         Name of every peer: its title, version, and state: ``"measured"``, ``"not installed"`` or
         the error.
@@ -108,6 +116,7 @@ class Report:
     machine: dict[str, Any]
     settings: dict[str, Any]
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)

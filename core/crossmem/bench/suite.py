@@ -10,11 +10,12 @@ from statistics import median
 from time import monotonic
 from typing import Any, Self
 
+from crossmem.bench.jobs_busy import HELD, IDLE, LOADS, ONE_THREAD, STOPPED
 from crossmem.bench.machine import available_nbytes, choose_cpus, describe_machine, version_of
 from crossmem.bench.pair import BenchError, Pair, child_environment
 from crossmem.bench.peer import peer_class
 from crossmem.bench.plan import KIB, Plan
-from crossmem.bench.report import Report
+from crossmem.bench.report import Report, percentile
 from crossmem.bench.targets import compute_targets, size_name
 
 __all__ = ["Suite"]
@@ -185,9 +186,9 @@ class Suite:
         self.say("starting two processes for each peer")
         for peer in list(self._peers):
             found = self.job(peer, "check", nbytes=4 * KIB)
-            if found is None or not found["right"]:
+            if found is None or not (found["seen"] and found["answered"]):
                 self.report.peers[peer]["state"] = "failed"
-                self.note(f"{peer}: the consumer does not see what the producer writes")
+                self.note(f"{peer}: one side does not see what the other writes")
                 self._peers.remove(peer)
 
     def _room(self, peer: str, nbytes: int) -> bool:
@@ -229,7 +230,8 @@ class Suite:
         arguments: dict[str, Any] = {"nbytes": 4 * KIB, "count": plan.batch}
         for turn in self._turns(plan.batch_rounds):
             for peer in turn:
-                loop = self.job(peer, "loop", **arguments)
+                alone = not peer_class(peer).needs_reader
+                loop = self.job(peer, "loop", **arguments) if alone else None
                 if loop is not None:
                     each = median(loop["each"]) * _US
                     rounds.setdefault(("loop", peer, "each"), []).append(each)
@@ -238,23 +240,39 @@ class Suite:
                 churn = self.job(peer, "churn", **arguments)
                 if churn is not None:
                     rounds.setdefault(("churn", peer, "each"), []).append(churn["each"] * _US)
-                held = self.job(peer, "held", **arguments)
-                for metric in ("create", "open", "close", "free") if held is not None else ():
-                    each = (held or {})[metric] * _US
-                    rounds.setdefault(("held", peer, metric), []).append(each)
+                held = self.job(peer, "held", **arguments) or {}
+                each = {metric: held[metric] * _US for metric in _LIFE if metric in held}
+                for metric, value in each.items():
+                    rounds.setdefault(("held", peer, metric), []).append(value)
+                if each:
+                    rounds.setdefault(("held", peer, "life"), []).append(sum(each.values()))
         for (section, peer, metric), values in rounds.items():
             self.report.add(section, peer, metric, values, "us")
 
     def _busy(self) -> None:
-        """Measure imports from an exporter that computes in pure Python."""
+        """Measure imports from an exporter that does something else."""
         plan = self.plan
-        self.say("an exporter that is busy in pure Python")
-        rounds: dict[tuple[str, str], list[float]] = {}
-        for turn in self._turns(max(1, plan.batch_rounds)):
-            for peer in turn:
-                times = self.job(peer, "busy", nbytes=4 * KIB, count=plan.busy)
-                for metric in ("idle", "busy") if times is not None else ():
-                    value = median((times or {})[metric]) * _US
-                    rounds.setdefault((peer, metric), []).append(value)
-        for (peer, metric), values in rounds.items():
-            self.report.add("busy", peer, metric, values, "us")
+        self.say("attaching beside a busy exporter")
+        samples: dict[tuple[str, str], list[list[float]]] = {}
+        for load in (IDLE, ONE_THREAD) if plan.is_brief else LOADS:
+            for turn in self._turns(plan.holds if load == HELD else max(1, plan.batch_rounds)):
+                for peer in turn:
+                    asks = peer_class(peer).asks_exporter
+                    if asks and load == STOPPED:
+                        continue  # it waits until the exporter goes on
+                    times = self.job(
+                        peer,
+                        "beside",
+                        row=load,
+                        nbytes=4 * KIB,
+                        # Where the exporter must answer, only the first attach meets the lock.
+                        count=1 if asks and load == HELD else plan.busy,
+                        load=load,
+                        hold_s=plan.hold_s,
+                    )
+                    if times is not None:
+                        samples.setdefault((peer, load), []).append(times["attach"])
+        for (peer, load), rounds in samples.items():
+            self.report.add("busy", peer, load, [median(one) * _US for one in rounds], "us")
+            pooled = percentile([each for one in rounds for each in one], 99)
+            self.report.add("busy", peer, f"{load}, p99", [pooled * _US], "us")

@@ -158,6 +158,11 @@ def _rows(suite: Suite) -> None:
         if found is not None:
             metric = f"read for one free, {importers} importers"
             suite.report.add("rows", _PEER, metric, [median(found["read"]) * _US], "us")
+    for importers in (1, 64):
+        found = suite.job(_PEER, "block-rows", importers=importers, batches=suite.plan.repeats)
+        if found is not None:
+            metric = f"free, {importers} importers"
+            suite.report.add("rows", "pool", metric, [median(found["free"]) * _US], "us")
 
 
 def _imports(suite: Suite) -> None:

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of a run that measures trees and arrays, beside the frameworks' own ways."""
 
-import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
+from crossmem.bench.cases import run_case
 from crossmem.bench.machine import available_nbytes
 from crossmem.bench.plan import MIB
 from crossmem.bench.suite import Suite
@@ -15,7 +13,6 @@ from crossmem.bench.targets import size_name
 
 __all__ = ["run"]
 
-_DEADLINE_S: Final = 600.0
 _ALIGNMENT_NBYTES: Final = 64
 _SMALL_NBYTES: Final = 4096
 
@@ -27,27 +24,6 @@ def run(suite: Suite) -> None:
     _trees(suite)
     _queues(suite)
     _readers(suite)
-
-
-def _case(suite: Suite, name: str, **arguments: Any) -> dict[str, list[float]]:
-    """Measure one case in a fresh interpreter. After a failure, note it and return nothing."""
-    command = [sys.executable, "-P", "-m", "crossmem.bench.frameworks", name, json.dumps(arguments)]
-    try:
-        done = subprocess.run(
-            command,
-            check=True,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            timeout=_DEADLINE_S,
-            env=suite.environment,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        words = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
-        suite.note(f"{name} {arguments}: {' '.join(words)}")
-        return {}
-    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def _trees(suite: Suite) -> None:
@@ -64,8 +40,9 @@ def _trees(suite: Suite) -> None:
         if available_nbytes() < 3 * size:
             suite.note(f"{kind} at {size_name(size)}: too little free memory")
             continue
-        found = _case(
+        found = run_case(
             suite,
+            "frameworks",
             "tree",
             kind=kind,
             tensors=plan.tensors,
@@ -84,7 +61,9 @@ def _queues(suite: Suite) -> None:
             suite.note(f"sending an array with {kind} was not measured: not installed")
             continue
         suite.say(f"an array of {size_name(nbytes)} through a queue, {kind}")
-        found = _case(suite, "queue", kind=kind, nbytes=nbytes, rounds=suite.plan.tree_rounds)
+        found = run_case(
+            suite, "frameworks", "queue", kind=kind, nbytes=nbytes, rounds=suite.plan.tree_rounds
+        )
         for metric, seconds in found.items():
             rounds = [one * 1e3 for one in seconds]
             suite.report.add("queues", kind, metric, rounds, "ms", nbytes=nbytes)
@@ -95,7 +74,7 @@ def _readers(suite: Suite) -> None:
         return
     count, nbytes = suite.plan.readers, max(suite.plan.array_nbytes, 4 * MIB)
     suite.say(f"{count} readers of {size_name(nbytes)}")
-    found = _case(suite, "readers", count=count, nbytes=nbytes)
+    found = run_case(suite, "frameworks", "readers", count=count, nbytes=nbytes)
     if not found:
         return
     attach, add = found["attach"], suite.report.add

@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from crossmem.bench.jobs_busy import IDLE, LOADS
 from crossmem.bench.report import Report, Target
 
 __all__ = ["SAME", "compute_targets", "size_name"]
@@ -28,6 +29,7 @@ def compute_targets(report: Report) -> list[Target]:
     """Return every target with the result of this run."""
     return [
         *_life(report),
+        *_pools(report),
         *_repeats(report),
         *_bandwidth(report),
         *_scale(report),
@@ -35,6 +37,7 @@ def compute_targets(report: Report) -> list[Target]:
         *_trees(report),
         *_queues(report),
         *_readers(report),
+        *_updates(report),
     ]
 
 
@@ -70,6 +73,33 @@ def _life(report: Report) -> Iterator[Target]:
         )
         name = f"whole life at {size_name(sizes[-1])}, against {size_name(sizes[0])}"
         yield Target(name, measured, 1.3)
+
+
+def _pools(report: Report) -> Iterator[Target]:
+    """Blocks of a pool, turn by turn and many at once, beside others in the same run."""
+    for section, rival, title, limit in (
+        ("life", "umf-disjoint", "UMF disjoint", 1.0),
+        ("life", "floor", "the floor", 0.25),
+        ("life", "mp", "mp.shared_memory", 0.15),
+        ("held", "umf-disjoint", "UMF disjoint", 1.0),
+        ("held", "iceoryx2", "iceoryx2", 2.0),
+    ):
+        nbytes = 4 << 10 if section == "life" else None
+        measured = _ratio(
+            report.value(section, "pool", "life", nbytes=nbytes),
+            report.value(section, rival, "life", nbytes=nbytes),
+        )
+        how = "turn by turn" if section == "life" else "many at once"
+        yield Target(f"whole life of a block, {how}, against {title}", measured, limit)
+    idle = report.value("busy", "pool", IDLE)
+    for load in LOADS:
+        if load != IDLE:
+            measured = _ratio(report.value("busy", "pool", load), idle)
+            yield Target(f"attach of a block, {load}, against idle", measured, 1.2)
+    many, one = (
+        report.value("rows", "pool", f"free, {importers} importers") for importers in (64, 1)
+    )
+    yield Target("free of a block, 64 importers, against one", _ratio(many, one), 8.0)
 
 
 def _repeats(report: Report) -> Iterator[Target]:
@@ -172,3 +202,23 @@ def _readers(report: Report) -> Iterator[Target]:
         report.value("readers", "crossmem", "attach, first half"),
     )
     yield Target("attach of a later reader, against an earlier one", measured, SAME)
+
+
+def _updates(report: Report) -> Iterator[Target]:
+    sizes = [row.nbytes for row in report.rows if row.section == "updates"]
+    nbytes = sizes[0] if sizes else None
+    size = size_name(nbytes) if nbytes else "a tree"
+    for ours, theirs, name, limit in (
+        ("update", "touched copy", "update of {}, against a NumPy copy into touched memory", 1.3),
+        (
+            "first share",
+            "faulting copy",
+            "first share of {} with copy, against a NumPy copy that faults pages",
+            0.6,
+        ),
+    ):
+        measured = _ratio(
+            report.value("updates", "crossmem", ours, nbytes=nbytes),
+            report.value("updates", "NumPy", theirs, nbytes=nbytes),
+        )
+        yield Target(name.format(size), measured, limit)

@@ -12,6 +12,7 @@ from typing import Final
 
 from crossmem.bench.channel import Channel, ChannelError
 from crossmem.bench.jobs import JOBS, Context
+from crossmem.bench.jobs_busy import BUSY_JOBS
 from crossmem.bench.jobs_crossmem import CROSSMEM_JOBS
 from crossmem.bench.jobs_scale import SCALE_JOBS
 from crossmem.bench.peer import peer_class
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> None:
         Role, name of the peer, crossmem device, CPU of the process, and the descriptors of the
         control channel and of the channel to the other process.
     """
-    jobs = {**JOBS, **CROSSMEM_JOBS, **SCALE_JOBS}
+    jobs = {**JOBS, **BUSY_JOBS, **CROSSMEM_JOBS, **SCALE_JOBS}
     role, name, device, cpu, control_fd, partner_fd = arguments
     os.sched_setaffinity(0, {int(cpu)})
     # A thousand held allocations need a descriptor each. The usual soft limit is 1024.

@@ -65,7 +65,7 @@ app.callback(
     epilog=examples(
         (
             ("crossmem demo", "see three processes share 256 MiB"),
-            ("crossmem devices", "see which devices work here, and what the others miss"),
+            ("crossmem devices", "list the devices, and why other backends are unusable"),
             ("crossmem bench", "compare crossmem with shared_memory"),
             ("crossmem conformance", "test that a backend keeps the contract"),
             ("crossmem emulate hip -- ./test", "run a program for AMD GPUs without one"),
@@ -78,7 +78,7 @@ app.callback(
     ("crossmem demo", "share 256 MiB of generated weights"),
     ("crossmem demo model.safetensors", "share a file; each tensor gets its own handle"),
     ("crossmem demo big.npz -n 8 --no-copy", "eight consumers, no comparison with a copy"),
-    ("crossmem demo --size 4GiB", "to attach takes as long as for 256 MiB"),
+    ("crossmem demo --size 4GiB", "attaching takes as long as for 256 MiB"),
     ("crossmem demo data.bin --json | jq .ok", "for scripts"),
 )
 def demo(
@@ -140,8 +140,8 @@ def demo(
 
 
 @_command(
-    ("crossmem devices", "a screen: what works here, and what does not"),
-    ("crossmem devices -v", "also what was tried, and how to install"),
+    ("crossmem devices", "one screen: usable devices, unusable backends"),
+    ("crossmem devices -v", "also every path tried, and how to install"),
     ("crossmem devices --json | jq '.devices[].device'", "for scripts"),
     ("CROSSMEM_EMULATED_DEVICES=4 crossmem devices", "with four emulated devices"),
 )
@@ -158,7 +158,7 @@ def devices(
         ),
     ] = False,
 ) -> None:
-    """List the devices that work here, and what each other backend misses.
+    """List the devices that work here, and why each other backend is unusable.
 
     Also lists the plugins that failed to load. The last line is the device that a program gets
     without naming one. Host memory and emulations are used only if a program names them.

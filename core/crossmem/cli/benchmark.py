@@ -41,9 +41,9 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Measure only this way of sharing: crossmem, mp, floor, posix_ipc, umf-proxy, "
-            r"umf-disjoint or torch. May be repeated.  \[default: the first three; with --full or "
-            "--check, all]",
+            help="Measure only this way of sharing: crossmem, pool, mp, floor, posix_ipc, "
+            r"umf-proxy, umf-disjoint, iceoryx2 or torch. May be repeated.  \[default: crossmem, "
+            "mp and floor; with --full or --check, all]",
         ),
     ] = None,
     device: Annotated[
@@ -73,7 +73,7 @@ def bench(
         for name in peer or ():
             if name not in suite.PEERS:
                 hint = f"choose from {', '.join(suite.PEERS)}"
-                raise UsageProblem(f"there is nothing to measure called {name!r}", hint=hint)
+                raise UsageProblem(f"--peer {name!r} is unknown", hint=hint)
         mode: suite.Mode = "smoke" if smoke else "full" if full else "quick" if check else "brief"
         if mode == "brief":
             show_step("measuring, which takes less than half a minute")

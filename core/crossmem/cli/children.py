@@ -174,7 +174,7 @@ def gather(
         ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
         if not ready:
             names = ", ".join(children[index].name for index in waiting.values())
-            raise ConsumerError(f"no answer from {names} within {timeout:.0f} seconds")
+            raise ConsumerError(f"{clause(names)} did not answer within {timeout:.0f} seconds")
         for connection in ready:
             index = waiting[connection]
             message = children[index].receive()

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 import crossmem
-from crossmem.conformance import resources
+from crossmem.conformance import blocks, resources
 from crossmem.driver import Driver, TracingDriver, witness_of
 from crossmem.sharing.base.process import current
 from crossmem.sharing.importer import messages
@@ -77,12 +77,15 @@ def begin(
     runtime: str | None,
     mechanism: str | None,
     tracing: bool,  # noqa: FBT001
+    on_blocks: bool = False,  # noqa: FBT001, FBT002
 ) -> None:
-    """Set up a peer: its device, and whether its drivers are traced."""
+    """Set up a peer: which device it uses, whether its drivers are traced, and if it has blocks."""
     global _spec, _runtime, _mechanism
     _spec, _runtime, _mechanism = spec, runtime, mechanism
     if tracing:
         current().registry.adapt(TracingDriver)
+    if on_blocks:
+        blocks.use()
 
 
 def use_device(spec: str) -> None:
@@ -106,9 +109,11 @@ def tracer() -> TracingDriver:
 # Exporting --------------------------------------------------------------------------------
 
 
-def allocate(name: str, nbytes: int, *, spec: str | None = None) -> tuple[int, int]:
-    """Allocate; return address and capacity."""
-    allocation = objects[name] = device(spec).allocate(nbytes)
+def allocate(
+    name: str, nbytes: int, *, spec: str | None = None, **options: Any
+) -> tuple[int, int]:
+    """Allocate, for exports with these options; return address and capacity."""
+    allocation = objects[name] = blocks.allocate(device(spec), nbytes, **options)
     return allocation.ptr, allocation.capacity
 
 
@@ -127,7 +132,8 @@ def offer(
     name: str, nbytes: int, data: bytes = b"", *, spec: str | None = None, **options: Any
 ) -> bytes:
     """Allocate, write from the first byte on, export; return the handle's bytes."""
-    allocate(name, nbytes, spec=spec)
+    shown = {one: options[one] for one in ("allow", "access") if one in options}
+    allocate(name, nbytes, spec=spec, **shown)
     if data:
         write(name, data)
     return export(name, **options)
@@ -364,6 +370,8 @@ def reset() -> dict[str, Any]:
         (crossmem.Mapping, "unmap"),
         (crossmem.Import, "close"),
         (crossmem.Allocation, "free"),
+        (crossmem.Block, "free"),
+        (crossmem.Pool, "close"),
     )
     for kind, method in ends:
         for one in objects.values():
@@ -375,7 +383,8 @@ def reset() -> dict[str, Any]:
 
 
 def state(ignored: frozenset[int] = frozenset()) -> dict[str, Any]:
-    """Return the resources of a process, for comparisons."""
+    """Return what a process holds: for comparing before and after."""
+    blocks.close_pools()
     crossmem.collect()
     return {
         "live": live(),

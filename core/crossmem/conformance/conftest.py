@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 import crossmem
-from crossmem.conformance import actions, reporting
+from crossmem.conformance import actions, blocks, reporting
 from crossmem.conformance.harness import Allocate, FreshPeer, Imports, Kit
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import LeakError, PeerPool, deadline, leftovers, own_state, settle
@@ -25,7 +25,7 @@ TEST_LIMIT_S: Final = 180.0 * SLOWNESS
 """No test may take longer. A second deadline ends the whole run some time later."""
 
 _HERE: Final = Path(__file__).parent
-_LAW: Final = re.compile(r"test_c(\d\d)_")
+_LAW: Final = re.compile(r"test_([cp])(\d\d)_")
 _kit: Final = pytest.StashKey[Kit]()
 
 
@@ -37,6 +37,7 @@ def _kit_of(config: pytest.Config) -> Kit:
             config.getoption("crossmem_runtime"),
             config.getoption("crossmem_mechanism"),
             forks=config.getoption("crossmem_fork_peers"),
+            on_blocks=config.getoption("crossmem_blocks"),
         )
         config.stash[_kit] = kit
     return kit
@@ -48,7 +49,7 @@ def _kit_of(config: pytest.Config) -> Kit:
 def _law_of(item: pytest.Item) -> str | None:
     """Return the law in a test's name."""
     found = _LAW.match(item.name)
-    return f"C{int(found[1])}" if found else None
+    return f"{found[1].upper()}{int(found[2])}" if found else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -69,7 +70,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests of capabilities that the device does not have."""
+    """Skip what the device, or blocks of pools, do not offer."""
+    if item.config.getoption("crossmem_blocks"):
+        for marker in item.iter_markers("crossmem_not_of_blocks"):
+            pytest.skip(f"not of blocks: {marker.args[0]}")
     for marker in item.iter_markers("crossmem_requires"):
         capabilities = _kit_of(item.config).device.capabilities
         for name in marker.args:
@@ -174,8 +178,8 @@ def allocate(device: crossmem.Device) -> Iterator[Allocate]:
     """Return ``allocate(nbytes, data=b"")``. Its allocations are freed after the test."""
     made: list[crossmem.Allocation] = []
 
-    def make(nbytes: int, data: bytes = b"") -> crossmem.Allocation:
-        allocation = device.allocate(nbytes)
+    def make(nbytes: int, data: bytes = b"", **options: Any) -> crossmem.Allocation:
+        allocation = blocks.allocate(device, nbytes, **options)
         made.append(allocation)
         if data:
             allocation.write(data)

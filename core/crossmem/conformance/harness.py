@@ -15,6 +15,7 @@ from crossmem.conformance.forkserver import plugin_modules
 from crossmem.conformance.peers import Peer, kill_all
 from crossmem.conformance.pool import PeerPool
 from crossmem.conformance.servers import preload
+from crossmem.models import Access
 from crossmem.sharing.base.process import current
 
 __all__ = ["Allocate", "FreshPeer", "Imports", "Kit", "capacity_of"]
@@ -23,8 +24,15 @@ __all__ = ["Allocate", "FreshPeer", "Imports", "Kit", "capacity_of"]
 class Allocate(Protocol):
     """Allocates on the device under test. The fixture frees the memory after the test."""
 
-    def __call__(self, nbytes: int, data: bytes = b"") -> crossmem.Allocation:
-        """Allocate, and write ``data`` at the start."""
+    def __call__(
+        self,
+        nbytes: int,
+        data: bytes = b"",
+        *,
+        allow: crossmem.Allow | None = None,
+        access: Access = "rw",
+    ) -> crossmem.Allocation:
+        """Allocate for exports with these options, and write data from the first byte on."""
         ...
 
 
@@ -70,7 +78,13 @@ class Kit:
     """The common objects of a run: the device under test and the pool of peers."""
 
     def __init__(
-        self, spec: str, runtime: str | None, mechanism: str | None, *, forks: bool | None
+        self,
+        spec: str,
+        runtime: str | None,
+        mechanism: str | None,
+        *,
+        forks: bool | None,
+        on_blocks: bool,
     ) -> None:
         self._folder = None
         is_worker = "PYTEST_XDIST_WORKER" in os.environ
@@ -82,7 +96,7 @@ class Kit:
             # On a shared host, the allocations of one worker would change the free memory of
             # another.
             os.environ["CROSSMEM_EMULATED_STATE"] = str(Path(self._folder or "", "host"))
-        actions.begin(spec, runtime, mechanism, tracing=True)
+        actions.begin(spec, runtime, mechanism, tracing=True, on_blocks=on_blocks)
         self.device = actions.device()
         self.violations_before = len(actions.vendor_violations() or [])
         """The breaches that a strict emulation had recorded before the run."""

@@ -24,6 +24,7 @@ from typing import Any, Final, Self
 
 from typing_extensions import override
 
+from crossmem.conformance import blocks
 from crossmem.conformance.channel import GRACE_S, START_TIMEOUT_S, receive, send
 from crossmem.conformance.forkserver import ForkedProcess, ForkServerError
 from crossmem.conformance.servers import fork_peer, server_descriptors
@@ -153,7 +154,7 @@ class Peer:
         _alive.add(self)
         try:
             self._pidfd = os.pidfd_open(self.pid)
-            send(self._socket, (device, runtime, mechanism, tracing))
+            send(self._socket, (device, runtime, mechanism, tracing, blocks.are_used()))
             self.answer(0, START_TIMEOUT_S)
         except BaseException:
             self.destroy()

@@ -8,10 +8,13 @@ from crossmem._version import __version__
 from crossmem.models import Capabilities
 from crossmem.models.report import FrozenModel
 
-__all__ = ["LAWS", "TABLE", "LawOutcome", "Recorder", "Report", "write_report"]
+__all__ = ["LAWS", "POOL_LAWS", "TABLE", "LawOutcome", "Recorder", "Report", "write_report"]
 
 LAWS: Final = tuple(f"C{number}" for number in range(1, 31))
 """The laws of the contract."""
+
+POOL_LAWS: Final = tuple(f"P{number}" for number in range(1, 6))
+"""The laws that pools have beside these."""
 
 TABLE: Final = "crossmem-laws"
 """Name of the pytest plugin that prints the table of laws: ``-p no:crossmem-laws`` omits it."""
@@ -66,8 +69,10 @@ class Recorder:
     def __init__(self, *, device: str, runtime: str | None, mechanism: str | None) -> None:
         self._device, self._runtime, self._mechanism = device, runtime, mechanism
         self.capabilities: Capabilities | None = None
-        """The device's capabilities, after the device has been opened."""
-        self._outcomes: dict[str, dict[str, tuple[Outcome, str]]] = {law: {} for law in LAWS}
+        """What the device says that it can do, once that is known."""
+        self._outcomes: dict[str, dict[str, tuple[Outcome, str]]] = {
+            law: {} for law in (*LAWS, *POOL_LAWS)
+        }
 
     @property
     def has_any(self) -> bool:

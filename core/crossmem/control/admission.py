@@ -12,16 +12,19 @@ from crossmem.control.processes import own_uid
 from crossmem.control.records import Export, Unit
 from crossmem.control.registry import LeaseRegistry
 from crossmem.control.segments import SLOTS
-from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_reservation, verify
+from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_terms, verify
 from crossmem.driver import Peer
 from crossmem.errors import AccessDeniedError, CrossmemError, DriverError
-from crossmem.guards import shorten
+from crossmem.guards import clause, shorten
 from crossmem.models import EventKind
 
 __all__ = ["Admission", "Admitted"]
 
 _MAX_ROWS: Final = 8
 """The most rows that one process may have: one for each control segment and each program."""
+
+_MAX_TEXT: Final = 300
+"""Characters of an error that a peer is told."""
 
 
 class Admitted(NamedTuple):
@@ -100,7 +103,8 @@ class Admission:
         """Reserve an export for a message of a peer, under the number that the peer has chosen."""
         registry, number = self.registry, wanted.reservation
         with registry.lock:
-            refusal = registry.exports.refusal_of_reservation(wanted, holder)
+            refusal = registry.pools.enter(wanted, holder)
+            refusal = refusal or registry.exports.refusal_of_reservation(wanted, holder)
             if refusal is not None:
                 return refusal
             export = registry.exports.get(wanted.allocation, wanted.export)
@@ -125,11 +129,18 @@ class Admission:
     def _refusal_of_peer(
         self, holder: Holder, export: Export, wanted: Wanted, role: bytes, context: bytes
     ) -> Refusal | None:
-        handle, reservation = export.handle, pack_reservation(wanted.reservation)
-        if not verify(wanted.proof, handle.secret, role, context, reservation, handle.core):
+        handle = export.handle
+        terms = pack_terms(wanted.reservation, wanted.export, wanted.generation)
+        if not verify(wanted.proof, handle.secret, role, context, terms, handle.core):
             return Refusal(Status.UNKNOWN, "the secret or a field of the handle is wrong")
         reason = export.allow.refuses(holder.pid, holder.uid, self._own_uid)
-        return None if reason is None else self._deny(export, holder, reason)
+        if reason is not None:
+            return self._deny(export, holder, reason)
+        if not export.has(wanted.generation):
+            return Refusal(Status.STALE, "the block was freed")
+        if export.is_arena and holder.pidfd is None:
+            return Refusal(Status.UNWATCHED, "this kernel shows no pidfd of the importer")
+        return None
 
     def _deny(self, export: Export, holder: Holder, reason: str) -> Refusal:
         export.denied += 1
@@ -148,9 +159,8 @@ class Admission:
         except CrossmemError as error:
             return Refusal(Status.FAILED, _text(error))
         except BaseException as error:  # noqa: BLE001 - logged, and the peer is told
-            # Signal handlers do not run in this thread, so a SystemExit here comes from a plugin.
-            # It must not end the thread.
-            reason = f"grant() of backend {export.handle.backend} raised {_shown(error)}"
+            # No signal handler runs in this thread: a plugin's SystemExit must not end it.
+            reason = f"grant() of backend {export.handle.backend} raised {shorten(error)}"
             self._log.warning(holder.pid, f"it gets no lease: {reason}", error)
             return Refusal(Status.FAILED, reason)
         return None
@@ -171,7 +181,7 @@ class Admission:
                 os.close(descriptor)
             return Refusal(Status.FAILED, f"the exporter cannot record a lease: {error}")
         if row is None:
-            return Refusal(Status.NO_ROW, f"it has {_MAX_ROWS} rows already")
+            return Refusal(Status.NO_ROW, f"it has {_MAX_ROWS} rows of leases already")
         export.rows[row] = row.segment.words
         if row not in export.since:
             export.since[row] = time.time()
@@ -209,14 +219,6 @@ def _text(error: CrossmemError) -> str:
         if isinstance(error, DriverError) and error.call:
             # First the part that must not be cut off.
             return f"{error.call} failed with {error.name} ({error.code}): {error.message}"
-        return str(error)
-    except Exception:  # noqa: BLE001 - the plugin's code may fail; its type's name is safe
-        return type(error).__name__
-
-
-def _shown(error: BaseException) -> str:
-    """Return a plugin's exception as text. Its own ``repr`` may fail too."""
-    try:
-        return shorten(error)
-    except Exception:  # noqa: BLE001 - the plugin's code may fail; its type's name is safe
+        return clause(str(error), _MAX_TEXT)
+    except Exception:  # noqa: BLE001 - only its name is certain
         return type(error).__name__

@@ -20,7 +20,7 @@ from crossmem.control.wire import (
     Wanted,
     max_pages,
     pack_request,
-    pack_reservation,
+    pack_terms,
     prove,
     unpack_replies,
     verify,
@@ -58,9 +58,10 @@ class Batch(NamedTuple):
         """
         wanted: list[Wanted] = []
         for one, reservation in zip(self.handles, self.reservations, strict=True):
-            reserved = pack_reservation(reservation)
-            proof = prove(one.secret, _ROLES[self.kind], context, reserved, one.core)
-            wanted.append(Wanted(one.allocation, one.export, proof, reservation))
+            export, generation = one.export, one.generation
+            terms = pack_terms(reservation, export, generation)
+            proof = prove(one.secret, _ROLES[self.kind], context, terms, one.core)
+            wanted.append(Wanted(one.allocation, export, proof, reservation, generation))
         request = Request(nonce, self.reported, *this, wanted, self.following)
         return HEADER.pack(self.kind, LAST, 0, number) + pack_request(request)
 

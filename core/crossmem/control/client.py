@@ -36,6 +36,7 @@ from crossmem.errors import (
     OwnerUnresponsiveError,
     WrongHostError,
 )
+from crossmem.guards import clause
 from crossmem.locks import Rank, ordered_lock
 from crossmem.models import ProcessIdentity, ShareableHandle
 
@@ -96,13 +97,18 @@ class OwnerConnection:
         """Whether the exporting process still runs; false if it was never reached."""
         return not self.is_owner_dead(within_s=0.0)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection that the exporter has not closed."""
+        link = self._link
+        return link is not None and link.is_open
+
     def is_owner_dead(self, *, within_s: float) -> bool:
         """Whether the exporting process is dead, or dies within this many seconds."""
         if self._pidfd is not None:
             return is_dead(self._pidfd, within_s)
-        # Without a pidfd, only the end of the connection shows the owner's death.
-        link = self._link
-        return link is None or not link.is_open
+        # Without a pidfd, the end of the connection is the only sign of its death.
+        return not self.is_connected
 
     def request(
         self,
@@ -120,26 +126,21 @@ class OwnerConnection:
         handles
             The handles to import; all of one backend.
         reservations
-            For an import: the handle's reservation number in a message, 0 without one. For a
-            message of this process: the number of each new reservation.
+            The number that came with each handle in a message, else 0. Of a RESERVE: new numbers.
         reported
             This process's number for the exporter's whitelist.
-        deadline
-            The deadline for all round trips.
-        kind
-            The type of the request.
+        deadline, kind
+            When all of it must be over, and what is asked for.
 
         Returns
         -------
         list
-            One answer for each handle, in order. The caller owns their descriptors and holds.
+            One answer for each handle. The caller owns the descriptors, and holds.
 
         Raises
         ------
-        OwnerGoneError, OwnerUnresponsiveError, WrongHostError, AccessDeniedError
-            The owner cannot be asked.
-        DriverError
-            This process has no free descriptor.
+        OwnerGoneError, OwnerUnresponsiveError, WrongHostError, AccessDeniedError, DriverError
+            The owner cannot be asked, or this process has no descriptor left.
         """
         answers: list[Leased | Refusal] = []
         taken: list[bool] = []
@@ -198,10 +199,14 @@ class OwnerConnection:
             return
         with self._state:
             is_awaited = holds.end(leased.slot, leased)
-        link = self._link
-        if is_awaited and link is not None:
-            # If the hint cannot be sent now, the exporter's periodic check of the row replaces it.
-            link.send_now(pack_ids(MessageType.HINT, (leased.slot,)))
+        if is_awaited:
+            self.send_hint(leased.slot)
+
+    def send_hint(self, slot: int) -> None:
+        """Tell the exporter that a hold has ended of which it waits; never waits itself."""
+        # If it cannot be sent now, the exporter looks at the row by itself.
+        if (link := self._link) is not None:
+            link.send_now(pack_ids(MessageType.HINT, (slot,)))
 
     def give_back(self, answers: Sequence[Leased | Refusal]) -> None:
         """Close the descriptors and end the holds of answers that no import uses."""
@@ -232,7 +237,7 @@ class OwnerConnection:
         Raises
         ------
         OwnerUnresponsiveError, WrongHostError, AccessDeniedError
-            The owner cannot be reached. If it is dead, its reservations have ended too.
+            The owner cannot be told. If it is gone, so are its reservations.
         """
         taken: list[bool] = []
         try:
@@ -283,10 +288,7 @@ class OwnerConnection:
                 self.lock.release()
 
     def close(self) -> None:
-        """Close the connection and stop watching the owner.
-
-        Remaining leases end with this process.
-        """
+        """Close the connection and stop watching the owner. Leases that are left stay."""
         self._disconnect()
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
@@ -335,9 +337,9 @@ class OwnerConnection:
         return link
 
     def _stranger(self, error: ProtocolError) -> AccessDeniedError:
-        msg = f"what answers at the address of process {self.owner.pid} is no crossmem"
-        hint = "another program holds the address; see CROSSMEM_RUN_DIR"
-        return AccessDeniedError(f"{msg}: {error}", hint=hint)
+        msg = f"the program at the address of process {self.owner.pid} is not crossmem"
+        hint = "end that program, or set CROSSMEM_RUN_DIR to another directory"
+        return AccessDeniedError(f"{msg}: {clause(str(error), 100)}", hint=hint)
 
     # One request ---------------------------------------------------------------------------
 

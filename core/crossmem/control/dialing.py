@@ -131,9 +131,10 @@ def _connect(
         else "is in another pid namespace; it is dead, or cannot be reached from here"
     )
     raise WrongHostError(
-        f"process {owner.pid} {state}: {'; '.join(attempts)}",
+        f"process {owner.pid} {state}",
         hint="if it is exiting, export the memory again in another process; processes of different "
         "network namespaces need one directory, mounted in both and named in CROSSMEM_RUN_DIR",
+        details="\n".join(attempts),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from crossmem.control.descriptors import refuse
 from crossmem.errors import ConfigurationError
+from crossmem.guards import clause, shorten
 from crossmem.models import ProcessIdentity
 
 __all__ = [
@@ -143,13 +144,15 @@ def _listen_at_path(path: Path) -> socket.socket:
             # A read-only file system refuses the unlink too, whether the name exists or not.
             with contextlib.suppress(OSError):
                 unfinished.unlink()
-            msg = f"cannot listen at {path}: {error.strerror or error}"
+            msg = (
+                f"cannot listen at {shorten(str(path))}: {clause(error.strerror or str(error), 80)}"
+            )
             if isinstance(error, IsADirectoryError):
                 hint = f"remove that directory and {unfinished.name}, or set CROSSMEM_RUN_DIR"
-            raise ConfigurationError(msg, hint=hint) from error
+            raise ConfigurationError(msg, hint=hint, details=str(path)) from error
         return listener
-    msg = f"cannot listen at {path}: another process keeps removing {unfinished.name}"
-    raise ConfigurationError(msg, hint=hint)
+    msg = f"cannot listen at {shorten(str(path))}: another process keeps removing {unfinished.name}"
+    raise ConfigurationError(msg, hint=hint, details=str(path))
 
 
 def _prepare(run_dir: Path) -> None:
@@ -158,19 +161,19 @@ def _prepare(run_dir: Path) -> None:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = run_dir.lstat()
     except OSError as error:
-        msg = f"the run directory {run_dir} cannot be made: {error.strerror}"
-        raise ConfigurationError(msg, hint=hint) from error
+        msg = f"the run directory {shorten(str(run_dir))} cannot be made: {error.strerror}"
+        raise ConfigurationError(msg, hint=hint, details=str(run_dir)) from error
     if (
         not stat.S_ISDIR(found.st_mode)
         or found.st_uid != os.geteuid()
         or stat.S_IMODE(found.st_mode) & 0o077
     ):
         msg = (
-            f"the run directory {run_dir} is not safe: it must be a directory, owned by user "
-            f"{os.geteuid()}, with no access for others; it has owner {found.st_uid} and mode "
+            f"the run directory {shorten(str(run_dir), 60)} must be a directory of user "
+            f"{os.geteuid()} without access for others; it has owner {found.st_uid} and mode "
             f"{stat.S_IMODE(found.st_mode):04o}"
         )
-        raise ConfigurationError(msg, hint=hint)
+        raise ConfigurationError(msg, hint=hint, details=str(run_dir))
 
 
 def _sweep(run_dir: Path) -> None:

@@ -55,9 +55,12 @@ class ExportEnds:
             slot = export.slot
             if slot is not None:
                 self._granted.pop(slot.number, None)
-                # No signal handler runs between these two statements.
+                # Statements that no signal handler can separate.
                 export.slot = None
-                heappush(self._slots.free, slot.number)
+                if slot.length == 1:
+                    heappush(self._slots.free, slot.number)
+                elif slot.length:
+                    self._slots.free_ranges += ((slot.number, slot.length),)
             for row in export.since if self._events.registry.observed else ():
                 self._events.note(EventKind.LEASE_ENDED, export, row.holder.pid)
             export.since.clear()

@@ -67,10 +67,14 @@ class ExportTable:
             is_live = not unit.is_retired
         else:
             if not 0 < allocation <= self._newest_allocation:
-                return Refusal(Status.UNKNOWN, "there is no such allocation")
+                return Refusal(Status.UNKNOWN, "no allocation has its number")
             is_live = allocation in self._made
-            if is_live and export >= self._made[allocation]:
-                return Refusal(Status.UNKNOWN, "the allocation was not exported in this way")
+            arena = self.find(allocation, 0)
+            if export and arena is not None and arena.is_arena:
+                # A block has a slot from the beginning, and enters this table when it is reserved.
+                is_live = False
+            elif is_live and export >= self._made[allocation]:
+                return Refusal(Status.UNKNOWN, "no export has its number")
         if is_live:
             # A withdrawn export leaves the table when it has no holder any more.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")

@@ -14,7 +14,7 @@ from typing import Final
 
 from crossmem.control import words
 from crossmem.control.barrier import IS_REGISTERED
-from crossmem.control.segments import HEADER_WORDS, SLOTS, Segment, receive
+from crossmem.control.segments import FAULTY_OWNER, HEADER_WORDS, SLOTS, Segment, receive
 from crossmem.control.slots import FENCED, MODE, REGISTERED
 from crossmem.driver.recording import call_into
 from crossmem.errors import InvalidHandleError
@@ -105,6 +105,20 @@ class HoldTable:
             words.fence()
         return words.load(control.words, at) != word
 
+    def words_of(self, slot: int) -> tuple[memoryview, memoryview, bool]:
+        """Return the control segment and the row of a slot, and whether this process uses fences.
+
+        Raises
+        ------
+        InvalidHandleError
+            The exporter has sent no words for that slot.
+        """
+        which = self._segments.get(slot // SLOTS)
+        if which is None:
+            raise _no_words()
+        control, row, is_fenced = which
+        return control.words, row.words, is_fenced
+
     def close(self) -> None:
         """Unmap the segments. The exporter is dead, or no hold on its memory is left."""
         for control, row, _is_fenced in self._segments.values():
@@ -116,5 +130,5 @@ class HoldTable:
 
 
 def _no_words() -> InvalidHandleError:
-    msg = "the exporter names words of leases that this process does not have"
-    return InvalidHandleError(msg, operation="import")
+    msg = "the exporter names lease words that this process has not mapped"
+    return InvalidHandleError(msg, operation="import", hint=FAULTY_OWNER)

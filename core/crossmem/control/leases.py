@@ -171,5 +171,5 @@ def name_holders(leases: Iterable[Lease]) -> str:
         pids[lease.in_message].add(lease.holder.pid)
     found = {kind: ", ".join(map(str, sorted(one))) for kind, one in pids.items()}
     parts = [found[False] and f"process {found[False]}"]
-    parts.append(found[True] and f"a message of process {found[True]} that nobody received")
+    parts.append(found[True] and f"an unreceived message of process {found[True]}")
     return " and ".join(filter(None, parts)) or "a process that is being answered"

@@ -10,13 +10,14 @@ from crossmem.control.slots import Slot
 from crossmem.control.wire import MAX_GRANT_DESCRIPTORS, MAX_PAYLOAD_NBYTES, MAX_PAYLOADS
 from crossmem.driver import Exported, Peer
 from crossmem.errors import ConfigurationError, UnsupportedError
+from crossmem.guards import shorten
 from crossmem.models import ShareableHandle
 
 __all__ = ["Allow", "Export", "Unit"]
 
 _ALIKE: Final = (
-    "users that have no number in the exporter's user namespace cannot be told apart, nor from the "
-    "user whose number they are shown with; map those that share (unshare --map-current-user)"
+    "its user has no number of its own in the owner's user namespace; map the users that share "
+    "(unshare --map-current-user)"
 )
 
 
@@ -42,7 +43,7 @@ class Allow:
             if value is None:
                 continue
             if not isinstance(value, Iterable) or not all(type(one) is int for one in value):
-                msg = f"{name} must be a collection of numbers or None, not {value!r}"
+                msg = f"{name} must be a collection of integers or None, not {shorten(value)}"
                 raise ConfigurationError(msg, operation="export")
             object.__setattr__(self, name, frozenset(value))
 
@@ -61,7 +62,11 @@ class Allow:
         if uid != own_uid and is_anybody(uid):
             return _ALIKE
         if self.pids is not None and pid not in self.pids:
-            return f"process {pid} is not admitted" if pid else "a process that is not visible"
+            return (
+                f"process {pid} is not admitted"
+                if pid
+                else "this process is not visible to the owner"
+            )
         return None
 
 
@@ -110,7 +115,15 @@ class Export:
     rows: dict[Any, memoryview] = field(default_factory=dict)
     """The rows of all processes that were ever given a lease, and their words."""
     since: dict[Any, float] = field(default_factory=dict)
-    """When each lease began whose end was not noted yet."""
+    """When each of those leases began that were not seen to have ended."""
+    generations: tuple[int, ...] = ()
+    """Of a pool's block: the generations of those handles that messages may reserve."""
+    is_arena: bool = False
+    """Whether it is a pool's memory: only processes whose death can be seen may import it."""
+
+    def has(self, generation: int) -> bool:
+        """Whether a handle of that generation names this export; 0 is no block's."""
+        return generation in (self.generations or (0,))
 
     def __post_init__(self) -> None:
         payloads, descriptors = self.exported.payloads, self.exported.descriptors

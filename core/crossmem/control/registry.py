@@ -2,7 +2,7 @@
 """The exports of a process and their leases: all decisions of the lease server, and no socket."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from crossmem.control import rows, words
@@ -10,7 +10,9 @@ from crossmem.control.events import ENDED, LOST, EventQueue
 from crossmem.control.export_ends import ExportEnds
 from crossmem.control.exports import ExportTable
 from crossmem.control.leases import Holder, Lease, LeaseTable, Row
+from crossmem.control.pool_table import PoolTable
 from crossmem.control.records import Export, Unit
+from crossmem.control.reservations import refuse_more
 from crossmem.control.slots import SlotTable
 from crossmem.control.threads import Waiters
 from crossmem.control.wire import Refusal, Status
@@ -37,18 +39,19 @@ class LeaseRegistry:
 
     def __init__(self, identity: ProcessIdentity, registry: Registry, limit: int) -> None:
         self.lock = ordered_lock(Rank.LEASES)
-        """Held briefly: no driver, plugin or finaliser runs while it is held."""
-        self._max_reservations = limit
+        """Held for moments: no driver, plugin or finaliser runs under it."""
+        self.max_reservations = limit
         self._idle: deque[Unit] = deque()
         """Retired memory whose last lease has ended, and whose owner was not notified yet."""
         self._waiters = Waiters(self.lock)
-        """Threads that wait for the end of a lease."""
-        self._myself = Holder(identity.pid, identity.uid)
-        # The lock guards the rest, which the admission of peers uses as well.
+        """Who waits for the end of a lease."""
+        self.myself = Holder(identity.pid, identity.uid)
+        # The rest is used under the lock, here and by who admits peers.
         self.events = EventQueue(registry)
         self.exports = ExportTable()
         self.leases = LeaseTable()
         self.slots = SlotTable()
+        self.pools = PoolTable()
         self.granted: dict[int, Export] = {}
         """The exports that rows may hold, by slot."""
         self._ends = ExportEnds(self.exports, self.slots, self.granted, self.events)
@@ -109,8 +112,8 @@ class LeaseRegistry:
             core = handle.core
             # An interrupted call may have got the lease already.
             if refusal is None and core not in leases:
-                given = self.leases.give(self.exports.get(number, export), self._myself)
-                # No call, and so no signal handler, runs between giving the lease and recording it.
+                given = self.leases.give(self.exports.get(number, export), self.myself)
+                # No call stands between giving the lease and recording it.
                 leases[core] = given.number
             return refusal
 
@@ -140,16 +143,17 @@ class LeaseRegistry:
 
         def is_settled() -> bool:
             nonlocal refusal
-            refusal = self.refuse_more(self._myself, len(handles))
+            refusal = refuse_more(self.myself, len(handles), self.max_reservations)
             if refusal is not None and refusal.status is Status.FULL:
                 return False
             for handle in handles:
-                refusal = refusal or self.exports.refusal_of_reservation(handle, self._myself)
+                refusal = refusal or self.pools.enter(handle, self.myself)
+                refusal = refusal or self.exports.refusal_of_reservation(handle, self.myself)
                 refusal = refusal or self._refusal_of_core(handle)
             if refusal is None:
                 for one, number in zip(handles, numbers, strict=True):
                     export = self.exports.get(one.allocation, one.export)
-                    self.reserve(export, self._myself, number)
+                    self.reserve(export, self.myself, number)
             return True
 
         self._waiters.wait(is_settled, timeout_s)
@@ -157,9 +161,11 @@ class LeaseRegistry:
         return refusal
 
     def _refusal_of_core(self, handle: ShareableHandle) -> Refusal | None:
-        known = self.exports.get(handle.allocation, handle.export).handle
-        if known.core != handle.core:
+        known = self.exports.get(handle.allocation, handle.export)
+        if known.handle.core != handle.core:
             return Refusal(Status.UNKNOWN, "the handle's fields were changed")
+        if not known.has(handle.generation):
+            return Refusal(Status.STALE, "the block was freed")
         return None
 
     def release_mine(self, numbers: Sequence[int]) -> None:
@@ -183,7 +189,7 @@ class LeaseRegistry:
         From now on, only messages in transit can lease their reserved memory.
         """
         self.exports.is_exiting = True
-        self.end([one.number for one in list(self._myself.leases.values()) if not one.in_message])
+        self.end([one.number for one in list(self.myself.leases.values()) if not one.in_message])
         held: list[Unit] | None = None
 
         def is_over() -> bool:
@@ -272,23 +278,6 @@ class LeaseRegistry:
 
     # What the lease server's thread calls -------------------------------------------------
 
-    def refuse_more(self, holder: Holder, count: int, following: int = 0) -> Refusal | None:
-        """Return why messages of a process may not reserve ``count`` more exports now, or None.
-
-        ``following`` is the number of exports that later requests of the same message reserve.
-        """
-        if len(holder.messages) + count + following <= self._max_reservations:
-            return None
-        if count + following > self._max_reservations:
-            reason = f"{count + following} handles at once; {self._max_reservations} are allowed"
-            return Refusal(Status.TOO_MANY, reason)
-        who = f"process {holder.pid}" if holder.pid else "a process that is not visible"
-        reason = (
-            f"messages of {who} reserve {len(holder.messages)} of its exports already; "
-            f"{self._max_reservations} are allowed"
-        )
-        return Refusal(Status.FULL, reason)
-
     def receive(self, number: int, export: Export, holder: Holder) -> Holder | None:
         """Transfer a message's reservation to its receiver, which ends it after opening the memory.
 
@@ -349,7 +338,15 @@ class LeaseRegistry:
             holder.exports.clear()
             self._waiters.ring()
 
+    def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something holds that peers bring about; False if the time is over."""
+        return self._waiters.wait(is_over, timeout_s)
+
     # Under the lock ------------------------------------------------------------------------
+
+    def forget(self, unit: Unit) -> None:
+        """Forget the exports of memory that nobody has."""
+        self._ends.forget(unit)
 
     def reserve(self, export: Export, holder: Holder, number: int) -> None:
         """Reserve an export for a message."""

@@ -16,6 +16,7 @@ from crossmem.errors import InvalidHandleError, OutOfMemoryError
 
 __all__ = [
     "CONTROL_NAME",
+    "FAULTY_OWNER",
     "HEADER_WORDS",
     "ROW_NAME",
     "SLOTS",
@@ -27,6 +28,9 @@ __all__ = [
 
 CONTROL_NAME: Final = "crossmem-control"
 ROW_NAME: Final = "crossmem-row"
+FAULTY_OWNER: Final = "import from a process that runs the same release of crossmem"
+"""The hint for an exporter that breaks the lease protocol."""
+
 _LINKS: Final = tuple(f"/memfd:{name} (deleted)" for name in (CONTROL_NAME, ROW_NAME))
 """The names of segments in ``/proc``. The exporter chooses them."""
 
@@ -200,6 +204,6 @@ def receive(descriptor: int, *, is_writable: bool) -> Segment:
         or os.fstat(descriptor).st_size != _NBYTES
         or (is_writable and is_refusing)
     ):
-        msg = "the exporter sent something else than a segment of leases"
-        raise InvalidHandleError(msg, operation="import")
+        msg = "the exporter sent a descriptor that is not a segment of leases"
+        raise InvalidHandleError(msg, operation="import", hint=FAULTY_OWNER)
     return Segment(descriptor, is_writable=is_writable)

@@ -31,6 +31,7 @@ from crossmem.control.loop import EventLoop
 from crossmem.control.peer_log import PeerLog
 from crossmem.control.processes import own_uid
 from crossmem.control.registry import LeaseRegistry
+from crossmem.control.reservations import refuse_more
 from crossmem.control.threads import Bell, start_thread
 from crossmem.control.wire import (
     MAX_MESSAGE_NBYTES,
@@ -212,7 +213,7 @@ class LeaseServer:
             # A fault that one peer causes must not end the thread that all other peers need.
             connection = self._connections.get(descriptor)
             pid = connection.pid if connection is not None else 0
-            text = f"a fault in the lease server, which goes on: {type(error).__name__}"
+            text = f"a fault in the lease server, which continues: {type(error).__name__}"
             self._peer_log.warning(pid, text, error)
             if connection is not None:
                 self._drop(connection)
@@ -309,7 +310,8 @@ class LeaseServer:
             self._refuse(connection, number, request, refusal)
             return
         if kind is MessageType.RESERVE:
-            full = self.leases.refuse_more(holder, len(request.wanted), request.following)
+            limit = self.leases.max_reservations
+            full = refuse_more(holder, len(request.wanted), limit, request.following)
             if full is not None:
                 self._refuse(connection, number, request, full)
                 return
@@ -342,8 +344,8 @@ class LeaseServer:
         if not connection.is_full and (was_full or connection not in self._unsent):
             self._peer_log.warning(
                 connection.pid,
-                "its reply waits until others have read theirs: too many descriptors are under way "
-                "(ulimit -n)",
+                "its reply waits for other peers to read theirs: too many descriptors are in "
+                "flight (ulimit -n)",
             )
         self._unsent.add(connection)
         self._loop.change(connection.number, write=connection.is_full)

@@ -85,8 +85,8 @@ class PassingThread:
                 try:
                     self._turn()
                 except BaseException:  # noqa: BLE001 - logged with its traceback
-                    # No signal handler runs here, so this is a fault. It must not end the thread.
-                    _log.exception("a fault in a thread of crossmem, which goes on")
+                    # No signal handler runs here. A fault must not end the thread for good.
+                    _log.exception("a fault in a thread of crossmem; the thread continues")
                     self.bell.wait(LOOK_AGAIN_S)
             self._running.release()
             # Work that came between the last check and the release found a running thread.

@@ -25,6 +25,8 @@ from hmac import compare_digest
 from itertools import starmap
 from typing import Final, NamedTuple
 
+from crossmem.guards import clause
+
 __all__ = [
     "HEADER",
     "LAST",
@@ -51,7 +53,7 @@ __all__ = [
     "pack_ids",
     "pack_refusals",
     "pack_request",
-    "pack_reservation",
+    "pack_terms",
     "pages",
     "proof_context",
     "prove",
@@ -62,7 +64,7 @@ __all__ = [
     "verify",
 ]
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 MAX_MESSAGE_NBYTES: Final = 60_000
 MAX_WANTED: Final = 1024
 """The most exports that one request may ask for."""
@@ -87,7 +89,7 @@ _MAX_REASON: Final = 300
 
 _HELLO: Final = struct.Struct("<H16s")
 _REQUEST: Final = struct.Struct("<16sQQQQII")
-_WANTED: Final = struct.Struct("<QI16sQ")
+_WANTED: Final = struct.Struct("<QI16sQQ")
 _REPLY: Final = struct.Struct("<BH")
 _GRANT: Final = struct.Struct("<QQ?QQHI")
 _PAYLOAD: Final = struct.Struct("<I")
@@ -123,7 +125,9 @@ class Status(IntEnum):
     """One message asks for more than a sender may ever reserve."""
     WITHDRAWN = 8
     NO_ROW = 9
-    """The process has as many rows as it may have."""
+    """The process has as many rows as it may."""
+    UNWATCHED = 10
+    """The exporter would not learn of the process's death, which a pool's owner must."""
 
 
 _GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)
@@ -140,14 +144,16 @@ class Hello(NamedTuple):
 class Wanted(NamedTuple):
     """One requested export, with the proof that the importer knows the secret.
 
-    ``reservation`` is the handle's number in a message, 0 without one. In a RESERVE it is the
-    number of the new reservation.
+    ``reservation`` is the number that came with the handle in a message, 0 without one; in a
+    RESERVE, the number that the reservation gets. ``generation`` is that of a pool's block, 0 for
+    everything else.
     """
 
     allocation: int
     export: int
     proof: bytes
     reservation: int = 0
+    generation: int = 0
 
 
 class Request(NamedTuple):
@@ -239,7 +245,7 @@ def pack_hello(nonce: bytes, mode: int = 0) -> bytes:
 def unpack_hello(message: bytes) -> Hello:
     """Read a server's first message."""
     if len(message) != HEADER.size + _HELLO.size or message[0] != MessageType.HELLO:
-        msg = "the first message is no HELLO"
+        msg = "the first message is not HELLO"
         raise ProtocolError(msg)
     version, nonce = _HELLO.unpack_from(message, HEADER.size)
     return Hello(version, nonce, HEADER.unpack_from(message)[2])
@@ -319,13 +325,12 @@ def unpack_replies(body: bytes, count: int = 1) -> Iterator[Grant | Refusal]:
 
 
 def _printable(reason: str) -> str:
-    """Return a peer's text as one short line without control characters."""
-    shown = repr(reason)[1:-1]
-    return shown if len(shown) <= _MAX_REASON else f"{shown[:_MAX_REASON]}..."
+    """Return what a peer says as one short line that no terminal obeys."""
+    return clause(repr(reason)[1:-1], _MAX_REASON)
 
 
-pack_reservation = struct.Struct("<Q").pack
-"""Packs a reservation number as proofs cover it."""
+pack_terms = struct.Struct("<QIQ").pack
+"""Returns reservation, export and generation as proofs cover them, besides the handle's core."""
 
 
 def pack_ids(kind: MessageType, ids: Sequence[int]) -> bytes:

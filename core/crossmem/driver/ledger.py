@@ -51,7 +51,7 @@ class RangeLedger:
         """Return the rules for the release of a range."""
         found = self._ranges.get(pointer)
         if found is None or (found.ordinal, found.nbytes) != (ordinal, nbytes):
-            return [(True, f"{nbytes} bytes at {pointer:#x} are no range")]
+            return [(True, f"{nbytes} bytes at {pointer:#x} are not an address range")]
         return [(bool(found.pieces), "pieces are still mapped")]
 
     def release(self, pointer: int) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that cross a process or plugin boundary."""
 
+from crossmem.models.block_handle import BlockHandle, PoolCore
 from crossmem.models.capabilities import Capabilities, LeaseEnd
 from crossmem.models.device import DeviceInfo
 from crossmem.models.events import Event, EventKind
@@ -11,11 +12,13 @@ from crossmem.models.identity import ProcessIdentity, process_start_time
 __all__ = [
     "MAX_HANDLE_NBYTES",
     "Access",
+    "BlockHandle",
     "Capabilities",
     "DeviceInfo",
     "Event",
     "EventKind",
     "LeaseEnd",
+    "PoolCore",
     "ProcessIdentity",
     "ShareableHandle",
     "process_start_time",

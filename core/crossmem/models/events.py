@@ -42,7 +42,9 @@ class EventKind(StrEnum):
     """An export of this process was withdrawn: no process can import it for the first time any
     more."""
     DENIED = "denied"
-    """A process requested memory that it may not have."""
+    """A process asked for memory that it may not have."""
+    RECLAIMED = "reclaimed"
+    """Freed blocks of a pool can be given out again; the detail says how many."""
     FREED = "freed"
     """The device has freed memory."""
     GIVEN_UP = "given-up"

@@ -4,15 +4,17 @@
 import hashlib
 import struct
 from binascii import crc32
+from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
 from crossmem.errors import InvalidHandleError, InvalidSizeError
 from crossmem.guards import check_part
 from crossmem.models.handle_core import (
+    FLAG_BLOCK,
     FLAG_RAW,
     FLAG_READONLY,
     MIN_CORE_NBYTES,
@@ -24,18 +26,25 @@ from crossmem.models.handle_core import (
 )
 from crossmem.models.identity import ProcessIdentity
 
-__all__ = ["MAX_HANDLE_NBYTES", "ShareableHandle"]
+__all__ = [
+    "HEADER",
+    "MAGIC",
+    "MAX_HANDLE_NBYTES",
+    "VERSION",
+    "ShareableHandle",
+    "arena_handle",
+]
 
 MAX_HANDLE_NBYTES: Final = 1024
 """Upper bound of ``len(handle.to_bytes())``."""
 
-_MAGIC: Final = b"XMEM"
-_VERSION: Final = 1
-# The checksum is the CRC-32 of everything else.
-_HEADER: Final = struct.Struct("<4sHHII")
-# Offset and length of the part. They are separate because the rest is the same for all parts.
+MAGIC: Final = b"XMEM"
+VERSION: Final = 1
+# magic, version, flags, total length, crc32 of everything else
+HEADER: Final = struct.Struct("<4sHHII")
+# offset and length of the part; they stand apart because the rest is the same for all parts
 _PART: Final = struct.Struct("<QQ")
-_CORE_START: Final = _HEADER.size + _PART.size
+_CORE_START: Final = HEADER.size + _PART.size
 _MIN_NBYTES: Final = _CORE_START + MIN_CORE_NBYTES
 
 
@@ -64,6 +73,10 @@ class ShareableHandle:
     length: int
     _core: HandleCore
     _bytes: bytes | None
+
+    generation: int = 0  # of a pool's block alone
+    read_block: "ClassVar[Callable[[bytes], ShareableHandle]]"
+    """Reads the bytes of a block's handle; the module of such handles registers it here."""
 
     def __init__(
         self,
@@ -154,11 +167,11 @@ class ShareableHandle:
             core = self._core.wire
             body = _PART.pack(self.offset, self.length) + core[2:]
             flags = int.from_bytes(core[:2], "little")
-            total = _HEADER.size + len(body)
-            # The checksum covers the header with a zero in the checksum's place.
-            head = _HEADER.pack(_MAGIC, _VERSION, flags, total, 0)
+            total = HEADER.size + len(body)
+            # The checksum covers the header with a zero in its own place.
+            head = HEADER.pack(MAGIC, VERSION, flags, total, 0)
             checksum = crc32(body, crc32(head))
-            blob = _HEADER.pack(_MAGIC, _VERSION, flags, total, checksum) + body
+            blob = HEADER.pack(MAGIC, VERSION, flags, total, checksum) + body
             object.__setattr__(self, "_bytes", blob)
         return blob
 
@@ -173,7 +186,7 @@ class ShareableHandle:
         """
         if type(blob) is not bytes:
             if not isinstance(blob, bytearray | memoryview):
-                msg = f"a handle is bytes, not {type(blob).__name__}"
+                msg = f"a handle must be bytes, not {type(blob).__name__}"
                 raise InvalidHandleError(msg, operation="from_bytes")
             try:
                 nbytes = memoryview(blob).nbytes
@@ -193,7 +206,7 @@ class ShareableHandle:
 
         return json.dumps(
             {
-                "version": _VERSION,
+                "version": VERSION,
                 "backend": self.backend,
                 "mechanism": self.mechanism,
                 "device": self.device,
@@ -256,23 +269,37 @@ def _fill(
     return handle
 
 
-# Processes often receive the same handle repeatedly. A handle is immutable, so it can be shared.
+def arena_handle(core: bytes, flags: int) -> ShareableHandle:
+    """Return the handle of a pool's memory, from the bytes and flags of its core.
+
+    Raises
+    ------
+    InvalidHandleError
+        No export made these bytes.
+    """
+    found = decode_core(core, flags)
+    return _fill(object.__new__(ShareableHandle), found, 0, found.nbytes, None)
+
+
+# The same handle is often received again and again; a handle is immutable, so it can be shared.
 @lru_cache(maxsize=4096)
 def _decode(blob: bytes) -> ShareableHandle:
     if not _MIN_NBYTES <= len(blob) <= MAX_HANDLE_NBYTES:
         raise refuse(f"{len(blob)} bytes, expected {_MIN_NBYTES} to {MAX_HANDLE_NBYTES}")
-    magic, version, flags, total, checksum = _HEADER.unpack_from(blob)
-    if magic != _MAGIC:
-        raise refuse(f"they start with {magic!r}, not {_MAGIC!r}")
-    if version != _VERSION:
-        raise refuse(f"format version {version}; this crossmem reads version {_VERSION}")
+    magic, version, flags, total, checksum = HEADER.unpack_from(blob)
+    if magic != MAGIC:
+        raise refuse(f"they start with {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise refuse(f"format version {version}; this crossmem reads version {VERSION}")
+    if flags & FLAG_BLOCK:
+        return ShareableHandle.read_block(blob)
     if total != len(blob) or flags & ~(FLAG_READONLY | FLAG_RAW):
         raise refuse(f"{len(blob)} bytes and flags {flags:#x} do not fit their header")
-    head = _HEADER.pack(magic, version, flags, total, 0)
-    if crc32(blob[_HEADER.size :], crc32(head)) != checksum:
+    head = HEADER.pack(magic, version, flags, total, 0)
+    if crc32(blob[HEADER.size :], crc32(head)) != checksum:
         raise refuse("the checksum does not match; the bytes were damaged on the way")
     core = decode_core(blob[_CORE_START:], flags)
-    offset, length = _PART.unpack_from(blob, _HEADER.size)
+    offset, length = _PART.unpack_from(blob, HEADER.size)
     if not 0 < length <= core.nbytes - offset:
         raise refuse(f"part [{offset}, {offset + length}) of {core.nbytes} bytes")
     return _fill(object.__new__(ShareableHandle), core, offset, length, blob)

@@ -7,10 +7,11 @@ from itertools import accumulate
 from typing import Final, Literal, NamedTuple
 
 from crossmem.errors import InvalidHandleError
-from crossmem.guards import is_identity, is_name, shorten
+from crossmem.guards import clause, is_identity, is_name, shorten
 from crossmem.models.identity import ProcessIdentity
 
 __all__ = [
+    "FLAG_BLOCK",
     "FLAG_RAW",
     "FLAG_READONLY",
     "MAX_RAW_NBYTES",
@@ -30,6 +31,8 @@ MAX_RAW_NBYTES: Final = 512
 
 FLAG_READONLY: Final = 1
 FLAG_RAW: Final = 2
+FLAG_BLOCK: Final = 4
+"""The handle names a block of a pool (:mod:`crossmem.models.block_handle`)."""
 
 # allocation, export, secret, nbytes, capacity, lengths of backend, mechanism, device and raw bytes
 _FIXED: Final = struct.Struct("<QI16sQQBBBH")
@@ -104,7 +107,7 @@ _pack_owner: Final = lru_cache(maxsize=64)(ProcessIdentity.to_bytes)
 def refuse(reason: str) -> InvalidHandleError:
     """Return the error for bytes that are not a handle."""
     return InvalidHandleError(
-        f"these bytes are not a crossmem handle: {reason}",
+        f"these bytes are not a crossmem handle: {clause(reason)}",
         hint="pass the bytes of handle.to_bytes() unchanged",
         operation="from_bytes",
     )
@@ -156,7 +159,7 @@ def _decode_names(blob: bytes, *sizes: int) -> _Names:
         ("device", names.device, is_identity),
     ):
         if not is_right(text):
-            raise refuse(f"{shorten(text)} is no name of a {field}")
+            raise refuse(f"{shorten(text)} is not the name of a {field}")
     if len(names.raw) > MAX_RAW_NBYTES:
         raise refuse(f"{len(names.raw)} vendor bytes; at most {MAX_RAW_NBYTES} are allowed")
     return names

@@ -93,8 +93,7 @@ class ProcessIdentity(_Fields):
             )
         except (FileNotFoundError, PermissionError) as error:
             raise ConfigurationError(
-                f"this process cannot be told from others without {error.filename}: "
-                f"{error.strerror}",
+                f"this process cannot be identified without {error.filename}: {error.strerror}",
                 hint="mount the proc file system of this process's pid namespace at /proc: "
                 "mount -t proc proc /proc",
             ) from error

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from crossmem.driver import Driver
 from crossmem.errors import ConfigurationError
-from crossmem.guards import NAME_PATTERN, is_name
+from crossmem.guards import NAME_PATTERN, is_name, shorten
 
 __all__ = ["Availability", "AvailabilityState", "Backend"]
 
@@ -47,9 +47,11 @@ class Availability:
     def __post_init__(self) -> None:
         states = get_args(AvailabilityState)
         if self.state not in states:
-            msg = f"availability {self.state!r} is none of {', '.join(map(repr, states))}"
+            known = ", ".join(map(repr, states))
+            msg = f"availability {shorten(self.state, 60)} must be one of {known}"
             raise ConfigurationError(msg)
         if not self.available and not self.reason:
+            known = ", ".join(map(repr, states))
             msg = f"availability {self.state!r} needs a reason"
             raise ConfigurationError(msg)
 
@@ -112,5 +114,5 @@ class Backend:
 
     def __post_init__(self) -> None:
         if not is_name(self.name):
-            msg = f"backend name {self.name!r} does not match {NAME_PATTERN}"
+            msg = f"backend name {shorten(self.name)} does not match {NAME_PATTERN}"
             raise ConfigurationError(msg)

@@ -13,7 +13,7 @@ import pluggy
 from pluggy import HookImpl
 
 from crossmem.errors import ConfigurationError
-from crossmem.guards import clause
+from crossmem.guards import clause, shorten
 from crossmem.plugin import hookspecs
 from crossmem.plugin.backend import Backend
 from crossmem.plugin.hookspecs import FindRuntime
@@ -82,10 +82,10 @@ class Catalog:
             if runtime in known:
                 continue
             if offers:
-                msg = f"backend {name!r} has no runtime {runtime!r}"
+                msg = f"backend {shorten(name, 40)} has no runtime {shorten(runtime, 40)}"
                 hint = f"its runtimes: {clause(', '.join(known) or 'none')}"
             else:
-                msg = f"no plugin offers the backend {name!r}"
+                msg = f"no plugin offers the backend {shorten(name)}"
                 hint = f"known backends: {clause(', '.join(sorted(self.offers)) or 'none')}"
             raise ConfigurationError(f"{VARIABLES['runtimes']}: {msg}", hint=hint, backend=name)
 
@@ -97,7 +97,7 @@ class Catalog:
         if self.manager.get_name(plugin) is not None:
             return  # The same module named twice is one plugin.
         if self.manager.has_plugin(info.qualified):
-            msg = f"there is already a plugin named {info.qualified!r}"
+            msg = f"there is already a plugin named {shorten(info.qualified)}"
             raise ConfigurationError(msg)
         try:
             self.manager.register(plugin, info.qualified)
@@ -214,7 +214,7 @@ def _checked(answer: object) -> list[Backend]:
     backends = []
     for backend in answer if isinstance(answer, Iterable) else [answer]:
         if not isinstance(backend, Backend):
-            msg = f"crossmem_backends gave {backend!r}, which is no crossmem.plugin.Backend"
+            msg = f"crossmem_backends returned {shorten(backend)}, not a crossmem.plugin.Backend"
             raise ConfigurationError(msg)
         backends.append(backend)
     return backends

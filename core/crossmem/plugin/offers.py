@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from crossmem.driver import DRIVER_API_VERSION, Driver
 from crossmem.errors import BackendUnavailableError, ConfigurationError, CrossmemError
-from crossmem.guards import clause
+from crossmem.guards import clause, shorten
 from crossmem.plugin.backend import Availability, Backend
 
 __all__ = ["PLUGIN_FAULTS", "Offer", "PluginFailure", "PluginInfo", "conflict"]
@@ -152,7 +152,10 @@ class Offer:
                 words = f"its probe raised {type(error).__name__}: {error}"
                 answer = Availability("unusable", words)
             if not isinstance(answer, Availability):
-                answer = Availability("unusable", f"its probe gave {answer!r}, which is no answer")
+                answer = Availability(
+                    "unusable",
+                    f"its probe returned {shorten(answer)}, which is not an Availability",
+                )
             reason = clause(answer.reason)
             if reason != answer.reason:
                 details = "\n".join(filter(None, (answer.reason, answer.details)))
@@ -166,20 +169,22 @@ class Offer:
             if runtime not in backend.runtimes:
                 choices = ", ".join(map(repr, backend.runtimes))
                 allowed = f"known are {choices}" if choices else "it has no choice of runtimes"
-                msg = f"backend {backend.name!r} has no runtime {runtime!r}; {allowed}"
-                raise ConfigurationError(msg, backend=backend.name)
+                msg = f"backend {backend.name!r} has no runtime {shorten(runtime, 40)}"
+                raise ConfigurationError(f"{msg}; {clause(allowed, 90)}", backend=backend.name)
         elif not (availability := self._probed()).available:
             msg = f"backend {backend.name!r} {_WORDS[availability.state]}: {availability.reason}"
             raise BackendUnavailableError(
                 msg,
-                hint=backend.install_hint,
+                hint=backend.install_hint and clause(backend.install_hint, 200),
                 details=availability.details,
                 backend=backend.name,
             )
 
     def _load(self, runtime: str | None) -> Driver:
         backend = self.backend
-        which = f"backend {backend.name!r}" + (f" with runtime {runtime!r}" if runtime else "")
+        which = f"backend {backend.name!r}" + (
+            f" with runtime {shorten(runtime, 40)}" if runtime else ""
+        )
         driver: object
         try:
             driver = backend.load(runtime)
@@ -188,24 +193,24 @@ class Offer:
         except PLUGIN_FAULTS as error:
             fault = f"{type(error).__name__}: {error}"
             raise BackendUnavailableError(
-                f"{which} cannot be loaded: {clause(fault)}",
-                hint=backend.install_hint,
+                f"{which} cannot be loaded: {clause(fault, 100)}",
+                hint=backend.install_hint and clause(backend.install_hint, 200),
                 details=fault,
                 backend=backend.name,
             ) from error
         if not isinstance(driver, Driver):
-            fault = clause(f"{driver!r} is no crossmem.driver.Driver")
+            fault = f"{shorten(driver, 45)} is not a crossmem.driver.Driver"
         elif driver.api_version != DRIVER_API_VERSION:
             fault = (
-                f"its driver is written for version {driver.api_version!r} of the driver "
-                f"interface, this crossmem has version {DRIVER_API_VERSION}"
+                f"its driver has version {shorten(driver.api_version, 10)} of the driver "
+                f"interface, this crossmem {DRIVER_API_VERSION}"
             )
         elif driver.backend != backend.name:
-            fault = f"its driver calls itself {driver.backend!r}"
+            fault = f"its driver has the name {shorten(driver.backend)}"
         else:
             return driver
-        msg = f"{which} of plugin {self.info} cannot be used: {fault}"
-        raise BackendUnavailableError(msg, backend=backend.name)
+        msg = f"{which} of plugin {clause(str(self.info), 40)} cannot be used: {clause(fault, 80)}"
+        raise BackendUnavailableError(msg, details=fault, backend=backend.name)
 
 
 def conflict(offers: Iterable[Offer]) -> str:

@@ -14,7 +14,7 @@ from crossmem.errors import (
     ConfigurationError,
     CrossmemError,
 )
-from crossmem.guards import clause
+from crossmem.guards import clause, shorten
 from crossmem.locks import LockOrderError, forbidden_ranks
 from crossmem.models import Event
 from crossmem.plugin.backend import Availability, Backend
@@ -105,7 +105,7 @@ class Registry:
             except CrossmemError:
                 raise
             except Exception as error:
-                msg = f"plugin {name!r} cannot be registered: {error}"
+                msg = f"plugin {shorten(name, 60)} cannot be registered: {clause(str(error), 100)}"
                 raise ConfigurationError(msg) from error
             self._observe(catalog)
 
@@ -120,7 +120,7 @@ class Registry:
         with self._lock:
             catalog = self._discovered()
             if name not in catalog.plugins:
-                msg = f"there is no plugin named {name!r}"
+                msg = f"no plugin is named {shorten(name)}"
                 raise ConfigurationError(msg)
             catalog.remove(name)
             self._observe(catalog)
@@ -259,7 +259,7 @@ class Registry:
         with self._lock:
             offers = [offer for all_ in self._discovered().offers.values() for offer in all_]
             if loaded := sorted(offer.backend.name for offer in offers if offer.loaded):
-                msg = f"drivers are in use already: {', '.join(loaded)}"
+                msg = f"drivers are in use already: {clause(', '.join(loaded))}"
                 raise BusyError(msg, hint="call adapt() before the first use of a device")
             self._wrappers = (*self._wrappers, wrapper)
 
@@ -272,8 +272,8 @@ class Registry:
             The error of a plugin that knows the runtime, if no other answers; else
             BackendUnavailableError.
         """
-        known = {"api": api, "name": name}
-        return self._first("crossmem_runtime", f"the runtime {name!r} for {api!r}", known)
+        what = f"runtime {shorten(name, 30)} of {shorten(api, 30)}"
+        return self._first("crossmem_runtime", what, {"api": api, "name": name})
 
     def emulation(self, api: str, request: "EmulationRequest") -> "Emulation":
         """Return the first answer of a plugin to ``crossmem_emulate(api, request)``.
@@ -285,11 +285,12 @@ class Registry:
         """
         from crossmem.plugin.emulation import Emulation  # noqa: PLC0415 - needed here alone
 
-        what, known = f"an emulation of {api!r}", {"api": api, "request": request}
+        what, known = f"an emulation of {shorten(api, 40)}", {"api": api, "request": request}
         answer = self._first("crossmem_emulate", what, known)
         if isinstance(answer, Emulation):
             return answer
-        raise BackendUnavailableError(f"a plugin gave {answer!r} for {what}", backend=api)
+        msg = f"a plugin returned {shorten(answer)} for {what}"
+        raise BackendUnavailableError(msg, backend=api)
 
     def _first(self, hook: str, what: str, known: Mapping[str, object]) -> object:
         """Return the first answer of a plugin to a hook, or raise the best error of the plugins."""
@@ -313,7 +314,7 @@ class Registry:
                 raise fault
         tried = [f"{type(fault).__name__}: {fault}" for fault in faults]
         raise BackendUnavailableError(
-            f"no plugin gave {what}" + (f": {clause(tried[0])}" if tried else ""),
+            f"no plugin provides {what}" + (f": {clause(tried[0], 80)}" if tried else ""),
             hint=self._where_to_look(),
             details="\n".join((*tried, *self._left_out())),
             backend=str(known["api"]),
@@ -328,7 +329,7 @@ class Registry:
         if contenders:
             blocks = " or ".join(sorted(offer.info.qualified for offer in contenders))
             msg = f"backend {name!r} is {clause(conflict(contenders))}"
-            hint = f"set {_DISABLE} to the one that is not wanted: {clause(blocks)}"
+            hint = f"set {_DISABLE} to the plugin to leave out: {clause(blocks)}"
         elif offers:
             msg = f"backend {name!r} of plugin {offers[0].info} is {offers[0].problem}"
             hint = "install matching versions of crossmem and of the plugin"
@@ -336,15 +337,15 @@ class Registry:
             # Imported late: only this error needs it.
             import difflib  # noqa: PLC0415
 
-            known = clause(", ".join(sorted(catalog.offers)) or "none")
+            known = clause(", ".join(sorted(catalog.offers)) or "none", 100)
             close = difflib.get_close_matches(name, catalog.offers, n=1)
             raise BackendNotFoundError(
-                f"no plugin offers the backend {name!r}; there are: {known}",
+                f"no plugin offers the backend {shorten(name, 40)}; there are: {known}",
                 hint=f"did you mean {close[0]!r}?" if close else self._where_to_look(),
                 details="\n".join(self._left_out()),
                 backend=name,
             )
-        raise BackendUnavailableError(msg, hint=hint, backend=name)
+        raise BackendUnavailableError(clause(msg, 200), hint=hint, backend=name)
 
     def _where_to_look(self) -> str | None:
         """Return the hint for an error that an unloaded plugin may explain."""

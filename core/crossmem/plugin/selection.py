@@ -15,7 +15,7 @@ from crossmem.errors import (
     ConfigurationError,
     CrossmemError,
 )
-from crossmem.guards import NAME_PATTERN, shorten
+from crossmem.guards import NAME_PATTERN, clause, shorten
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.registry import Registry
 from crossmem.settings import VARIABLES, Settings
@@ -203,14 +203,17 @@ def choose(
         except (BackendNotFoundError, BackendUnavailableError, ConfigurationError) as error:
             if named.source is Source.ARGUMENT:
                 raise
-            # The caller wrote no name, so the message must name the variable.
-            msg = f"{VARIABLES['device']}={settings.device!r}: {error.message}"
+            # The caller wrote no name, so the message has to say where this one comes from.
+            msg = f"{VARIABLES['device']}={settings.device!r}: {clause(error.message, 140)}"
             raise type(error)(
-                msg, hint=error.hint, details=error.details, backend=error.backend
+                msg,
+                hint=error.hint,
+                details=error.details or error.message,
+                backend=error.backend,
             ) from error
         return named
     if runtime is not None:
-        msg = f"runtime {runtime!r} was named without a backend"
+        msg = f"runtime {shorten(runtime)} was named without a backend"
         raise ConfigurationError(msg, hint="name the device too, such as 'hip:0'")
     ranked = _ranked(registry)
     for backend in ranked:

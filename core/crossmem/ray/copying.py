@@ -51,11 +51,11 @@ def copy_from(origin: str, blob: bytes) -> Any:
         As for an import on that node. Also raised if this node has no memory for the copy.
     """
     if is_answering_thread():
-        msg = "await and ObjectRef.future run on Ray's own thread, which cannot wait for a copy"
+        msg = "await and ObjectRef.future run on the thread of Ray, which cannot wait for a copy"
         raise UnsupportedError(
             msg,
             operation="receive",
-            hint="say `await asyncio.to_thread(ray.get, ref)`, or pass ref as an argument",
+            hint="use `await asyncio.to_thread(ray.get, ref)`, or pass ref as an argument",
         )
     ray = import_ray()
     message = Message.from_bytes(blob)

@@ -80,4 +80,4 @@ def _let_go(token: bytes) -> None:
         # The finalisers queued the releases for the next call of crossmem.
         drain()
     except Exception:  # noqa: BLE001 - logged with its traceback
-        _log.exception("memory that a message of Ray's reserved could not be given back")
+        _log.exception("memory reserved by a Ray message could not be released")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from crossmem.errors import UnsupportedError
+from crossmem.guards import clause, shorten
 
 __all__ = [
     "check",
@@ -45,7 +46,7 @@ def import_ray() -> Any:
     try:
         return import_module("ray")
     except ImportError as error:
-        msg = f"Ray cannot be imported here: {error}"
+        msg = f"Ray cannot be imported here: {clause(str(error))}"
         raise UnsupportedError(msg, hint="install crossmem[ray]") from error
 
 
@@ -65,7 +66,7 @@ def check() -> None:
         (_worker().function_actor_manager, "lock"),
     ):
         if not hasattr(owner, name):
-            msg = f"{owner!r} of Ray {ray.__version__} has no {name}"
+            msg = f"{shorten(owner)} of Ray {ray.__version__} has no {name}"
             raise UnsupportedError(
                 msg, operation="register", hint="install a Ray that crossmem[ray] allows"
             )

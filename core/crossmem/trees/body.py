@@ -58,6 +58,6 @@ def read_body(text: bytes) -> Body:
         reasons = (f"{one['loc']}: {one['msg']}" for one in details[:_MAX_REASONS])
         raise ValueError("; ".join(reasons)) from None
     if body.model_extra:
-        msg = f"nobody writes {shorten(next(iter(body.model_extra)))} in them"
+        msg = f"the tree has the unknown field {shorten(next(iter(body.model_extra)))}"
         raise ValueError(msg)
     return body

@@ -15,7 +15,7 @@ from types import MemberDescriptorType, ModuleType
 from typing import Any
 
 from crossmem.errors import UnsupportedError
-from crossmem.guards import shorten
+from crossmem.guards import clause, shorten
 
 __all__ = ["make_dataclass", "make_named_tuple", "name_of", "refuse_more", "values_of"]
 
@@ -30,8 +30,8 @@ def name_of(kind: type, where: Callable[[], str]) -> str:
     """
     name = f"{kind.__module__}:{kind.__qualname__}"
     if _find(kind.__module__, kind.__qualname__) is not kind:
-        msg = f"{where()} is of a class that other processes cannot find: {name}"
-        hint = "define the class in a module, under its own name"
+        msg = f"{where()} has a class that other processes cannot find: {clause(name, 90)}"
+        hint = "define the class at the top level of a module"
         raise UnsupportedError(msg, operation="share", hint=hint)
     _refuse_end(kind, "share")
     return name
@@ -50,7 +50,7 @@ def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
         object.__new__(kind)
         found = [(one, getattr(value, one)) for one in _field_names(kind)]
     except (TypeError, AttributeError) as error:
-        msg = f"{where()} cannot be made of its fields again: {error}"
+        msg = f"{where()} cannot be rebuilt from its fields: {clause(str(error), 100)}"
         raise UnsupportedError(msg, operation="share") from error
     refuse_more(value, where)
     return found
@@ -67,9 +67,11 @@ def refuse_more(value: Any, where: Callable[[], str]) -> None:
         if name in names or isinstance(getattr_static(kind, name, None), cached_property):
             continue
         if name != "__orig_class__":
-            msg = f"{where()} has an attribute {name!r} that is no field of {kind.__qualname__}"
+            kept = f"{shorten(name, 50)}, which is not a field of {clause(kind.__qualname__, 50)}"
             raise UnsupportedError(
-                msg, operation="share", hint="declare it as a field, or share the fields as a dict"
+                f"{where()} has the attribute {kept}",
+                operation="share",
+                hint="declare it as a field, or share the fields as a dict",
             )
 
 
@@ -128,7 +130,8 @@ def _class(name: str) -> type:
     module_name, _, path = name.partition(":")
     found = _find(module_name, path)
     if not isinstance(found, type):
-        msg = f"class {shorten(path)} of module {shorten(module_name)} is not known to this process"
+        place = f"class {shorten(path, 70)} of module {shorten(module_name, 70)}"
+        msg = f"{place} is not imported in this process"
         raise UnsupportedError(msg, operation="receive", hint="import the module first")
     _refuse_end(found, "receive")
     return found
@@ -137,7 +140,7 @@ def _class(name: str) -> type:
 def _refuse_end(kind: type, operation: str) -> None:
     """Refuse a class whose objects run code at their end: the fields come from another process."""
     if getattr_static(kind, "__del__", None) is not None:
-        msg = f"class {kind.__qualname__} has a __del__, which would run with what was sent"
+        msg = f"class {clause(kind.__qualname__)} defines __del__, which would run on received data"
         raise UnsupportedError(msg, operation=operation, hint="share the fields as a dict")
 
 
@@ -151,5 +154,7 @@ def _find(module_name: str, path: str) -> Any:
 
 
 def _not_the_same(name: str) -> UnsupportedError:
-    msg = f"class {shorten(name)} has other fields in this process than in the one that shared"
-    return UnsupportedError(msg, operation="receive", hint="run the same version in both")
+    msg = f"class {shorten(name)} has other fields in the process that shared the tree"
+    return UnsupportedError(
+        msg, operation="receive", hint="run the same version of the program in both processes"
+    )

@@ -6,6 +6,7 @@ from typing import Any, Final
 from crossmem.arrays.adapters import ADAPTERS
 from crossmem.control.records import Allow
 from crossmem.errors import ConfigurationError
+from crossmem.guards import clause
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.attach import attach
@@ -77,9 +78,10 @@ class Contents:
                 # The application has written to the shared memory itself.
                 continue
             if leaf.found.kind != row.kind:
-                msg = f"{where} is of {leaf.found.kind} where an array of {row.kind} was shared"
+                place = clause(where, 60)
+                msg = f"{place} is an array of {leaf.found.kind}, but one of {row.kind} was shared"
                 raise ConfigurationError(msg, operation="update")
-            name = f"the array that is shared as {where}"
+            name = f"the array that is shared as {clause(where, 50)}"
             refuse_unwritable(name, target, row.kind, row.layout, "update")
             jobs.append((row.kind, target, leaf.value))
         for kind, target, source in jobs:

@@ -133,7 +133,7 @@ def _count(text: bytes, most: int) -> int:
         else:
             role, commas = stack.pop()
         if values > most or brackets > most_brackets:
-            msg = f"there are more than {most} values in them"
+            msg = f"the tree has more than {most} values"
             raise ValueError(msg)
     return values
 
@@ -150,4 +150,4 @@ def _role_of(role: int, match: "re.Match[bytes]") -> int:
 
 
 def _malformed() -> ValueError:
-    return ValueError("their lists and objects are nested in a way that nobody writes")
+    return ValueError("the JSON does not have the structure of a tree")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from crossmem.arrays import ArrayInfo, Layout
 from crossmem.arrays.adapters import describe
 from crossmem.errors import ConfigurationError, UnsupportedError
+from crossmem.guards import clause
 from crossmem.models import ShareableHandle
 from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.trees.nodes import write
@@ -83,8 +84,12 @@ def collect(tree: Any) -> tuple[Any, list[Leaf]]:
             try:
                 found = describe(value)
             except (ConfigurationError, UnsupportedError) as error:
-                msg = f"{where()} cannot be shared: {error.message}"
-                raise UnsupportedError(msg, operation="share", hint=error.hint) from error
+                reason = clause(error.message)
+                msg = f"{where()} cannot be shared: {reason}"
+                details = "" if reason == error.message else error.message
+                raise UnsupportedError(
+                    msg, operation="share", hint=error.hint, details=details
+                ) from error
             if found is None:
                 return None
             number = numbers[id(value)] = len(leaves)

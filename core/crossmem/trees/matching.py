@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 from crossmem.arrays import Kind, Layout
 from crossmem.arrays.libraries import require
 from crossmem.errors import ConfigurationError
+from crossmem.guards import clause, shorten
 from crossmem.trees.leaves import Leaf, collect
 from crossmem.trees.message import Message, Row
 from crossmem.trees.pairing import pair_arrays
@@ -57,10 +58,11 @@ def match(message: Message, tree: Any, operation: Operation) -> Iterator[Match]:
         row, leaf = message.rows[number], leaves[other]
         mine, theirs = leaf.found.layout, row.layout
         if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
-            msg = (
-                f"{where} is {mine.dtype.name} of shape {mine.shape}; "
-                f"{theirs.dtype.name} of shape {theirs.shape} was shared"
+            mine_shown, theirs_shown = (
+                f"dtype {clause(one.dtype.name, 20)} and shape {shorten(one.shape, 28)}"
+                for one in (mine, theirs)
             )
+            msg = f"{clause(where, 40)} has {mine_shown}; the shared array has {theirs_shown}"
             raise ConfigurationError(msg, operation=operation)
         yield Match(number, row, leaf, where)
 
@@ -88,9 +90,9 @@ def refuse_unwritable(
     if kind == "numpy" and not array.flags.writeable:
         obstacle = "it is read-only"
     elif layout.nbytes and any(map(_repeats, layout.shape, layout.strides)):
-        obstacle = f"strides of {layout.strides} show elements in several places"
+        obstacle = f"strides {shorten(layout.strides, 40)} show elements in several places"
     elif kind == "torch" and array.is_inference() and not _infers():
-        obstacle = "it was made in PyTorch's inference mode, and can only be written there"
+        obstacle = "a PyTorch inference tensor can only be written in inference mode"
     if obstacle is not None:
         msg = f"{name} cannot be overwritten: {obstacle}"
         raise ConfigurationError(msg, operation=operation)

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from crossmem.arrays import Kind, Layout, from_text
 from crossmem.errors import CrossmemError, InvalidHandleError, InvalidSizeError
+from crossmem.guards import clause
 from crossmem.models import ShareableHandle
 from crossmem.trees.counting import check_values
 from crossmem.trees.nodes import to_base64
@@ -149,7 +150,7 @@ def _decode_again(blob: bytes) -> Message:
 
 def _decode(blob: bytes) -> Message:
     if len(blob) < _HEADER.size:
-        raise _refuse(f"{len(blob)} bytes are too few")
+        raise _refuse(f"{len(blob)} bytes are shorter than the header")
     magic, version, flags, total, checksum = _HEADER.unpack_from(blob)
     if magic != _MAGIC:
         raise _refuse(f"they start with {magic!r}, not {_MAGIC!r}")
@@ -174,14 +175,16 @@ def _decode(blob: bytes) -> Message:
     try:
         rows = tuple(_unpack(row, handles) for row in body.arrays)
     except CrossmemError as error:
-        raise _refuse(str(error)) from error
+        raise _refuse(error.message) from error
     cell = None
     if body.cell is not None:
         cell = Cell(ShareableHandle.from_bytes(body.cell[0]), body.cell[1], body.cell[2])
         if cell.offset % CELL_NBYTES or cell.offset + CELL_NBYTES > cell.handle.length:
-            raise _refuse(f"a version at byte {cell.offset} of {cell.handle.length}")
+            raise _refuse(
+                f"its version at byte {cell.offset} is outside {cell.handle.length} bytes of memory"
+            )
         if (cell.handle.offset | cell.handle.length) % CELL_NBYTES:
-            raise _refuse("a version in memory that is not of whole cells")
+            raise _refuse(f"the memory of its version is not a multiple of {CELL_NBYTES} bytes")
     return Message(handles, rows, body.tree, cell)
 
 
@@ -190,9 +193,9 @@ def _unpack(row: tuple[Any, ...], handles: tuple[ShareableHandle, ...]) -> Row:
     layout = Layout(from_text(text), shape, strides, offset)
     if handle is None:
         if layout.extent is not None:
-            raise _refuse("an array with elements, in no memory")
+            raise _refuse("an array with elements has no memory")
     elif handle >= len(handles):
-        raise _refuse(f"an array in handle {handle} of {len(handles)}")
+        raise _refuse(f"an array names handle {handle}, but the tree has {len(handles)}")
     else:
         layout.check(handles[handle].length)
     return Row(kind, handle, layout)
@@ -200,7 +203,7 @@ def _unpack(row: tuple[Any, ...], handles: tuple[ShareableHandle, ...]) -> Row:
 
 def _refuse(reason: str) -> InvalidHandleError:
     return InvalidHandleError(
-        f"these bytes are not a shared tree: {reason}",
+        f"these bytes are not a shared tree: {clause(reason)}",
         hint="pass the bytes of shared.to_bytes() unchanged",
         operation="receive",
     )

@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 from crossmem.arrays import dtype_of, from_text, to_numpy
 from crossmem.arrays.libraries import require, used
 from crossmem.errors import ConfigurationError, CrossmemError, InvalidHandleError, UnsupportedError
-from crossmem.guards import shorten
+from crossmem.guards import clause, shorten
 from crossmem.trees.classes import make_dataclass, make_named_tuple, name_of, refuse_more, values_of
 from crossmem.trees.counting import MAX_VALUES
 
@@ -86,7 +86,7 @@ class _Writer:
         if numpy is not None and isinstance(value, numpy.generic):
             return _write_scalar(value, numpy)
         if len(path) >= MAX_DEPTH:
-            msg = f"{_name(path)} is nested more than {MAX_DEPTH} deep, or contains itself"
+            msg = f"{_name(path)} is nested more than {MAX_DEPTH} levels deep, or contains itself"
             raise ConfigurationError(msg, operation="share")
         write_container = _CONTAINERS.get(kind)
         if write_container is not None:
@@ -108,18 +108,19 @@ class _Writer:
             name = name_of(kind, lambda: _name(path))
             refuse_more(value, lambda: _name(path))
             return {"n": [name, self.values(value, path)]}
-        msg = f"{_name(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be shared"
+        kind_name = clause(f"{kind.__module__}.{kind.__qualname__}", 100)
+        msg = f"{_name(path)} is a {kind_name}, which cannot be shared"
         raise UnsupportedError(
             msg,
             operation="share",
-            hint="arrays, plain values, dicts, lists, tuples and dataclasses of these can be",
+            hint="share arrays, plain values, and dicts, lists, tuples and dataclasses of these",
         )
 
     def _count(self, values: Any, path: tuple[Any, ...]) -> None:
         self._values += len(values)
         if self._values > MAX_VALUES:
-            msg = f"there are more than {MAX_VALUES} values, with those of {_name(path)}"
-            hint = "what is in a container that occurs twice counts twice; numbers fit in arrays"
+            msg = f"the tree has more than {MAX_VALUES} values, with those of {_name(path)}"
+            hint = "a container that occurs twice counts twice; put numbers into an array"
             raise ConfigurationError(msg, operation="share", hint=hint)
 
     def values(self, values: Any, path: tuple[Any, ...]) -> list[Any]:
@@ -198,8 +199,8 @@ _PLAIN: Final[dict[type, Callable[[Any, tuple[Any, ...]], Any]]] = {
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """Return the path of a part of the shared value."""
-    return "x" + "".join(f"[{step!r}]" for step in path)
+    """Return how a part of what is shared is reached."""
+    return clause("x" + "".join(f"[{shorten(step, 50)}]" for step in path), 60)
 
 
 _WRONG: Final = (
@@ -236,7 +237,7 @@ def read(node: Any, arrays: Sequence[Any]) -> Any:
     except (InvalidHandleError, UnsupportedError):
         raise
     except _WRONG as error:
-        msg = f"these bytes are no shared tree: {shorten(error)}"
+        msg = f"these bytes are not a shared tree: {shorten(error)}"
         raise InvalidHandleError(msg, operation="receive") from error
 
 
@@ -245,7 +246,7 @@ def _read(node: Any, known: _Known, depth: int) -> Any:
         ((tag, content),) = node.items()
         if tag == "a":
             if type(content) is not int or content < 0:
-                msg = f"array {content!r}"
+                msg = f"array {shorten(content)}"
                 raise ValueError(msg)
             return known.arrays[content]
         if tag == "i":
@@ -272,7 +273,7 @@ def _read(node: Any, known: _Known, depth: int) -> Any:
 def _read_again(content: Any, known: _Known) -> Any:
     number, node = content
     if type(number) is not int or number < 0 or known.ended[number][0] != node:
-        msg = f"container {shorten(number)} is another one"
+        msg = f"reference {shorten(number)} does not name an earlier container"
         raise ValueError(msg)
     return known.ended[number][1]
 
@@ -284,7 +285,7 @@ def _read_all(nodes: Any, known: _Known, depth: int) -> list[Any]:
 
 def _check_list(nodes: Any, depth: int) -> None:
     if type(nodes) is not list or depth > MAX_DEPTH + 1:
-        msg = f"nested more than {MAX_DEPTH} deep, or no list"
+        msg = f"a list is missing, or nested more than {MAX_DEPTH} levels deep"
         raise ValueError(msg)
 
 
@@ -301,7 +302,7 @@ def _read_pairs(nodes: Any, known: _Known, depth: int) -> list[tuple[Any, Any]]:
         # An attacker who chooses integers chooses their hashes: 16 MiB of them could take hours.
         hashes = {hash(key) for key, _ in pairs}
         if len(pairs) - len(hashes) > _MAX_COLLISIONS:
-            msg = f"more than {_MAX_COLLISIONS} keys have hashes of others"
+            msg = f"more than {_MAX_COLLISIONS} keys have colliding hashes"
             raise ValueError(msg)
     return pairs
 
@@ -312,7 +313,7 @@ def _make_ordered(
     made = OrderedDict(pairs)
     for name, value in attributes:
         if name != "_metadata":
-            msg = f"an attribute {shorten(name)}"
+            msg = f"an OrderedDict has the attribute {shorten(name)}"
             raise ValueError(msg)
         vars(made)[name] = value
     return made
@@ -378,7 +379,7 @@ def _read_scalar(content: Any) -> Any:
         return numpy.str_(blob.decode(errors="surrogatepass"))
     dtype = from_text(name)
     if len(blob) != dtype.itemsize:
-        msg = f"{len(blob)} bytes for a scalar of {name}"
+        msg = f"a scalar of {shorten(name, 40)} has {len(blob)} bytes"
         raise ValueError(msg)
     return numpy.frombuffer(blob, to_numpy(dtype))[0]
 

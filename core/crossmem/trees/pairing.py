@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from crossmem.errors import ConfigurationError
-from crossmem.guards import shorten
+from crossmem.guards import clause, shorten
 from crossmem.trees.nodes import FORMS
 
 __all__ = ["pair_arrays"]
@@ -37,16 +37,16 @@ def pair_arrays(
     other_tag, others, other_name = _open(mine)
     what = hint = None
     if (tag, name) != (other_tag, other_name):
-        what = f"is {_in_words(other_tag, other_name)} where {_in_words(tag, name)} was shared"
+        what = f"is {_in_words(other_tag, other_name)}, but {_in_words(tag, name)} was shared"
     elif tag is None and operation == "update" and theirs != mine:
-        what = f"is {shorten(mine)} where {shorten(theirs)} was shared"
-        hint = "readers keep the plain values that were shared; put what changes into an array"
+        what = f"is {shorten(mine, 60)}, but {shorten(theirs, 60)} was shared"
+        hint = "plain values stay as they were shared; put values that change into an array"
     for place in inner.keys() - others.keys():
-        what = what or f"has no {place!s:.100}, which was shared"
+        what = what or f"lacks {clause(str(place), 100)}, which was shared"
     for place in others.keys() - inner.keys():
-        what = what or f"has {place!s:.100}, which was not shared"
+        what = what or f"has {clause(str(place), 100)}, which was not shared"
     if what is not None:
-        raise ConfigurationError(f"{where} {what}", operation=operation, hint=hint)
+        raise ConfigurationError(f"{clause(where, 50)} {what}", operation=operation, hint=hint)
     if tag == "a":
         yield inner[tag], others[tag], where
         return
@@ -65,7 +65,7 @@ _IN_WORDS: Final = {
 
 
 def _in_words(tag: str | None, name: str | None) -> str:
-    return _IN_WORDS.get(tag) or f"a {shorten(name)}"
+    return _IN_WORDS.get(tag) or f"a {shorten(name, 60)}"
 
 
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:

@@ -12,6 +12,7 @@ from crossmem.errors import (
     CrossmemError,
     UnsupportedError,
 )
+from crossmem.guards import shorten
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.base.process import Process, current, drain
 from crossmem.sharing.device import Device
@@ -147,7 +148,7 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
 def _check(name: str, value: object, known: tuple[str | bool | None, ...]) -> None:
     # A NumPy array compares elementwise, and 1 is equal to True.
     if (value is not None and not isinstance(value, str)) or value not in known:
-        msg = f"{name} must be one of {known}, not {value!r}"
+        msg = f"{name} must be one of {known}, not {shorten(value)}"
         raise ConfigurationError(msg, operation="share")
 
 
@@ -195,6 +196,8 @@ def host_device(named: Device | str | None) -> Device:
     one = HOST_DEVICE if named is None else named
     found = one if isinstance(one, Device) else device_of(one)
     if not found.capabilities.host_visible:
-        msg = f"the CPU cannot address memory of {found.name}, so no host memory is copied there"
-        raise UnsupportedError(msg, operation="share", hint=f"name {HOST_DEVICE}, or none")
+        msg = (
+            f"the CPU cannot address memory of {found.name}, so host arrays cannot be copied there"
+        )
+        raise UnsupportedError(msg, operation="share", hint=f"pass {HOST_DEVICE!r} or no device")
     return found

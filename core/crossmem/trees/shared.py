@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 from typing_extensions import override
 
 from crossmem.errors import ClosedError, ConfigurationError, UnsupportedError
-from crossmem.guards import check_timeout
+from crossmem.guards import check_timeout, shorten
 from crossmem.sharing.base.deferred import Call
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Process, drain, is_current, refuse_foreign
@@ -245,10 +245,10 @@ class Shared(Generic[_T_co]):
         cell = self._own_cell("publish")
         if self.copied_nbytes and not self._is_taken:
             msg = (
-                f"share() copied {self.copied_nbytes} bytes, and the arrays that you train on are "
-                "the originals, not the shared ones"
+                f"share() copied {self.copied_nbytes} bytes, and the program writes to the "
+                "originals, not to the shared arrays"
             )
-            hint = "train on shared.value, or call shared.update(tree)"
+            hint = "write to shared.value, or call shared.update(tree)"
             raise UnsupportedError(msg, operation="publish", hint=hint)
         for one in self._devices:
             one.synchronize()
@@ -257,7 +257,7 @@ class Shared(Generic[_T_co]):
     def _own_cell(self, operation: str) -> OwnCell:
         cell = self._look(None)
         if not isinstance(cell, OwnCell):
-            msg = f"another process shares this tree, and only that one can {operation} it"
+            msg = f"only the process that shares this tree can {operation} it"
             raise UnsupportedError(msg, operation=operation)
         return cell
 
@@ -284,7 +284,7 @@ class Shared(Generic[_T_co]):
             The owner closed the tree, or this object was closed.
         """
         if type(after) is not int or after < 0:
-            msg = f"after must be a version, not {after!r}"
+            msg = f"after must be a version, not {shorten(after)}"
             raise ConfigurationError(msg, operation="wait")
         timeout_s = 0.0
         if timeout == 0 and not isinstance(timeout, bool):

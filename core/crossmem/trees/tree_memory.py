@@ -15,6 +15,7 @@ from crossmem.arrays.copy_ranges import find_range, pack_ranges
 from crossmem.control.records import Allow
 from crossmem.driver import CopyKind
 from crossmem.errors import CrossmemError, UnsupportedError
+from crossmem.guards import clause
 from crossmem.models import Access, ShareableHandle
 from crossmem.sharing.base.devices import find_device, runtime_in_use
 from crossmem.sharing.base.memory import Memory, is_left_to_views, leave_to_views
@@ -93,11 +94,13 @@ class TreeMemory:
                 places[number] = leaf.place(handle, origin)
                 continue
             where = leaf.found.device
-            way, reason, details = None, "it is ordinary memory of the host", ""
+            way, reason, details = None, "it is ordinary host memory", ""
             if is_orphan:
-                reason = "the process that made the memory is dead, so nobody can import it"
+                reason = "the owner of its memory is dead"
             elif memory is not None:
-                reason = "it is in an address range; what is mapped there can be shared by itself"
+                reason = (
+                    "it lies in an address range; share the memory that is mapped there instead"
+                )
             elif where is not None:
                 way, reason, details = self._way(where, low, high)
                 if way is not None:
@@ -110,7 +113,7 @@ class TreeMemory:
             low, high = _span(group)
             around = neighbours_of(way.exposed_nbytes, high - low)
             if around is not None and self.neighbours is None:
-                self._refuse_unless_copied(group[0], around, 'say neighbours="expose"')
+                self._refuse_unless_copied(group[0], around, 'pass neighbours="expose"')
                 to_copy.setdefault(where, []).extend(numbers)
                 continue
             handle, origin = self.export(self._adopt(way, home_of(self.process, where), group))
@@ -177,14 +180,14 @@ class TreeMemory:
                 self._near[where] = way
                 return way, "", ""
         if report.mechanisms:
-            # PyTorch's expandable segments put large tensors into several allocations.
-            return None, "it lies in several allocations of the vendor's", str(report)
+            # As large tensors do in PyTorch's expandable segments.
+            return None, "it spans several allocations of the vendor", str(report)
         return None, f"it {report.ways[0].obstacle}", str(report)
 
     def _refuse_unless_copied(self, leaf: Leaf, reason: str, hint: str, details: str = "") -> None:
         if not self.copy:
             raise UnsupportedError(
-                f"{leaf.where()} cannot be shared where it lies: {reason}",
+                f"{leaf.where()} cannot be shared without a copy: {clause(reason, 105)}",
                 hint=f"{hint}, or pass copy=True",
                 details=details,
                 operation="share",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from crossmem.driver.cleanup import noting
 from crossmem.driver.recording import call_into
 from crossmem.errors import CrossmemError, DriverError
+from crossmem.guards import clause
 from crossmem_ascend.errors import BACKEND, CONTEXT_NULL, PARAM_INVALID, SUCCESS
 from crossmem_ascend.runtime import Vendor
 
@@ -175,7 +176,7 @@ class Contexts:
             thread.start()
         except RuntimeError as error:
             raise DriverError(
-                f"device {ordinal} cannot be opened: {error}",
+                f"device {ordinal} cannot be opened: {clause(str(error))}",
                 hint="use the device once before the program exits",
                 backend=BACKEND,
             ) from error

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from crossmem.errors import ConfigurationError
+from crossmem.guards import shorten
 from crossmem.models import DeviceInfo
 from crossmem_ascend.errors import BACKEND, SUCCESS
 from crossmem_ascend.runtime import Vendor
@@ -58,8 +59,8 @@ def _physical_id(ordinal: int, environ: Mapping[str, str]) -> int:
         return [int(one) for one in mask.split(",")][ordinal]
     except (ValueError, IndexError):
         raise ConfigurationError(
-            f"{MASK} is {mask!r}, which does not say what device {ordinal} is, and the driver "
-            "gives it no UUID",
-            hint="set it to numbers separated by commas, such as 0,1",
+            f"{MASK} is {shorten(mask)}, which does not identify device {ordinal}, and its driver "
+            "gives no UUID",
+            hint="set the variable to numbers separated by commas, such as 0,1",
             backend=BACKEND,
         ) from None

@@ -136,8 +136,8 @@ class AscendDriver(VendorDriver):
             kinds = ("with leases", "raw")
             raise UnsupportedError(
                 f"this memory was exported {kinds[owned.raw]}, so it cannot be exported "
-                f"{kinds[raw]}: the vendor's whitelist is switched off for good or not at all",
-                hint="allocate memory for each of the two",
+                f"{kinds[raw]}: the vendor switches its whitelist off for all exports or for none",
+                hint="allocate separate memory for raw exports",
                 operation="export",
                 backend=BACKEND,
             )
@@ -163,9 +163,9 @@ class AscendDriver(VendorDriver):
             tgids = [self._check_peer(peer) for peer in peers]
             if len(owned.admitted.union(tgids)) > mechanism.whitelist_limit:
                 raise AccessDeniedError(
-                    f"the vendor admits at most {mechanism.whitelist_limit} processes to one "
-                    "allocation, also those that are gone, and so many have imported this one",
-                    hint="copy it to another allocation and export that",
+                    f"{mechanism.whitelist_limit} processes have imported this allocation, the "
+                    "limit of the vendor; it includes processes that have ended",
+                    hint="copy the memory to another allocation and export that",
                     backend=BACKEND,
                 )
             # This may not be the lease server's thread, because a thread that frees helps to read
@@ -179,7 +179,7 @@ class AscendDriver(VendorDriver):
         own = self.peer_identity()
         fault = None
         if not 0 < peer.reported <= _MAX_TGID:
-            fault = "which is none"
+            fault = "which is not a process number"
         elif peer.reported == own:
             fault = "which is the exporter's"
         # This process's numbers are the driver's only if it is not in a container.
@@ -187,7 +187,7 @@ class AscendDriver(VendorDriver):
             fault = f"but is process {peer.pid}"
         if fault is not None:
             raise AccessDeniedError(
-                f"the importer says that its bare tgid is {peer.reported}, {fault}",
+                f"the importer reports the bare tgid {peer.reported}, {fault}",
                 backend=BACKEND,
             )
         return peer.reported
@@ -216,16 +216,16 @@ class AscendDriver(VendorDriver):
             )
         if capacity % GRANULARITY_NBYTES or not 0 < nbytes <= capacity:
             raise InvalidHandleError(
-                f"the exporter offers {nbytes} bytes in a capacity of {capacity}, which is no "
-                f"multiple of {GRANULARITY_NBYTES} that holds them",
+                f"the exporter offers {nbytes} bytes in a capacity of {capacity}, which is not "
+                f"a multiple of {GRANULARITY_NBYTES} that holds them",
                 operation="import",
                 backend=BACKEND,
             )
         if home != ordinal and way is not self._shareable:
             raise UnsupportedError(
-                f"mechanism {mechanism!r} shares between processes that use one device: copies "
-                "with the host do not work on another one",
-                hint=f"allocate for mechanism {self._shareable.name!r}",
+                f"mechanism {mechanism!r} shares memory only between processes on one device: "
+                "copies with the host fail on another device",
+                hint=f"allocate with mechanism {self._shareable.name!r}",
                 operation="import",
                 backend=BACKEND,
             )

@@ -15,6 +15,7 @@ from crossmem.errors import (
     StaleHandleError,
     UnsupportedError,
 )
+from crossmem.guards import clause
 
 __all__ = [
     "BACKEND",
@@ -48,9 +49,9 @@ class Code(NamedTuple):
     error: type[CrossmemError] = DriverError
 
 
-_ARGUMENT = "ACL refused an argument: this may be a fault in crossmem, please report it"
-_INIT = "somebody in this process finalized or re-initialised ACL: do that after crossmem is done"
-_FOREIGN = "crossmem makes no call that answers this: other work of this process may have failed"
+_ARGUMENT = "ACL refused an argument: this may be a fault in crossmem; report it"
+_INIT = "other code finalized or re-initialised ACL: do that after the last use of crossmem"
+_FOREIGN = "no call of crossmem returns this code: other work of this process may have failed"
 _TASK = (
     "work on the device failed or hung: see the plog files of CANN (~/ascend/log), and `npu-smi "
     "info` for the device's health"
@@ -60,7 +61,7 @@ _FEATURE = (
     "this product, driver or virtual NPU does not offer the call: shareable handles need CANN 8.0, "
     "keys need CANN 8.3.RC1 and driver 25.3.RC1; another mechanism may work"
 )
-_MEMORY = "free allocations, or look at what other processes hold with `npu-smi info`"
+_MEMORY = "free allocations, or see the use of other processes with `npu-smi info`"
 _INSTALL = "check that the versions of CANN, driver and firmware belong together"
 
 CODES: Final = {
@@ -78,7 +79,7 @@ CODES: Final = {
     148051: Code("ACL_ERROR_RELATIVE_RESOURCE_NOT_CLEARED", _FOREIGN),
     200000: Code("ACL_ERROR_BAD_ALLOC", "the host is out of memory"),
     200001: Code("ACL_ERROR_API_NOT_SUPPORT", _FEATURE, UnsupportedError),
-    200002: Code("ACL_ERROR_INVALID_DEVICE", "see `npu-smi info` for the devices that there are"),
+    200002: Code("ACL_ERROR_INVALID_DEVICE", "see `npu-smi info` for the devices of this machine"),
     200003: Code("ACL_ERROR_MEMORY_ADDRESS_UNALIGNED", _ARGUMENT),
     200004: Code("ACL_ERROR_RESOURCE_NOT_MATCH", _ARGUMENT),
     200005: Code("ACL_ERROR_INVALID_RESOURCE_HANDLE", _ARGUMENT),
@@ -99,12 +100,12 @@ CODES: Final = {
     ),
     107002: Code(
         "ACL_ERROR_RT_CONTEXT_NULL",
-        "the device or its context is gone: somebody in this process reset the device, or this is "
-        "a forked child, which must be spawned instead",
+        "the device or its context is gone: other code in this process reset the device, or this "
+        "is a forked child, which must be spawned instead",
     ),
     107003: Code(
         "ACL_ERROR_RT_STREAM_CONTEXT",
-        "the stream belongs to another context: somebody in this process destroyed a context "
+        "the stream belongs to another context: other code in this process destroyed a context "
         "that is in use",
     ),
     107006: Code("ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID", _FOREIGN),
@@ -116,7 +117,7 @@ CODES: Final = {
     107016: Code("ACL_ERROR_RT_INVALID_MEMORY_TYPE", _ARGUMENT),
     107017: Code(
         "ACL_ERROR_RT_INVALID_HANDLE",
-        "the memory behind the handle is gone, or somebody in this process reset the device",
+        "the memory behind the handle is gone, or other code in this process reset the device",
     ),
     107018: Code("ACL_ERROR_RT_INVALID_MALLOC_TYPE", _ARGUMENT),
     107019: Code("ACL_ERROR_RT_WAIT_TIMEOUT", _TASK),
@@ -127,7 +128,7 @@ CODES: Final = {
     207001: Code("ACL_ERROR_RT_MEMORY_ALLOCATION", _MEMORY, OutOfMemoryError),
     207002: Code(
         "ACL_ERROR_RT_MEMORY_FREE",
-        "the driver could not free the memory: the end of this process does",
+        "the driver could not free the memory: the end of this process frees it",
     ),
     207004: Code(
         "ACL_ERROR_RT_NO_DEVICE",
@@ -151,7 +152,7 @@ CODES: Final = {
     207020: Code("ACL_ERROR_RT_TIMEOUT", _TASK),
     207021: Code(
         "ACL_ERROR_RT_LINK_TYPE_NOT_SUPPORTED",
-        "the devices are not linked in a way that this can use: import on the memory's own device",
+        "the link between the devices does not support this: import on the memory's own device",
     ),
     507000: Code("ACL_ERROR_RT_INTERNAL_ERROR", _TASK),
     507006: Code("ACL_ERROR_RT_EVENT_NOT_COMPLETE", _FOREIGN),
@@ -166,7 +167,7 @@ CODES: Final = {
     507053: Code("ACL_ERROR_RT_DEVICE_MEM_ERROR", _TASK),
     507899: Code(
         "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
-        "the driver refused without saying why: see the plog files of CANN (~/ascend/log); after "
+        "the driver refused without a reason: see the plog files of CANN (~/ascend/log); after "
         "a fault on the device, every call can answer this",
     ),
     507901: Code("ACL_ERROR_RT_SOCKET_CLOSE", _TASK),
@@ -216,11 +217,17 @@ def error_for(call: str, code: int, detail: str = "") -> CrossmemError:
         hint = "the exporter freed the memory, or is dead"
     if code == _DRV_INTERNAL_ERROR and call in _REFUSALS:
         hint = f"{_REFUSALS[call]}; see also the plog files of CANN (~/ascend/log)"
-    said = f"; CANN says: {detail}" if detail else ""
+    said = f"; CANN says: {clause(detail, 80)}" if detail else ""
     if kind is DriverError:
         message = f"ACL refused {call}{said}"
         return DriverError(
-            message, call=f"acl.{call}", code=code, name=name, hint=hint, backend=BACKEND
+            message,
+            call=f"acl.{call}",
+            code=code,
+            name=name,
+            hint=hint,
+            details=detail,
+            backend=BACKEND,
         )
     message = f"acl.{call} failed with {name} ({code}){said}"
-    return kind(message, hint=hint, backend=BACKEND)
+    return kind(message, hint=hint, details=detail, backend=BACKEND)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from crossmem.driver.native import LibraryNotFoundError
 from crossmem.errors import BackendUnavailableError
+from crossmem.guards import clause
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.hookspecs import FindRuntime
 from crossmem.plugin.markers import hookimpl
@@ -77,7 +78,7 @@ def _find_acl() -> "Acl":
         try:
             return open_acl()
         except BackendUnavailableError as error:
-            message = f"{first.message}, and {error.message}"
+            message = f"{clause(first.message, 90)}, and {clause(error.message, 90)}"
             raise BackendUnavailableError(
                 message, hint=first.hint, details=error.details, backend=first.backend
             ) from first

@@ -121,8 +121,7 @@ class Key(Mechanism):
     def import_(self, ordinal: int, payload: bytes, capacity: int, access: Access) -> Imported:
         if len(payload) != _KEY_LENGTH or not payload.isascii() or b"\0" in payload:
             raise InvalidHandleError(
-                f"a key is {_KEY_LENGTH} characters of ASCII, not {len(payload)} bytes of "
-                "something else",
+                f"a key is {_KEY_LENGTH} ASCII characters, not these {len(payload)} bytes",
                 backend=BACKEND,
             )
         return Imported(ordinal, capacity, access, _Keyed(self, payload.decode()))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from crossmem.errors import ConfigurationError, CrossmemError, OutOfMemoryError
+from crossmem.guards import clause, shorten
 from crossmem.models.identity import process_start_time
 
 __all__ = ["HostLostError", "Machine", "log_fault", "ticks_since_boot"]
@@ -145,14 +146,18 @@ class Machine:
             folder.mkdir(mode=0o700, exist_ok=True)
             status = folder.stat()
         except FileNotFoundError:
-            msg = f"there is no emulated host {folder}, and no folder {folder.parent} to make it in"
-            hint = "the command that made it has ended; or set CROSSMEM_EMULATED_STATE to another"
+            msg = f"the emulated host {shorten(str(folder))} does not exist, nor its parent folder"
+            hint = (
+                "the command that made it has ended; set CROSSMEM_EMULATED_STATE to another folder"
+            )
             raise ConfigurationError(msg, hint=hint) from None
         except OSError as error:
-            msg = f"the emulated host's folder {folder} cannot be used: {error.strerror}"
+            shown = shorten(str(folder))
+            msg = f"the folder {shown} of the emulated host cannot be used: {error.strerror}"
             raise ConfigurationError(msg, hint="set CROSSMEM_EMULATED_STATE") from None
         if status.st_uid != os.geteuid():
-            msg = f"the emulated host's folder {folder} belongs to user {status.st_uid}"
+            shown = shorten(str(folder))
+            msg = f"the folder {shown} of the emulated host belongs to user {status.st_uid}"
             raise ConfigurationError(msg, hint="set CROSSMEM_EMULATED_STATE")
         self.identity = (status.st_dev, status.st_ino)
         _machines.add(self)
@@ -212,7 +217,7 @@ class Machine:
             status = None
         if status is None or (status.st_dev, status.st_ino) != self.identity:
             # SQLite would fail too, or create a new host in a new folder.
-            raise HostLostError(f"the emulated host {self.folder} was removed")
+            raise HostLostError(f"the emulated host {shorten(str(self.folder))} was removed")
         connection = sqlite3.connect(
             self.boot, timeout=0, isolation_level=None, check_same_thread=False
         )
@@ -308,14 +313,16 @@ class Machine:
         code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
         if code == sqlite3.SQLITE_FULL or (code in _UNUSABLE and self._is_full()):
             return OutOfMemoryError(
-                f"the emulated host has no room: the file system of {self.folder} is full",
+                f"the emulated host has no room: the file system of {shorten(str(self.folder))} "
+                "is full",
                 hint="free space there (a container's /dev/shm: --shm-size), or set "
                 "CROSSMEM_EMULATED_STATE to a folder of another file system",
             )
         if code not in _UNUSABLE:
             return None
         return ConfigurationError(
-            f"the emulated host's folder {self.folder} cannot be used: {error}",
+            f"the folder {shorten(str(self.folder), 80)} of the emulated host cannot be used: "
+            f"{clause(str(error), 60)}",
             hint="set CROSSMEM_EMULATED_STATE to a folder that this user can write to",
         )
 

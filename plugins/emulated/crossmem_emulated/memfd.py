@@ -399,8 +399,8 @@ class MemfdDriver(Driver):
         if error.code in _NO_ROOM:
             return OutOfMemoryError(
                 f"the kernel has no room for {capacity} bytes: {error.call} failed with {name}",
-                hint="besides memory, the limits on a process's address space (ulimit -v) and on "
-                "its number of mappings (sysctl vm.max_map_count) end in this",
+                hint="free memory, or raise the limits on the address space of a process (ulimit "
+                "-v) and on its mappings (sysctl vm.max_map_count)",
                 operation=operation,
                 backend=self.backend,
                 device=device,

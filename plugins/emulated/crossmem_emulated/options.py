@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
 from crossmem.errors import ConfigurationError
-from crossmem.guards import check_fields, field_error, is_flag, is_within, read_flag
+from crossmem.guards import check_fields, field_error, is_flag, is_within, read_flag, shorten
 
 __all__ = ["VARIABLES", "Options"]
 
@@ -174,8 +174,8 @@ class Options:
             try:
                 options = replace(options, **{name: _READERS.get(name, str)(text)})
             except ValueError:
-                msg = f"{variables[name]} is {text!r}; it must be {_RULES[name][1]}"
-                raise ConfigurationError(msg) from None
+                msg = f"{variables[name]} must be {_RULES[name][1]}, not {shorten(text, 40)}"
+                raise ConfigurationError(msg, hint=_HINTS.get(name)) from None
         return options
 
 
@@ -212,6 +212,8 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
 }
 """By field: a function that makes the value from a variable's text, or raises ValueError."""
 
+_HINTS: Final = {"hip_quirks": f"quirks: {', '.join(get_args(_Quirk))}"}
+
 _SWITCH: Final = (is_flag, "1 or 0")
 _PROFILE: Final = (
     lambda value: isinstance(value, str),
@@ -227,7 +229,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
         lambda value: is_within(value, 1, _MAX_CAPACITY_NBYTES),
         (
             "at least one unit of the granularity and below 4 EiB, as bytes or with a unit, "
-            "such as 8GiB (KiB, MiB, GiB, TiB)"
+            "such as 8GiB"
         ),
     ),
     "prefault": _SWITCH,
@@ -236,7 +238,7 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "visible_devices": (
         _is_mask,
         (
-            "a comma list of different numbers from 0, such as 1,0, "
+            "a comma list of distinct numbers such as 1,0, "
             "below the number of devices (CROSSMEM_EMULATED_DEVICES)"
         ),
     ),
@@ -251,6 +253,6 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "hip_peers": _SWITCH,
     "hip_quirks": (
         lambda value: isinstance(value, tuple) and all(one in get_args(_Quirk) for one in value),
-        f"a comma list of {', '.join(get_args(_Quirk))}",
+        "a comma list of names of quirks",
     ),
 }

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from crossmem.errors import BackendUnavailableError, ConfigurationError
+from crossmem.guards import shorten
 from crossmem.models import DeviceInfo
 from crossmem_hip.errors import INSUFFICIENT_DRIVER, INVALID_DEVICE, NO_DEVICE
 from crossmem_hip.family import Family
@@ -29,8 +30,8 @@ def find_devices(vendor: Vendor) -> tuple[DeviceInfo, ...]:
     for one in found:
         if counted[one.identity] > 1:
             raise ConfigurationError(
-                f"several devices are called {one.identity!r}, as the partitions of one GPU are, "
-                "so another process could not tell which of them holds a handle's memory",
+                f"several devices have the identity {shorten(one.identity, 60)}, as partitions of "
+                "one GPU do, so a handle cannot name one of them",
                 hint="use the GPU unpartitioned",
                 backend=vendor.family.backend,
             )
@@ -64,7 +65,7 @@ def _count(vendor: Vendor) -> int:
 
 
 def _where_to_look(family: Family) -> str:
-    return f"run {family.tool}, and look at {' and '.join(family.masks)}"
+    return f"run {family.tool}, and check {' and '.join(family.masks)}"
 
 
 def _info_of(vendor: Vendor, ordinal: int) -> DeviceInfo:

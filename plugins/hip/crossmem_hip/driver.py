@@ -12,6 +12,7 @@ from crossmem.driver import Block, CopyKind, Exported, Foreign, Imported
 from crossmem.driver.recording import call_into
 from crossmem.driver.vendor import VendorDriver
 from crossmem.errors import InvalidHandleError
+from crossmem.guards import shorten
 from crossmem.models import Access, Capabilities
 from crossmem_hip.capture import refuse_capture
 from crossmem_hip.context import Current
@@ -171,9 +172,8 @@ class GpuDriver(VendorDriver):
         sizes, count = tuple(map(len, exported.payloads)), len(exported.descriptors)
         if (sizes, count) != (way.payload_sizes, way.descriptors):
             raise InvalidHandleError(
-                f"an export of {self.backend} memory for mechanism {mechanism!r} has payloads of "
-                f"{way.payload_sizes} bytes and {way.descriptors} descriptors, not {sizes} and "
-                f"{count}",
+                f"an export for mechanism {mechanism!r} has payloads of {way.payload_sizes} bytes "
+                f"and {way.descriptors} descriptors, not {shorten(sizes, 50)} and {count}",
                 operation="import",
                 backend=self.backend,
             )

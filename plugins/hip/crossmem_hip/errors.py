@@ -51,37 +51,37 @@ class Meaning(NamedTuple):
     error: type[CrossmemError] = DriverError
 
 
-_ARGUMENT = Meaning("an argument was refused: this may be a fault in crossmem, please report it")
+_ARGUMENT = Meaning("the runtime refused an argument: this may be a fault in crossmem; report it")
 _FOREIGN = Meaning(
-    "crossmem makes no call that answers this: other work of this process may have failed"
+    "no call of crossmem returns this code: other work of this process may have failed"
 )
 _BROKEN = Meaning(
-    "work on the device failed: after that every call of this process fails, so start it again; "
-    "{tool} and the kernel's log say more about the device"
+    "work on the device failed, and every later call of this process fails: start the process "
+    "again; see {tool} and the kernel's log"
 )
 _GONE = Meaning(
     "the runtime is not initialised or shut down already: this may be a forked child, which must "
     "be spawned instead, or a program that is exiting"
 )
-_DEVICE = Meaning("see {tool} for the devices that there are, and {masks} for those seen here")
-_DRIVER = Meaning("the versions of driver and runtime do not belong together; {install}")
+_DEVICE = Meaning("see {tool} for the devices, and {masks} for those visible to this process")
+_DRIVER = Meaning("install matching versions of driver and runtime; {tool} shows the driver")
 _PEER = Meaning("these devices cannot reach each other's memory: import on the memory's own device")
 _IN_USE = Meaning(
-    "another process has the device for itself: set its compute mode to Default, with "
+    "another process uses the device exclusively: set its compute mode to Default, with "
     "`nvidia-smi -c 0`"
 )
-_SYSTEM = Meaning("the operating system refused; the kernel's log says more")
-_REFUSED = Meaning("the driver refused without saying why; {tool} and the kernel's log say more")
+_SYSTEM = Meaning("the operating system refused; see the kernel's log")
+_REFUSED = Meaning("the driver refused without a reason; see {tool} and the kernel's log")
 _UNSUPPORTED = Meaning(
     "this device, driver or platform does not offer the call; under WSL there is no legacy IPC",
     UnsupportedError,
 )
 _CAPTURED = Meaning(CAPTURE_HINT, BusyError)
-_MPS = Meaning("look at the MPS server of the device: it refused or lost this process")
+_MPS = Meaning("see the MPS server of the device: it refused or lost this process")
 
 _MEANINGS: Final = {
     1: _ARGUMENT,
-    2: Meaning("free allocations, or look with {tool} at what others hold", OutOfMemoryError),
+    2: Meaning("free allocations, or see the use of other processes with {tool}", OutOfMemoryError),
     3: _GONE,
     4: _GONE,
     17: _ARGUMENT,
@@ -94,9 +94,9 @@ _MEANINGS: Final = {
     100: _DEVICE,
     101: _DEVICE,
     201: _GONE,
-    205: Meaning("the driver could not map the memory: there may be no addresses left"),
-    206: Meaning("the driver could not unmap the memory: the end of this process does"),
-    208: Meaning("somebody else in this process has opened the same memory"),
+    205: Meaning("the driver could not map the memory: the address space may be full"),
+    206: Meaning("the driver could not unmap the memory: the end of this process unmaps it"),
+    208: Meaning("other code in this process has opened the same memory"),
     214: _BROKEN,
     216: _IN_USE,
     217: _PEER,
@@ -109,9 +109,11 @@ _MEANINGS: Final = {
     702: _BROKEN,
     704: Meaning("harmless: access was enabled before"),
     705: _PEER,
-    709: Meaning("somebody in this process reset the device or destroyed its context"),
+    709: Meaning("other code in this process reset the device or destroyed its context"),
     710: _BROKEN,
-    711: Meaning("the device reaches as many others as it can: import on the memory's own device"),
+    711: Meaning(
+        "the device has reached its limit of peer devices: import on the memory's own device"
+    ),
     714: _BROKEN,
     715: _BROKEN,
     716: _BROKEN,
@@ -136,7 +138,7 @@ _MEANINGS: Final = {
 }
 """The meanings of codes. Other codes in the headers come from calls that crossmem never makes."""
 
-_LOST = Meaning("no such memory: somebody in this process gave it back, or reset the device")
+_LOST = Meaning("no such memory: other code in this process freed it, or reset the device")
 
 _AFTER: Final = {
     ("ipcGetMemHandle", 1): Meaning(
@@ -162,17 +164,21 @@ _AFTER: Final = {
         "has no legacy IPC"
     ),
     ("ipcCloseMemHandle", 1): Meaning(
-        "the memory is not open: somebody in this process closed it, or reset the device"
+        "the memory is not open: other code in this process closed it, or reset the device"
     ),
-    ("free", 1): Meaning("no such memory: somebody in this process freed it, or reset the device"),
-    ("free", 17): Meaning("no such memory: somebody in this process freed it, or reset the device"),
+    ("free", 1): Meaning(
+        "no such memory: other code in this process freed it, or reset the device"
+    ),
+    ("free", 17): Meaning(
+        "no such memory: other code in this process freed it, or reset the device"
+    ),
     ("memCreate", 801): Meaning(
         "this device, driver or platform gives no memory that is shared by file descriptor: use "
         "mechanism 'legacy'",
         UnsupportedError,
     ),
     ("memImportFromShareableHandle", 1): Meaning(
-        "the descriptor that the exporter sent is no memory that this vendor exported",
+        "the exporter sent a descriptor that this vendor did not export",
         InvalidHandleError,
     ),
     ("memImportFromShareableHandle", 801): Meaning(
@@ -210,9 +216,7 @@ def error_for(family: Family, function: str, status: int) -> CrossmemError:
     hint, kind = _AFTER.get((function, status)) or _MEANINGS.get(status, _FOREIGN)
     if name is None:
         name, hint = "unknown to crossmem", "look the number up in the vendor's headers"
-    hint = hint.format(
-        tool=family.tool, masks=" and ".join(family.masks), install=family.install_hint
-    )
+    hint = hint.format(tool=family.tool, masks=" and ".join(family.masks))
     call = family.function(function)
     if kind is DriverError:
         return DriverError(

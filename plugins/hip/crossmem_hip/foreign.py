@@ -39,7 +39,7 @@ _MAPPING_NBYTES: Final = 18
 _MAPPING_BASE: Final = 19
 _DESCRIPTOR: Final = 1
 
-_NO_SUCH = "is not memory that this process has from the vendor's runtime"
+_NO_SUCH = "is not memory of the vendor's runtime in this process"
 _IS_HOSTS = "is the host's memory"
 _IS_MANAGED_WORDS = "is managed memory, which {carrier} cannot carry"
 _IS_POOLED = "is from a stream-ordered pool, which {carrier} cannot carry"
@@ -47,13 +47,13 @@ _LEGACY: Final = "legacy IPC"
 _EXPORTED_HANDLE: Final = "an exported handle"
 _NOT_MAPPED = "was not mapped by the vendor's calls for virtual memory"
 _NOT_EXPORTABLE = (
-    "is virtual memory that was not made to be exported: its creator has to ask for a file "
-    "descriptor"
+    "is virtual memory that was not created for export: request a file descriptor when it is "
+    "created"
 )
-_BOUNDLESS = "is virtual memory of which this driver does not tell where its mapping begins"
+_BOUNDLESS = "is virtual memory, and this driver does not report where its mapping begins"
 _NOT_CAPABLE = (
-    "cannot be carried by legacy IPC: it is virtual (as expandable segments are), pooled, managed, "
-    "the host's, or imported from another process"
+    "cannot be carried by legacy IPC: it is virtual (as in expandable segments), pooled, managed, "
+    "imported, or host memory"
 )
 
 
@@ -88,7 +88,7 @@ def _why_of_no_device(
     if attributes.type != _DEVICE or _is_hosts(vendor, pointer):
         return _IS_HOSTS
     if attributes.device != ordinal:
-        return f"is memory of device {attributes.device}, or of none"
+        return f"is memory of device {attributes.device}, or of no device"
     return None
 
 

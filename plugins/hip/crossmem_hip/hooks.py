@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from crossmem.driver.native import LibraryNotFoundError
 from crossmem.errors import BackendUnavailableError, CrossmemError
+from crossmem.guards import clause
 from crossmem.plugin.backend import Availability, Backend
 from crossmem.plugin.hookspecs import FindRuntime
 from crossmem.plugin.markers import hookimpl
@@ -85,7 +86,10 @@ def _load(family: Family, find_runtime: FindRuntime, runtime: str | None) -> "Dr
         fault, details = _fault_of_both(family)
         if fault:
             raise BackendUnavailableError(
-                fault, hint=family.install_hint, details=details, backend=family.backend
+                clause(fault, 200),
+                hint=family.install_hint,
+                details=details,
+                backend=family.backend,
             )
         runtime = _CTYPES if _fault_of_cupy(family) else _CUPY
     if runtime == _CUPY:

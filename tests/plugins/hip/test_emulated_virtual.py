@@ -131,7 +131,7 @@ def test_what_was_made_otherwise_is_not_adopted(runtime: Any, driver: GpuDriver)
     assert found.obstacle
     words = [driver.inspect(0, one, "vmm").obstacle or "" for one in (plain, mapped, 12345)]
     assert "not mapped" in words[0]
-    assert "not made to be exported" in words[1]
+    assert "not created for export" in words[1]
     assert "is not memory" in words[2]
     assert driver.violations() == []
 

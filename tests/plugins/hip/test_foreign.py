@@ -14,7 +14,7 @@ from crossmem_hip.family import CUDA, HIP, Family
 MIB = 1 << 20
 BASE = 64 * MIB
 MANAGED, CAPABLE, POOL, KIND = 8, 10, 17, 2
-NO_SUCH = "is not memory that this process has"
+NO_SUCH = "is not memory of the vendor's runtime in this process"
 
 
 @dataclass

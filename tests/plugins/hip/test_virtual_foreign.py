@@ -101,9 +101,9 @@ def test_a_handle_that_could_not_be_released_is_released_by_disown(knowing: Any)
         ({CAPABLE: 1}, "not mapped by the vendor's calls"),
         ({MANAGED: 1}, "managed"),
         ({POOL: 1}, "pool"),
-        ({HANDLE_TYPES: 0}, "not made to be exported"),
-        ({HANDLE_TYPES: 8}, "not made to be exported"),
-        ({MAPPED_NBYTES: 0}, "does not tell where its mapping begins"),
+        ({HANDLE_TYPES: 0}, "not created for export"),
+        ({HANDLE_TYPES: 8}, "not created for export"),
+        ({MAPPED_NBYTES: 0}, "does not report where its mapping begins"),
     ],
 )
 def test_what_cannot_be_adopted(knowing: Any, known: dict[int, int], words: str) -> None:

@@ -203,7 +203,7 @@ def test_type_strings(given: str, name: str) -> None:
     assert to_numpy(dtype) == np.dtype(given)
     assert dtype.itemsize == np.dtype(given).itemsize
     if given != name:
-        with pytest.raises(ConfigurationError, match="is called"):
+        with pytest.raises(ConfigurationError, match="the name of this dtype is"):
             from_text(given)
 
 
@@ -282,7 +282,7 @@ def wide(fields: int) -> str:
     [
         (nested(MAX_NESTING + 1), "nested more than"),
         (wide(MAX_FIELDS + 1), "at most"),
-        ("[" * (MAX_TEXT + 1), "too long"),
+        ("[" * (MAX_TEXT + 1), "a dtype has at most"),
         ("[" * MAX_TEXT, "not valid JSON"),
         ('[4,[["a",0,"float32"]]', "not valid JSON"),
         ('[4,[["a",1,"float32"]]]', "ends at byte 5 of a struct of 4 bytes"),
@@ -290,27 +290,27 @@ def wide(fields: int) -> str:
         ('[4,[["a",true,"int8"]]]', "the offset is True"),
         ('[0,[["a",0,"int8"]]]', "the itemsize is 0"),
         (f'[{MAX_ITEMSIZE + 1},[["a",0,"int8"]]]', "the itemsize is"),
-        ('[4,[["a",0,"int8"],["a",1,"int8"]]]', "different names"),
+        ('[4,[["a",0,"int8"],["a",1,"int8"]]]', "distinct fields"),
         ("[4,[]]", "1 to"),
         ('[4,[["a",0,"int8",[5]]]]', "ends at byte 5"),
         ('[4,[["a",0,"int8",[-1]]]]', "a size is -1"),
         ('[4,[["a",0,"int8",["2"]]]]', "a size is '2'"),
         (f'[4,[["a",0,"int8",[0,{MAX_ITEMSIZE},2]]]]', "its bytes is"),
         (f'[4,[["a",0,"int8",{[1] * 33}]]]', "33 dimensions"),
-        ('[4,[["a",0,"int8",[]]]]', "is no field"),
-        ('[4,[["a",0,"int8",[1],1]]]', "is no field"),
-        ('[4,[["a",0,"O"]]]', "'O' is no dtype"),
-        ('[1,[["a",0,"[1,[[\\"a\\",0,\\"int8\\"]]]"]]]', "is no struct"),
+        ('[4,[["a",0,"int8",[]]]]', "is not a field"),
+        ('[4,[["a",0,"int8",[1],1]]]', "is not a field"),
+        ('[4,[["a",0,"O"]]]', "'O' is not a dtype"),
+        ('[1,[["a",0,"[1,[[\\"a\\",0,\\"int8\\"]]]"]]]', "is not a struct"),
         ("S0", "the itemsize is 0"),
         (f"S{MAX_ITEMSIZE + 1}", "the itemsize is"),
         (f"U{2**29}", "the itemsize is"),
         ("M8[0s]", "the count of units is 0"),
         (f"M8[{2**31}s]", "the count of units is"),
         ("f3", "no number has that size"),
-        ("O", "is no dtype"),
-        ("", "is no dtype"),
-        ("float32\n", "is no dtype"),
-        ("__class__", "is no dtype"),
+        ("O", "is not a dtype"),
+        ("", "is not a dtype"),
+        ("float32\n", "is not a dtype"),
+        ("__class__", "is not a dtype"),
     ],
 )
 def test_text_is_bounded(text: str, message: str) -> None:
@@ -329,7 +329,7 @@ def test_structs_of_numpy_are_bounded_too() -> None:
         names = [str(n) for n in range(count)]
         return np.dtype({"names": names, "formats": [theirs] * count, "offsets": [0] * count})
 
-    with pytest.raises(ConfigurationError, match="characters that are allowed"):
+    with pytest.raises(ConfigurationError, match="text of a struct has at most"):
         dtype_of(repeat(repeat(np.dtype("i1"), 100), 100))
     deep: np.dtype[Any] = np.dtype("i1")
     for _ in range(MAX_NESTING + 1):
@@ -356,7 +356,7 @@ def test_what_cannot_be_shared(theirs: "np.dtype[Any]", message: str) -> None:
 
 @pytest.mark.parametrize("value", [None, 4, float, object(), b"f4", np.array(1.0), np.float32(1)])
 def test_what_names_no_dtype(value: object) -> None:
-    with pytest.raises(ConfigurationError, match="is no dtype"):
+    with pytest.raises(ConfigurationError, match="is not a dtype"):
         dtype_of(value)
 
 

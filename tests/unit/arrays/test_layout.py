@@ -175,16 +175,18 @@ def test_what_lies_outside_is_named() -> None:
         layout.check(64)
 
     assert str(caught.value) == (
-        "an array of shape (3, 2), strides (-16, 100) and dtype float32 at offset 8 covers bytes "
-        "[-24, 112) of memory of 64 bytes: 24 bytes before its start and 48 bytes past its end"
+        "an array covers bytes [-24, 112) of memory of 64 bytes: 24 bytes before its start and 48 "
+        "bytes past its end"
     )
+    for told in ("(3, 2)", "(-16, 100)", "float32", "offset=8"):
+        assert told in caught.value.details
 
 
 def test_empty_arrays_must_start_inside() -> None:
     layout = Layout(F4, (0, 3), None, 8)
 
     layout.check(8)
-    with pytest.raises(InvalidSizeError, match="at offset 8"):
+    with pytest.raises(InvalidSizeError, match=r"covers bytes \[8, 8\)"):
         layout.check(7)
 
 
@@ -200,8 +202,8 @@ def test_strides_in_elements() -> None:
 @pytest.mark.parametrize(
     ("strides", "negative", "message"),
     [
-        ((6, 2), True, "6 is no multiple of 4"),
-        ((-6, 4), True, "-6 is no multiple of 4"),
+        ((6, 2), True, "6 is not a multiple of 4"),
+        ((-6, 4), True, "-6 is not a multiple of 4"),
         ((-12, 4), False, "-12 is negative"),
     ],
 )

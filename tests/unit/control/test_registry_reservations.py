@@ -13,8 +13,9 @@ from crossmem.control.leases import Holder, Lease, LeaseTable, name_holders, new
 from crossmem.control.peer_log import PeerLog
 from crossmem.control.records import Allow, Export, Unit
 from crossmem.control.registry import LeaseRegistry
+from crossmem.control.reservations import refuse_more
 from crossmem.control.segments import HEADER_WORDS
-from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_reservation, prove
+from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_terms, prove
 from crossmem.driver import Exported
 from crossmem.models import Event, EventKind, ProcessIdentity, ShareableHandle
 from crossmem.plugin import Registry, hookimpl
@@ -73,7 +74,7 @@ def peer() -> Holder:
 
 
 def wanted(handle: ShareableHandle, role: bytes, number: int = 0) -> Wanted:
-    proof = prove(handle.secret, role, CONTEXT, pack_reservation(number), handle.core)
+    proof = prove(handle.secret, role, CONTEXT, pack_terms(number, handle.export, 0), handle.core)
     return Wanted(handle.allocation, handle.export, proof, number)
 
 
@@ -197,7 +198,7 @@ def test_messages_of_one_process_are_bounded_and_others_have_room(
 
     assert status_of(refusal_of_mine(made, [handle, handle], 0.01)) is Status.FULL
     assert status_of(refusal_of_mine(made, [handle] * 4, 60)) is Status.TOO_MANY
-    assert made.refuse_more(peer, MAX_RESERVATIONS) is None
+    assert refuse_more(peer, MAX_RESERVATIONS, made.max_reservations) is None
 
     made.release_mine([first])
 
@@ -303,7 +304,7 @@ def test_who_holds_is_said_in_words() -> None:
     assert name_holders([lease(12), lease(3), lease(3)]) == "process 3, 12"
     assert (
         name_holders([lease(4), lease(7, in_message=True)])
-        == "process 4 and a message of process 7 that nobody received"
+        == "process 4 and an unreceived message of process 7"
     )
 
 

@@ -16,7 +16,7 @@ from crossmem.control.peer_log import PeerLog
 from crossmem.control.records import Allow, Export, Unit
 from crossmem.control.registry import LeaseRegistry
 from crossmem.control.segments import HEADER_WORDS
-from crossmem.control.wire import Refusal, Request, Wanted, pack_reservation, prove
+from crossmem.control.wire import Refusal, Request, Wanted, pack_terms, prove
 from crossmem.driver import Exported
 from crossmem.errors import DriverError
 from crossmem.models import Event, EventKind, ProcessIdentity, ShareableHandle
@@ -65,7 +65,9 @@ class Scene:
     ) -> Admitted | Refusal:
         self.requests += 1
         handle = self.units[number].exports[0].handle
-        proof = prove(handle.secret, b"import", CONTEXT, pack_reservation(0), handle.core)
+        proof = prove(
+            handle.secret, b"import", CONTEXT, pack_terms(0, handle.export, 0), handle.core
+        )
         request, wanted = Request(bytes(16), 0, 0, 1, known, ()), Wanted(number + 1, 0, proof)
         admitted = Admission(self.registry, PeerLog(LOG)).admit(
             self.peer, CONTEXT, asked or self.requests, request, wanted, self.pinned

@@ -9,7 +9,7 @@ from crossmem.control.leases import Holder
 from crossmem.control.peer_log import PeerLog
 from crossmem.control.records import Allow, Export, Unit
 from crossmem.control.registry import LeaseRegistry
-from crossmem.control.wire import Refusal, Request, Wanted, pack_reservation, prove
+from crossmem.control.wire import Refusal, Request, Wanted, pack_terms, prove
 from crossmem.driver import Exported, Peer
 from crossmem.models import ProcessIdentity, ShareableHandle
 from crossmem.plugin import Registry
@@ -38,7 +38,9 @@ def test_a_peer_is_granted_each_export_once_and_forgotten_with_it() -> None:
         )  # fmt: skip
         units[number] = Unit(number, grant, lambda: None)
         registry.publish(Export(units[number], handle, Allow(), Exported()))
-        proof = prove(handle.secret, b"import", CONTEXT, pack_reservation(0), handle.core)
+        proof = prove(
+            handle.secret, b"import", CONTEXT, pack_terms(0, handle.export, 0), handle.core
+        )
         for _ in range(2):
             answer = admission.admit(peer, CONTEXT, 1, request, Wanted(number, 0, proof), pinned)
             assert not isinstance(answer, Refusal)

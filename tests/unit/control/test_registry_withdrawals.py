@@ -15,7 +15,7 @@ from crossmem.control.peer_log import PeerLog
 from crossmem.control.records import Allow, Export, Unit
 from crossmem.control.registry import LeaseRegistry
 from crossmem.control.segments import HEADER_WORDS
-from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_reservation, prove
+from crossmem.control.wire import Refusal, Request, Status, Wanted, pack_terms, prove
 from crossmem.driver import Exported, Peer
 from crossmem.errors import DriverError
 from crossmem.models import Event, EventKind, ProcessIdentity, ShareableHandle
@@ -60,7 +60,7 @@ class Scene:
 
     def admit(self, number: int, reservation: int = 0) -> Admitted | Refusal:
         handle = self.exports[number].handle
-        shown = pack_reservation(reservation)
+        shown = pack_terms(reservation, handle.export, 0)
         proof = prove(handle.secret, b"import", CONTEXT, shown, handle.core)
         # The peer has the row that came with its first lease.
         request = Request(bytes(16), 0, 0, 1, len(self.rows), ())

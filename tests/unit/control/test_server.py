@@ -125,7 +125,9 @@ def ask(
 ) -> list[wire.Grant | wire.Refusal]:
     """Ask for an export so many times, with right and wrong proofs, in one request."""
     context = wire.proof_context(connection.nonce, bytes(16), 1)
-    proof = wire.prove(SECRET, b"import", context, wire.pack_reservation(0), handle.core)
+    proof = wire.prove(
+        SECRET, b"import", context, wire.pack_terms(0, handle.export, 0), handle.core
+    )
     wanted = [
         wire.Wanted(handle.allocation, 0, proof if is_right else bytes(16))
         for is_right in are_right

@@ -144,7 +144,7 @@ def test_extended_bytes_are_refused(more: bytes) -> None:
             "format version 2; this crossmem reads version 1",
             id="version",
         ),
-        pytest.param(overwritten(FLAGS, "<H", 4), "flags 0x4", id="flags"),
+        pytest.param(overwritten(FLAGS, "<H", 8), "flags 0x8", id="flags"),
         pytest.param(overwritten(TOTAL, "<I", 139), "do not fit their header", id="total"),
         pytest.param(overwritten(PART + 8, "<Q", 0), "part [0, 0) of 1000 bytes", id="empty-part"),
         pytest.param(
@@ -180,7 +180,7 @@ def test_the_refusal_says_why(blob: bytes, reason: str) -> None:
 
 @pytest.mark.parametrize("wrong", [None, 7, "text", [1, 2], object], ids=repr)
 def test_other_types_are_refused(wrong: object) -> None:
-    with pytest.raises(InvalidHandleError, match="a handle is bytes"):
+    with pytest.raises(InvalidHandleError, match="a handle must be bytes"):
         ShareableHandle.from_bytes(wrong)  # type: ignore[arg-type]
 
 

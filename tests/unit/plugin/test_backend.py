@@ -31,7 +31,7 @@ def test_no_reason() -> None:
 def test_states_are_three() -> None:
     state: Any = "perhaps"
 
-    with pytest.raises(ConfigurationError, match="'perhaps' is none of 'available', 'not_inst"):
+    with pytest.raises(ConfigurationError, match="'perhaps' must be one of 'available', 'not_inst"):
         Availability(state, "who knows")
 
 

@@ -46,7 +46,7 @@ def test_ambiguous_name(world: Any) -> None:
     with pytest.raises(BackendUnavailableError) as caught:
         registry.driver("acme")
     assert caught.value.hint == (
-        "set CROSSMEM_DISABLE_PLUGINS to the one that is not wanted: acme:acme or rival:acme"
+        "set CROSSMEM_DISABLE_PLUGINS to the plugin to leave out: acme:acme or rival:acme"
     )
     assert world.probes == world.loads == []
 
@@ -80,7 +80,7 @@ def test_registered_plugins(world: Any) -> None:
         registry.register(world.plugin(), name="mine")
     registry.unregister("mine")
     assert registry.names() == registry.plugins == ()
-    with pytest.raises(ConfigurationError, match="no plugin named 'mine'"):
+    with pytest.raises(ConfigurationError, match="no plugin is named 'mine'"):
         registry.unregister("mine")
 
 

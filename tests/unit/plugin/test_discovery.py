@@ -231,7 +231,7 @@ def test_hook_that_gives_no_backends(world: Any, answer: Any) -> None:
 
     world.install("acme", a=Wrong())
 
-    assert "which is no crossmem.plugin.Backend" in world.registry().failures[0].error
+    assert "not a crossmem.plugin.Backend" in world.registry().failures[0].error
 
 
 def test_one_backend_without_a_list_is_no_fault(world: Any) -> None:

@@ -115,7 +115,10 @@ def test_a_long_fault_of_a_loader_is_cut_and_kept_whole_in_the_details(world: An
 def test_probe_that_gives_no_answer(world: Any) -> None:
     registry = offering(world, world.backend(probe=lambda: True))
 
-    assert registry.availability("acme").reason == "its probe gave True, which is no answer"
+    assert (
+        registry.availability("acme").reason
+        == "its probe returned True, which is not an Availability"
+    )
 
 
 @pytest.mark.parametrize(
@@ -273,13 +276,13 @@ def test_what_is_loaded_must_be_a_driver_of_this_version(world: Any) -> None:
         world.backend("liar", load=lambda _: world.driver("other")),
     )
 
-    with pytest.raises(BackendUnavailableError, match=r"None is no crossmem\.driver\.Driver"):
+    with pytest.raises(BackendUnavailableError, match=r"None is not a crossmem\.driver\.Driver"):
         registry.driver("none")
     with pytest.raises(
         BackendUnavailableError, match=r"tools:tools 1\.0 cannot be used: its driver"
     ):
         registry.driver("old")
-    with pytest.raises(BackendUnavailableError, match="its driver calls itself 'other'"):
+    with pytest.raises(BackendUnavailableError, match="its driver has the name 'other'"):
         registry.driver("liar")
 
 
@@ -325,7 +328,7 @@ def test_runtimes_come_from_any_plugin(world: Any) -> None:
     registry = world.registry()
 
     assert registry.driver("acme", runtime="emulated").runtime is binding
-    with pytest.raises(BackendUnavailableError, match=r"gave the runtime 'native' for 'acme'$"):
+    with pytest.raises(BackendUnavailableError, match=r"provides runtime 'native' of 'acme'$"):
         registry.driver("acme", runtime="native")
 
 
@@ -381,7 +384,7 @@ def test_nobody_gives_the_runtime(world: Any) -> None:
     with pytest.raises(BackendUnavailableError) as caught:
         registry.runtime("hip", "abacus")
     assert caught.value.message == (
-        "no plugin gave the runtime 'abacus' for 'hip': RuntimeError: unexpected abacus"
+        "no plugin provides runtime 'abacus' of 'hip': RuntimeError: unexpected abacus"
     )
     assert isinstance(caught.value.__cause__, RuntimeError)
 

@@ -19,5 +19,5 @@ def test_a_slot_that_is_no_field_is_refused_where_it_is_filled() -> None:
         assert crossmem.receive(shared) == value
     value.label = "lost"
 
-    with pytest.raises(crossmem.UnsupportedError, match=r"x\[0\] has an attribute 'label'"):
+    with pytest.raises(crossmem.UnsupportedError, match=r"x\[0\] has the attribute 'label'"):
         crossmem.share([value])

@@ -86,7 +86,9 @@ def test_the_value_of_bytes_is_what_they_are_received_as() -> None:
 
         assert other.value["w"].tolist() == [9, 1, 2]
         assert other.value is other.value
-        with pytest.raises(UnsupportedError, match="only that one can update it"):
+        with pytest.raises(
+            UnsupportedError, match="only the process that shares this tree can update it"
+        ):
             other.update({"w": np.zeros(3)})
         other.value["w"][1] = 8
         other.close()
@@ -185,7 +187,7 @@ def test_publishing_copies_that_nobody_writes_to_is_refused() -> None:
     with crossmem.share({"w": np.arange(300)}, copy="allow") as shared:
         with pytest.raises(UnsupportedError, match=r"copied 2400 bytes.*the originals") as caught:
             shared.publish()
-        assert caught.value.hint == "train on shared.value, or call shared.update(tree)"
+        assert caught.value.hint == "write to shared.value, or call shared.update(tree)"
         assert shared.version == 0
         # With one of the two, it is right.
         assert shared.update({"w": np.ones(300, int)}) == 1
@@ -250,25 +252,25 @@ def test_the_first_update_of_a_large_copy_maps_many_pages_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
-        ([], "tree is a list where a dict was shared"),
-        ({"a": {"w": np.zeros(2)}}, "tree has no 'b', which was shared"),
+        ([], "tree is a list, but a dict was shared"),
+        ({"a": {"w": np.zeros(2)}}, "tree lacks 'b', which was shared"),
         (
             {"a": {"w": np.zeros(2)}, "b": [np.zeros(2), 5], "c": 1},
             "tree has 'c', which was not shared",
         ),
         (
             {"a": {"w": np.zeros(3)}, "b": [np.zeros(2), 5]},
-            r"tree\['a'\]\['w'\] is float64 of shape \(3,\); float64 of shape \(2,\) was shared",
+            r"tree\['a'\]\['w'\] has dtype float64 and shape \(3,\); .* float64 and shape \(2,\)",
         ),
         (
             {"a": {"w": np.zeros(2)}, "b": [np.zeros(2, "f4"), 5]},
-            r"tree\['b'\]\[0\] is float32 of shape \(2,\)",
+            r"tree\['b'\]\[0\] has dtype float32 and shape \(2,\)",
         ),
         (
             {"a": {"w": 5}, "b": [np.zeros(2), 5]},
-            r"tree\['a'\]\['w'\] is a plain value where an array",
+            r"tree\['a'\]\['w'\] is a plain value, but an array",
         ),
-        ({"a": {"w": np.zeros(2)}, "b": [np.zeros(2), 6]}, r"tree\['b'\]\[1\] is 6 where 5 was"),
+        ({"a": {"w": np.zeros(2)}, "b": [np.zeros(2), 6]}, r"tree\['b'\]\[1\] is 6, but 5 was"),
     ],
 )
 def test_another_tree_is_refused_and_changes_nothing(tree: Any, words: str) -> None:
@@ -326,7 +328,7 @@ def test_copies_are_allowed_by_a_word_or_a_flag() -> None:
         with crossmem.share(np.ones(2), copy=allowed) as shared:
             assert shared.copied_nbytes == 16
     for refused in (None, False):
-        with pytest.raises(UnsupportedError, match="ordinary memory"):
+        with pytest.raises(UnsupportedError, match="ordinary host memory"):
             crossmem.share(np.ones(2), copy=refused)
 
 

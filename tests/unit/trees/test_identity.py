@@ -127,5 +127,5 @@ def test_only_containers_count_as_levels(value: Any) -> None:
     for _ in range(MAX_DEPTH):
         (found,) = found
     assert found == value
-    with pytest.raises(ConfigurationError, match=f"nested more than {MAX_DEPTH} deep"):
+    with pytest.raises(ConfigurationError, match=f"nested more than {MAX_DEPTH} levels deep"):
         crossmem.share([nested], copy="allow")

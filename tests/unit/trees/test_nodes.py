@@ -297,7 +297,7 @@ def test_a_class_that_others_cannot_find_is_refused() -> None:
 def test_a_dataclass_that_is_more_than_its_fields_is_refused(name: str) -> None:
     value = getattr(tree_classes, name)()
 
-    assert "cannot be made of its fields" in refuse(UnsupportedError, {"one": value})
+    assert "cannot be rebuilt from its fields" in refuse(UnsupportedError, {"one": value})
 
 
 @pytest.mark.parametrize("value", [tree_classes.Derived[int](3), tree_classes.Labelled(1, 2)])
@@ -307,7 +307,7 @@ def test_an_attribute_that_is_no_field_is_refused(value: Any) -> None:
 
     value.label = "lost"
 
-    assert "attribute 'label' that is no field of" in refuse(UnsupportedError, [value])
+    assert "attribute 'label', which is not a field of" in refuse(UnsupportedError, [value])
 
 
 # Readers -----------------------------------------------------------------------------------------

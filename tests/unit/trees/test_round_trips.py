@@ -268,7 +268,7 @@ def test_what_is_in_a_container_of_any_kind_is_filled(kind: Any) -> None:
     into, value = (kind(np.full(2, one), [np.full(1, one)]) for one in (0.0, 1.0))
     with crossmem.share(value, copy="allow") as shared:
         crossmem.receive(shared, into=into)
-        with pytest.raises(ConfigurationError, match="into is a dict where"):
+        with pytest.raises(ConfigurationError, match="into is a dict, but"):
             crossmem.receive(shared, into={"weight": into, "bias": into})
 
     first, (second,) = into if isinstance(into, list | tuple) else (into.weight, into.bias)
@@ -299,11 +299,14 @@ def test_nothing_is_filled_where_one_is_read_only() -> None:
 @pytest.mark.parametrize(
     ("into", "words"),
     [
-        ({"w": {"b": np.zeros(2)}}, "into['w'] has no 'a', which was shared"),
+        ({"w": {"b": np.zeros(2)}}, "into['w'] lacks 'a', which was shared"),
         ({"w": {"a": np.zeros(2), "b": np.zeros(2), "c": 1}}, "has 'c', which was not shared"),
-        ({"w": [np.zeros(2)]}, "into['w'] is a list where a dict was shared"),
-        ({"w": {"a": np.zeros(2), "b": 5}}, "into['w']['b'] is a plain value where an array was"),
-        ({"w": {"a": np.zeros(2), "b": np.zeros(3)}}, "into['w']['b'] is float64 of shape (3,)"),
+        ({"w": [np.zeros(2)]}, "into['w'] is a list, but a dict was shared"),
+        ({"w": {"a": np.zeros(2), "b": 5}}, "into['w']['b'] is a plain value, but an array was"),
+        (
+            {"w": {"a": np.zeros(2), "b": np.zeros(3)}},
+            "into['w']['b'] has dtype float64 and shape (3,)",
+        ),
         ({"w": {"a": np.zeros(2), "b": as_strided(np.zeros(1), (2,), (0,))}}, "several places"),
     ],
 )

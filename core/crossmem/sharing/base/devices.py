@@ -16,7 +16,7 @@ from crossmem.errors import (
     DeviceNotFoundError,
     UnsupportedError,
 )
-from crossmem.guards import shorten
+from crossmem.guards import clause, shorten
 from crossmem.models import Capabilities, DeviceInfo
 from crossmem.plugin.offers import PLUGIN_FAULTS
 from crossmem.sharing.base.process import (
@@ -143,7 +143,8 @@ class LocalDevice:
             return self
         if mechanism not in self.capabilities.mechanisms:
             known = ", ".join(self.capabilities.mechanisms)
-            msg = f"{self.name} does not offer mechanism {mechanism!r}; it has: {known}"
+            msg = f"{self.name} does not offer mechanism {shorten(mechanism, 40)}"
+            msg = f"{msg}; it has: {clause(known, 80)}"
             raise UnsupportedError(msg, backend=self.backend, device=self.identity)
         refuse_foreign(self._process, self)
         found = self._siblings.get(mechanism)
@@ -181,7 +182,7 @@ def find_device(process: Process, spec: str | None, runtime: str | None) -> Loca
         if one.ordinal == choice.ordinal:
             return one
     names = ", ".join(one.name for one in found) or "none"
-    msg = f"backend {choice.backend!r} has no device {choice.ordinal}; it has: {names}"
+    msg = f"backend {choice.backend!r} has no device {choice.ordinal}; it has: {clause(names, 100)}"
     raise DeviceNotFoundError(msg, backend=choice.backend)
 
 
@@ -292,9 +293,13 @@ def _find(found: tuple[LocalDevice, ...], backend: str, identity: str) -> LocalD
         if one.identity == identity:
             return one
     names = ", ".join(f"{one.name} ({one.identity})" for one in found) or "none"
-    msg = f"device {identity!r} of backend {backend!r} is not visible here; visible are: {names}"
+    device = f"device {shorten(identity, 50)} of backend {backend!r}"
     raise DeviceNotFoundError(
-        msg, backend=backend, device=identity, hint="check this process's visible-device mask"
+        f"{device} is not visible here; visible are: {clause(names, 70)}",
+        backend=backend,
+        device=identity,
+        hint="check the visible-device mask of this process",
+        details=f"visible are: {names}",
     )
 
 

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from crossmem.driver.buffers import ViewAnchor
 from crossmem.errors import BusyError, UnsupportedError
+from crossmem.guards import clause
 from crossmem.sharing.base import views
 from crossmem.sharing.base.copying import Copyable
 from crossmem.sharing.base.devices import LocalDevice
@@ -233,14 +234,14 @@ class Memory(Copyable):
             msg = f"another thread is reading or writing {self!r}"
             raise BusyError(msg, operation=operation)
         if self._is_lent:
-            msg = f"{self!r} was given away by its __cuda_array_interface__"
+            msg = f"{self!r} was exposed by its __cuda_array_interface__"
             raise BusyError(
                 msg,
                 operation=operation,
-                hint="drop this object and what was made of it, or use as_array(), which counts",
+                hint="drop this object and the arrays made from it, or use as_array()",
             )
         if self._anchor is not None and self._has_views():
-            msg = f"{self!r} has live views{self._describe_views()}"
+            msg = f"{self!r} has live views{clause(self._describe_views(), 110)}"
             raise BusyError(
                 msg,
                 operation=operation,

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import count, repeat
@@ -22,6 +23,7 @@ from crossmem.control.leases import name_holders
 from crossmem.control.server import LeaseServer
 from crossmem.driver.recording import call_into
 from crossmem.errors import ClosedError, ForkedProcessError
+from crossmem.guards import shorten
 from crossmem.locks import Rank, ordered_lock
 from crossmem.models import ProcessIdentity
 from crossmem.plugin import Registry
@@ -94,6 +96,8 @@ class Process:
         self.arrays = ArrayIndex(self.index_lock, _inherited_arrays)
         """Memory that may contain arrays."""
         self._parts: dict[type[Part], Any] = {}
+        self.open_pools: dict[bytes, Callable[[bytes], Any]] = {}
+        """What attaches blocks of open pools, by what the bytes of their handles have in common."""
         self.is_exiting = False
         """New exports and imports are refused."""
         self.is_closed = False
@@ -332,10 +336,10 @@ def refuse_foreign(process: Process, what: object) -> None:
     """
     if process is _current:
         if process.is_closed:
-            msg = f"{what!r} cannot be used any more: this process is exiting"
+            msg = f"{shorten(what)} cannot be used any more: this process is exiting"
             raise ClosedError(msg)
         return
-    msg = f"{what!r} was inherited from process {process.identity.pid} through fork"
+    msg = f"{shorten(what)} was inherited from process {process.identity.pid} through fork"
     raise ForkedProcessError(
         msg,
         hint="pass the handle to the child and import it there, or start children with spawn",

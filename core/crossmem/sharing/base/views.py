@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from crossmem.driver.buffers import ViewAnchor
 from crossmem.errors import UnsupportedError
+from crossmem.guards import shorten
 from crossmem.sharing.base.devices import LocalDevice
 
 # Each function imports its part of crossmem.arrays, because most memory is used without arrays.
@@ -45,7 +46,7 @@ def kind_of_arrays(device: LocalDevice) -> "Kind":
         return "numpy"
     if capabilities.cuda_array_interface:
         return "cupy"
-    msg = f"neither NumPy nor CuPy has arrays in memory of {device.name}"
+    msg = f"neither NumPy nor CuPy can address memory of {device.name}"
     has_tensors = capabilities.dlpack_device_type is not None
     hint = "use as_tensor(), or read() and write()" if has_tensors else "use read() and write()"
     raise UnsupportedError(msg, operation="as_array", hint=hint)
@@ -89,7 +90,7 @@ def _maker(memory: Viewable, kind: "Kind") -> "Callable[[Layout], Any]":
         return torch_tensors.maker_in_buffer(memory._take_anchor().buffer)
     if kind == "torch" and capabilities.dlpack_device_type is not None:
         return torch_tensors.maker_on_device(memory)
-    msg = f"{kind} has no arrays in memory of {device.name}"
+    msg = f"{kind} cannot address memory of {device.name}"
     raise UnsupportedError(msg, backend=device.backend, hint="use read() and write()")
 
 
@@ -117,7 +118,7 @@ def dlpack_device(memory: Viewable) -> tuple[int, int]:
     """Return type and number of the memory's device in DLPack's numbering."""
     kind = memory.device.capabilities.dlpack_device_type
     if kind is None:
-        msg = f"DLPack has no name for memory of {memory.device.name}"
+        msg = f"DLPack has no device type for memory of {memory.device.name}"
         raise BufferError(msg)
     return kind, 0 if memory.device.capabilities.host_visible else memory.device.ordinal
 
@@ -136,10 +137,10 @@ def capsule(
 
     device = dlpack_device(memory)
     if dl_device is not None and tuple(dl_device) != device:
-        msg = f"{memory!r} is on DLPack's device {device} and is not moved to {dl_device}"
+        msg = f"{memory!r} is on DLPack device {device} and cannot move to {shorten(dl_device, 40)}"
         raise BufferError(msg)
     if copy:
-        msg = f"{memory!r} is shared, not copied; copy what from_dlpack returns"
+        msg = f"{memory!r} is shared without a copy; copy the array that from_dlpack returns"
         raise BufferError(msg)
     anchor = memory._take_anchor()
     if check_stream(device[0], stream):

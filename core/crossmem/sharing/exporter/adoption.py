@@ -12,7 +12,7 @@ from crossmem.errors import (
     InvalidSizeError,
     UnsupportedError,
 )
-from crossmem.guards import check_size, shorten
+from crossmem.guards import check_size, clause, shorten
 from crossmem.locks import Rank
 from crossmem.models import EventKind
 from crossmem.sharing.base.devices import LocalDevice
@@ -67,8 +67,8 @@ class AdoptionRecord(AllocationRecord):
     @property
     @override
     def source(self) -> Block:
-        """Raise: an address range maps only memory that was allocated for it."""
-        msg = "an address range takes no memory that was adopted"
+        """Raise: ranges take memory that was made for them."""
+        msg = "an address range cannot map adopted memory"
         raise UnsupportedError(msg, operation="map", backend=self.device.backend)
 
     @property
@@ -124,7 +124,7 @@ def adopt(
 ) -> Adoption:
     """Adopt memory; see :meth:`crossmem.Device.adopt`."""
     if owner is None:
-        msg = "owner must be the object that keeps the memory, not None"
+        msg = "owner must be the object that keeps the memory alive, not None"
         raise ConfigurationError(msg, operation="adopt")
     if neighbours is not None and not (isinstance(neighbours, str) and neighbours == "expose"):
         msg = f'neighbours must be "expose" or None, not {shorten(neighbours)}'
@@ -133,7 +133,7 @@ def adopt(
     size = check_size("nbytes", nbytes, limit=MAX_ADDRESS)
     foreign = look_at(process, device, pointer)
     if foreign.obstacle is not None:
-        msg = f"memory at {pointer:#x} on {device.name} {foreign.obstacle}"
+        msg = f"memory at {pointer:#x} on {device.name} {clause(foreign.obstacle)}"
         raise UnsupportedError(
             msg,
             operation="adopt",
@@ -150,13 +150,13 @@ def adopt(
         raise InvalidSizeError(msg, operation="adopt", backend=device.backend)
     around = neighbours_of(foreign.exposed_nbytes, size)
     if around is not None and neighbours is None:
-        msg = f"of {size} bytes at {pointer:#x} on {device.name}, {around}"
+        msg = f"{size} bytes at {pointer:#x} on {device.name}: {around}"
         raise UnsupportedError(
             msg,
             operation="adopt",
             backend=device.backend,
             device=device.identity,
-            hint='adopt the whole block, or say neighbours="expose" where importers may reach it',
+            hint='adopt the whole block, or pass neighbours="expose" if importers may access it',
         )
     record = AdoptionRecord(process, device, offset=offset, nbytes=size, owner=owner)
     try:
@@ -174,7 +174,5 @@ def neighbours_of(exposed_nbytes: int, nbytes: int) -> str | None:
     """Describe the memory that importers can reach beside the adopted range, or return None."""
     if exposed_nbytes == nbytes:
         return None
-    return (
-        f"importers could reach {exposed_nbytes - nbytes} bytes more that the vendor shares with "
-        "them and that may be somebody else's"
-    )
+    others = f"{exposed_nbytes - nbytes} other bytes would become accessible"
+    return f"the vendor shares blocks whole: {others}"

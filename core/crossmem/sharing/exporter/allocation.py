@@ -16,7 +16,7 @@ from crossmem.errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
-from crossmem.guards import check_choice, check_flag, check_size, check_timeout, shorten
+from crossmem.guards import check_choice, check_flag, check_size, check_timeout, clause, shorten
 from crossmem.locks import Rank
 from crossmem.models import Access, EventKind, ShareableHandle
 from crossmem.sharing.base.devices import LocalDevice
@@ -226,9 +226,12 @@ class Allocation(Memory):
             # Leases that come and go must not prolong the wait.
             if not leases.wait_idle(unit, left_s) or (turns > _MOST_TURNS and not left_s):
                 holders = name_holders(leases.leases_of(unit))
-                msg = f"allocation {record.number} is leased by {holders}"
+                msg = f"allocation {record.number} is leased by {clause(holders)}"
                 raise BusyError(
-                    msg, operation="free", hint='close it there, or free with busy="defer"'
+                    msg,
+                    operation="free",
+                    hint='close it there, or free with busy="defer"',
+                    details=holders,
                 )
 
     @override
@@ -237,7 +240,7 @@ class Allocation(Memory):
             super()._refuse_if_used(operation)
         record = self._record
         if record is not None and record.pieces:
-            msg = f"{self!r} is shown by {len(record.pieces)} pieces of address ranges"
+            msg = f"{self!r} is mapped by {len(record.pieces)} pieces of address ranges"
             raise BusyError(msg, operation=operation, hint="unmap them first")
 
 
@@ -285,10 +288,10 @@ def _out_of_memory(
     ]
     held = sum(block.capacity for one in waiting for block in one.memory.blocks)
     return OutOfMemoryError(
-        f"{device.name} has no room for {nbytes} bytes: {error.message}; {held} bytes in "
-        f"{len(waiting)} freed allocations wait for importers",
+        f"{device.name} has no room for {nbytes} bytes: {clause(error.message, 80)}; {held} bytes "
+        f"in {len(waiting)} freed allocations wait for importers",
         hint="crossmem.exports() shows which processes hold them" if waiting else error.hint,
-        details=error.details,
+        details="\n".join(filter(None, (error.message, error.details))),
         operation="allocate",
         backend=device.backend,
         device=device.identity,

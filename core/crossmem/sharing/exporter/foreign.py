@@ -31,7 +31,7 @@ def check_address(name: str, value: object) -> int:
         pointer = check_integer(name, value)
         if 0 < pointer <= MAX_ADDRESS:
             return pointer
-    msg = f"{name} is {shorten(value)}; it must be an address of device memory, as a number"
+    msg = f"{name} is {shorten(value)}; it must be an address of device memory, as an integer"
     raise ConfigurationError(msg)
 
 
@@ -50,14 +50,14 @@ def look_at(process: Process, device: LocalDevice, pointer: int) -> Foreign:
     driver = foreign_memory_of(device.driver)
     if obstacle is None and (driver is None or not device.capabilities.foreign_memory):
         obstacle = (
-            f"cannot be adopted: mechanism {device.mechanism!r} does not offer that here "
+            f"cannot be adopted: mechanism {device.mechanism!r} does not offer it "
             "(capability foreign_memory)"
         )
     if obstacle is not None or driver is None:
         return Foreign(obstacle=obstacle)
     foreign = driver.inspect(device.ordinal, pointer, device.mechanism)
     if foreign.obstacle is None and not _is_possible(foreign, pointer):
-        msg = f"the driver of {device.name} says {foreign} of address {pointer:#x}"
+        msg = f"the driver of {device.name} describes {pointer:#x} wrongly: {shorten(foreign)}"
         raise DriverError(msg, operation="adopt", backend=device.backend)
     return foreign
 
@@ -180,9 +180,9 @@ class ForeignAllocations(Part):
 def _replaced(known: ForeignAllocation, device: LocalDevice, foreign: Foreign) -> BusyError:
     then = known.foreign
     return BusyError(
-        f"{then.nbytes} bytes at {then.base:#x} are adopted, and the vendor now has other memory "
-        f"there, {foreign.nbytes} bytes at {foreign.base:#x}: its owner freed it too early",
+        f"{then.nbytes} bytes at {then.base:#x} were freed while they were adopted; the vendor now "
+        f"has other memory there, {foreign.nbytes} bytes at {foreign.base:#x}",
         operation="adopt",
         backend=device.backend,
-        hint="free the adoptions of the old memory first; owners promise to keep the memory",
+        hint="free the adoptions of the old memory first, and keep memory while it is adopted",
     )

@@ -13,7 +13,7 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
     """Withdraw the export that a handle names; see :meth:`crossmem.Allocation.withdraw`."""
     device, process = record.device, record.process
     if handle.raw is not None:
-        msg = "a raw handle cannot be withdrawn, because its importers ask nobody"
+        msg = "a raw handle cannot be withdrawn: its importers need no lease"
         raise UnsupportedError(
             msg, operation="withdraw", backend=device.backend, hint="export with lease=True"
         )
@@ -51,8 +51,8 @@ def _forget_gone(record: AllocationRecord, unit: Unit) -> None:
 
 def _no_export(record: AllocationRecord, handle: ShareableHandle) -> InvalidHandleError:
     msg = (
-        f"the handle of allocation {handle.allocation} of process {handle.owner.pid} is no export "
-        f"of allocation {record.number} of this process"
+        f"the handle of allocation {handle.allocation} of process {handle.owner.pid} is not an "
+        f"export of allocation {record.number} of this process"
     )
     hint = "withdraw a handle through the allocation that exported it"
     return InvalidHandleError(msg, operation="withdraw", hint=hint)

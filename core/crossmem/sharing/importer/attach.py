@@ -7,14 +7,18 @@ from typing import Any
 
 from crossmem.errors import CrossmemError
 from crossmem.guards import check_timeout
-from crossmem.models import ProcessIdentity, ShareableHandle
+from crossmem.models import BlockHandle, ProcessIdentity, ShareableHandle
+from crossmem.models.block_handle import BLOCK_START
 from crossmem.sharing.base.devices import LocalDevice, check_device
 from crossmem.sharing.base.process import Process, drain
 from crossmem.sharing.exporter.adoption import Adoption
 from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.importer.block_holds import BlockHold
+from crossmem.sharing.importer.block_mapping import BlockImport, mapping_of
+from crossmem.sharing.importer.blocks import hold_block
 from crossmem.sharing.importer.mapping import Import, Mapping, Readonly, asked_readonly
 from crossmem.sharing.importer.messages import check_reservation
-from crossmem.sharing.importer.record import ImportRecord, ImportRequest, Use
+from crossmem.sharing.importer.record import ImportRecord, Use
 from crossmem.sharing.importer.request import check_readonly, request_of
 from crossmem.sharing.importer.table import ImportTable
 from crossmem.sharing.importer.watcher import (
@@ -81,6 +85,10 @@ def import_handle(
     process = drain()
     found = handle if type(handle) is ShareableHandle else _decode(handle)
     ends_with_owner = on_owner_death is not KEEP and asks_for_release(on_owner_death, (found,))
+    if isinstance(found, BlockHandle):
+        return _import_block(
+            process, found, device, readonly, timeout, ends_with_owner=ends_with_owner
+        )
     use = Use(process, found.core)
     try:
         table = process.part(ImportTable)
@@ -110,8 +118,18 @@ def attach(
     Parameters and errors are those of :func:`import_handle`.
     """
     process = drain()
+    if on_owner_death is KEEP and readonly is False and device is None and type(handle) is bytes:
+        # A block of a pool that is open here asks nobody.
+        attach_bytes = process.open_pools.get(handle[BLOCK_START:])
+        block: Mapping | None = attach_bytes(handle) if attach_bytes else None
+        if block is not None:
+            return block
     found = handle if type(handle) is ShareableHandle else _decode(handle)
     ends_with_owner = on_owner_death is not KEEP and asks_for_release(on_owner_death, (found,))
+    if isinstance(found, BlockHandle):
+        return _attach_block(
+            process, found, device, readonly, timeout, ends_with_owner=ends_with_owner
+        )
     use = Use(process, found.core)
     try:
         table = process.part(ImportTable)
@@ -147,8 +165,9 @@ def attach_many(
     check_readonly(readonly)
     found = [_decode(one) for one in handles]
     ends_with_owner = on_owner_death is not KEEP and asks_for_release(on_owner_death, found)
-    requests = [request_of(process, one, device, readonly) for one in found]
-    return _attach_all(process, requests, readonly, timeout, ends_with_owner=ends_with_owner)[0]
+    wanted = [(one, 0) for one in found]
+    users = _attach_all(process, wanted, device, readonly, timeout, ends_with_owner=ends_with_owner)
+    return [mapping for mapping, _use in users]
 
 
 def attach_reserved(
@@ -176,52 +195,111 @@ def attach_reserved(
     check_device(device)
     check_readonly(readonly)
     pairs = [(_decode(one), check_reservation(number)) for one, number in message]
-    # Parts of one export share one reservation.
-    shown: dict[bytes, int] = {}
+    # Parts of one export need one reservation between them.
+    shown: dict[tuple[bytes, int], int] = {}
     for handle, number in pairs:
         if number:
-            shown.setdefault(handle.core, number)
-    requests = [
-        request_of(process, handle, device, readonly, shown.get(handle.core, 0))
-        for handle, _ in pairs
-    ]
-    mappings, uses = _attach_all(process, requests, readonly, timeout)
+            shown.setdefault((handle.core, handle.export), number)
+    wanted = [(one, shown.get((one.core, one.export), 0)) for one, _ in pairs]
+    users = _attach_all(process, wanted, device, readonly, timeout)
     ended: dict[ProcessIdentity, tuple[ImportRecord, list[int]]] = {}
-    for (handle, number), use in zip(pairs, uses, strict=True):
+    for (handle, number), (_mapping, use) in zip(pairs, users, strict=True):
         if number and handle.raw is None and use.record is not None:
             ended.setdefault(handle.owner, (use.record, []))[1].append(number)
     for record, numbers in ended.values():
         record.end_reservations(numbers)
-    return mappings
+    return [mapping for mapping, _use in users]
 
 
 def _attach_all(
     process: Process,
-    requests: Sequence[ImportRequest],
+    wanted: Sequence[tuple[ShareableHandle, int]],
+    device: LocalDevice | str | None,
     readonly: Readonly,
     timeout: float | None,
     *,
     ends_with_owner: bool = False,
-) -> tuple[list[Mapping], list[Use]]:
-    if not requests:
-        return [], []
+) -> list[tuple[Mapping, Use]]:
+    """Attach handles, each with the number of its reservation or 0; all or none."""
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
+    requests = [
+        request_of(process, one, device, readonly, number)
+        for one, number in wanted
+        if not isinstance(one, BlockHandle)
+    ]
     uses = [Use(process, one.handle.core) for one in requests]
-    mappings: list[Mapping] = []
+    holds: list[BlockHold] = []
+    made: list[tuple[Mapping, Use]] = []
     try:
-        process.part(ImportTable).acquire(requests, uses, timeout_s)
-        for request, use in zip(requests, uses, strict=True):
-            record = use.record
-            assert record is not None  # noqa: S101 - acquire() has set it
-            base = record.map(use, remappable=False)
-            is_readonly = record.access == "ro" or readonly is not False
-            mappings.append(Mapping(use, record, request.handle, base, readonly=is_readonly))
+        if requests:
+            process.part(ImportTable).acquire(requests, uses, timeout_s)
+        opened = iter(uses)
+        for handle, number in wanted:
+            use: Use
+            if isinstance(handle, BlockHandle):
+                is_linked = ends_with_owner
+                use = hold_block(
+                    handle, device, readonly, timeout, holds, number, is_linked=is_linked
+                )
+                mapping = mapping_of(use, handle, readonly)
+            else:
+                use = next(opened)
+                record = use.record
+                assert record is not None  # noqa: S101 - acquire() has set it
+                base = record.map(use, remappable=False)
+                is_readonly = record.access == "ro" or readonly is not False
+                mapping = Mapping(use, record, handle, base, readonly=is_readonly)
+            made.append((mapping, use))
             if ends_with_owner:
-                end_with_owner(mappings[-1], use, use)
+                end_with_owner(mapping, use, use)
     except BaseException as error:
-        _give_up(process, uses, error)
+        _give_up(process, [*uses, *holds], error)
         raise
-    return mappings, uses
+    return made
+
+
+def _attach_block(
+    process: Process,
+    handle: BlockHandle,
+    device: LocalDevice | str | None,
+    readonly: Readonly,
+    timeout: float | None,
+    *,
+    ends_with_owner: bool,
+) -> Mapping:
+    holds: list[BlockHold] = []
+    try:
+        hold = hold_block(handle, device, readonly, timeout, holds, is_linked=ends_with_owner)
+        mapping = mapping_of(hold, handle, readonly)
+        if ends_with_owner:
+            end_with_owner(mapping, hold, hold)
+        return mapping
+    except BaseException as error:
+        _give_up(process, holds, error)
+        raise
+
+
+def _import_block(
+    process: Process,
+    handle: BlockHandle,
+    device: LocalDevice | str | None,
+    readonly: Readonly,
+    timeout: float | None,
+    *,
+    ends_with_owner: bool,
+) -> Import:
+    holds: list[BlockHold] = []
+    try:
+        hold = hold_block(handle, device, readonly, timeout, holds, is_linked=True)
+        record = hold.arena.record
+        is_readonly = record.access == "ro" or readonly is not False
+        imported = BlockImport(hold, record, handle, readonly=is_readonly)
+        if ends_with_owner:
+            end_with_owner(imported, hold, hold)
+        return imported
+    except BaseException as error:
+        _give_up(process, holds, error)
+        raise
 
 
 def _open(

@@ -12,6 +12,7 @@ from crossmem.errors import (
     InvalidHandleError,
     OwnerGoneError,
     StaleHandleError,
+    UnsupportedError,
 )
 from crossmem.guards import clause
 from crossmem.models import ShareableHandle
@@ -46,32 +47,37 @@ _TEXTS: Final = {
     Status.DENIED: _Text(
         AccessDeniedError,
         "the owner (pid {pid}) does not admit this process: {reason}",
-        "the owner names whom it admits: export(allow=crossmem.Allow(uids=..., pids=...))",
+        "the owner admits processes with export(allow=crossmem.Allow(uids=..., pids=...))",
     ),
     Status.EXITING: _Text(
         OwnerGoneError,
         "the owner (pid {pid}) is exiting",
-        "export the memory again in a process that lives, and send the new handle",
+        "export the memory again in a living process and send the new handle",
     ),
     Status.FAILED: _Text(
         DriverError,
         "the owner (pid {pid}) could not give a lease: {reason}",
-        "the log of the owner may say more",
+        "see the log of the owner",
     ),
     Status.FULL: _Text(
         BusyError,
         "the owner (pid {pid}) reserves nothing more for messages: {reason}",
-        "have earlier messages received or discarded, or raise CROSSMEM_MAX_RESERVATIONS there",
+        "receive or discard earlier messages, or raise CROSSMEM_MAX_RESERVATIONS in the owner",
     ),
     Status.TOO_MANY: _Text(
         BusyError,
-        "the owner (pid {pid}) refuses a request that asks for too much: {reason}",
+        "the owner (pid {pid}) refuses this request as too large: {reason}",
         "send fewer handles in one message, or raise CROSSMEM_MAX_RESERVATIONS in the owner",
+    ),
+    Status.UNWATCHED: _Text(
+        UnsupportedError,
+        "the owner (pid {pid}) gives this process no block of its pool: {reason}",
+        "share single allocations between such containers, or run Linux 6.5 or later",
     ),
     Status.NO_ROW: _Text(
         BusyError,
         "the owner (pid {pid}) has no room for the leases of this process: {reason}",
-        "each program that a process becomes by exec takes a row; start a new process instead",
+        "each exec of a process takes a row: start a new process instead",
     ),
 }
 

@@ -40,7 +40,7 @@ from crossmem.errors import (
     InvalidHandleError,
     UnsupportedError,
 )
-from crossmem.guards import check_timeout, shorten
+from crossmem.guards import check_timeout, clause, shorten
 from crossmem.models import ProcessIdentity, ShareableHandle
 from crossmem.sharing.base.process import Process, drain
 from crossmem.sharing.importer.errors import error_of
@@ -159,8 +159,8 @@ def discard(
 def check_reservation(number: object) -> int:
     """Return the number of a reservation, or 0 for none; raise if it is invalid."""
     if type(number) is not int or not 0 <= number < 1 << _NUMBER_BITS:
-        msg = f"the number of a reservation has {_NUMBER_BITS} bits; it is not {shorten(number)}"
-        raise InvalidHandleError(msg)
+        msg = f"a reservation number is an integer of {_NUMBER_BITS} bits, not {shorten(number)}"
+        raise InvalidHandleError(msg, hint="pass the number that came with the handle")
     return number
 
 
@@ -207,9 +207,9 @@ def _reserve_at(
 def _error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
     if refusal.status not in {Status.FULL, Status.TOO_MANY}:
         return error_of(refusal, handle)
-    pid = handle.owner.pid
+    pid, reason = handle.owner.pid, clause(refusal.reason, 110)
     return BusyError(
-        f"process {pid} reserves nothing more for messages of this process: {refusal.reason}",
+        f"process {pid} reserves nothing more for messages of this process: {reason}",
         hint=(
             "receive or discard earlier messages, send less at once, or start process "
             f"{pid} with a higher CROSSMEM_MAX_RESERVATIONS"

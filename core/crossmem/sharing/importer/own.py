@@ -3,9 +3,12 @@
 
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from typing_extensions import override
 
+from crossmem.control.link import Deadline
+from crossmem.control.segments import SLOTS
 from crossmem.driver import Block, Imported, Mapped, readonly_alias_of
 from crossmem.driver.recording import call_into
 from crossmem.errors import CrossmemError, StaleHandleError, UnsupportedError
@@ -16,6 +19,8 @@ from crossmem.sharing.importer.errors import error_of
 from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State
 
 __all__ = ["OwnImport"]
+
+_HINT: Final = "keep the allocation until all readers have received its handle"
 
 
 class OwnImport(ImportRecord):
@@ -63,6 +68,39 @@ class OwnImport(ImportRecord):
         """End the reservations in this process's own registry."""
         if self.process.server is not None:
             self.process.server.leases.release_mine(numbers)
+
+    @override
+    def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
+        """Return this process's own control segment, and a row that nobody else sees."""
+        server = self.process.start_server()
+        which = slot // SLOTS
+        with server.leases.lock:
+            row = server.leases.pools.own_row(which)
+        return server.leases.slots.segments[which].words, row, False
+
+    @override
+    def reserved_generation(
+        self, handle: ShareableHandle, reservation: int, deadline: Deadline
+    ) -> int:
+        """Look into this process's own registry."""
+        leases = self.process.start_server().leases
+        with leases.lock:
+            held = leases.leases.find_reservation(reservation, handle.allocation, handle.export)
+            export = held and held.unit.exports.get(handle.export)
+            if export is None or export.slot is None or not export.has(handle.generation):
+                raise own_memory_gone(self.process, handle)
+            return export.slot.generation
+
+    @override
+    def hint(self, slot: int) -> None:
+        """Let this process's own threads look that wait for a block."""
+        self.process.start_server().leases.hint((slot,))
+
+    @property
+    @override
+    def is_retired(self) -> bool:
+        """Whether this process has freed the memory."""
+        return self._owned.is_retired
 
     @property
     @override
@@ -125,4 +163,4 @@ def own_memory_gone(process: Process, handle: ShareableHandle) -> CrossmemError:
     if refusal is not None:
         return error_of(refusal, handle)
     msg = f"allocation {handle.allocation} of this process was freed"
-    return StaleHandleError(msg, operation="import")
+    return StaleHandleError(msg, operation="import", hint=_HINT)

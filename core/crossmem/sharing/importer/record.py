@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 
+from crossmem.control.link import Deadline
 from crossmem.driver import Block, Imported, Mapped
 from crossmem.driver.recording import call_into
 from crossmem.errors import (
@@ -227,6 +228,44 @@ class ImportRecord:
     def end_reservations(self, numbers: list[int]) -> None:
         """End the reservations of a received message. This never waits."""
         raise NotImplementedError
+
+    def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
+        """Return where blocks of a pool are held, once its arena is open.
+
+        Parameters
+        ----------
+        core
+            The core of the arena's handle.
+        slot
+            The slot of the first block.
+
+        Returns
+        -------
+        tuple
+            The owner's control segment, this process's row, and whether it takes fences.
+        """
+        raise NotImplementedError
+
+    def reserved_generation(
+        self, handle: ShareableHandle, reservation: int, deadline: Deadline
+    ) -> int:
+        """Return the generation by which a message's receiver can hold a freed block.
+
+        Raises
+        ------
+        CrossmemError
+            The message does not reserve it, or the owner does not answer.
+        """
+        raise NotImplementedError
+
+    def hint(self, slot: int) -> None:
+        """Tell the owner of a pool, which waits for that, that a block is held no longer."""
+        raise NotImplementedError
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether it is known without asking that its owner has freed the memory."""
+        return False
 
     @property
     def is_owner_alive(self) -> bool:

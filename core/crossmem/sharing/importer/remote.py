@@ -9,16 +9,20 @@ from typing_extensions import override
 
 from crossmem.control.answers import Leased
 from crossmem.control.client import OwnerConnection
+from crossmem.control.link import Deadline
+from crossmem.control.wire import Refusal
 from crossmem.driver import Block, Imported, Mapped
 from crossmem.driver.recording import call_into
 from crossmem.errors import DriverError, InvalidHandleError, OwnerGoneError, StaleHandleError
-from crossmem.models import Event, EventKind
+from crossmem.models import Event, EventKind, ShareableHandle
 from crossmem.sharing.base.process import Process
+from crossmem.sharing.importer.errors import error_of
 from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State
 
 __all__ = ["RemoteImport"]
 
 _DYING_S: Final = 0.1
+_HINT: Final = "pass the bytes of handle.to_bytes() unchanged, from the process that exported it"
 
 
 class RemoteImport(ImportRecord):
@@ -59,17 +63,17 @@ class RemoteImport(ImportRecord):
         handle = request.handle
         if (leased.nbytes, leased.capacity) != (handle.nbytes, handle.capacity):
             msg = (
-                f"the handle says {handle.nbytes} bytes in {handle.capacity}, but its exporter "
+                f"the handle names {handle.nbytes} bytes in {handle.capacity}, but its exporter "
                 f"{leased.nbytes} in {leased.capacity}"
             )
-            raise InvalidHandleError(msg, operation="import")
+            raise InvalidHandleError(msg, operation="import", hint=_HINT)
         known = self.handle
         if (known.nbytes, known.capacity) != (leased.nbytes, leased.capacity):
             msg = (
-                f"the exporter says {leased.nbytes} bytes in {leased.capacity}, but of this memory "
-                f"{known.nbytes} in {known.capacity} are open here"
+                f"the exporter names {leased.nbytes} bytes in {leased.capacity}, but this process "
+                f"has {known.nbytes} in {known.capacity} open"
             )
-            raise InvalidHandleError(msg, operation="import")
+            raise InvalidHandleError(msg, operation="import", hint=_HINT)
         device, opened, core = self.device, self.imported, handle.core
         if self.connection is not None and not self.connection.hold(leased):
             return False
@@ -134,6 +138,37 @@ class RemoteImport(ImportRecord):
         if self.connection is not None:
             self.connection.end_reservations(numbers)
 
+    @override
+    def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
+        """Return the words that came with the lease."""
+        holds = self.leases[core].holds
+        assert holds is not None  # noqa: S101 - request() has set it
+        found: tuple[memoryview, memoryview, bool] = holds.words_of(slot)
+        return found
+
+    @override
+    def reserved_generation(
+        self, handle: ShareableHandle, reservation: int, deadline: Deadline
+    ) -> int:
+        """Ask the owner."""
+        connection, device = self.connection, self.device
+        assert connection is not None  # noqa: S101 - a pool has no raw handles
+        reported = device.driver.peer_identity()
+        answers = connection.request(
+            (handle,), (reservation,), reported=reported, deadline=deadline
+        )
+        connection.give_back(answers)
+        answer = answers[0]
+        if isinstance(answer, Refusal):
+            raise error_of(answer, handle)
+        return answer.generation
+
+    @override
+    def hint(self, slot: int) -> None:
+        """Send it, if that is possible without waiting."""
+        if self.connection is not None:
+            self.connection.send_hint(slot)
+
     @property
     @override
     def is_owner_alive(self) -> bool:
@@ -162,7 +197,11 @@ class RemoteImport(ImportRecord):
                 raise
             msg = "the process that exported the memory is dead, and its memory with it"
             raise OwnerGoneError(
-                msg, operation="map", backend=device.backend, device=device.identity
+                msg,
+                operation="map",
+                backend=device.backend,
+                device=device.identity,
+                hint="export the memory again in a living process and send the new handle",
             ) from error
         self.process.regions.add(self, mapped.pointer, self.imported[0].capacity, device.driver)
 

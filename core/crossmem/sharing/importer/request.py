@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of an import before the first request to its exporter."""
+"""What is checked of an import before its exporter is asked."""
 
 from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
 from crossmem.guards import shorten
@@ -19,7 +19,7 @@ __all__ = ["check_readonly", "request_of"]
 
 
 def check_readonly(readonly: object) -> None:
-    """Check the ``readonly`` argument of an import.
+    """Refuse what is no answer to whether an import is read-only.
 
     Raises
     ------
@@ -40,9 +40,9 @@ def request_of(
     readonly: Readonly,
     reservation: int = 0,
 ) -> ImportRequest:
-    """Return the request for an import, after every check that needs no exporter.
+    """Return the request for an import, after checking all that needs no exporter.
 
-    :func:`check_readonly` has checked ``readonly``.
+    ``readonly`` was checked by :func:`check_readonly`.
     """
     if handle.owner.boot_id != process.identity.boot_id:
         msg = (
@@ -50,7 +50,10 @@ def request_of(
             f"last boot (boot id {handle.owner.boot_id.hex()}, here "
             f"{process.identity.boot_id.hex()})"
         )
-        raise WrongHostError(msg, hint="a handle is valid on the host where it was made")
+        raise WrongHostError(
+            msg,
+            hint="export the memory on this host: a handle is valid until its host reboots",
+        )
     home = find_by_identity(process, handle.backend, handle.device, target)
     chosen = home
     if target is not None:
@@ -62,20 +65,24 @@ def request_of(
         refuse_foreign_device(chosen)
         if chosen.backend != handle.backend:
             msg = f"{chosen.name} does not offer memory of backend {handle.backend!r}"
-            raise UnsupportedError(msg, operation="import", backend=chosen.backend)
-    # The mechanism that made the memory decides, not the mechanism that the target prefers.
+            hint = f"import on a device of backend {handle.backend!r}"
+            raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=hint)
+    # What holds for the memory is decided by how it was made, not by what the target prefers.
     if chosen.mechanism != handle.mechanism:
         chosen = chosen.for_mechanism(handle.mechanism)
     capabilities = chosen.capabilities
-    refused = None
+    refused, hint = None, ""
     if chosen.ordinal != home.ordinal and not capabilities.peer_access:
         refused = f"memory of {home.name} (capability peer_access)"
+        hint = f"import on {home.name}, the device of the memory"
     elif readonly is True and handle.access == "rw" and not capabilities.readonly_imports:
-        refused = 'read-only imports (capability readonly_imports); ask for readonly="advisory"'
+        refused = "read-only imports (capability readonly_imports)"
+        hint = 'pass readonly="advisory"'
     elif handle.raw is not None and not capabilities.raw_handles:
         refused = "raw handles (capability raw_handles)"
+        hint = "import a handle that was exported with lease=True"
     if refused is not None:
         msg = f"{chosen.name} does not offer {refused}"
-        raise UnsupportedError(msg, operation="import", backend=chosen.backend)
+        raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=hint)
     access: Access = "ro" if readonly is True else handle.access
     return ImportRequest(handle, chosen, access, home.ordinal, reservation)

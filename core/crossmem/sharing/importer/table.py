@@ -131,12 +131,12 @@ class ImportTable(Part):
             if record.state is State.CLOSING:
                 record.close()
         except CrossmemError as error:
-            msg = "the vendor does not let this process close its last import of this memory"
+            msg = "the vendor refuses to close the previous import of this memory"
             raise BusyError(
                 msg,
                 operation="import",
                 backend=request.handle.backend,
-                hint="each call of crossmem tries it again; crossmem.collect() does only that",
+                hint="call crossmem.collect() to try again",
             ) from error
         finally:
             if taken and taken[0]:

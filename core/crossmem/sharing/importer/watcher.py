@@ -126,10 +126,10 @@ class OwnerWatcher(Part):
                 # A view is alive, or the import has a mapping.
                 continue
             except CrossmemError as error:
-                _log.debug("letting go of memory of process %d: %s", pid, error)
+                _log.debug("releasing memory of the dead process %d: %s", pid, error)
             except Exception:  # noqa: BLE001 - logged with its traceback
-                # A fault of the driver must not end the thread that other imports need.
-                _log.exception("letting go of memory of process %d failed", pid)
+                # A fault of the driver's must not end the thread that other imports need.
+                _log.exception("releasing memory of the dead process %d failed", pid)
 
     @override
     def close_at_exit(self) -> None:
@@ -160,7 +160,7 @@ def asks_for_release(on_owner_death: object, handles: Iterable[ShareableHandle])
         return False
     for handle in handles:
         if handle.raw is not None:
-            msg = "the owner of a raw handle is not watched, because its importers ask nobody"
+            msg = "the owner of a raw handle cannot be watched: importers have no connection to it"
             hint = 'import it with on_owner_death="keep"'
             raise UnsupportedError(msg, operation="import", backend=handle.backend, hint=hint)
     return True

@@ -12,6 +12,7 @@ from typing_extensions import override
 from crossmem.driver import AddressRanges, Block, Imported, Mapped, Reserved
 from crossmem.driver.recording import call_into
 from crossmem.errors import BusyError, CrossmemError, InvalidSizeError, UnsupportedError
+from crossmem.guards import shorten
 from crossmem.locks import Rank, ordered_lock
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import LocalDevice, wait_for_work
@@ -180,12 +181,14 @@ class RangeRecord(Record):
         offset, end = piece.offset, piece.end
         granularity = self.device.capabilities.granularity_nbytes
         if offset % granularity:
-            msg = f"at is {offset}; it must be a multiple of the granularity, {granularity} bytes"
+            rule = f"it must be a multiple of the granularity, {granularity} bytes"
+            msg = f"at is {shorten(offset, 50)}; {rule}"
             raise InvalidSizeError(msg, operation="map")
         if offset < 0 or end > self.nbytes:
-            msg = f"bytes [{offset}, {end}) do not lie in a range of {self.nbytes} bytes"
+            place = f"[{shorten(offset, 50)}, {shorten(end, 50)})"
+            msg = f"bytes {place} do not lie in a range of {self.nbytes} bytes"
             raise InvalidSizeError(
-                msg, operation="map", hint="memory takes up its capacity, not only its nbytes"
+                msg, operation="map", hint="memory occupies its capacity, not only its nbytes"
             )
         index = bisect(self.pieces, offset, key=_offset_of)
         for other in self.pieces[max(0, index - 1) : index + 1]:
@@ -203,7 +206,7 @@ class RangeRecord(Record):
             kind = "imported" if source.is_own else "this process's own"
             refused = f"only {kind} memory, because its first piece was that"
         if refused is not None:
-            msg = f"this range of {device.name} takes {refused}; not {lender!r}"
+            msg = f"this range of {device.name} takes {refused}; not {shorten(lender, 65)}"
             raise UnsupportedError(
                 msg, operation="map", backend=device.backend, hint="reserve another range for it"
             )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from crossmem.errors import ConfigurationError
+from crossmem.guards import clause, shorten
 from crossmem_emulated.abi.cache import cache_folder, kept
 from crossmem_emulated.abi.elf import processor_of
 from crossmem_emulated.abi.library import TYPES, Library
@@ -89,8 +90,8 @@ def compiler(environ: Mapping[str, str] = os.environ) -> list[str]:
             return command
     tried = given[0] if given else ", ".join(_COMPILERS)
     raise ConfigurationError(
-        f"the emulated libraries are built with a C compiler, and there is none ({tried})",
-        hint="install one, such as the package gcc with libc6-dev, or name one in CC",
+        f"the emulated libraries need a C compiler, and none was found ({clause(tried)})",
+        hint="install a compiler, such as the package gcc with libc6-dev, or name one in CC",
     )
 
 
@@ -122,13 +123,17 @@ def _run(command: Sequence[str], what: str) -> None:
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        msg = f"{what} could not be built: {error}"
-        raise ConfigurationError(msg, hint="is the compiler in CC right?") from None
+        msg = f"{what} could not be built: {clause(str(error))}"
+        hint = "check the compiler in CC"
+        raise ConfigurationError(msg, hint=hint, details=str(error)) from None
     if done.returncode:
         text = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_SHOWN_LINES])
+        # The first error, without the place in a file that nobody knows.
+        fault = text[text.find("error:") :] if "error:" in text else text
         raise ConfigurationError(
-            f"{what} could not be built; {command[0]} says:\n{text}",
+            f"{what} could not be built; {shorten(command[0], 50)} says: {clause(fault, 90)}",
             hint="the compiler needs the headers of the C library, such as the package libc6-dev",
+            details=text,
         )
 
 
@@ -149,7 +154,7 @@ def link(
     _run([*command, *_OPTIONS, *wanted, "-o", str(folder / soname), *more], soname)
     made = folder / soname
     if not made.is_file() or processor_of(made) != processor_of(Path("/proc/self/exe")):
-        msg = f"{shlex.join(command)} made no {soname} for the processor of this Python"
+        msg = f"{clause(shlex.join(command))} did not build {soname} for this processor"
         raise ConfigurationError(msg, hint="name a compiler for this machine in CC")
 
 

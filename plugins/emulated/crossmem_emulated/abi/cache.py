@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from crossmem import __version__
 from crossmem.errors import ConfigurationError
+from crossmem.guards import shorten
 from crossmem_emulated.abi.held import HeldFolder, remove_abandoned
 
 __all__ = ["cache_folder", "kept", "stamp_of"]
@@ -28,7 +29,7 @@ _WORK: Final = "build-"
 _LINK: Final = "-> "
 _OTHERS: Final = 0o022
 _ATTEMPTS: Final = 10
-_HINT: Final = "set XDG_CACHE_HOME to a folder of yours"
+_HINT: Final = "set XDG_CACHE_HOME to a folder of this user"
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -45,7 +46,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     try:
         return Path.home() / ".cache" / "crossmem" / "abi"
     except RuntimeError:
-        msg = "this user has no home folder to keep built libraries in"
+        msg = "this user has no home folder for the built libraries"
         raise ConfigurationError(msg, hint="set XDG_CACHE_HOME to a folder") from None
 
 
@@ -100,8 +101,8 @@ def kept(
         finally:
             work.remove()
     except OSError as error:
-        msg = f"built libraries cannot be kept in {root}: {error.strerror}"
-        raise ConfigurationError(msg, hint=_HINT) from None
+        msg = f"built libraries cannot be kept in {shorten(str(root))}: {error.strerror}"
+        raise ConfigurationError(msg, hint=_HINT, details=str(root)) from None
     return folder
 
 
@@ -120,9 +121,10 @@ def _prepare(root: Path) -> None:
         mode = one.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise ConfigurationError(
-                f"{root} is not safe to load libraries from: everybody can replace it, because "
-                f"{one} has mode {stat.S_IMODE(mode):04o}",
+                f"{shorten(str(root), 60)} is not safe to load libraries from: every user can "
+                f"replace {shorten(str(one), 50)} (mode {stat.S_IMODE(mode):04o})",
                 hint=_HINT,
+                details=f"{root}\n{one}",
             )
 
 
@@ -135,10 +137,11 @@ def _check(path: Path, kind: int) -> None:
     if stat.S_IFMT(mode) != kind or status.st_uid != me or is_open:
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFREG: "a file", stat.S_IFLNK: "a link"}
         raise ConfigurationError(
-            f"{path} is not safe to load libraries from: it must be {kinds[kind]} of user {me} "
-            f"that nobody else can write; it is {kinds.get(stat.S_IFMT(mode), 'something else')} "
+            f"{shorten(str(path), 55)} is not safe to load: it must be {kinds[kind]} of user {me} "
+            f"that no other user can write; it is {kinds.get(stat.S_IFMT(mode), 'another file')} "
             f"of user {status.st_uid} with mode {stat.S_IMODE(mode):04o}",
-            hint=f"look who made it, and remove it; or {_HINT}",
+            hint=f"check who made it and remove it, or {_HINT}",
+            details=str(path),
         )
 
 
@@ -213,5 +216,5 @@ def _publish(made: Path, folder: Path) -> None:
         except FileNotFoundError:
             # Another builder was about to do the same.
             continue
-    msg = f"{folder} is replaced again and again by something that is damaged"
-    raise ConfigurationError(msg, hint="remove it")
+    msg = f"damaged files keep replacing {shorten(str(folder))}"
+    raise ConfigurationError(msg, hint="remove the folder", details=str(folder))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from crossmem.errors import ConfigurationError
+from crossmem.guards import clause, shorten
 
 __all__ = ["Needs", "needs_of", "processor_of"]
 
@@ -145,11 +146,11 @@ def needs_of(path: Path) -> Needs | None:
                 elf = _File(data)
                 return Needs(tuple(elf.libraries()), tuple(elf.symbols()))
     except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}"
-        raise ConfigurationError(msg, hint="may this user read it?") from None
+        msg = f"{shorten(str(path))} cannot be read: {error.strerror}"
+        raise ConfigurationError(msg, hint="check the permissions of the file") from None
     except (struct.error, OverflowError) as error:
-        msg = f"{path} is damaged: it is no whole library ({error})"
-        raise ConfigurationError(msg, hint="install the package again that it belongs to") from None
+        msg = f"{shorten(str(path))} is not a complete library ({clause(str(error), 60)})"
+        raise ConfigurationError(msg, hint="reinstall the package of the library") from None
 
 
 def processor_of(path: Path) -> tuple[int, int, int]:

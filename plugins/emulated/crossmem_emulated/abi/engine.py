@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from crossmem.errors import ConfigurationError
+from crossmem.guards import shorten
 from crossmem_emulated.abi.cache import stamp_of
 from crossmem_emulated.abi.calls import Calls
 from crossmem_emulated.abi.library import TYPES, Library, library_named
@@ -30,7 +31,7 @@ def _declared(library: Library, folder: Path) -> Any:
         # An environment outlives an upgrade of crossmem, and so does a library that was built for
         # it.
         raise ConfigurationError(
-            f"it was built by another crossmem than this one, or {folder} is damaged",
+            f"another version of crossmem built it, or {shorten(str(folder))} is damaged",
             hint=f"run `crossmem emulate {library.name} --print-env` again for a new environment, "
             f"or `crossmem emulate {library.name} -- COMMAND`",
         )

@@ -139,7 +139,9 @@ class Library:
         """
         if name not in self.profiles:
             known = ", ".join(self.profiles)
-            raise ConfigurationError(f"{self.name} has no profile {name!r}; there are: {known}")
+            raise ConfigurationError(
+                f"{self.name} has no profile {shorten(name, 50)}; there are: {known}"
+            )
 
     def with_prototypes(self, more: str) -> "Library":
         """Return a library with additional functions."""

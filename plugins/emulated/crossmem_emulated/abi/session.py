@@ -67,7 +67,9 @@ def _no_fault_in(library: Library, call: str) -> ConfigurationError:
     """Return the error for a function into which no fault can be injected."""
     exported = library.exports()
     if call in exported:
-        return ConfigurationError(f"calls of {call} cannot be made to fail: it is not emulated")
+        return ConfigurationError(
+            f"calls of {call} cannot be made to fail: the function is not emulated"
+        )
     close = difflib.get_close_matches(call, filter(library.entry_of, exported))
     return ConfigurationError(
         f"{library.sonames[0]} has no function {shorten(call)}",
@@ -101,8 +103,8 @@ def prepare(
     options = Options.from_environ({**environ, **variables})
     library.check_profile(getattr(options, library.profile_field))
     if request.is_lasting and request.faults:
-        msg = "calls cannot be made to fail in an environment that is printed: its host outlives it"
-        hint = f"run the program by `crossmem emulate {api} --fault ... -- COMMAND`"
+        msg = "faults are not possible with a printed environment, which outlives the command"
+        hint = f"run the program with `crossmem emulate {api} --fault ... -- COMMAND`"
         raise ConfigurationError(msg, hint=hint)
     folders = [build(library, environ)]
     if api == "hip":
@@ -159,8 +161,8 @@ def _own_folder(stack: ExitStack, *, is_wanted: bool) -> Path | None:
 
 def _no_folder(parent: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
-        f"no folder can be made in {parent}: {error.strerror}",
-        hint=f"free space in {parent}, or make it writable (a container's /dev/shm: --shm-size)",
+        f"no folder can be made in {shorten(str(parent))}: {error.strerror}",
+        hint="free space there, or make the folder writable (a container's /dev/shm: --shm-size)",
     )
 
 

@@ -51,7 +51,9 @@ def _mem_set_access(
     check_newer(process)
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
     if not pointer or not wanted:
-        raise Refused(Code.RT_PARAM_INVALID, "the address is null, or nobody is meant", "ACL-E34")
+        raise Refused(
+            Code.RT_PARAM_INVALID, "the address is null, or no device is named", "ACL-E34"
+        )
     piece = find_mapping(process, pointer)
     if size != piece.nbytes:
         text = f"{size} bytes of a mapping of {piece.nbytes}"

@@ -47,7 +47,7 @@ def _launch_callback(
 ) -> None:
     stream = find_stream(process, handle)
     if kind not in {0, _BLOCK}:
-        raise Refused(Code.INVALID_PARAM, f"{kind} says not whether the stream waits")
+        raise Refused(Code.INVALID_PARAM, f"{kind} does not say whether the stream waits")
     if stream.subscriber is None:
         text = "no thread calls the stream's functions"
         raise Refused(Code.RT_STREAM_NO_CB_REG, text, "ACL-E43")

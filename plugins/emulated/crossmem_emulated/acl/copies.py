@@ -61,7 +61,7 @@ class Side:
 def _side(process: AclProcess, pointer: int, nbytes: int) -> Side:
     if process.space.region_of(pointer) is None:
         if not memory.is_mapped(pointer, nbytes):
-            text = f"{pointer:#x} is nobody's memory, or nobody's any more"
+            text = f"{pointer:#x} is in no allocation, or in one that was freed"
             raise Refused(Code.RT_PARAM_INVALID, text, "ACL-E29")
         return Side(pointer, None, frozenset(), ((pointer, nbytes),))
     spans = list(process.space.spans(pointer, nbytes))

@@ -169,7 +169,7 @@ def _memcpy_batch_async(
 
 def _word(pointer: int, value: int) -> bytes:
     if pointer % _WORD_NBYTES:
-        raise Refused(Code.RT_PARAM_INVALID, f"{pointer:#x} is no address of 32-bit numbers")
+        raise Refused(Code.RT_PARAM_INVALID, f"{pointer:#x} is not an address of 32-bit numbers")
     return value.to_bytes(_WORD_NBYTES, "little")
 
 

@@ -43,7 +43,7 @@ def _value_of(kind: int, share: int | bytes) -> int:
         return share
     written, server, value = _LAYOUT.unpack(share)
     if written != kind or server != _SERVER:
-        raise Refused(Code.RT_INVALID_HANDLE, "these bytes are no shareable handle")
+        raise Refused(Code.RT_INVALID_HANDLE, "these bytes are not a shareable handle")
     return int(value)
 
 

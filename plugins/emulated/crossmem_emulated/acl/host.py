@@ -155,5 +155,5 @@ def _mem_get_address_range(process: AclProcess, pointer: int) -> tuple[int, int]
         return piece.start, piece.nbytes
     block = _block_of(process, pointer)
     if block is None:
-        raise Refused(Code.RT_PARAM_INVALID, f"{pointer:#x} is nobody's memory", "ACL-X4")
+        raise Refused(Code.RT_PARAM_INVALID, f"{pointer:#x} is in no allocation", "ACL-X4")
     return block

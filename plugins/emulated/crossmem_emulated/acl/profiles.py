@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from crossmem.errors import ConfigurationError
+from crossmem.guards import shorten
 from crossmem_emulated.acl.codes import Attribute
 
 __all__ = ["PROFILES", "Profile", "profile_named"]
@@ -136,5 +137,5 @@ def profile_named(name: str) -> Profile:
     try:
         return PROFILES[name]
     except KeyError:
-        msg = f"there is no ACL profile {name!r}; there are: {', '.join(PROFILES)}"
+        msg = f"there is no ACL profile {shorten(name, 50)}; there are: {', '.join(PROFILES)}"
         raise ConfigurationError(msg) from None

@@ -30,7 +30,7 @@ def find_stream(process: AclProcess, handle: int) -> Stream:
 def check_timeout(timeout_ms: int) -> None:
     """Refuse a value that is neither -1 (no timeout) nor a valid timeout."""
     if timeout_ms < _FOREVER or not timeout_ms:
-        raise Refused(Code.RT_PARAM_INVALID, f"{timeout_ms} is no time to wait", "ACL-E40")
+        raise Refused(Code.RT_PARAM_INVALID, f"{timeout_ms} is not a valid time to wait", "ACL-E40")
 
 
 @entry("rt.create_stream", "", 0)

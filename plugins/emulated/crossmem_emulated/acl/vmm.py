@@ -179,7 +179,7 @@ def _malloc_physical(process: AclProcess, size: int, prop: dict[str, Any], flags
     if size % granularity:
         is_v2 = not process.profile.is_documented and process.profile.generation == 2  # noqa: PLR2004
         code = Code.RT_DRV_INTERNAL_ERROR if is_v2 else Code.RT_PARAM_INVALID
-        raise Refused(code, f"{size} bytes are no multiple of {granularity}", "ACL-E2")
+        raise Refused(code, f"{size} bytes are not a multiple of {granularity}", "ACL-E2")
     try:
         pages = process.store.allocate(index, size)
     except NoRoomError:

@@ -78,7 +78,9 @@ def _ctx_destroy(process: HipProcess, handle: int) -> None:
     if not handle and process.profile.is_hip:
         raise Refused(Status.INVALID_VALUE, "the context is null", "HIP-X3")
     if process.profile.has_contexts and (context is None or context.is_primary):
-        raise Refused(Status.INVALID_CONTEXT, f"{handle:#x} is no context to destroy", "HIP-X3")
+        raise Refused(
+            Status.INVALID_CONTEXT, f"{handle:#x} is not a context that can be destroyed", "HIP-X3"
+        )
     if stack and stack[-1] == handle:
         stack.pop()
     if process.profile.has_contexts:

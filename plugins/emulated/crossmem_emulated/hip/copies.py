@@ -81,7 +81,7 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
             raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes are too many", "HIP-X4")
         # A device's memory here may have been freed, and the host's access would then fault.
         if block is None and not memory.is_mapped(pointer, nbytes):
-            text = f"{nbytes} bytes at {pointer:#x} are nobody's, or nobody's any more"
+            text = f"{nbytes} bytes at {pointer:#x} are in no allocation, or in one that was freed"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
         # Pinned and managed memory has the same address for devices.
         return Side(pointer, False if block is None else None, ((pointer, nbytes),))

@@ -40,7 +40,7 @@ def filled_side(process: HipProcess, pointer: int, nbytes: int, device: int) -> 
         raise Refused(Status.INVALID_VALUE, "the address is null", "HIP-X4")
     side = side_of(process, pointer, nbytes, device, READ_WRITE)
     if side.is_device is False:
-        text = f"{pointer:#x} is no address of a device"
+        text = f"{pointer:#x} is not a device address"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
     return side
 

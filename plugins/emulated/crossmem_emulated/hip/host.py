@@ -14,7 +14,7 @@ __all__: list[str] = []
 def _found(process: HipProcess, pointer: int) -> HostBlock:
     block = find_host_block(process, pointer)
     if block is None:
-        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is no memory that the host shares")
+        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is not host memory that devices share")
     return block
 
 

@@ -158,7 +158,7 @@ def _mem_create(  # noqa: PLR0917
         raise Refused(Status.INVALID_VALUE, f"{size} bytes with flags {flags}", "HIP-V1")
     index = _check_properties(process, kind, handle_type, location_type, device)
     if size % granularity_of(process):
-        text = f"{size} bytes are no multiple of {granularity_of(process)}"
+        text = f"{size} bytes are not a multiple of {granularity_of(process)}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V1")
     if size > LARGEST_NBYTES:
         raise Refused(Status.OUT_OF_MEMORY, f"the device has no room for {size} bytes")
@@ -229,7 +229,7 @@ def _mem_import_from_shareable_handle(
         raise Refused(Status.INVALID_VALUE, text, "HIP-V8")
     pages = process.store.receive(descriptor)
     if pages is None:
-        text = f"descriptor {descriptor} is no memory of a device here"
+        text = f"descriptor {descriptor} is not device memory of this host"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V8")
     if process.ordinal_of(pages.device) is None:
         process.store.release(pages)

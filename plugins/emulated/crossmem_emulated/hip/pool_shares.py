@@ -77,7 +77,7 @@ def _mem_pool_import_from_shareable_handle(
         raise Refused(Status.INVALID_VALUE, text, "HIP-X12")
     found = _read(process, descriptor)
     if found is None:
-        raise _missing(process, f"descriptor {descriptor} is no pool of this host", "HIP-X12")
+        raise _missing(process, f"descriptor {descriptor} is not a pool of this host", "HIP-X12")
     home, access = found
     device = process.ordinal_of(home)
     pool = new_pool(process, process.current().device if device is None else device)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from crossmem.errors import ConfigurationError
+from crossmem.guards import shorten
 from crossmem_emulated.hip.codes import CUDARuntimeError, HipBuildRuntimeError, Status
 
 __all__ = ["PROFILES", "Profile", "profile_named"]
@@ -165,5 +166,5 @@ def profile_named(name: str) -> Profile:
     try:
         return PROFILES[name]
     except KeyError:
-        msg = f"there is no HIP profile {name!r}; there are: {', '.join(PROFILES)}"
+        msg = f"there is no HIP profile {shorten(name, 50)}; there are: {', '.join(PROFILES)}"
         raise ConfigurationError(msg) from None

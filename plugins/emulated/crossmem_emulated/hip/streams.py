@@ -215,7 +215,7 @@ def _device_get_stream_priority_range(process: HipProcess) -> tuple[int, int]:
 def _stream_destroy(process: HipProcess, handle: int) -> None:
     stream = find_stream(process, handle)
     if handle not in process.streams:
-        raise Refused(Status.INVALID_HANDLE, "this stream is nobody's to destroy", "HIP-X3")
+        raise Refused(Status.INVALID_HANDLE, "this stream cannot be destroyed", "HIP-X3")
     if finish(process, [stream]):
         raise Again
     destroy_stream(process, stream)

@@ -174,7 +174,7 @@ def _mem_set_access(
             raise Refused(Status.INVALID_VALUE, f"there is no access {flags}", "HIP-V5")
         wanted[device] = flags
     if not wanted:
-        raise Refused(Status.INVALID_VALUE, "access of nobody", "HIP-V5")
+        raise Refused(Status.INVALID_VALUE, "no device is named", "HIP-V5")
     pieces = _whole_mappings(process, pointer, size, "HIP-V5")
     for piece in pieces:
         if not all(process.can_reach(one, piece.pages.device) for one in indexes):

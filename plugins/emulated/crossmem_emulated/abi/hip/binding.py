@@ -8,6 +8,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from crossmem.errors import ConfigurationError
+from crossmem.guards import shorten
 from crossmem_emulated.abi.hip import devices, lookup, memory, pools, streams, threads, virtual
 from crossmem_emulated.abi.hip.convert import Converter, Function
 from crossmem_emulated.abi.library import Binding
@@ -34,8 +35,8 @@ def _runtime(soname: str) -> Runtime:
         profile = "rocm5"
     runtime = Runtime(profile, options.strict, options=options, has_old_numbers=is_old)
     if not runtime.is_hip:
-        msg = f"{soname} is AMD's, and {profile} is no profile of AMD's"
-        raise ConfigurationError(msg, hint=f"set {_PROFILE_VARIABLE} to another one")
+        msg = f"{soname} is a library of AMD, and {shorten(profile)} is not a profile of AMD"
+        raise ConfigurationError(msg, hint=f"set {_PROFILE_VARIABLE} to a profile of AMD")
     return runtime
 
 

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs cases of programs that lie beside this file, each in a fresh interpreter."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from crossmem.bench.suite import Suite
+
+__all__ = ["run_case"]
+
+_DEADLINE_S: Final = 600.0
+
+
+def run_case(
+    suite: Suite, program: Literal["copies", "frameworks"], name: str, **arguments: Any
+) -> dict[str, list[float]]:
+    """Measure one case and return its times; nothing if it fails, which is noted."""
+    path = str(Path(__file__).with_name(f"{program}.py"))
+    try:
+        done = subprocess.run(
+            # By its path, so that it imports what it names and not this package.
+            [sys.executable, "-P", path, name, json.dumps(arguments)],
+            check=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=_DEADLINE_S,
+            env=suite.environment,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        words = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+        suite.note(f"{name} {arguments}: {' '.join(words)}")
+        return {}
+    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What producer and consumer do where the consumer attaches while the producer is occupied.
+
+The producer exports blocks, then does what a load says. The consumer attaches one block after
+another meanwhile; each attach is a sample. Any peer is a row of this table.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Thread
+from time import sleep
+from types import MappingProxyType
+from typing import Any, Final
+
+from crossmem.bench.channel import Channel
+from crossmem.bench.jobs import Context, Halves, timed
+
+__all__ = ["BUSY_JOBS", "HELD", "IDLE", "LOADS", "ONE_THREAD", "STOPPED"]
+
+IDLE: Final = "idle"
+ONE_THREAD: Final = "busy"
+HELD: Final = "GIL held"
+STOPPED: Final = "stopped"
+_FOUR_THREADS: Final = "4 threads"
+_ASYNCIO: Final = "asyncio"
+
+_OTHERS: Final = 3
+_TASKS: Final = 4
+_TURNS_OF_TASK: Final = 2000
+_STOP_POLL_S: Final = 0.0005
+# PyDLL keeps the interpreter locked while the function runs, as some extensions do.
+_locked = ctypes.PyDLL(None, use_errno=True)
+
+Load = Callable[[Channel, list[bool]], None]
+"""Occupies the producer until its list is empty, which a message of the consumer sees to."""
+
+
+def _wait(_channel: Channel, _busy: list[bool]) -> None:
+    """Leave the main thread asleep; the exporter's own threads find the interpreter free."""
+
+
+def _spin(_channel: Channel, busy: list[bool]) -> None:
+    turns = 0
+    while busy:  # pure Python: this thread gives the interpreter up only when made to
+        turns += 1
+
+
+def _spin_in_four(channel: Channel, busy: list[bool]) -> None:
+    others = [Thread(target=_spin, args=(channel, busy), daemon=True) for _ in range(_OTHERS)]
+    for thread in others:
+        thread.start()
+    _spin(channel, busy)
+    for thread in others:
+        thread.join()
+
+
+def _run_loop(_channel: Channel, busy: list[bool]) -> None:
+    async def task() -> None:
+        while busy:
+            sum(range(_TURNS_OF_TASK))
+            await asyncio.sleep(0)
+
+    async def tasks() -> None:
+        await asyncio.gather(*(task() for _ in range(_TASKS)))
+
+    asyncio.run(tasks())
+
+
+LOADS: Final[Mapping[str, Load]] = MappingProxyType(
+    {
+        IDLE: _wait,
+        ONE_THREAD: _spin,
+        _FOUR_THREADS: _spin_in_four,
+        _ASYNCIO: _run_loop,
+        HELD: _wait,
+        STOPPED: _wait,
+    }
+)
+"""What occupies the producer, by the name of the column."""
+
+
+def _produce_beside(
+    context: Context, *, nbytes: int, count: int, load: str, hold_s: float
+) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    memories = [peer.create(nbytes) for _ in range(count)]
+    channel.send_all([peer.export(memory) for memory in memories])
+    channel.send(str(os.getpid()).encode())
+    channel.receive()  # the consumer has read all tokens
+    busy = [True]
+
+    def wait() -> None:
+        try:
+            channel.receive()
+        finally:
+            busy.clear()
+
+    if load == HELD:
+        # In C, so that the message and the sleep are one stretch under the lock.
+        _locked.write(channel.fileno(), b"busy", 4)
+        _locked.poll(None, 0, round(hold_s * 1e3))
+        wait()
+    else:
+        watcher = Thread(target=wait, daemon=True)
+        watcher.start()
+        channel.send(b"busy")
+        LOADS[load](channel, busy)
+        watcher.join()
+    for memory in memories:
+        peer.free(memory)
+    return {}
+
+
+def _stop(pid: int) -> None:
+    """Stop a process, and return when none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        while (thread / "stat").read_text().rpartition(")")[2].split()[0] != "T":
+            sleep(_STOP_POLL_S)
+
+
+def _consume_beside(context: Context, *, load: str, **_: Any) -> dict[str, Any]:
+    peer, channel = context.peer, context.channel
+    tokens = channel.receive_all()
+    pid = int(channel.receive())
+    channel.send(b"read")
+    channel.receive()  # the producer is busy
+    times, mappings = [], []
+    try:
+        if load == STOPPED:
+            _stop(pid)
+        for token in tokens:
+            seconds, mapping = timed(peer.attach, token)
+            times.append(seconds)
+            mappings.append(mapping)
+    finally:
+        if load == STOPPED:
+            os.kill(pid, signal.SIGCONT)
+    for mapping in mappings:
+        peer.detach(mapping)
+    channel.send(b"stop")
+    return {"attach": times}
+
+
+BUSY_JOBS: Final[Halves] = MappingProxyType({"beside": (_produce_beside, _consume_beside)})
+"""Producer's and consumer's half of every job, by its name."""

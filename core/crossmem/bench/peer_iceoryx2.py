@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publish and subscribe of iceoryx2: samples that a publisher loans out of its own segment."""
+
+import ctypes
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar, Final
+
+from typing_extensions import override
+
+from crossmem.bench.peer import Peer
+
+__all__ = ["Iceoryx2Peer"]
+
+_SMALL_NBYTES: Final = 64 << 10
+# A segment has room for the samples of every queue that a service declares, so one service for
+# all sizes would reserve a thousand times the largest.
+_DEPTHS: Final = {True: 2000, False: 4}
+
+
+class Iceoryx2Peer(Peer):
+    """Loan, send, receive and release, on one service for small samples and one for large ones.
+
+    A sample is sent once, to be received in the order of sending, and the subscriber maps it
+    read-only. The publisher takes a released sample back with a later loan, so :meth:`free` has
+    nothing left to do.
+    """
+
+    title: ClassVar[str] = "iceoryx2"
+    distribution: ClassVar[str | None] = "iceoryx2"
+    is_read_only: ClassVar[bool] = True
+    needs_reader: ClassVar[bool] = True
+    asks_exporter: ClassVar[bool] = False
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self._api: Any = import_module("iceoryx2")
+        self._api.set_log_level(self._api.LogLevel.Error)
+        # The worker's own signals end it.
+        mode = self._api.SignalHandlingMode.Disabled
+        builder = self._api.NodeBuilder.new().signal_handling_mode(mode)
+        self._node: Any = builder.create(self._api.ServiceType.Ipc)
+        self._ports: dict[bool, Any] = {}
+
+    @override
+    @classmethod
+    def missing(cls) -> str | None:
+        return None if find_spec("iceoryx2") else "not installed"
+
+    def _service(self, name: str, depth: int) -> Any:
+        api = self._api
+        builder = self._node.service_builder(api.ServiceName.new(f"{name}-{depth}"))
+        return (
+            builder.publish_subscribe(api.Slice[ctypes.c_uint8])
+            .max_publishers(1)
+            .max_subscribers(1)
+            .history_size(0)
+            .enable_safe_overflow(False)  # noqa: FBT003 - not ours
+            .subscriber_max_buffer_size(depth)
+            .subscriber_max_borrowed_samples(depth)
+            .open_or_create()
+        )
+
+    @override
+    def serve(self) -> bytes:
+        name = f"crossmem-bench-{os.getpid()}"
+        for is_small, depth in _DEPTHS.items():
+            self._ports[is_small] = (
+                self._service(name, depth)
+                .publisher_builder()
+                .initial_max_slice_len(4096)
+                .max_loaned_samples(depth)
+                # The segment grows with the first sample of a size.
+                .allocation_strategy(self._api.AllocationStrategy.PowerOfTwo)
+                .create()
+            )
+        return name.encode()
+
+    @override
+    def connect(self, hello: bytes) -> None:
+        for is_small, depth in _DEPTHS.items():
+            service = self._service(hello.decode(), depth)
+            self._ports[is_small] = service.subscriber_builder().create()
+
+    @override
+    def create(self, nbytes: int) -> Any:
+        return self._ports[nbytes <= _SMALL_NBYTES].loan_slice_uninit(nbytes), nbytes
+
+    @override
+    def export(self, memory: Any) -> bytes:
+        sample, nbytes = memory
+        sample.assume_init().send()
+        return b"small" if nbytes <= _SMALL_NBYTES else b"large"
+
+    @override
+    def attach(self, token: bytes) -> Any:
+        sample = self._ports[token == b"small"].receive()
+        if sample is None:
+            msg = "no sample has arrived"
+            raise RuntimeError(msg)
+        return sample, token
+
+    @override
+    def detach(self, mapping: Any) -> None:
+        mapping[0].delete()
+
+    @override
+    def free(self, memory: Any) -> None:
+        pass
+
+    @override
+    def view(self, memory: Any) -> memoryview:
+        view: memoryview = memory[0].payload().as_memory_view()
+        return view.cast("B")

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of a pool of crossmem's, through its public names."""
+
+from typing import Any, ClassVar, Final
+
+from typing_extensions import override
+
+import crossmem
+from crossmem.bench.peer import Peer
+
+__all__ = ["PoolPeer"]
+
+_BLOCKS: Final = 1200
+_MOST_NBYTES: Final = 1 << 30
+
+
+class PoolPeer(Peer):
+    """A block, attached from bytes. The pool is made with the first one of a size."""
+
+    title: ClassVar[str] = "crossmem pool"
+    distribution: ClassVar[str | None] = "crossmem"
+    asks_exporter: ClassVar[bool] = False
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self._device = crossmem.device(device)
+        self._pools: dict[int, crossmem.Pool] = {}
+
+    @override
+    def create(self, nbytes: int) -> crossmem.Block:
+        pool = self._pools.get(nbytes)
+        if pool is None:
+            blocks = max(2, min(_BLOCKS, _MOST_NBYTES // nbytes))
+            pool = self._pools[nbytes] = self._device.pool(nbytes, blocks)
+        return pool.allocate()
+
+    @override
+    def export(self, memory: crossmem.Block) -> bytes:
+        return memory.export().to_bytes()
+
+    @override
+    def attach(self, token: bytes) -> crossmem.Mapping:
+        return crossmem.attach(token)
+
+    @override
+    def detach(self, mapping: crossmem.Mapping) -> None:
+        mapping.unmap()
+
+    @override
+    def free(self, memory: crossmem.Block) -> None:
+        memory.free()
+
+    @override
+    def view(self, memory: Any) -> memoryview:
+        view: memoryview = memory.view()
+        return view

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a run that measures dicts of arrays that are copied into shared memory."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Final
+
+from crossmem.bench.cases import run_case
+from crossmem.bench.machine import available_nbytes
+from crossmem.bench.suite import Suite
+from crossmem.bench.targets import size_name
+
+__all__ = ["WAYS", "run"]
+
+WAYS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "crossmem": "crossmem, share(copy=True)",
+        "mp": "mp.shared_memory",
+        "ray": "Ray, put and get",
+        "torch": "PyTorch, in shared memory already",
+    }
+)
+"""Ways of sharing a dict of arrays, with their titles."""
+
+_ARRAYS: Final = 8
+_NEEDS: Final = {"crossmem": "numpy", "mp": "numpy", "ray": "ray", "torch": "torch"}
+
+
+def run(suite: Suite) -> None:
+    """Measure, and add the rows to the suite's report; a brief run has none of them."""
+    if suite.plan.is_brief:
+        return
+    if not find_spec("numpy"):
+        suite.note("dicts of arrays were not copied: numpy is not installed")
+        return
+    _copied(suite)
+    _updated(suite)
+
+
+def _has_room(suite: Suite, nbytes: int, title: str) -> bool:
+    # The dict, its copy, and what a store keeps of former ones.
+    if available_nbytes() >= 6 * nbytes:
+        return True
+    suite.note(f"{title} at {size_name(nbytes)}: too little free memory")
+    return False
+
+
+def _copied(suite: Suite) -> None:
+    plan = suite.plan
+    ways = [way for way in WAYS if find_spec(_NEEDS[way])]
+    suite.report.absent.update({WAYS[way]: "not installed" for way in WAYS if way not in ways})
+    for nbytes in plan.copied_sizes:
+        suite.say(f"a dict of arrays of {size_name(nbytes)}, shared with a copy")
+        rounds: dict[tuple[str, str], list[float]] = {}
+        for turn in range(plan.copied_pairs):
+            for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
+                if not _has_room(suite, nbytes, WAYS[way]):
+                    continue
+                found = run_case(
+                    suite,
+                    "copies",
+                    "copied",
+                    kind=way,
+                    nbytes=nbytes,
+                    arrays=_ARRAYS,
+                    rounds=plan.copied_rounds,
+                )
+                for metric, seconds in found.items():
+                    rounds.setdefault((way, metric), []).extend(one * 1e3 for one in seconds)
+        for way in ways:
+            for metric in ("cold", "warm"):
+                values = rounds.get((way, metric), [])
+                suite.report.add("copies", WAYS[way], metric, values, "ms", nbytes=nbytes)
+
+
+def _updated(suite: Suite) -> None:
+    plan, nbytes = suite.plan, suite.plan.updated_nbytes
+    if not _has_room(suite, nbytes, "update"):
+        return
+    suite.say(f"copies of {size_name(nbytes)} beside NumPy's")
+    rounds: dict[str, list[float]] = {}
+    for turn in range(plan.copied_pairs):
+        found = run_case(
+            suite,
+            "copies",
+            "updated",
+            nbytes=nbytes,
+            arrays=_ARRAYS,
+            rounds=plan.updated_rounds,
+            plain_first=turn % 2 == 0,
+        )
+        for metric, seconds in found.items():
+            rounds.setdefault(metric, []).extend(one * 1e3 for one in seconds)
+    for metric, values in rounds.items():
+        subject = "NumPy" if metric.endswith("copy") else "crossmem"
+        suite.report.add("updates", subject, metric, values, "ms", nbytes=nbytes)

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The owner's side of a pool: which blocks are free, freed, or still held by a row.
+
+A block has a slot, as an export of an allocation has. Its generation is odd from its first export
+until it is freed. A freed block is given out again after a barrier and a look at the rows: each
+importer that saw the old generation has its word in its row by then. Freed blocks share barriers.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
+from operator import itemgetter
+from typing import Final
+
+from crossmem.control import words
+from crossmem.control.barrier import IS_ORDERED
+from crossmem.control.leases import Holder
+from crossmem.control.records import Export, Unit
+from crossmem.control.registry import LeaseRegistry
+from crossmem.control.segments import SLOTS
+from crossmem.control.slots import Slot
+from crossmem.driver import Exported
+from crossmem.models import BlockHandle, EventKind, PoolCore
+
+__all__ = ["BATCH", "Arena"]
+
+BATCH: Final = 32
+"""Freed blocks that share one barrier."""
+_FRESH: Final = 64
+"""Blocks that enter the list of free ones at once."""
+
+
+class Arena:
+    """The blocks of one pool. Any thread may call it.
+
+    Parameters
+    ----------
+    registry
+        The leases of this process.
+    export
+        The one export of the pool's memory.
+    stride
+        Bytes from one block to the next.
+    wait_for_work
+        Waits for the running work of this process on the device. None: the device has none.
+
+    Raises
+    ------
+    DriverError, OutOfMemoryError, OSError
+        This process has no descriptor or no room for another segment of words.
+    """
+
+    def __init__(
+        self,
+        registry: LeaseRegistry,
+        export: Export,
+        stride: int,
+        wait_for_work: Callable[[], object] | None,
+    ) -> None:
+        self.registry = registry
+        self.export = export
+        self.wait_for_work = wait_for_work
+        self.blocks = export.handle.nbytes // stride
+        self.batch = max(1, min(BATCH, self.blocks // 2))
+        """How many freed blocks wait before the rows are read."""
+        self.free: list[int] = []
+        """Blocks that nobody has, the next one last."""
+        self.fresh = 0
+        """The first block that was never given out."""
+        self.freed: list[int] = []
+        """Blocks that were freed since the rows were read. Their slots have moved on."""
+        self.held: dict[int, None] = {}
+        """Freed blocks that a row, a message or this process itself held at the last look."""
+        self.reserved: dict[int, Unit] = {}
+        """What messages under way reserve, by block."""
+        self.waiting: dict[object, None] = {}
+        """Calls that wait for a block."""
+        with registry.lock:
+            slot = registry.slots.take_range(self.blocks + 1)
+            slot.move_on(is_live=True)
+            export.slot = slot
+            export.is_arena = True
+            registry.granted[slot.number] = export
+            registry.pools.arenas[export.handle.allocation] = self
+        self.words = slot.words
+        self.at = slot.at + 1
+        """Index of the first block's word."""
+        self.core = PoolCore.of(export.handle, slot.number + 1, stride)
+        self.which = slot.number // SLOTS
+        """The control segment."""
+
+    @property
+    def live(self) -> int:
+        """How many blocks were given out and not freed."""
+        return self.fresh - len(self.free) - len(self.freed) - len(self.held)
+
+    # The life of a block ----------------------------------------------------------------------
+
+    def refill(self) -> bool:
+        """Let blocks that were never given out be free; False if there are none left."""
+        first = self.fresh
+        last = min(self.blocks, first + _FRESH)
+        with self.registry.lock:
+            if first == self.fresh:
+                # Two statements that no signal handler can separate.
+                self.free += range(last - 1, first - 1, -1)
+                self.fresh = last
+        return last > first
+
+    def begin(self, index: int) -> int:
+        """Begin the next generation of a block, and return it."""
+        at = self.at + index
+        generation = words.load(self.words, at) + 1 | 1
+        words.store(self.words, at, generation)
+        return generation
+
+    def retire(self, index: int, generation: int) -> None:
+        """Let no process begin to hold a block by its generation. Doing so twice is harmless."""
+        words.store(self.words, self.at + index, generation + 1)
+        if self.reserved:
+            unit = self.reserved.get(index)
+            if unit is not None:
+                unit.is_retired = True
+
+    def retire_if_idle(self, index: int, generation: int) -> bool:
+        """Retire a block unless somebody holds it; False if somebody does: then it lives on.
+
+        Raises
+        ------
+        DriverError
+            The kernel forbids the barrier. The block lives on.
+        """
+        with self.registry.lock:
+            is_idle = False
+            try:
+                self.retire(index, generation)
+                words.barrier()
+                is_idle = not self.is_held(index)
+                return is_idle
+            finally:
+                if not is_idle:
+                    words.store(self.words, self.at + index, generation)
+                    unit = self.reserved.get(index)
+                    if unit is not None:
+                        unit.is_retired = False
+
+    def reclaim(self, *, all_of_them: bool = False) -> int:
+        """Give freed blocks that nobody holds out again, and return how many those are.
+
+        Parameters
+        ----------
+        all_of_them
+            Look also at those that were held at the last look.
+
+        Raises
+        ------
+        DriverError
+            The kernel forbids the barrier, or the device reports failed work. The blocks stay
+            freed, and a later call goes on.
+        """
+        if self.wait_for_work is not None:
+            self.wait_for_work()
+        with self.registry.lock:
+            freed, held, free = self.freed, self.held, self.free
+            todo = dict.fromkeys(freed)
+            count = len(todo)
+            # Two statements that no thread and no signal handler can separate.
+            held |= todo
+            del freed[:count]
+            looked_at = list(held if all_of_them else todo)
+            if not looked_at:
+                return 0
+            # An importer that saw an old generation has its word in its row when this ends.
+            words.barrier()
+            busy = self._busy(looked_at)
+            idle = [index for index in looked_at if index not in busy]
+            if idle and not IS_ORDERED:
+                # A store that was made under a hold may become visible after the 0 that ended it.
+                words.barrier()
+            for index in idle:
+                # A signal handler may have done so meanwhile.
+                if index in held:
+                    free += (index,)
+                    del held[index]
+            events = self.registry.events
+            if idle and events.registry.observed:
+                text = f"{len(idle)} of {self.blocks} blocks"
+                events.note(EventKind.RECLAIMED, self.export, 0, text)
+        return len(idle)
+
+    def _busy(self, indices: Sequence[int]) -> set[int]:
+        """Return which of some blocks a row or a message holds. The lock is held."""
+        first = self.at
+        look = itemgetter(first, *[first + index for index in indices])
+        busy: set[int] = set()
+        for row in self._rows():
+            busy.update(compress(indices, look(row)[1:]))
+        for index, unit in list(self.reserved.items()) if self.reserved else ():
+            if unit.leases or unit.pins:
+                busy.add(index)
+            elif unit.is_retired and index not in busy:
+                self.registry.forget(unit)
+                self.reserved.pop(index, None)
+        return busy
+
+    def _rows(self) -> list[memoryview]:
+        own = self.registry.pools.own_rows.get(self.which)
+        rows = list(self.export.rows.values())
+        return rows if own is None else [*rows, own]
+
+    # Who waits --------------------------------------------------------------------------------
+
+    def is_held(self, index: int) -> bool:
+        """Whether a row, a message or this process itself holds a block at this moment."""
+        with self.registry.lock:
+            unit = self.reserved.get(index)
+            is_reserved = unit is not None and bool(unit.leases or unit.pins)
+            return is_reserved or words.any_of(self._rows(), self.at + index)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a block was freed, or a hold of a freed one has ended.
+
+        Who holds a freed block sends a message when it ends that.
+        """
+        waiter = object()
+        try:
+            self.waiting[waiter] = None
+            with self.registry.lock:
+                for index in list(self.held):
+                    at = self.at + index
+                    words.store(self.words, at, words.load(self.words, at) + 2)
+                # Who does not see that has written its 0 where it is read next.
+                words.barrier()
+            self.registry.wait(self._is_something_idle, timeout_s)
+        finally:
+            self.waiting.pop(waiter, None)
+
+    def _is_something_idle(self) -> bool:
+        held = list(self.held)
+        return bool(self.free or self.freed or (held and len(self._busy(held)) < len(held)))
+
+    def ring(self) -> None:
+        """Let those who wait look again."""
+        if self.waiting:
+            self.registry.hint(())
+
+    def holders(self, indices: Iterable[int] | None = None) -> dict[Holder, int]:
+        """Return how many blocks each process holds, of all or of some."""
+        found: dict[Holder, int] = {}
+        with self.registry.lock:
+            rows = [(row.holder, one) for row, one in self.export.rows.items()]
+            own = self.registry.pools.own_rows.get(self.which)
+            if own is not None:
+                rows.append((self.registry.myself, own))
+            for holder, one in rows:
+                first = self.at
+                some = one[first : first + self.fresh] if indices is None else ()
+                chosen = some or [words.load(one, first + index) for index in indices or ()]
+                count = len(chosen) - list(chosen).count(0)
+                if count:
+                    found[holder] = found.get(holder, 0) + count
+        return found
+
+    # Messages ---------------------------------------------------------------------------------
+
+    def enter(self, index: int, generation: int, holder: Holder) -> bool:
+        """Make a block's export known to the registry, so that a message can reserve it.
+
+        False if the handle is stale: the block is in its next life, or is freed and ``holder`` does
+        not hold it. The lock is held.
+        """
+        if not 0 <= index < self.fresh or not generation % 2:
+            return False
+        at = self.at + index
+        now = words.load(self.words, at)
+        is_live = now == generation
+        if now % 2 and not is_live:
+            return False
+        known = self.reserved.get(index)
+        if known is not None:
+            (export,) = known.exports.values()
+            if is_live and not export.has(generation):
+                # The handles of the other generations were withdrawn.
+                export.generations += (generation,)
+            return export.has(generation)
+        if not is_live and generation not in self._words_of(holder, at):
+            return False
+        pool = self.core
+        unit = Unit(self.export.unit.allocation, None, self.ring)
+        unit.was_granted = True
+        fields = 0, pool.stride, index, generation, pool.stride
+        handle = BlockHandle(pool, fields)
+        export = Export(unit, handle, self.export.allow, Exported())
+        export.slot = Slot(pool.slot + index, self.words, at, length=0)
+        export.rows = self.export.rows
+        export.generations = (generation,)
+        self.registry.exports.add(export)
+        self.reserved[index] = unit
+        # In this order: who frees the block first moves on, and then looks for its unit.
+        unit.is_retired = words.load(self.words, at) != generation
+        return True
+
+    def _words_of(self, holder: Holder, at: int) -> list[int]:
+        if holder is self.registry.myself:
+            own = self.registry.pools.own_rows.get(self.which)
+            return [] if own is None else [words.load(own, at)]
+        found = self.export.rows.items()
+        return [words.load(one, at) for row, one in found if row.holder is holder]
+
+    def close(self) -> None:
+        """Let no message reserve a block any more. Doing so twice is harmless.
+
+        The slots are given back with the arena's export, once no process has the arena open.
+        """
+        with self.registry.lock:
+            self.registry.pools.arenas.pop(self.export.handle.allocation, None)

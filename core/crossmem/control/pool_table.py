@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pools of a process as the lease registry knows them. The user holds the registry's lock."""
+
+from typing import Protocol
+
+from crossmem.control.leases import Holder
+from crossmem.control.records import Export
+from crossmem.control.segments import WORDS
+from crossmem.control.wire import Refusal, Status, Wanted
+from crossmem.models import ShareableHandle
+
+__all__ = ["PoolTable"]
+
+
+class _Arena(Protocol):
+    """A pool."""
+
+    blocks: int
+    export: Export
+
+    def enter(self, index: int, generation: int, holder: Holder) -> bool:
+        """Let a message reserve a block; False if its handle is stale."""
+
+
+class PoolTable:
+    """Finds pools, and has the rows in which this process holds blocks of its own."""
+
+    def __init__(self) -> None:
+        self.arenas: dict[int, _Arena] = {}
+        """By the number of the allocation."""
+        self.own_rows: dict[int, memoryview] = {}
+        """By control segment."""
+
+    def own_row(self, which: int) -> memoryview:
+        """Return the row in which this process holds blocks of its own pools."""
+        row = self.own_rows.get(which)
+        if row is None:
+            # The kernel gives it memory only where words are used.
+            made = memoryview(bytearray(8 * WORDS)).cast("Q")
+            row = self.own_rows.setdefault(which, made)
+        return row
+
+    def enter(self, wanted: Wanted | ShareableHandle, holder: Holder) -> Refusal | None:
+        """Let a message reserve a block of a pool, if that is what is asked for.
+
+        Returns why the block cannot be reserved.
+        """
+        arena = self.arenas.get(wanted.allocation)
+        if arena is None or not wanted.export:
+            return None
+        if arena.enter(wanted.export - 1, wanted.generation, holder):
+            return None
+        return Refusal(Status.STALE, "the block was freed")

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much the messages of one process may reserve."""
+
+from crossmem.control.leases import Holder
+from crossmem.control.wire import Refusal, Status
+
+__all__ = ["refuse_more"]
+
+
+def refuse_more(holder: Holder, count: int, limit: int, following: int = 0) -> Refusal | None:
+    """Return why messages of a process may not reserve ``count`` more exports now, or None.
+
+    Parameters
+    ----------
+    holder
+        The process.
+    count
+        How many the request reserves.
+    limit
+        How many the messages of one process may reserve.
+    following
+        How many the same message reserves in later requests.
+    """
+    if len(holder.messages) + count + following <= limit:
+        return None
+    if count + following > limit:
+        reason = f"{count + following} handles at once; at most {limit} are allowed"
+        return Refusal(Status.TOO_MANY, reason)
+    who = f"process {holder.pid}" if holder.pid else "a process that is not visible"
+    reason = (
+        f"messages of {who} reserve {len(holder.messages)} of its exports already; "
+        f"at most {limit} are allowed"
+    )
+    return Refusal(Status.FULL, reason)

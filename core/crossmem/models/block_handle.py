@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handle of a pool's block: the pool's arena, a slot and its generation, and a part."""
+
+import struct
+from binascii import crc32
+from functools import lru_cache
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from typing_extensions import override
+
+from crossmem.errors import InvalidSizeError
+from crossmem.guards import check_part
+from crossmem.models.handle import HEADER, MAGIC, VERSION, ShareableHandle, arena_handle
+from crossmem.models.handle_core import FLAG_BLOCK, FLAG_READONLY, MIN_CORE_NBYTES, refuse
+
+__all__ = ["BLOCK_ALIGNMENT", "BLOCK_START", "BlockHandle", "PoolCore"]
+
+# offset and length of the part; index, generation and size of the block
+_BODY: Final = struct.Struct("<QQIQQ")
+# slot of the first block, distance between blocks in units of BLOCK_ALIGNMENT
+_GEOMETRY: Final = struct.Struct("<II")
+BLOCK_ALIGNMENT: Final = 64
+"""Bytes of which the distance between blocks is a multiple."""
+BLOCK_START: Final = HEADER.size + _BODY.size
+"""Where the bytes begin that all handles of a pool have in common."""
+_MIN_NBYTES: Final = BLOCK_START + MIN_CORE_NBYTES + _GEOMETRY.size
+
+
+class PoolCore(NamedTuple):
+    """What the handles of all blocks of a pool have in common.
+
+    Parameters
+    ----------
+    arena
+        The handle of the pool's memory.
+    slot
+        The slot of the first block; the others follow.
+    stride
+        Bytes from one block to the next, which is the capacity of each.
+    blocks
+        How many there are.
+    shared
+        The end of each handle's bytes.
+    head, head_checksum
+        The first twelve bytes of each handle, and the checksum of the header with a zero in the
+        checksum's place.
+    """
+
+    arena: ShareableHandle
+    slot: int
+    stride: int
+    blocks: int
+    shared: bytes
+    head: bytes
+    head_checksum: int
+
+    @classmethod
+    def of(cls, arena: ShareableHandle, slot: int, stride: int) -> "PoolCore":
+        """Return what the handles of a pool have in common, from its arena and geometry."""
+        core = arena.core
+        shared = core[2:] + _GEOMETRY.pack(slot, stride // BLOCK_ALIGNMENT)
+        flags = FLAG_BLOCK | int.from_bytes(core[:2], "little")
+        header = HEADER.pack(MAGIC, VERSION, flags, BLOCK_START + len(shared), 0)
+        blocks = arena.nbytes // stride
+        return cls(arena, slot, stride, blocks, shared, header[:-4], crc32(header))
+
+
+class BlockHandle(ShareableHandle):
+    """An immutable name for one block of a pool, valid in any process of the same host.
+
+    Attributes
+    ----------
+    pool
+        What all handles of the pool have in common.
+    """
+
+    __slots__ = ("_fields", "pool")
+
+    pool: PoolCore
+    _fields: tuple[int, int, int, int, int]
+    """Offset and length of the part; index, generation and size of the block."""
+
+    def __init__(self, pool: PoolCore, fields: tuple[int, int, int, int, int]) -> None:
+        """Name a part of a block. Only the owner of the pool makes new generations."""
+        _set_pool(self, pool)
+        _set_fields(self, fields)
+        _set_bytes(self, None)
+
+    # Properties take no store when a handle is made, which is what happens most.
+    _core = property(attrgetter("pool.arena._core"))
+
+    @property
+    @override
+    def offset(self) -> int:  # type: ignore[override]
+        """Start of the part, counted in bytes from the start of the block."""
+        return self._fields[0]
+
+    @property
+    @override
+    def length(self) -> int:  # type: ignore[override]
+        """Length of the part, in bytes."""
+        return self._fields[1]
+
+    @property
+    def index(self) -> int:
+        """Which block of the pool."""
+        return self._fields[2]
+
+    @property
+    @override
+    def generation(self) -> int:  # type: ignore[override]
+        """Which of the block's lives: a handle of an earlier one is stale."""
+        return self._fields[3]
+
+    @property
+    @override
+    def export(self) -> int:  # type: ignore[override]
+        """Which of the pool's exports this is: 0 is the arena, block ``i`` has ``i + 1``."""
+        return self._fields[2] + 1
+
+    @property
+    @override
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Requested size of the whole block, in bytes."""
+        return self._fields[4]
+
+    @property
+    @override
+    def capacity(self) -> int:  # type: ignore[override]
+        """Reserved size of the whole block, in bytes."""
+        return self.pool.stride
+
+    @override
+    def slice(self, offset: int, nbytes: int) -> "BlockHandle":
+        start, length = check_part(offset, nbytes, limit=self.length)
+        if not length:
+            msg = "a part must have at least 1 byte"
+            raise InvalidSizeError(msg, operation="slice", backend=self.backend)
+        return BlockHandle(self.pool, (self.offset + start, length, *self._fields[2:]))
+
+    @override
+    def to_bytes(self) -> bytes:
+        blob = self._bytes
+        if blob is None:
+            pool = self.pool
+            body = _pack_body(*self._fields) + pool.shared
+            blob = _pack_head(pool.head, crc32(body, pool.head_checksum)) + body
+            _set_bytes(self, blob)
+        return blob
+
+    @override
+    def __repr__(self) -> str:
+        part = "" if self.length == self.nbytes else f" part [{self.offset}, +{self.length}) of"
+        return (
+            f"<ShareableHandle {self.digest}:{part} {self.nbytes} bytes, block {self.index} of the "
+            f"pool {self.allocation} of pid {self.owner.pid}, {self.backend}/{self.mechanism} on "
+            f"{self.device}, {self.access}>"
+        )
+
+
+# A handle refuses assignments. The descriptors of its slots do not ask it.
+_set_bytes: Final = ShareableHandle.__dict__["_bytes"].__set__
+_set_pool: Final = BlockHandle.__dict__["pool"].__set__
+_set_fields: Final = BlockHandle.__dict__["_fields"].__set__
+_pack_body: Final = _BODY.pack
+_pack_head: Final = struct.Struct("<12sI").pack
+
+
+def _decode_block(blob: bytes) -> BlockHandle:
+    """Read the wire form of a block's handle, trusting nothing in it."""
+    if len(blob) < _MIN_NBYTES:
+        raise refuse(f"{len(blob)} bytes, expected at least {_MIN_NBYTES}")
+    pool = _decode_pool(blob[BLOCK_START:], blob[: HEADER.size - 4])
+    checksum = int.from_bytes(blob[HEADER.size - 4 : HEADER.size], "little")
+    if crc32(blob[HEADER.size :], pool.head_checksum) != checksum:
+        raise refuse("the checksum does not match; the bytes were damaged on the way")
+    fields = offset, length, index, generation, nbytes = _BODY.unpack_from(blob, HEADER.size)
+    if not (0 < length <= nbytes - offset and nbytes <= pool.stride and index < pool.blocks):
+        raise refuse(f"part [{offset}, {offset + length}) of block {index} of {nbytes} bytes")
+    if not generation % 2:
+        raise refuse(f"generation {generation}, which no block has")
+    handle = BlockHandle(pool, fields)
+    _set_bytes(handle, blob)
+    return handle
+
+
+# The handles of one pool come again and again. Most processes have few pools.
+@lru_cache(maxsize=256)
+def _decode_pool(shared: bytes, head: bytes) -> PoolCore:
+    _magic, _version, flags, total, _checksum = HEADER.unpack(head + bytes(4))
+    if total != BLOCK_START + len(shared) or flags & ~(FLAG_BLOCK | FLAG_READONLY):
+        raise refuse(f"{total} bytes and flags {flags:#x} do not fit their header")
+    arena = arena_handle(shared[: -_GEOMETRY.size], flags & FLAG_READONLY)
+    slot, units = _GEOMETRY.unpack_from(shared, len(shared) - _GEOMETRY.size)
+    stride = units * BLOCK_ALIGNMENT
+    if not 0 < stride <= arena.nbytes:
+        raise refuse(f"blocks of {stride} bytes in a pool of {arena.nbytes}")
+    return PoolCore.of(arena, slot, stride)
+
+
+ShareableHandle.read_block = _decode_block

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that a forked child does not have mapped."""
+
+import ctypes
+import os
+from typing import Final
+
+__all__ = ["keep_from_children"]
+
+_MADV_DONTFORK: Final = 10
+_PAGE_NBYTES: Final = os.sysconf("SC_PAGESIZE")
+
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def keep_from_children(pointer: int, nbytes: int) -> None:
+    """Let no child that this process forks from now on have a host mapping.
+
+    Parameters
+    ----------
+    pointer
+        Where the mapping begins, at a page.
+    nbytes
+        Its length; the last page counts whole.
+    """
+    # It fails for what is no mapping of the kernel's, and a child does not get that either.
+    _madvise(pointer, -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES, _MADV_DONTFORK)

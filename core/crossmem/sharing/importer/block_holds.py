@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How this process holds blocks of pools: words in its rows, once a pool's arena is open here."""
+
+import time
+from operator import attrgetter
+from typing import Final
+
+from typing_extensions import override
+
+from crossmem.control import words
+from crossmem.control.barrier import IS_ORDERED
+from crossmem.control.link import Deadline
+from crossmem.control.segments import HEADER_WORDS, SLOTS
+from crossmem.control.wire import Refusal
+from crossmem.errors import OwnerGoneError
+from crossmem.models import BlockHandle
+from crossmem.sharing.base.devices import wait_for_work
+from crossmem.sharing.importer.errors import error_of
+from crossmem.sharing.importer.own import OwnImport
+from crossmem.sharing.importer.record import Use
+from crossmem.sharing.importer.remote import RemoteImport
+
+__all__ = ["ASK_S", "ArenaImport", "BlockHold", "LinkedHold"]
+
+_LOOK_S: Final = 0.5
+"""How often an attach looks whether the owner lives."""
+ASK_S: Final = 5.0
+"""How long an owner may take to answer whether it is still the program that made the pool."""
+
+
+class ArenaImport:
+    """The arena of a pool, open in this process.
+
+    Parameters
+    ----------
+    use
+        Keeps it open.
+    handle
+        Any block's.
+    base
+        Address of the first block.
+    holders
+        By block of the pool, who holds it. The word in the row says whether anybody does. Imports
+        of one pool for reading, and for other devices, share rows and holders.
+    """
+
+    def __init__(
+        self, use: Use, handle: BlockHandle, base: int, holders: "dict[int, set[BlockHold]]"
+    ) -> None:
+        record = use.record
+        assert record is not None  # noqa: S101 - it is open
+        self.process = use.process
+        self.use = use
+        self.record = record
+        self.usage = record.usage
+        self.device = record.device
+        self.pool = pool = handle.pool
+        self.base = base
+        self.control, self.row, self.is_fenced = record.words_of(use.core, pool.slot)
+        self.at = HEADER_WORDS + pool.slot % SLOTS
+        """Index of the first block's word."""
+        self.holders = holders
+        self.is_open = True
+        """False once this process gives the arena back. Guarded by the lock of the state."""
+        self.is_readonly = record.access == "ro"
+        self.is_asynchronous = not record.device.capabilities.host_visible
+        """Whether work of the device may still use a block when its mapping ends."""
+        self.hold_kind = LinkedHold if self.is_asynchronous else BlockHold
+        self.awaited: list[int] = []
+        """Blocks that are held no longer, of which the owner waits for a message."""
+        self.look_at = 0.0
+        """When the next attach looks whether the owner lives."""
+
+    def look(self) -> None:
+        """See whether the owner lives, and is still the program that made the pool.
+
+        Raises
+        ------
+        OwnerGoneError
+            It does not, or is not.
+        """
+        self.look_at = time.monotonic() + _LOOK_S
+        record, handle = self.record, self.pool.arena
+        if not isinstance(record, RemoteImport) or record.connection is None:
+            return
+        connection = record.connection
+        if not connection.is_owner_alive:
+            raise _gone(handle.owner.pid, "died")
+        if connection.is_connected:
+            return
+        # Exec keeps pid and pidfd, and closes the connection, as a server with too many does.
+        device = record.device
+        answers = connection.request(
+            (handle,),
+            (0,),
+            reported=device.driver.peer_identity(),
+            deadline=Deadline(ASK_S),
+        )
+        connection.give_back(answers)
+        if isinstance(answers[0], Refusal):
+            raise error_of(answers[0], handle)
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether the owner waits for this process to close the arena, or is dead."""
+        if self.record.is_retired:
+            return True
+        slot = self.at - 1
+        is_own = isinstance(self.record, OwnImport)
+        if is_own or words.load(self.control, slot) == words.load(self.row, slot):
+            return not self.record.is_owner_alive
+        return True
+
+    def has(self, index: int, generation: int) -> bool:
+        """Whether this process holds a generation of a block."""
+        return words.load(self.row, self.at + index) == generation
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process holds a block. The lock of the state is held."""
+        return any(list(self.holders.values()))
+
+
+class BlockHold(Use):
+    """One user of a block: a mapping, or an import object."""
+
+    __slots__ = ("arena", "index")
+
+    # Most holds have none of these, and are made without a store for each.
+    parent: Use | None = None
+    children: set[object] | None = None
+    ends_with_owner = False
+    process = property(attrgetter("arena.process"))
+    record = property(attrgetter("arena.record"))
+    core = property(attrgetter("arena.use.core"))
+
+    def __init__(self, arena: ArenaImport, index: int) -> None:
+        self.is_done = False
+        self.arena = arena
+        self.index = index
+
+    def take(self, generation: int) -> bool:
+        """Hold the block; False if the owner has freed it, or has withdrawn the generation.
+
+        The record's user gives it back in both cases. The lock of the state is held.
+        """
+        arena, index = self.arena, self.index
+        at = arena.at + index
+        row = arena.row
+        # In this order: a signal handler that ends a hold of its own meanwhile leaves the word.
+        holders = arena.holders.get(index)
+        if holders is None:
+            holders = arena.holders.setdefault(index, set())
+        holders.add(self)
+        word = words.load(row, at)
+        if word:
+            # Who has a freed block mapped can map it again, and who has a withdrawn one exported.
+            return word == generation or words.observe(arena.control, at) == generation
+        words.store(row, at, generation)
+        if arena.is_fenced:
+            words.fence()
+        return words.observe(arena.control, at) == generation
+
+    @override
+    def leave_to_others(self) -> bool:
+        """End the hold; False if the owner waits for a message. The lock of the state is held."""
+        arena, index = self.arena, self.index
+        at = arena.at + index
+        holders, row = arena.holders.get(index), arena.row
+        if holders is None:
+            # An interrupt came before it held anything.
+            self.is_done = True
+            return True
+        if not IS_ORDERED:
+            words.release()
+        word = words.load(row, at)
+        holders.discard(self)
+        # No signal handler, which may begin to hold, runs between this question and the store.
+        if holders or not word:
+            self.is_done = True
+            return True
+        words.store(row, at, 0)
+        if arena.is_fenced:
+            words.fence()
+        # Statements that no signal handler can separate.
+        is_awaited = words.load(arena.control, at) > word + 1
+        if is_awaited:
+            arena.awaited += (index,)
+        self.is_done = True
+        return not is_awaited
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """End the hold, after the running work of the device."""
+        arena = self.arena
+        failure = None
+        if not self.is_done:
+            failure = wait_for_work(arena.record.device) if arena.is_asynchronous else None
+            with self.process.state:
+                if arena.is_open:
+                    BlockHold.leave_to_others(self)
+                if self.parent is not None and self.parent.children is not None:
+                    self.parent.children.discard(self)
+                self.is_done = True
+        while arena.awaited:
+            arena.record.hint(arena.pool.slot + arena.awaited.pop())
+        if failure is not None:
+            raise failure
+
+
+class LinkedHold(BlockHold):
+    """A hold that takes more than a store to end.
+
+    It is of an import object, of a mapping made through one, of what ends with its owner, or of a
+    device whose running work has to be waited for.
+    """
+
+    __slots__ = ("children", "ends_with_owner", "parent")
+
+    def __init__(self, arena: ArenaImport, index: int) -> None:
+        super().__init__(arena, index)
+        self.parent = None
+        self.children = None
+        self.ends_with_owner = False
+
+    @override
+    def leave_to_others(self) -> bool:
+        return False
+
+
+def _gone(pid: int, what: str) -> OwnerGoneError:
+    msg = f"process {pid}, which owns this pool, {what}"
+    return OwnerGoneError(msg, hint="make a new pool in a living process, and send new handles")

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports of the blocks of pools: a hold and arithmetic, once the pool's arena is open here.
+
+The first block of a pool is attached by importing the pool's arena, which asks the owner. The arena
+stays open until the owner closes the pool or dies, so later blocks ask nobody.
+"""
+
+import time
+from functools import partial
+from typing import ClassVar, Final
+
+from typing_extensions import override
+
+from crossmem.control.link import Deadline
+from crossmem.control.threads import PassingThread
+from crossmem.control.wire import Refusal, Status
+from crossmem.guards import check_timeout
+from crossmem.models import BlockHandle
+from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.forks import keep_from_children
+from crossmem.sharing.base.process import Part, Process, current
+from crossmem.sharing.importer.block_holds import ASK_S, ArenaImport, BlockHold, LinkedHold
+from crossmem.sharing.importer.block_mapping import attach_bytes
+from crossmem.sharing.importer.errors import error_of
+from crossmem.sharing.importer.mapping import Readonly
+from crossmem.sharing.importer.record import Use
+from crossmem.sharing.importer.request import check_readonly, request_of
+from crossmem.sharing.importer.table import ImportTable
+
+__all__ = ["PoolImports", "hold_block"]
+
+_TIDY_S: Final = 0.2
+"""How often pools are looked at that their owner may have closed."""
+_USUAL: Final = (None, False)
+"""Device and access of most attachments."""
+
+
+class PoolImports(Part):
+    """The pools of other processes that are open here."""
+
+    closing: ClassVar = -2
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self.arenas: dict[tuple[bytes, LocalDevice | str | None, bool], ArenaImport] = {}
+        """By what the handles of the pool have in common, device, and whether it is read-only."""
+        self._holders: dict[bytes, dict[int, set[BlockHold]]] = {}
+        """By what the handles of the pool have in common."""
+        self._thread = PassingThread(self._turn, self._is_needed)
+
+    def open(
+        self,
+        handle: BlockHandle,
+        device: LocalDevice | str | None,
+        readonly: Readonly,
+        timeout: float | None,
+    ) -> ArenaImport:
+        """Return the arena of a block's pool, importing it at the first call."""
+        key = handle.pool.shared, device, readonly is True
+        arena = self.arenas.get(key)
+        if arena is not None and arena.is_open:
+            return arena
+        process = self._process
+        whole = handle.pool.arena
+        timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
+        check_readonly(readonly)
+        request = request_of(process, whole, device, readonly)
+        use = Use(process, whole.core)
+        try:
+            process.part(ImportTable).acquire((request,), (use,), timeout_s)
+            record = use.record
+            assert record is not None  # noqa: S101 - acquire() has set it
+            base = record.map(use, remappable=False)
+            if record.device.capabilities.host_visible:
+                keep_from_children(base, whole.capacity)
+            holders = self._holders.setdefault(handle.pool.shared, {})
+            arena = ArenaImport(use, handle, base, holders)
+            with process.state:
+                known = self.arenas.get(key)
+                if known is None or not known.is_open:
+                    # From here on the part gives it back.
+                    self.arenas[key] = known = arena
+                    if key[1:] == _USUAL:
+                        process.open_pools[key[0]] = partial(attach_bytes, arena)
+        finally:
+            if arena is None or self.arenas.get(key) is not arena:
+                process.deferred.ready[use] = None
+                process.drain()
+        self._thread.start()
+        return known
+
+    def _is_needed(self) -> bool:
+        return bool(self.arenas)
+
+    def _turn(self) -> None:
+        self._thread.bell.wait(_TIDY_S)
+        self.tend()
+
+    @override
+    def tend(self) -> None:
+        """Give back the arenas that their owners wait for, if no block of them is held here."""
+        self.close_idle(only_unwanted=True)
+
+    def close_idle(self, *, only_unwanted: bool = False) -> None:
+        """Give back the arenas of which no block is held here."""
+        process = self._process
+        for key, arena in list(self.arenas.items()):
+            if only_unwanted and not arena.is_unwanted:
+                continue
+            with process.state:
+                if arena.is_held:
+                    continue
+                arena.is_open = False
+                process.deferred.ready[arena.use] = None
+                self.arenas.pop(key, None)
+                if key[1:] == _USUAL:
+                    process.open_pools.pop(key[0], None)
+                if not any(one[0] == key[0] for one in self.arenas):
+                    self._holders.pop(key[0], None)
+            process.drain()
+
+    @override
+    def close_at_exit(self) -> None:
+        """End the thread. The table of imports closes the arenas."""
+        self._thread.stop()
+
+
+def hold_block(
+    handle: BlockHandle,
+    device: LocalDevice | str | None,
+    readonly: Readonly,
+    timeout: float | None,
+    holds: list[BlockHold],
+    reservation: int = 0,
+    *,
+    is_linked: bool = False,
+) -> BlockHold:
+    """Hold a block, and append the hold to ``holds``, whose user ends it if this raises.
+
+    Raises
+    ------
+    CrossmemError
+        As :func:`crossmem.import_handle`.
+    """
+    process = current()
+    pools = process.part(PoolImports)
+    while True:
+        arena = pools.open(handle, device, readonly, timeout)
+        if time.monotonic() >= arena.look_at and not arena.has(handle.index, handle.generation):
+            arena.look()
+        kind = LinkedHold if is_linked else arena.hold_kind
+        hold = kind(arena, handle.index)
+        holds.append(hold)
+        with process.state:
+            if not arena.is_open:
+                # The thread that gives the arena back was faster.
+                hold.is_done = True
+                continue
+            if hold.take(handle.generation):
+                return hold
+            BlockHold.leave_to_others(hold)
+        tried = 0
+        while reservation:
+            reserved = arena.record.reserved_generation(handle, reservation, Deadline(ASK_S))
+            if reserved == tried:
+                break
+            hold = kind(arena, handle.index)
+            holds.append(hold)
+            with process.state:
+                if hold.take(reserved):
+                    return hold
+                BlockHold.leave_to_others(hold)
+            # An owner that began to wait for the block has moved on once more.
+            tried = reserved
+        arena.look()
+        raise error_of(Refusal(Status.STALE, ""), handle)

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of pools: what an allocation is, without a vendor call of its own."""
+
+import time
+from typing import Any, ClassVar, Final
+
+from typing_extensions import override
+
+from crossmem.control import words
+from crossmem.control.arenas import Arena
+from crossmem.control.leases import Holder
+from crossmem.control.records import Allow
+from crossmem.errors import BusyError, InvalidHandleError, UnsupportedError
+from crossmem.guards import check_choice, check_flag, check_timeout
+from crossmem.models import Access, BlockHandle, ShareableHandle
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.memory import Memory
+from crossmem.sharing.base.process import drain
+from crossmem.sharing.exporter.allocation import Busy
+from crossmem.sharing.pools.record import PoolRecord
+
+__all__ = ["Block", "BlockRecord"]
+
+_FIRST_PAUSE_S: Final = 0.0002
+_LONGEST_PAUSE_S: Final = 0.005
+
+
+class BlockRecord(Record):
+    """One life of a block, from before it leaves the list of free ones until it is freed."""
+
+    __slots__ = ("arena", "generation", "handle", "index", "pool")
+
+    is_shared: ClassVar = True
+
+    def __init__(self, pool: PoolRecord) -> None:
+        self.is_done = False
+        self.pool = pool
+        self.arena = pool.arena
+        self.index = -1
+        """Which block; -1 as long as there is none."""
+        self.generation = 0
+        """The generation of the handles that were given out; 0 before the first."""
+        self.handle: BlockHandle | None = None
+
+    @override
+    def leave_to_others(self) -> bool:
+        """Free the block, unless it is time to look at the rows.
+
+        The lock of the state is held: another thread may work on the same record, and the block may
+        begin its next life as soon as it is in the list.
+        """
+        arena: Arena = self.arena
+        if self.is_done:
+            return False
+        if self.generation:
+            # As arena.retire() does, without a call more.
+            words.store(arena.words, arena.at + self.index, self.generation + 1)
+            if arena.reserved:
+                arena.retire(self.index, self.generation)
+        # No signal handler and no other thread comes in between these statements.
+        if self.generation or arena.wait_for_work is not None:
+            if not self.is_done:
+                arena.freed += (self.index,)
+                self.is_done = True
+        elif not self.is_done:
+            # No process ever heard of it.
+            arena.free += (self.index,)
+            self.is_done = True
+        return len(arena.freed) < arena.batch and not arena.waiting and not self.pool.is_closing
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Free the block, and look at the rows if enough were freed."""
+        if self.index < 0:
+            self.is_done = True
+            return
+        if not self.is_done:
+            with self.pool.process.state:
+                self.leave_to_others()
+        arena = self.arena
+        try:
+            if len(arena.freed) >= arena.batch:
+                arena.reclaim()
+        finally:
+            arena.ring()
+            if self.pool.is_closing:
+                self.pool.end_if_unused()
+
+
+class Block(Memory):
+    """One block of a pool. Made by :meth:`crossmem.Pool.allocate`; a context manager.
+
+    It has all that an allocation has. :meth:`free` gives it back to the pool, which gives it out
+    again when no process holds it.
+
+    Attributes
+    ----------
+    nbytes
+        Size that was asked for, in bytes.
+    capacity
+        Bytes of each block of the pool.
+    device
+        The device that holds the memory.
+    """
+
+    __slots__ = ("_pointer", "capacity")
+
+    _ended_by: ClassVar = "free"
+
+    _record: BlockRecord | None
+
+    def __init__(self, record: BlockRecord, nbytes: int) -> None:
+        pool = record.pool
+        self._process = pool.process
+        self.device = pool.device
+        self.nbytes = nbytes
+        self.readonly = False
+        self._usage = pool.usage
+        self._anchor = None
+        self._is_lent = False
+        self._is_left = False
+        self.capacity = pool.stride
+        self._pointer = pool.base + record.index * pool.stride
+        # Last: from here on, this object gives the block back.
+        self._record = record
+
+    @override
+    def __repr__(self) -> str:
+        record = self._record
+        if record is None:
+            return f"<Block of {self.nbytes} bytes on {self.device.name}, freed>"
+        pool = record.pool
+        return (
+            f"<Block {record.index} of {self.nbytes} bytes in pool {pool.number} "
+            f"on {self.device.name}>"
+        )
+
+    @property
+    @override
+    def ptr(self) -> int:
+        """Address of the first byte in this process, for the device's own calls."""
+        if self._record is None or not self._process.is_usable:
+            raise self._ended()
+        return self._pointer
+
+    def export(
+        self,
+        *,
+        allow: Allow | None = None,
+        access: Access | None = None,
+        lease: bool = True,
+        synchronize: bool = True,
+    ) -> ShareableHandle:
+        """Return a handle with which other processes import this block.
+
+        Exporting again gives the same handle, until that is withdrawn (C3).
+
+        Parameters
+        ----------
+        allow, access
+            Those of the pool, or None: who has a pool's memory can reach all its blocks.
+        lease
+            Only True.
+        synchronize
+            Wait for the device work issued so far before the handle is first given out (C21).
+
+        Raises
+        ------
+        UnsupportedError
+            Something else was asked for than the pool has.
+        DriverError
+            The vendor's call failed.
+        ClosedError, ForkedProcessError
+            The block may not be used any more.
+        """
+        record, process = self._record, self._process
+        if record is None or process.is_inherited or process.is_closed:
+            raise self._ended()
+        handle = record.handle
+        if allow is not None or access is not None or lease is not True:
+            _check_export(record.pool, allow, access, lease)
+        if handle is not None:
+            return handle
+        arena = record.arena
+        if synchronize and arena.wait_for_work is not None:
+            device = self.device
+            device.driver.synchronize(device.ordinal)
+        with process.state:
+            if self._record is None:
+                raise self._ended()
+            handle = record.handle
+            if handle is None:
+                index, nbytes = record.index, self.nbytes
+                record.generation = generation = arena.begin(index)
+                handle = BlockHandle(arena.core, (0, nbytes, index, generation, nbytes))
+                record.handle = handle
+        return handle
+
+    def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
+        """Let no process import by a handle for the first time from now on (C28).
+
+        The block stays. Processes that hold it keep it. :meth:`export` gives a new handle.
+
+        Parameters
+        ----------
+        handle
+            What :meth:`export` returned, or a part of it.
+
+        Raises
+        ------
+        InvalidHandleError
+            It is no handle of this block.
+        ClosedError, ForkedProcessError
+            The block may not be used any more.
+        """
+        drain()
+        record = self._record
+        if record is None or not self._process.is_usable:
+            raise self._ended()
+        if not isinstance(handle, ShareableHandle):
+            handle = ShareableHandle.from_bytes(handle)
+        is_mine = isinstance(handle, BlockHandle) and handle.pool == record.arena.core
+        if not is_mine or handle.export != record.index + 1:
+            msg = f"{handle!r} is no handle of {self!r}"
+            raise InvalidHandleError(msg, operation="withdraw")
+        with self._process.state:
+            if self._record is None:
+                # Another thread has freed the block, which may be in its next life.
+                raise self._ended()
+            if handle.generation == record.generation:
+                # Export begins the next generation, too: this one is given to nobody.
+                record.handle = None
+                record.generation = record.arena.begin(record.index)
+
+    def free(self, *, busy: Busy = "defer", timeout: float | None = None) -> None:
+        """Give the block back to its pool. Freeing twice is harmless.
+
+        From the moment this returns, the block's handles are stale (C6).
+
+        Parameters
+        ----------
+        busy
+            What to do while other processes hold the block. ``"defer"``: return at once; the block
+            is given out again when the last of them is done. ``"raise"``: raise and change nothing.
+            ``"wait"``: wait for them.
+        timeout
+            How long ``"wait"`` may take, in seconds; ``CROSSMEM_TIMEOUT`` if None.
+
+        Raises
+        ------
+        BusyError
+            A view of the block is alive, another thread reads or writes it, or other processes hold
+            it and ``busy`` is not ``"defer"``. Nothing has changed then.
+        """
+        record = self._record
+        if record is None or (self._process.is_closed and not self._process.is_inherited):
+            return
+        if timeout is not None or type(busy) is not str or busy != "defer":
+            check_choice("busy", busy, ("defer", "raise", "wait"), "free")
+            wait_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
+            if busy != "defer" and self._process.is_usable and record.generation:
+                self._await_holders(record, wait_s if busy == "wait" else 0.0)
+        self._end()
+
+    def _await_holders(self, record: BlockRecord, wait_s: float) -> None:
+        """Retire a block that nobody holds; raise if somebody does."""
+        arena, index = record.arena, record.index
+        deadline = time.monotonic() + wait_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            if not arena.is_held(index):
+                with self._process.state:
+                    self._refuse_if_used("free")
+                    # Another thread may have freed it: the block may be in its next life.
+                    if self._record is None or arena.retire_if_idle(index, record.generation):
+                        return
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                found = arena.holders([index])
+                raise BusyError(
+                    f"{self!r} is held by {name_pids(found)}",
+                    operation="free",
+                    hint='unmap it there, or free with busy="defer"',
+                )
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def name_pids(holders: dict[Holder, int]) -> str:
+    """Return in words which processes hold blocks, with how many each has."""
+    if not holders:
+        return "a message that nobody received"
+    ordered = sorted(holders.items(), key=lambda one: (-one[1], one[0].pid))
+    shown = [f"process {one.pid} ({count})" for one, count in ordered[:3]]
+    more = len(ordered) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _check_export(pool: PoolRecord, allow: Any, access: Any, lease: Any) -> None:
+    check_flag("lease", lease, "export")
+    refused = None
+    if not lease:
+        refused = "raw handles of single blocks"
+    elif allow is not None and allow != pool.allow:
+        refused = "another allow for one block"
+    elif access is not None and access != pool.access:
+        refused = "another access for one block"
+    if refused is not None:
+        msg = f"a pool does not offer {refused}: who has its memory can reach all its blocks"
+        hint = "give allow and access to device.pool(), or use device.allocate()"
+        raise UnsupportedError(msg, hint=hint, operation="export")

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools: memory that is leased once, and whose blocks are shared without asking anybody."""
+
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from typing_extensions import override
+
+from crossmem.control.arenas import Arena
+from crossmem.control.records import Allow
+from crossmem.control.segments import SLOTS
+from crossmem.errors import ConfigurationError, InvalidSizeError, OutOfMemoryError, UnsupportedError
+from crossmem.guards import check_choice, check_integer, check_size, shorten
+from crossmem.models import Access
+from crossmem.models.block_handle import BLOCK_ALIGNMENT
+from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.ending import Endable
+from crossmem.sharing.base.process import Process, drain
+from crossmem.sharing.exporter.allocation import allocate
+from crossmem.sharing.pools.block import Block, BlockRecord, name_pids
+from crossmem.sharing.pools.record import PoolRecord
+
+__all__ = ["Pool", "PoolStats", "make_pool"]
+
+_DEVICE_ALIGNMENT: Final = 512
+_MAX_BLOCKS: Final = SLOTS - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """How the blocks of a pool are used at one moment.
+
+    Parameters
+    ----------
+    blocks
+        How many there are.
+    free
+        Blocks that can be given out now.
+    live
+        Blocks that were given out and not freed.
+    waiting
+        Freed blocks that other processes, or messages, still hold.
+    holders
+        How many blocks each process holds, live or freed, by pid.
+    """
+
+    blocks: int
+    free: int
+    live: int
+    waiting: int
+    holders: dict[int, int]
+
+
+class Pool(Endable):
+    """Memory cut into blocks of one size. Made by :meth:`crossmem.Device.pool`.
+
+    A context manager: leaving it closes the pool.
+
+    Attributes
+    ----------
+    device
+        The device that holds the memory.
+    block_nbytes
+        Capacity of each block, in bytes.
+    blocks
+        How many there are.
+    """
+
+    __slots__ = ("block_nbytes", "blocks", "device")
+
+    _ended_by: ClassVar = "close"
+
+    _record: PoolRecord | None
+
+    def __init__(self, record: PoolRecord) -> None:
+        self._process = record.process
+        self.device = record.device
+        self.block_nbytes = record.stride
+        self.blocks = record.arena.blocks
+        # Last: from here on, this object closes the pool.
+        self._record = record
+
+    @override
+    def __repr__(self) -> str:
+        what = f"{self.blocks} blocks of {self.block_nbytes} bytes on {self.device.name}"
+        record = self._record
+        if record is None:
+            return f"<Pool of {what}, closed>"
+        return f"<Pool {record.number} of {what}, {record.arena.live} live>"
+
+    def allocate(self, nbytes: int | None = None, *, timeout: float = 0.0) -> Block:
+        """Return a free block. Its contents are undefined.
+
+        Parameters
+        ----------
+        nbytes
+            How many bytes of the block are asked for; None: all.
+        timeout
+            How long to wait for a block, in seconds, if none is free.
+
+        Raises
+        ------
+        InvalidSizeError
+            ``nbytes`` is not positive, or larger than a block.
+        OutOfMemoryError
+            No block became free in time. The message says who holds how many.
+        ClosedError, ForkedProcessError
+            The pool may not be used any more.
+        """
+        pool, process = self._record, self._process
+        if pool is None or process.is_inherited or process.is_closed:
+            raise self._ended()
+        limit = self.block_nbytes
+        size = limit if nbytes is None else check_size("nbytes", nbytes, limit=limit)
+        free = pool.arena.free
+        record = BlockRecord(pool)
+        try:
+            while True:
+                if free:
+                    # No signal handler and no other thread comes in between these statements.
+                    index = free[-1]
+                    del free[-1]
+                    record.index = index
+                    break
+                self._wait_for_block(pool.arena, timeout)
+            return Block(record, size)
+        except BaseException:
+            process.deferred.ready[record] = None
+            process.drain()
+            raise
+
+    def _wait_for_block(self, arena: Arena, timeout: object) -> None:
+        """Return when a block is free; raise if none is in time."""
+        if arena.refill():
+            return
+        # Blocks that were dropped are given back here.
+        drain()
+        arena.reclaim(all_of_them=True)
+        end = time.monotonic() + _check_wait(timeout)
+        while not arena.free:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                raise self._out_of_blocks(arena)
+            arena.wait(left_s)
+            arena.reclaim(all_of_them=True)
+
+    def _out_of_blocks(self, arena: Arena) -> OutOfMemoryError:
+        waiting = list(arena.held)
+        text = "none of them was freed"
+        if waiting:
+            text = f"{len(waiting)} were freed and are held by {name_pids(arena.holders(waiting))}"
+        return OutOfMemoryError(
+            f"all {self.blocks} blocks of the pool are in use; {text}",
+            hint="free blocks, have the others unmap theirs, or pass timeout= to wait for one",
+            operation="allocate",
+            backend=self.device.backend,
+            device=self.device.identity,
+        )
+
+    def stats(self) -> PoolStats:
+        """Return how the blocks are used now.
+
+        Raises
+        ------
+        ClosedError, ForkedProcessError
+            The pool may not be used any more.
+        """
+        drain()
+        pool = self._record
+        if pool is None or not self._process.is_usable:
+            raise self._ended()
+        arena = pool.arena
+        arena.reclaim(all_of_them=True)
+        holders: dict[int, int] = {}
+        for holder, count in arena.holders().items():
+            holders[holder.pid] = holders.get(holder.pid, 0) + count
+        waiting = len(arena.held) + len(arena.freed)
+        live = arena.live
+        return PoolStats(self.blocks, self.blocks - live - waiting, live, waiting, holders)
+
+    def close(self) -> None:
+        """Give out no more blocks. Closing twice is harmless.
+
+        Live blocks stay as they are. The memory is freed when the last block was freed, and the
+        last process that has the pool let it go, which takes it less than a second after the end of
+        its last mapping.
+        """
+        self._end()
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        msg = "a Pool stays in its process; send the handles of its blocks"
+        raise UnsupportedError(msg)
+
+
+def make_pool(
+    process: Process,
+    device: LocalDevice,
+    block_nbytes: object,
+    blocks: object,
+    allow: Allow | None,
+    access: Access,
+) -> Pool:
+    """Make a pool; see :meth:`crossmem.Device.pool`."""
+    check_choice("access", access, ("rw", "ro"), "pool")
+    if allow is not None and not isinstance(allow, Allow):
+        msg = f"allow must be a crossmem.Allow or None, not {shorten(allow)}"
+        raise ConfigurationError(msg, operation="pool")
+    limit = device.capabilities.max_allocation_nbytes
+    size = check_size("block_nbytes", block_nbytes, limit=limit)
+    count = check_integer("blocks", blocks)
+    if not 0 < count <= _MAX_BLOCKS:
+        msg = f"blocks is {count}; it must be at least 1 and at most {_MAX_BLOCKS}"
+        raise InvalidSizeError(msg, operation="pool")
+    alignment = BLOCK_ALIGNMENT if device.capabilities.host_visible else _DEVICE_ALIGNMENT
+    stride = -(-size // alignment) * alignment
+    memory = allocate(process, device, stride * count)
+    try:
+        return Pool(PoolRecord(memory, stride, allow, access))
+    except BaseException:
+        memory.free()
+        raise
+
+
+def _check_wait(timeout: object) -> float:
+    """Return how long to wait in seconds; 0 does not wait."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+        msg = f"timeout is {shorten(timeout)}; it must be a number of seconds, 0 or more"
+        raise ConfigurationError(msg, operation="allocate")
+    return float(timeout)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a pool: its memory, from before it is allocated until all of it is given back."""
+
+from functools import partial
+
+from typing_extensions import override
+
+from crossmem.control.arenas import Arena
+from crossmem.control.records import Allow
+from crossmem.models import Access
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.devices import wait_for_work
+from crossmem.sharing.base.forks import keep_from_children
+from crossmem.sharing.exporter.allocation import Allocation, record_of
+from crossmem.sharing.importer.blocks import PoolImports
+
+__all__ = ["PoolRecord"]
+
+
+class PoolRecord(Record):
+    """The memory of a pool.
+
+    Parameters
+    ----------
+    memory
+        All of it. This record frees it.
+    stride
+        Bytes from one block to the next.
+    allow, access
+        Who may import, and how.
+    """
+
+    __slots__ = (
+        "access",
+        "allow",
+        "arena",
+        "base",
+        "device",
+        "is_closing",
+        "memory",
+        "number",
+        "process",
+        "stride",
+        "usage",
+    )
+
+    def __init__(
+        self, memory: Allocation, stride: int, allow: Allow | None, access: Access
+    ) -> None:
+        super().__init__()
+        record = record_of(memory)
+        self.process = record.process
+        self.device = memory.device
+        self.memory = memory
+        self.stride = stride
+        self.allow = allow
+        self.access = access
+        self.number = record.number
+        self.base = memory.ptr
+        self.usage = record.usage
+        self.is_closing = False
+        """Whether the pool was closed, and waits for its blocks."""
+        handle = memory.export(allow=allow, access=access)
+        server = self.process.start_server()
+        wait = None
+        if self.device.capabilities.host_visible:
+            keep_from_children(self.base, memory.capacity)
+        else:
+            wait = partial(wait_for_work, self.device)
+        export = server.leases.exports.get(handle.allocation, handle.export)
+        self.arena = Arena(server.leases, export, stride, wait)
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Close the pool; its memory is freed when the last block is."""
+        self.is_closing = True
+        self.end_if_unused()
+
+    def end_if_unused(self) -> None:
+        """Free the memory if no block is live and no message reserves one."""
+        arena, deferred = self.arena, self.process.deferred
+        if self.is_done:
+            return
+        if arena.reserved:
+            arena.reclaim(all_of_them=True)
+            deferred.start_reaper()
+        if arena.live or arena.reserved:
+            deferred.waiting.add(self)
+            return
+        self.is_done = True
+        deferred.waiting.discard(self)
+        arena.close()
+        self.memory.free()
+        # This process may have blocks of its own pool imported.
+        self.process.part(PoolImports).tend()
