@@ -199,4 +199,4 @@ def _decode_pool(shared: bytes, head: bytes) -> PoolCore:
     return PoolCore.of(arena, slot, stride)
 
 
-ShareableHandle.read_block = _decode_block
+ShareableHandle._read_block = _decode_block

@@ -75,7 +75,7 @@ class ShareableHandle:
     _bytes: bytes | None
 
     generation: int = 0  # of a pool's block alone
-    read_block: "ClassVar[Callable[[bytes], ShareableHandle]]"
+    _read_block: "ClassVar[Callable[[bytes], ShareableHandle]]"
     """Reads the bytes of a block's handle; the module of such handles registers it here."""
 
     def __init__(
@@ -292,7 +292,7 @@ def _decode(blob: bytes) -> ShareableHandle:
     if version != VERSION:
         raise refuse(f"format version {version}; this crossmem reads version {VERSION}")
     if flags & FLAG_BLOCK:
-        return ShareableHandle.read_block(blob)
+        return ShareableHandle._read_block(blob)
     if total != len(blob) or flags & ~(FLAG_READONLY | FLAG_RAW):
         raise refuse(f"{len(blob)} bytes and flags {flags:#x} do not fit their header")
     head = HEADER.pack(magic, version, flags, total, 0)
