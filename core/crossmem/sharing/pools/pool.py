@@ -64,9 +64,11 @@ class Pool(Endable):
         Capacity of each block, in bytes.
     blocks
         How many there are.
+    allow, access
+        Who may import the blocks, and how.
     """
 
-    __slots__ = ("block_nbytes", "blocks", "device")
+    __slots__ = ("access", "allow", "block_nbytes", "blocks", "device")
 
     _ended_by: ClassVar = "close"
 
@@ -77,6 +79,8 @@ class Pool(Endable):
         self.device = record.device
         self.block_nbytes = record.stride
         self.blocks = record.arena.blocks
+        self.allow = record.allow
+        self.access = record.access
         # Last: from here on, this object closes the pool.
         self._record = record
 
