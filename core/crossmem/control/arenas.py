@@ -233,6 +233,10 @@ class Arena:
         finally:
             self.waiting.pop(waiter, None)
 
+    def tell(self) -> None:
+        """Tell observers which blocks were reclaimed. No lock is held."""
+        self.registry.events.tell()
+
     def ring(self) -> None:
         """Let those who wait look again."""
         if self.waiting:
@@ -254,6 +258,12 @@ class Arena:
                 if count:
                     found[holder] = found.get(holder, 0) + count
         return found
+
+    @property
+    def in_messages(self) -> int:
+        """How many blocks messages reserve that nobody has received."""
+        with self.registry.lock:
+            return sum(bool(unit.leases) for unit in list(self.reserved.values()))
 
     # Messages ---------------------------------------------------------------------------------
 

@@ -72,6 +72,7 @@ class BlockRecord(Record):
         try:
             if len(arena.freed) >= arena.batch:
                 arena.reclaim()
+                arena.tell()
         finally:
             arena.ring()
             if self.pool.is_closing:
