@@ -85,4 +85,4 @@ def _leases_of(arena: Arena) -> list[tuple[Lease, memoryview]]:
 
 def _generation_of(handle: object) -> int:
     assert isinstance(handle, BlockHandle)  # noqa: S101 - the arena entered it
-    return handle.generation
+    return int(handle.generation)

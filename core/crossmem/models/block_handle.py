@@ -91,10 +91,10 @@ class BlockHandle(ShareableHandle):
 
     # Properties take no store when a handle is made, which is what happens most.
     _core = property(attrgetter("pool.arena._core"))
-    offset = property(lambda self: self._fields[0])
-    length = property(lambda self: self._fields[1])
-    index = property(lambda self: self._fields[2])
-    generation = property(lambda self: self._fields[3])
+    offset = property(lambda self: self._fields[0], doc="First byte of the part in the block.")
+    length = property(lambda self: self._fields[1], doc="Bytes in the part.")
+    index = property(lambda self: self._fields[2], doc="Which block of the pool, from 0 on.")
+    generation = property(lambda self: self._fields[3], doc="Which of the block's lives; odd.")
 
     @property
     @override
