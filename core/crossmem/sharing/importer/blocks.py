@@ -31,6 +31,8 @@ __all__ = ["PoolImports", "hold_block"]
 
 _TIDY_S: Final = 0.2
 """How often pools are looked at that their owner may have closed."""
+_MOST_TURNS: Final = 20
+"""How often the generation of a reserved block is asked for."""
 _USUAL: Final = (None, False)
 """Device and access of most attachments."""
 
@@ -150,7 +152,8 @@ def hold_block(
             if hold.take(handle.generation):
                 return hold
             BlockHold.leave_to_others(hold)
-        if reservation:
+        for _ in range(_MOST_TURNS) if reservation else ():
+            # It moves on if the owner begins to wait for the block.
             reserved = arena.record.reserved_generation(handle, reservation, Deadline(ASK_S))
             hold = kind(arena, handle.index)
             holds.append(hold)
