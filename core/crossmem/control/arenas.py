@@ -241,6 +241,10 @@ class Arena:
         held = list(self.held)
         return bool(self.free or self.freed or (held and len(self._busy(held)) < len(held)))
 
+    def tell(self) -> None:
+        """Tell observers which blocks were reclaimed. No lock is held."""
+        self.registry.events.tell()
+
     def ring(self) -> None:
         """Let those who wait look again."""
         if self.waiting:
@@ -262,6 +266,12 @@ class Arena:
                 if count:
                     found[holder] = found.get(holder, 0) + count
         return found
+
+    @property
+    def in_messages(self) -> int:
+        """How many blocks messages reserve that nobody has received."""
+        with self.registry.lock:
+            return sum(bool(unit.leases) for unit in list(self.reserved.values()))
 
     # Messages ---------------------------------------------------------------------------------
 

@@ -157,6 +157,10 @@ class BlockHandle(ShareableHandle):
         return blob
 
     @override
+    def _more_json(self) -> dict[str, int]:
+        return {"block": self.index, "generation": self.generation}
+
+    @override
     def __repr__(self) -> str:
         part = "" if self.length == self.nbytes else f" part [{self.offset}, +{self.length}) of"
         return (

@@ -211,6 +211,7 @@ class ShareableHandle:
                 "device": self.device,
                 "allocation": self.allocation,
                 "export": self.export,
+                **self._more_json(),
                 "owner": {
                     "pid": self.owner.pid,
                     "uid": self.owner.uid,
@@ -227,6 +228,10 @@ class ShareableHandle:
                 "digest": self.digest,
             }
         )
+
+    def _more_json(self) -> dict[str, int]:
+        """Return what the handles of some memory have beyond those of an allocation."""
+        return {}
 
     @property
     def digest(self) -> str:

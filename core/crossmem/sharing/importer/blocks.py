@@ -30,6 +30,8 @@ __all__ = ["PoolImports", "hold_block"]
 
 _TIDY_S: Final = 0.2
 """How often pools are looked at that their owner may have closed."""
+_MOST_TURNS: Final = 20
+"""How often the generation of a reserved block is asked for."""
 _USUAL: Final = (None, False)
 """Device and access of most attachments."""
 
