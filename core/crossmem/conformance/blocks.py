@@ -20,7 +20,7 @@ from crossmem.sharing.importer.block_holds import ArenaImport
 from crossmem.sharing.importer.blocks import PoolImports
 from crossmem.sharing.pools.block import Block, BlockRecord
 
-__all__ = ["BlockTracer", "allocate", "are_used", "close_pools", "exports", "use"]
+__all__ = ["BlockTracer", "allocate", "are_used", "close_idle", "close_pools", "exports", "use"]
 
 _BLOCKS: Final = 8
 """How many blocks a pool has."""
@@ -103,7 +103,12 @@ def close_pools() -> None:
     while part.pools:
         for pool in part.pools.popitem()[1]:
             pool.close()
-    process.part(PoolImports).close_idle()
+    close_idle()
+
+
+def close_idle() -> None:
+    """Give back pools of others of which no block is held here."""
+    current().part(PoolImports).close_idle()
 
 
 def _arenas() -> list[Arena]:

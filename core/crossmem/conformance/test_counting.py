@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import crossmem
-from crossmem.conformance import actions, probes
+from crossmem.conformance import actions, blocks, probes
 from crossmem.conformance.harness import Allocate, FreshPeer
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
@@ -124,6 +124,7 @@ def test_c07_parts_and_attaches_share_the_open(allocate: Allocate, peer: Peer) -
     assert peer.call(actions.read, names[0]) == b"0123456789"
 
     peer.call(actions.unmap, names[0])
+    peer.call(blocks.close_idle)
 
     assert calls.made()["close"] == 1
 
@@ -247,7 +248,7 @@ def test_c08_ones_own_memory_under_another_name(allocate: Allocate, tracer: Trac
 def test_c08_an_own_import_keeps_the_memory(device: crossmem.Device, tracer: TracingDriver) -> None:
     allocation = device.allocate(NBYTES)
     allocation.write(b"kept")
-    before = tracer.calls["free"]
+    before = tracer.live["blocks"]
     mapping = crossmem.attach(allocation.export())
     with pytest.raises(crossmem.BusyError):
         allocation.free(busy="raise")
@@ -255,12 +256,12 @@ def test_c08_an_own_import_keeps_the_memory(device: crossmem.Device, tracer: Tra
     crossmem.collect()
 
     assert mapping.read(4) == b"kept"
-    assert tracer.calls["free"] == before
+    assert tracer.live["blocks"] == before
 
     mapping.unmap()
     crossmem.collect()
 
-    assert tracer.calls["free"] == before + 1
+    assert tracer.live["blocks"] == before - 1
 
 
 @pytest.mark.crossmem_requires("readonly_imports")
@@ -287,6 +288,7 @@ def test_c08_a_read_only_mapping_of_ones_own_memory(
         assert mapping.read() == b"urs"
 
     assert tracer.calls["import_"] == before
+    blocks.close_idle()
     assert tracer.calls["map_readonly"] == tracer.calls["unmap_readonly"] > 0
 
 

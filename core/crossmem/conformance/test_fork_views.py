@@ -237,6 +237,7 @@ def _share_the_array(**options: Any) -> tuple[int, bytes]:
 # What a child must not wait for, and not close ----------------------------------------------
 
 
+@pytest.mark.crossmem_not_of_blocks("a block has no lock of its own")
 @pytest.mark.crossmem_core
 def test_c18_inherited_objects_wait_for_no_lock(allocate: Allocate, peer: Peer) -> None:
     peer.call(_set_up, allocate(_NBYTES).export().to_bytes())

@@ -214,6 +214,8 @@ def test_c23_what_is_not_enforced_is_refused(
 
 @pytest.mark.parametrize("access", ["wo", "RW", "", None, 1])
 def test_c23_an_unknown_access_is_refused(allocate: Allocate, access: Any) -> None:
+    if access is None and blocks.are_used():
+        pytest.skip("a block has the access of its pool")
     with pytest.raises(crossmem.ConfigurationError):
         allocate(NBYTES).export(access=access)
 

@@ -22,6 +22,9 @@ class _Arena(Protocol):
         """Let a message reserve a block, or return why not."""
         ...
 
+    def close(self) -> None:
+        """Give the slots back."""
+
 
 class PoolTable:
     """Finds pools, and has the rows in which this process holds blocks of its own."""
@@ -31,6 +34,12 @@ class PoolTable:
         """By the number of the allocation."""
         self.own_rows: dict[int, memoryview] = {}
         """By control segment."""
+
+    def close(self, allocation: int) -> None:
+        """Forget a pool that was not made to the end."""
+        arena = self.arenas.get(allocation)
+        if arena is not None:
+            arena.close()
 
     def own_row(self, which: int) -> memoryview:
         """Return the row in which this process holds blocks of its own pools."""

@@ -160,8 +160,14 @@ class BlockHold(Use):
         holders.add(self)
         word = words.load(row, at)
         if word:
-            # Who has a freed block mapped can map it again, and who has a withdrawn one exported.
-            return word == generation or words.observe(arena.control, at) == generation
+            # Who has a freed block mapped can map it again.
+            if word == generation:
+                return True
+            if words.observe(arena.control, at) != generation:
+                return False
+            # The block is held by a handle that was withdrawn, and goes on by the new one.
+            words.store(row, at, generation)
+            return True
         words.store(row, at, generation)
         if arena.is_fenced:
             words.fence()

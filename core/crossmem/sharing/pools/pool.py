@@ -16,7 +16,7 @@ from crossmem.models.block_handle import BLOCK_ALIGNMENT
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.process import Process, drain
-from crossmem.sharing.exporter.allocation import allocate
+from crossmem.sharing.exporter.allocation import allocate, record_of
 from crossmem.sharing.exporter.pool_report import PoolStats, stats_of
 from crossmem.sharing.exporter.report import ExportInfo, blocks_of
 from crossmem.sharing.pools.block import Block, BlockRecord, name_pids
@@ -211,6 +211,8 @@ def make_pool(
     try:
         return Pool(PoolRecord(memory, stride, allow, access))
     except BaseException:
+        if process.server is not None:
+            process.server.leases.pools.close(record_of(memory).number)
         memory.free()
         raise
 
