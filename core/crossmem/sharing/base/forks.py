@@ -19,16 +19,16 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def keep_from_children(pointer: int, nbytes: int) -> None:
-    """Let no child that this process forks from now on have a host mapping.
+    """Prevent children that this process forks from now on from inheriting a host mapping.
 
     Parameters
     ----------
     pointer
-        Where the mapping begins, at a page.
+        Start of the mapping, at a page.
     nbytes
         Its length; the last page counts whole.
     """
-    # It fails for what is no mapping of the kernel's, and a child does not get that either.
+    # The call fails for an address without a mapping of the kernel, which a child does not inherit.
     _madvise(pointer, -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES, _MADV_DONTFORK)
 
 
