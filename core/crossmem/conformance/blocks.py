@@ -133,12 +133,12 @@ class BlockTracer(TracingDriver):
             words = [load(arena.words, arena.at + index) for index in range(arena.fresh)]
             found["blocks"] += arena.live + waiting - 1
             found["exports"] += sum(word % 2 for word in words) + waiting - 1
-        for arena in list(current().part(PoolImports).arenas.values()):
-            held = sum(map(bool, list(_holders_in(arena).values())))
-            if arena.pool.arena.owner != current().identity:
+        for opened in list(current().part(PoolImports).arenas.values()):
+            held = sum(map(bool, list(_holders_in(opened).values())))
+            if opened.pool.arena.owner != current().identity:
                 found["imports"] += held - 1
                 found["mappings"] += held - 1
-            elif arena.is_readonly:
+            elif opened.is_readonly:
                 found["mappings"] += held - 1
         return found
 

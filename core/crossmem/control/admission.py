@@ -140,6 +140,8 @@ class Admission:
         reason = export.allow.refuses(holder.pid, holder.uid, self._own_uid)
         if reason is not None:
             return self._deny(export, holder, reason)
+        if not export.has(wanted.generation):
+            return Refusal(Status.STALE, "the block was freed")
         if export.is_arena and holder.pidfd is None:
             return Refusal(Status.UNWATCHED, "this kernel shows no pidfd of the importer")
         return None

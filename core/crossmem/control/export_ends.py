@@ -57,8 +57,10 @@ class ExportEnds:
                 self._granted.pop(slot.number, None)
                 # Statements that no signal handler can separate.
                 export.slot = None
-                if not slot.is_ranged:
+                if slot.length == 1:
                     heappush(self._slots.free, slot.number)
+                elif slot.length:
+                    self._slots.free_ranges += ((slot.number, slot.length),)
             for row in export.since if self._events.registry.observed else ():
                 self._events.note(EventKind.LEASE_ENDED, export, row.holder.pid)
             export.since.clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pools of a process as the lease registry knows them. The user holds the registry's lock."""
+"""The lease registry's record of the pools of a process. The caller holds the registry's lock."""
 
 from typing import Protocol
 
@@ -27,7 +27,7 @@ class _Arena(Protocol):
 
 
 class PoolTable:
-    """Finds pools, and has the rows in which this process holds blocks of its own."""
+    """Finds pools, and has the rows in which this process holds its own blocks."""
 
     def __init__(self) -> None:
         self.arenas: dict[int, _Arena] = {}
@@ -45,7 +45,7 @@ class PoolTable:
         """Return the row in which this process holds blocks of its own pools."""
         row = self.own_rows.get(which)
         if row is None:
-            # The kernel gives it memory only where words are used.
+            # The kernel allocates only pages with used words.
             made = memoryview(bytearray(8 * WORDS)).cast("Q")
             row = self.own_rows.setdefault(which, made)
         return row

@@ -161,9 +161,11 @@ class LeaseRegistry:
         return refusal
 
     def _refusal_of_core(self, handle: ShareableHandle) -> Refusal | None:
-        known = self.exports.get(handle.allocation, handle.export).handle
-        if known.core != handle.core:
+        known = self.exports.get(handle.allocation, handle.export)
+        if known.handle.core != handle.core:
             return Refusal(Status.UNKNOWN, "the handle's fields were changed")
+        if not known.has(handle.generation):
+            return Refusal(Status.STALE, "the block was freed")
         return None
 
     def release_mine(self, numbers: Sequence[int]) -> None:

@@ -36,14 +36,15 @@ class Slot(NamedTuple):
         The control segment.
     at
         Index of the word, in the control segment and in each row.
-    is_ranged
-        Whether it belongs to the range of a pool, which gives it back.
+    length
+        Number of slots that are released with it: all of a pool's for the pool's slot, none for a
+        block's.
     """
 
     number: int
     words: memoryview
     at: int
-    is_ranged: bool = False
+    length: int = 1
 
     @property
     def generation(self) -> int:
@@ -69,9 +70,9 @@ class SlotTable:
         self.descriptors: list[int] = []
         """Descriptors of the control segments, to pass on."""
         self.free: list[int] = []
-        """A heap of slots that were given back: no row holds them."""
+        """A heap of returned slots. No row holds them."""
         self.free_ranges: list[tuple[int, int]] = []
-        """First slot and length of ranges that were given back."""
+        """First slot and length of returned ranges."""
         self._count = 0
 
     def take(self) -> Slot:
@@ -97,13 +98,14 @@ class SlotTable:
     def take_range(self, count: int) -> Slot:
         """Return the first slot of a range of ``count`` slots, all in one segment.
 
-        The generations of the slots stay as they are.
+        The generations of the slots do not change.
 
         Raises
         ------
         DriverError, OutOfMemoryError, OSError
             As for :meth:`grow`.
         """
+        self._join_ranges()
         for place, (first, length) in enumerate(self.free_ranges):
             if count <= length:
                 rest = [(first + count, length - count)] if count < length else []
@@ -112,7 +114,7 @@ class SlotTable:
         else:
             if self._count + count > SLOTS * len(self.segments):
                 self.grow()
-                # A range does not go over the end of a segment.
+                # A range must not cross the end of a segment.
                 first = SLOTS * (len(self.segments) - 1)
                 if first > self._count:
                     self.free_ranges.append((self._count, first - self._count))
@@ -121,7 +123,17 @@ class SlotTable:
             self._count = first + count
         which, at = divmod(first, SLOTS)
         words_of = self.segments[which].words
-        return Slot(first, words_of, HEADER_WORDS + at, is_ranged=True)
+        return Slot(first, words_of, HEADER_WORDS + at, count)
+
+    def _join_ranges(self) -> None:
+        """Join neighbouring ranges, so that pools of other sizes find room."""
+        joined: list[tuple[int, int]] = []
+        for first, length in sorted(self.free_ranges):
+            if joined and sum(joined[-1]) == first and first % SLOTS:
+                joined[-1] = joined[-1][0], joined[-1][1] + length
+            else:
+                joined.append((first, length))
+        self.free_ranges[:] = joined
 
     def grow(self) -> None:
         """Add a control segment.

@@ -30,6 +30,8 @@ __all__ = ["PoolImports", "hold_block"]
 
 _TIDY_S: Final = 0.2
 """How often pools are looked at that their owner may have closed."""
+_MOST_TURNS: Final = 20
+"""How often the generation of a reserved block is asked for."""
 _USUAL: Final = (None, False)
 """Device and access of most attachments."""
 
@@ -81,10 +83,6 @@ class PoolImports(Part):
             arena = ArenaImport(use, handle, base, holders)
             with process.state:
                 known = self.arenas.get(key)
-                # Read-only and writable imports of a pool hold its blocks by the same words.
-                for other in list(self.arenas.values()):
-                    if other.row is arena.row and other.at == arena.at:
-                        arena.holders = other.holders
                 if known is None or not known.is_open:
                     # From here on the part gives it back.
                     self.arenas[key] = known = arena
@@ -167,14 +165,19 @@ def hold_block(
             if hold.take(handle.generation):
                 return hold
             BlockHold.leave_to_others(hold)
-        if reservation:
+        tried = 0
+        while reservation:
             reserved = arena.record.reserved_generation(handle, reservation, Deadline(ASK_S))
+            if reserved == tried:
+                break
             hold = kind(arena, handle.index)
             holds.append(hold)
             with process.state:
                 if hold.take(reserved):
                     return hold
                 BlockHold.leave_to_others(hold)
+            # An owner that began to wait for the block has moved on once more.
+            tried = reserved
         arena.look()
         msg = f"the handle was withdrawn, or its owner (pid {handle.owner.pid}) freed the block"
         hint = "keep the block until all readers have received it"

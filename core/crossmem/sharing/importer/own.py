@@ -90,7 +90,7 @@ class OwnImport(ImportRecord):
         with leases.lock:
             held = leases.leases.find_reservation(reservation, handle.allocation, handle.export)
             export = held and held.unit.exports.get(handle.export)
-            if export is None or export.slot is None:
+            if export is None or export.slot is None or not export.has(handle.generation):
                 raise own_memory_gone(self.process, handle)
             return export.slot.generation
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks of pools: what an allocation is, without a vendor call of its own."""
 
+import copyreg
 import time
 from typing import Any, ClassVar, Final
 
@@ -15,11 +16,12 @@ from crossmem.guards import check_choice, check_flag, check_timeout, shorten
 from crossmem.models import Access, BlockHandle, ShareableHandle
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.memory import Memory
-from crossmem.sharing.base.process import drain
+from crossmem.sharing.base.process import Process, drain
 from crossmem.sharing.exporter.allocation import Busy
+from crossmem.sharing.importer.attach import attach_again
 from crossmem.sharing.pools.record import PoolRecord
 
-__all__ = ["Block", "BlockRecord"]
+__all__ = ["Block", "BlockRecord", "check_own_block", "name_pids"]
 
 _FIRST_PAUSE_S: Final = 0.0002
 _LONGEST_PAUSE_S: Final = 0.005
@@ -44,8 +46,14 @@ class BlockRecord(Record):
 
     @override
     def leave_to_others(self) -> bool:
-        """Free the block, unless it is time to look at the rows."""
+        """Free the block, unless it is time to look at the rows.
+
+        The lock of the state is held: another thread may work on the same record, and the block may
+        begin its next life as soon as it is in the list.
+        """
         arena: Arena = self.arena
+        if self.is_done:
+            return False
         if self.generation:
             # As arena.retire() does, without a call more.
             words.store(arena.words, arena.at + self.index, self.generation + 1)
@@ -69,11 +77,13 @@ class BlockRecord(Record):
             self.is_done = True
             return
         if not self.is_done:
-            self.leave_to_others()
+            with self.pool.process.state:
+                self.leave_to_others()
         arena = self.arena
         try:
             if len(arena.freed) >= arena.batch:
                 arena.reclaim()
+                arena.tell()
         finally:
             arena.ring()
             if self.pool.is_closing:
@@ -96,6 +106,7 @@ class Block(Memory):
 
     __slots__ = ("_pointer",)
 
+    is_block: ClassVar = True
     _ended_by: ClassVar = "free"
 
     _record: BlockRecord | None
@@ -176,7 +187,7 @@ class Block(Memory):
             raise self._ended()
         handle = record.handle
         if allow is not None or access is not None or lease is not True:
-            _check_export(record.pool, allow, access, lease)
+            _check_choices(record.arena, allow, access, lease=lease)
         if handle is not None:
             return handle
         arena = record.arena
@@ -222,6 +233,9 @@ class Block(Memory):
             msg = f"{handle!r} is no handle of {self!r}"
             raise InvalidHandleError(msg, operation="withdraw")
         with self._process.state:
+            if self._record is None:
+                # Another thread has freed the block, which may be in its next life.
+                raise self._ended()
             if handle.generation == record.generation:
                 # Export begins the next generation, too: this one is given to nobody.
                 record.handle = None
@@ -266,7 +280,8 @@ class Block(Memory):
             if not arena.is_held(index):
                 with self._process.state:
                     self._refuse_if_used("free")
-                    if arena.retire_if_idle(index, record.generation):
+                    # Another thread may have freed it: the block may be in its next life.
+                    if self._record is None or arena.retire_if_idle(index, record.generation):
                         return
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -280,6 +295,14 @@ class Block(Memory):
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
+def _reduce_block(block: Block) -> tuple[Any, ...]:
+    return attach_again, (block.export().to_bytes(), False)
+
+
+# As for allocations: what is pickled attaches.
+copyreg.pickle(Block, _reduce_block)
+
+
 def name_pids(holders: dict[Holder, int]) -> str:
     """Return in words which processes hold blocks, with how many each has."""
     if not holders:
@@ -290,7 +313,22 @@ def name_pids(holders: dict[Holder, int]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _check_export(pool: PoolRecord, allow: Any, access: Any, lease: Any) -> None:
+def check_own_block(
+    process: Process, handle: ShareableHandle, allow: object, access: object
+) -> None:
+    """Refuse to share a block of this process in another way than its pool.
+
+    Raises
+    ------
+    UnsupportedError
+        With what a pool does not offer.
+    """
+    arena = process.start_server().leases.pools.arenas.get(handle.allocation)
+    if isinstance(arena, Arena):
+        _check_choices(arena, allow, access)
+
+
+def _check_choices(arena: Arena, allow: object, access: object, *, lease: object = True) -> None:
     check_flag("lease", lease, "export")
     if access is not None:
         check_choice("access", access, ("rw", "ro"), "export")
@@ -300,9 +338,9 @@ def _check_export(pool: PoolRecord, allow: Any, access: Any, lease: Any) -> None
     refused = None
     if not lease:
         refused = "raw handles of single blocks"
-    elif allow is not None and allow != pool.allow:
+    elif allow is not None and allow != arena.export.allow:
         refused = "another allow for one block"
-    elif access is not None and access != pool.access:
+    elif access is not None and access != arena.export.handle.access:
         refused = "another access for one block"
     if refused is not None:
         msg = f"a pool does not offer {refused}: who has its memory can reach all its blocks"

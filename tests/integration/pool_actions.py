@@ -1,0 +1,559 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers do for the tests of pools: give blocks, hold blocks, and die at a chosen access."""
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pytest
+import step_actions
+import word_actions
+from life_actions import occupied
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.control import words
+from crossmem.control.arenas import Arena
+from crossmem.control.segments import WORDS
+from crossmem.sharing.base.process import current
+from crossmem.sharing.importer import blocks as importer_blocks
+from crossmem.sharing.importer.block_holds import ArenaImport
+from crossmem.sharing.importer.blocks import PoolImports
+from crossmem.sharing.importer.messages import discard, reserve
+
+objects = actions.objects
+STAMP: Final = struct.Struct("<QQ")
+
+
+def make(name: str, block_nbytes: int, blocks: int, spec: str = "host", **options: Any) -> None:
+    """Make a pool."""
+    objects[name] = crossmem.device(spec).pool(block_nbytes, blocks, **options)
+
+
+def give(name: str, pool: str, data: bytes = b"", timeout: float = 0.0) -> bytes:
+    """Allocate a block, write into it and export it; return the handle's bytes."""
+    block = objects[name] = objects[pool].allocate(timeout=timeout)
+    block.write(data * (block.nbytes // max(1, len(data))))
+    blob: bytes = block.export().to_bytes()
+    return blob
+
+
+def fill(pool: str, data: bytes) -> int:
+    """Allocate all blocks that can be had, write into all of each, free them; return how many."""
+    taken = []
+    with contextlib.suppress(crossmem.OutOfMemoryError):
+        while True:
+            taken.append(objects[pool].allocate())
+            taken[-1].write(data * (taken[-1].nbytes // len(data)))
+    for one in taken:
+        one.free()
+    return len(taken)
+
+
+def stats(pool: str) -> Any:
+    """Return how the blocks of a pool are used."""
+    return objects[pool].stats()
+
+
+def shown(name: str) -> bytes:
+    """Return the bytes that a mapping or block shows, each once."""
+    return bytes(sorted(set(objects[name].read())))
+
+
+def generation_of(name: str) -> int:
+    """Return the generation of a block's handle."""
+    generation: int = objects[name].export().generation
+    return generation
+
+
+def arena_of(pool: str) -> Arena:
+    """Return what the owner knows of a pool's blocks."""
+    arena: Arena = objects[pool]._record.arena
+    return arena
+
+
+# Crash points -------------------------------------------------------------------------------------
+
+
+def stay_untidy() -> None:
+    """Let the thread that looks at open pools sleep: its accesses are in no operation."""
+    importer_blocks._TIDY_S = 3600.0  # type: ignore[misc]
+
+
+def count(fatal: int = 0, death: int = signal.SIGKILL) -> None:
+    """As :func:`word_actions.count`; the owner's look at all rows is one access more."""
+    word_actions.ACCESSES = (*word_actions.ACCESSES, "busy")
+    busy = Arena._busy
+
+    def looked(arena: Arena, indices: Sequence[int]) -> set[int]:
+        words.busy()  # type: ignore[attr-defined]
+        return busy(arena, indices)
+
+    words.busy = lambda: None  # type: ignore[attr-defined]
+    Arena._busy = looked  # type: ignore[method-assign]
+    word_actions.count(fatal, death)
+
+
+def unless(error: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> bool:
+    """Call something; whether it raised the error of that name."""
+    try:
+        call(*arguments, **options)
+    except getattr(crossmem, error):
+        return True
+    return False
+
+
+def call_unless(error: str, name: str, method: str, *arguments: Any, **options: Any) -> bool:
+    """Call a method of a named object; whether it raised the error of that name."""
+    return unless(error, getattr(objects[name], method), *arguments, **options)
+
+
+def attach_unless(error: str, blob: bytes) -> bool:
+    """Attach a handle; whether that raised the error of that name."""
+    return unless(error, crossmem.attach, blob)
+
+
+def made() -> list[str]:
+    """Return the accesses since :func:`count`."""
+    return word_actions.made()
+
+
+def free_all(names: str) -> None:
+    """Free blocks, one after the other."""
+    for name in names:
+        objects[name].free()
+
+
+def free_in_a_race(name: str) -> bool:
+    """Free a block that is seen to be held only after it was retired; whether that is refused."""
+    is_held = Arena.is_held
+    calls = itertools.count()
+
+    def late(arena: Arena, index: int) -> bool:
+        return is_held(arena, index) and bool(next(calls))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Arena, "is_held", late)
+        return call_unless("BusyError", name, "free", busy="raise")
+
+
+def withdraw(name: str) -> None:
+    """Withdraw the handle of a block, and export the block anew."""
+    block = objects[name]
+    block.withdraw(block.export())
+    block.export()
+
+
+def use_up(pool: str, names: str) -> int:
+    """Free blocks, and allocate all that can be had; return how many those are."""
+    free_all(names)
+    taken = []
+    with contextlib.suppress(crossmem.OutOfMemoryError):
+        while True:
+            taken.append(objects[pool].allocate())
+    objects["taken"] = taken
+    return len(taken)
+
+
+def wait_in_vain(pool: str, name: str) -> bool:
+    """Wait for a block while another process holds the one that was freed; whether it is refused."""
+    use_up(pool, name)
+    try:
+        objects[pool].allocate(timeout=0.01)
+    except crossmem.OutOfMemoryError:
+        return True
+    return False
+
+
+def close_pool(pool: str, names: str) -> None:
+    """Free the blocks of a pool, and close it."""
+    free_all(names)
+    objects[pool].close()
+
+
+def map_imported(name: str) -> None:
+    """Map what was imported, and unmap it."""
+    objects[name].map().unmap()
+
+
+def end_waiting(pool: str, after_s: float, name: str) -> float:
+    """Wait for a block of an exhausted pool, in which another thread frees one; return how long."""
+    timer = threading.Timer(after_s, objects[name].free)
+    timer.start()
+    start = time.monotonic()
+    with objects[pool].allocate(timeout=20):
+        took_s = time.monotonic() - start
+    timer.join()
+    return took_s
+
+
+def seconds_of_allocate(name: str, pool: str, timeout_s: float) -> float:
+    """Wait for a block, and return how long that took."""
+    start = time.monotonic()
+    objects[name] = objects[pool].allocate(timeout=timeout_s)
+    return time.monotonic() - start
+
+
+def tend() -> None:
+    """Give back the pools that their owners have closed."""
+    current().part(PoolImports).tend()
+
+
+def open_pools() -> int:
+    """Return how many pools of other processes are open here."""
+    return len(current().part(PoolImports).arenas)
+
+
+# Rubbish ------------------------------------------------------------------------------------------
+
+
+def scribble(blob: bytes, times: int, seed: int) -> None:
+    """Write random words into the row through which a pool's blocks are held here."""
+    arena = the_arena(blob)
+    chance = random.Random(seed)
+    row, at = arena.row, arena.at
+    for _ in range(times):
+        where = chance.choice(
+            [at + chance.randrange(16), at + chance.randrange(16), chance.randrange(WORDS)]
+        )
+        row[where] = chance.choice([0, 1, 2, 3, chance.getrandbits(64)])
+
+
+def the_arena(blob: bytes) -> ArenaImport:
+    """Return the pool of a handle as it is open here."""
+    handle = crossmem.ShareableHandle.from_bytes(blob)
+    assert isinstance(handle, crossmem.models.BlockHandle)
+    return current().part(PoolImports).arenas[handle.pool.shared, None, False]
+
+
+def can_write_control(blob: bytes) -> bool:
+    """Whether this process can map the owner's control words for writing."""
+    import mmap
+
+    owner = crossmem.ShareableHandle.from_bytes(blob).owner
+    del owner
+    control = the_arena(blob).control
+    if not control.readonly:
+        return True
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone
+        with contextlib.suppress(OSError, ValueError):
+            if "crossmem-control" in os.readlink(f"/proc/self/fd/{name}"):  # noqa: PTH115
+                mmap.mmap(int(name), 4096).close()
+                return True
+    return False
+
+
+# Forks and exec -----------------------------------------------------------------------------------
+
+
+def outcomes_of(names: Sequence[str]) -> dict[str, str]:
+    """Use each method of named objects; return the name of the error's class by method."""
+    calls: dict[str, tuple[Any, ...]] = {
+        "allocate": (),
+        "close": (),
+        "export": (),
+        "free": (),
+        "map": (),
+        "read": (1,),
+        "stats": (),
+        "unmap": (),
+        "view": (),
+        "withdraw": (objects.get("handle"),),
+        "write": (b"x",),
+    }
+    found = {}
+    for name in names:
+        one = objects[name]
+        for method, arguments in calls.items():
+            if not hasattr(type(one), method):
+                continue
+            try:
+                getattr(one, method)(*arguments)
+            except Exception as error:  # noqa: BLE001 - the test compares its class
+                found[f"{name}.{method}"] = type(error).__name__
+            else:
+                found[f"{name}.{method}"] = "no error"
+    return found
+
+
+def is_mapped(address: int) -> bool:
+    """Whether this process has an address mapped."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123
+        for line in maps:
+            first, last = (int(one, 16) for one in line.split()[0].split("-"))
+            if first <= address < last:
+                return True
+    return False
+
+
+def child_of(names: Sequence[str], addresses: Sequence[int], blob: bytes) -> dict[str, Any]:
+    """Say what a forked child finds of its parent's pools, and of its own import."""
+    found: dict[str, Any] = {
+        "outcomes": outcomes_of(names),
+        "mapped": [one for one in addresses if is_mapped(one)],
+    }
+    with crossmem.attach(blob) as mapping:
+        found["read"] = bytes(sorted(set(mapping.read())))
+    return found
+
+
+def pointer(name: str) -> int:
+    """Return the address of a block or mapping."""
+    address: int = objects[name].ptr
+    return address
+
+
+# Lives --------------------------------------------------------------------------------------------
+
+
+class Steps(step_actions.Steps):
+    """Counts also the barriers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barriers = 0
+
+    def count(self, operation: Callable[[], object]) -> "Steps":
+        """Count the steps of an operation."""
+        barrier = words.barrier
+
+        def counted() -> None:
+            self.barriers += 1
+            barrier()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(words, "barrier", counted)
+            super().count(operation)
+        # The barrier is no step of its own.
+        for name in [one for one in self.calls if "barrier.py" in one]:
+            del self.calls[name]
+        return self
+
+
+def steps_of_owner(pool: str, lives: int) -> tuple[list[str], int, int]:
+    """Give blocks some lives; return the calls to the kernel, the barriers, and the calls of core."""
+    one = objects[pool]
+
+    def live() -> None:
+        for _ in range(lives):
+            block = one.allocate()
+            block.export().to_bytes()
+            block.free()
+
+    live()
+    steps = Steps().count(live)
+    return steps.kernel, steps.barriers, steps.calls.total()
+
+
+def steps_of_importer(blobs: Sequence[bytes]) -> tuple[list[str], int, int]:
+    """Attach and unmap blocks, import, map and close; return as :func:`steps_of_owner`."""
+
+    def live() -> None:
+        for blob in blobs:
+            crossmem.attach(blob).unmap()
+            with crossmem.import_handle(blob) as imported, imported.map():
+                pass
+
+    live()
+    # Not at the moment at which it looks for its owner.
+    live()
+    steps = Steps().count(live)
+    return steps.kernel, steps.barriers, steps.calls.total()
+
+
+def own_lives(path: Any, lives: int, early: int, which: str) -> list[dict[str, int]]:
+    """Give blocks so many lives; return what this process occupied early and at the end."""
+    import life_actions
+
+    pool = crossmem.device("host").pool(4096, 64)
+    found = []
+    with life_actions.connect(path, listens=True) as importer:
+        for life in range(lives):
+            blocks = [pool.allocate() for _ in range(1 + life % 3)]
+            importer.send(b"".join(one.export().to_bytes() for one in blocks))
+            if life % 2:
+                # Freed while it is held, or before it is.
+                for one in blocks:
+                    one.free()
+            assert importer.recv(100) == b"seen"
+            for one in blocks:
+                one.free()
+            if life == early:
+                found.append(occupied())
+        importer.send(b"")
+        assert pool.stats().free == 64, which
+        found.append(occupied())
+    pool.close()
+    return found
+
+
+def import_lives(path: Any, early: int) -> list[dict[str, int]]:
+    """Attach each block that is offered; return what this process occupied early and at the end."""
+    import life_actions
+
+    found = []
+    life = 0
+    with life_actions.connect(path, listens=False) as owner:
+        while message := owner.recv(10_000):
+            (nbytes,) = struct.unpack_from("<I", message, 8)
+            for at in range(0, len(message), nbytes):
+                blob = message[at : at + nbytes]
+                try:
+                    mapping = crossmem.attach(blob)
+                except crossmem.StaleHandleError:
+                    continue
+                mapping.unmap()
+            owner.send(b"seen")
+            if life == early:
+                found.append(occupied())
+            life += 1
+        found.append(occupied())
+    return found
+
+
+# Threads ------------------------------------------------------------------------------------------
+
+
+def work_in_threads(pool: str, threads: int, seconds: float) -> Counter[str]:
+    """Allocate, export, attach, reserve, withdraw and free in many threads; return what went wrong."""
+    one, end = objects[pool], time.monotonic() + seconds
+    wrong: Counter[str] = Counter()
+    numbers = itertools.count(1)
+
+    def work(number: int) -> None:
+        chance = random.Random(number)
+        kept: list[Any] = []
+        while time.monotonic() < end:
+            try:
+                block = one.allocate(timeout=0.01)
+            except crossmem.OutOfMemoryError:
+                while kept:
+                    kept.pop().unmap()
+                continue
+            stamp = STAMP.pack(next(numbers), number)
+            block.write(stamp)
+            handle = block.export()
+            step = chance.randrange(5)
+            if step == 0:
+                block.withdraw(handle)
+                wrong["withdrawn"] += not attach_unless("StaleHandleError", handle.to_bytes())
+                handle = block.export()
+            mapping = crossmem.attach(handle.to_bytes())
+            if step == 1:
+                discard([(handle, reserve([handle])[0])])
+            ends = [threading.Thread(target=block.free) for _ in range(step == 2)]
+            for thread in ends:
+                thread.start()
+            block.free()
+            for thread in ends:
+                thread.join()
+            wrong["other bytes"] += mapping.read(STAMP.size) != stamp
+            if step == 3:
+                kept.append(mapping)
+            else:
+                mapping.unmap()
+            wrong["a stale handle"] += mapping.closed and not attach_unless(
+                "StaleHandleError", handle.to_bytes()
+            )
+        while kept:
+            kept.pop().unmap()
+
+    for error in actions.in_threads(threads, work):
+        if error is not None:
+            wrong[repr(error)] += 1
+    return +wrong
+
+
+# Random deaths ------------------------------------------------------------------------------------
+
+
+def serve_blocks(pool: str, path: str, block_nbytes: int, seed: int) -> None:
+    """Give blocks stamps and lives, and their handles to who asks, until this process is killed.
+
+    Each block is filled with a stamp. A block is written only before it is exported: so whoever
+    holds it reads one stamp, the one that came with its handle.
+    """
+    import socket
+
+    chance = random.Random(seed)
+    one = objects[pool]
+    lives = itertools.count(1)
+    live: list[Any] = []
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.bind(path)
+    server.listen(64)
+    server.settimeout(0.002)
+    while True:
+        with contextlib.suppress(crossmem.OutOfMemoryError):
+            while len(live) < one.blocks // 2:
+                block = one.allocate()
+                stamp = STAMP.pack(os.getpid(), next(lives))
+                block.write(stamp * (block_nbytes // STAMP.size))
+                live.append((block, stamp, block.export().to_bytes()))
+        with contextlib.suppress(OSError):
+            asking, _ = server.accept()
+            with asking:
+                asking.settimeout(1)
+                chosen = chance.sample(live, min(4, len(live)))
+                asking.send(b"".join(stamp + blob for _, stamp, blob in chosen))
+        chance.shuffle(live)
+        for _ in range(chance.randrange(len(live) + 1)):
+            live.pop()[0].free()
+
+
+def visit_owners(folder: str, seed: int, seconds: float) -> dict[str, int]:
+    """Attach blocks of whichever owners live, and check each stamp right before the end."""
+    import socket
+    from pathlib import Path
+
+    chance = random.Random(seed)
+    found: Counter[str] = Counter()
+    held: list[tuple[Any, bytes]] = []
+    end = time.monotonic() + seconds
+
+    def look(mapping: Any, stamp: bytes) -> None:
+        found["looked at"] += 1
+        if mapping.read() != stamp * (mapping.nbytes // STAMP.size):
+            found["other bytes"] += 1
+
+    while time.monotonic() < end:
+        paths = [str(one) for one in Path(folder).glob("owner*")]
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+                asking.settimeout(1)
+                asking.connect(chance.choice(paths))
+                message = asking.recv(10_000)
+        except (OSError, IndexError):
+            time.sleep(0.01)
+            continue
+        at = 0
+        while at < len(message):
+            stamp = message[at : at + STAMP.size]
+            at += STAMP.size
+            (nbytes,) = struct.unpack_from("<I", message, at + 8)
+            blob = message[at : at + nbytes]
+            at += nbytes
+            try:
+                mapping = crossmem.attach(blob, timeout=5)
+            except (crossmem.StaleHandleError, crossmem.OwnerGoneError) as error:
+                found[type(error).__name__] += 1
+                continue
+            look(mapping, stamp)
+            held.append((mapping, stamp))
+        chance.shuffle(held)
+        while len(held) > 3:
+            mapping, stamp = held.pop()
+            look(mapping, stamp)
+            mapping.unmap()
+    for mapping, stamp in held:
+        look(mapping, stamp)
+        mapping.unmap()
+    return dict(found)
