@@ -124,8 +124,7 @@ class Admission:
         if refusal is not None:
             return refusal
         export = registry.exports.get(allocation, number)
-        is_block = export.slot is not None and export.slot.is_ranged and not export.is_arena
-        if is_block and not is_reserved:
+        if export.generations and not is_reserved:
             return Refusal(Status.STALE, "no message reserves the block")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 
