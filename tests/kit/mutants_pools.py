@@ -72,6 +72,15 @@ def p01_a_stopped_importer_is_called_dead() -> None:
 
 
 @mutant
+def p01_each_kind_of_access_counts_alone() -> None:
+    @instead(block_holds.ArenaImport, "__init__")
+    def _(old: Any, self: Any, *args: Any) -> None:
+        old(self, *args)
+        # What all imports of the pool have in common is not the same object any more.
+        self.row = memoryview(self.row)
+
+
+@mutant
 def p02_the_generation_stays() -> None:
     always(arenas.Arena, "retire", None)
 

@@ -71,6 +71,11 @@ class SharingMachine(RuleBasedStateMachine):
         """Return an unused name."""
         return f"{kind}{next(self.names)}"
 
+    def give_pools_back(self, place: int) -> None:
+        """Do at once what a process does by itself with pools of which it holds no block."""
+        if blocks.are_used():
+            self.at(place, blocks.close_idle)
+
     def attempt(self, expected: type[Exception] | None, call: Callable[[], Any]) -> bool:
         """Make a call that must succeed, or must raise ``expected``; return the success."""
         try:
@@ -213,6 +218,7 @@ class SharingMachine(RuleBasedStateMachine):
         mapping = data.draw(st.sampled_from(self.model.mappings))
         self.at(mapping.place, actions.unmap, mapping.name, mapping.name)
         self.model.mappings.remove(mapping)
+        self.give_pools_back(mapping.place)
         if mapping.parent is None:
             self.model.leave(mapping)
         else:
@@ -228,6 +234,7 @@ class SharingMachine(RuleBasedStateMachine):
         held = data.draw(st.sampled_from(self.model.imports))
         expected = crossmem.BusyError if held.mappings else None
         if self.attempt(expected, lambda: self.at(held.place, actions.close, held.name)):
+            self.give_pools_back(held.place)
             self.model.imports.remove(held)
             self.model.leave(held)
 

@@ -108,8 +108,6 @@ class Model:
             # Each import of a pool holds its blocks by the same words.
             entry = entry or self.entries.get((place, handle.block.name, "rw"))
             entry = entry or self.entries.get((place, handle.block.name, "ro"))
-        elif blocks.are_used():
-            entry = None
         if entry is not None and handle.handle.access in entry.exports:
             return None
         if handle.block.is_orphaned:

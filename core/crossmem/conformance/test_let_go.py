@@ -289,6 +289,7 @@ def test_c29_other_words_are_refused(fresh_peer: FreshPeer) -> None:
                 attempt(wrong)
 
 
+@pytest.mark.crossmem_not_of_blocks("blocks have no raw handles")
 @pytest.mark.crossmem_requires("raw_handles")
 def test_c29_owners_of_raw_handles_are_not_watched(peer: Peer, tracer: TracingDriver) -> None:
     blob = peer.call(actions.offer, "memory", _NBYTES, lease=False)

@@ -174,6 +174,25 @@ def test_p01_every_holder_counts(make_pool: MakePool, peer: Peer, peer2: Peer) -
     free_all(taken)
 
 
+@pytest.mark.crossmem_requires("readonly_imports")
+def test_p01_each_kind_of_access_holds_the_block(make_pool: MakePool, peer: Peer) -> None:
+    pool = make_pool(1)
+    for first, second in ((False, True), (True, False)):
+        block = pool.allocate()
+        block.write(b"kept")
+        blob = block.export().to_bytes()
+        peer.call(actions.attach, "first", blob, readonly=first)
+        peer.call(actions.attach, "second", blob, readonly=second)
+        block.free()
+        peer.call(actions.unmap, "first")
+
+        assert not take_all(pool)
+        assert peer.call(actions.read, "second", 4) == b"kept"
+
+        peer.call(actions.unmap, "second")
+        assert settle(are_free(pool, 1)) == []
+
+
 def test_p01_a_message_keeps_its_block(make_pool: MakePool, peer: Peer) -> None:
     pool = make_pool(2)
     actions.objects["sent"] = block = pool.allocate()
@@ -372,6 +391,24 @@ def test_p02_a_withdrawn_handle_is_stale_in_the_blocks_next_lives(
         with pytest.raises(crossmem.StaleHandleError):
             peer.call(actions.attach, "never", blob)
     block.free()
+
+
+def test_p02_who_holds_a_withdrawn_life_gets_the_next_one(make_pool: MakePool, peer: Peer) -> None:
+    pool = make_pool(1)
+    block = share(pool, peer, "old", b"both")
+    old = block.export().to_bytes()
+    block.withdraw(old)
+    new = block.export().to_bytes()
+    peer.call(actions.attach, "new", new)
+    peer.call(actions.unmap, "old")
+
+    assert peer.call(actions.read, "new", 4) == b"both"
+    with pytest.raises(crossmem.StaleHandleError):
+        peer.call(actions.attach, "never", old)
+    block.free()
+    assert not take_all(pool)
+    peer.call(actions.unmap, "new")
+    assert settle(are_free(pool, 1)) == []
 
 
 # P3: a stopped importer delays its own blocks only ----------------------------------------

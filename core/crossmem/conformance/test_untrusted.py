@@ -209,7 +209,8 @@ def test_c14_the_exporter_itself_is_not_fooled(allocate: Allocate) -> None:
 
 @pytest.mark.crossmem_core
 def test_c14_the_secret_of_one_allocation_opens_no_other(peer: Peer) -> None:
-    one, two = (peer.call(actions.offer, name, _NBYTES) for name in "ab")
+    # Of different sizes: blocks of one pool have one secret.
+    one, two = (peer.call(actions.offer, f"m{size}", size) for size in (_NBYTES, 2 * _NBYTES))
     secret = crossmem.ShareableHandle.from_bytes(one).secret
 
     _refused(_forged(two, secret=secret))

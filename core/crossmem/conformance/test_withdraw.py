@@ -310,6 +310,7 @@ def test_c28_one_adoption_of_foreign_memory_is_withdrawn(
         peer2.call(actions.unmap, "other")
 
 
+@pytest.mark.crossmem_not_of_blocks("blocks have no raw handles")
 @pytest.mark.crossmem_requires("raw_handles")
 def test_c28_raw_handles_cannot_be_withdrawn(allocate: Allocate) -> None:
     allocation = allocate(NBYTES)

@@ -125,7 +125,8 @@ class Admission:
             return refusal
         export = registry.exports.get(allocation, number)
         if export.generations and not is_reserved:
-            return Refusal(Status.STALE, "no message reserves the block")
+            # A generation that is live is not asked for.
+            return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 
     def _refusal_of_peer(

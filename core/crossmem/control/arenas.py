@@ -84,13 +84,14 @@ class Arena:
             export.slot = slot
             export.is_arena = True
             registry.granted[slot.number] = export
+            self.words = slot.words
+            self.at = slot.at + BLOCKS_AT
+            """Index of the first block's word."""
+            self.core = PoolCore.of(export.handle, slot.number + BLOCKS_AT, stride)
+            self.which = slot.number // SLOTS
+            """The control segment."""
+            # Last: from here on, the pool can be closed.
             registry.pools.arenas[export.handle.allocation] = self
-        self.words = slot.words
-        self.at = slot.at + BLOCKS_AT
-        """Index of the first block's word."""
-        self.core = PoolCore.of(export.handle, slot.number + BLOCKS_AT, stride)
-        self.which = slot.number // SLOTS
-        """The control segment."""
 
     @property
     def live(self) -> int:

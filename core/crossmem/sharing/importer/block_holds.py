@@ -124,8 +124,8 @@ class ArenaImport:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process holds a block. The caller holds the lock of the state."""
-        return any(list(self.holders.values()))
+        """Whether this import holds a block. The caller holds the lock of the state."""
+        return any(one.arena is self for some in list(self.holders.values()) for one in list(some))
 
 
 class BlockHold(Use):
