@@ -164,7 +164,7 @@ def use_up(pool: str, names: str) -> int:
 
 
 def wait_in_vain(pool: str, name: str) -> bool:
-    """Wait for a block while another process holds the one that was freed; whether it is refused."""
+    """Wait for a block that another process holds; whether that is refused."""
     use_up(pool, name)
     try:
         objects[pool].allocate(timeout=0.01)
@@ -339,7 +339,7 @@ class Steps(step_actions.Steps):
 
 
 def steps_of_owner(pool: str, lives: int) -> tuple[list[str], int, int]:
-    """Give blocks some lives; return the calls to the kernel, the barriers, and the calls of core."""
+    """Give blocks lives; return the calls to the kernel, the barriers, and the calls of core."""
     one = objects[pool]
 
     def live() -> None:
@@ -423,7 +423,7 @@ def import_lives(path: Any, early: int) -> list[dict[str, int]]:
 
 
 def work_in_threads(pool: str, threads: int, seconds: float) -> Counter[str]:
-    """Allocate, export, attach, reserve, withdraw and free in many threads; return what went wrong."""
+    """Allocate, export, attach, reserve, withdraw, free in threads; return what went wrong."""
     one, end = objects[pool], time.monotonic() + seconds
     wrong: Counter[str] = Counter()
     numbers = itertools.count(1)
@@ -475,28 +475,29 @@ def work_in_threads(pool: str, threads: int, seconds: float) -> Counter[str]:
 # Random deaths ------------------------------------------------------------------------------------
 
 
-def serve_blocks(pool: str, path: str, block_nbytes: int, seed: int) -> None:
-    """Give blocks stamps and lives, and their handles to who asks, until this process is killed.
+def serve_blocks(pool: str, path: str, seed: int, seconds: float = 1e9) -> int:
+    """Give blocks stamps and lives, and their handles to who asks; return how many lives.
 
     Each block is filled with a stamp. A block is written only before it is exported: so whoever
     holds it reads one stamp, the one that came with its handle.
     """
+    end = time.monotonic() + seconds
     import socket
 
     chance = random.Random(seed)
     one = objects[pool]
     lives = itertools.count(1)
-    live: list[Any] = []
+    live: list[tuple[crossmem.Block, bytes, bytes]] = []
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.bind(path)
     server.listen(64)
     server.settimeout(0.002)
-    while True:
+    while time.monotonic() < end:
         with contextlib.suppress(crossmem.OutOfMemoryError):
             while len(live) < one.blocks // 2:
                 block = one.allocate()
                 stamp = STAMP.pack(os.getpid(), next(lives))
-                block.write(stamp * (block_nbytes // STAMP.size))
+                block.write(stamp * (block.nbytes // STAMP.size))
                 live.append((block, stamp, block.export().to_bytes()))
         with contextlib.suppress(OSError):
             asking, _ = server.accept()
@@ -507,6 +508,11 @@ def serve_blocks(pool: str, path: str, block_nbytes: int, seed: int) -> None:
         chance.shuffle(live)
         for _ in range(chance.randrange(len(live) + 1)):
             live.pop()[0].free()
+    server.close()
+    os.unlink(path)  # noqa: PTH108
+    while live:
+        live.pop()[0].free()
+    return next(lives)
 
 
 def visit_owners(folder: str, seed: int, seconds: float) -> dict[str, int]:
@@ -521,8 +527,12 @@ def visit_owners(folder: str, seed: int, seconds: float) -> dict[str, int]:
 
     def look(mapping: Any, stamp: bytes) -> None:
         found["looked at"] += 1
-        if mapping.read() != stamp * (mapping.nbytes // STAMP.size):
+        seen = mapping.read()
+        if seen != stamp * (mapping.nbytes // STAMP.size):
             found["other bytes"] += 1
+            print("other bytes:", STAMP.unpack(seen[: STAMP.size]), STAMP.unpack(stamp), flush=True)
+            # The test looks for the end of each importer.
+            os.abort()
 
     while time.monotonic() < end:
         paths = [str(one) for one in Path(folder).glob("owner*")]
