@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A data loader: workers make batches and put them into a queue of ``multiprocessing``.
 
-Each worker calls ``crossmem.install()``. A batch that was made by ``crossmem.empty`` then crosses
-the queue as a handle of a few hundred bytes, and the consumer works on the worker's memory.
+Each worker has a pool of blocks and calls ``crossmem.install()``. A batch that was made by
+``crossmem.empty`` in a block then crosses the queue as a handle of a few hundred bytes, and the
+consumer works on the worker's memory. The pool bounds the memory: a worker waits for a free block.
 
     python examples/loader.py --device host
     crossmem emulate hip --profile clr26 -- python examples/loader.py --device hip:0
@@ -21,6 +22,7 @@ from host import digest, expect, get, put
 import crossmem
 
 DEADLINE_S = 60.0
+BATCHES_OF_A_WORKER = 4
 
 
 def work(
@@ -28,7 +30,6 @@ def work(
     device: str,
     numbers: range,
     shape: tuple[int, ...],
-    tickets: Any,
 ) -> None:
     """Make the batches with these numbers."""
     # Whoever sends calls this. Without it, the queue would copy.
@@ -37,14 +38,15 @@ def work(
     # random numbers and digests.
     samples = np.random.default_rng(numbers.start).random(shape, "float32")
     rest = digest(samples.flat[1:])
-    for number in numbers:
-        # Not more than the consumer wants to have at once: each batch is memory of the device.
-        tickets.acquire()
-        batch = crossmem.empty(shape, "float32", device)
-        samples.flat[0] = number
-        put(batch, samples)
-        batches.put((number, batch, rest))
-        # The worker may forget the batch now: its message holds the memory until it is received.
+    with crossmem.device(device).pool(samples.nbytes, BATCHES_OF_A_WORKER) as pool:
+        for number in numbers:
+            # Waits while the queue and the consumer have all blocks.
+            batch = crossmem.empty(shape, "float32", pool=pool, timeout=DEADLINE_S)
+            samples.flat[0] = number
+            put(batch, samples)
+            batches.put((number, batch, rest))
+            # The worker may forget the batch: its message keeps the block until it is received.
+            del batch
     # And it may exit: a worker waits until what it sent was received.
 
 
@@ -59,7 +61,6 @@ def main() -> None:
 
     context = get_context("spawn")  # a forked child cannot use a GPU
     batches: Queue[Any] = context.Queue()
-    tickets = context.Semaphore(2 * options.workers)
     workers = [
         context.Process(
             target=work,
@@ -68,7 +69,6 @@ def main() -> None:
                 options.device,
                 range(first, options.batches, options.workers),
                 tuple(options.shape),
-                tickets,
             ),
             daemon=True,
         )
@@ -87,9 +87,8 @@ def main() -> None:
         expect((values.flat[0], digest(values.flat[1:])), (number, rest), f"batch {number}")
         seen.add(number)
         nbytes = batch.nbytes
-        # Forgetting the batch gives its memory back, at the next call of crossmem.
+        # Forgetting the batch lets the worker's pool give its block out again.
         del batch, values
-        tickets.release()
     expect(seen, set(range(options.batches)), "numbers of the batches")
     # The median, because the first ones wait for the workers to start.
     each_s = statistics.median(took_s)

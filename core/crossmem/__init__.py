@@ -47,12 +47,13 @@ if typing.TYPE_CHECKING:
     from crossmem.sharing.device import Device, device, devices
     from crossmem.sharing.exporter.adoption import Adoption
     from crossmem.sharing.exporter.allocation import Allocation
+    from crossmem.sharing.exporter.pool_report import PoolStats
     from crossmem.sharing.exporter.report import ExportInfo, LeaseInfo, collect, exports
     from crossmem.sharing.exporter.share_report import ShareReport, ShareWay, how_can_share
     from crossmem.sharing.importer.attach import attach, attach_many, import_handle
     from crossmem.sharing.importer.mapping import Import, Mapping
     from crossmem.sharing.pools.block import Block
-    from crossmem.sharing.pools.pool import Pool, PoolStats
+    from crossmem.sharing.pools.pool import Pool
     from crossmem.sharing.ranges.address_range import AddressRange, Piece
     from crossmem.trees.new_arrays import empty, empty_like
     from crossmem.trees.receive import receive
@@ -91,12 +92,13 @@ else:
             "crossmem.sharing.device": ("Device", "device", "devices"),
             "crossmem.sharing.exporter.adoption": ("Adoption",),
             "crossmem.sharing.exporter.allocation": ("Allocation",),
+            "crossmem.sharing.exporter.pool_report": ("PoolStats",),
             "crossmem.sharing.exporter.report": ("ExportInfo", "LeaseInfo", "collect", "exports"),
             "crossmem.sharing.exporter.share_report": ("ShareReport", "ShareWay", "how_can_share"),
             "crossmem.sharing.importer.attach": ("attach", "attach_many", "import_handle"),
             "crossmem.sharing.importer.mapping": ("Import", "Mapping"),
             "crossmem.sharing.pools.block": ("Block",),
-            "crossmem.sharing.pools.pool": ("Pool", "PoolStats"),
+            "crossmem.sharing.pools.pool": ("Pool",),
             "crossmem.sharing.ranges.address_range": ("AddressRange", "Piece"),
             "crossmem.trees.new_arrays": ("empty", "empty_like"),
             "crossmem.trees.receive": ("receive",),

@@ -30,12 +30,15 @@ from crossmem.sharing.base.process import current
 from crossmem.sharing.exporter.adoption import Adoption
 from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.attach import Readonly, attach_reserved
+from crossmem.sharing.importer.block_mapping import BlockMapping
 from crossmem.sharing.importer.mapping import Mapping, asked_readonly
 from crossmem.sharing.importer.messages import discard as discard_reservations
 from crossmem.sharing.importer.messages import reserve
+from crossmem.sharing.pools.block import Block
 from crossmem.trees import Shared
 from crossmem.trees.building import build
 from crossmem.trees.message import Message
+from crossmem.trees.pool_blocks import refuse_unmapped
 from crossmem.trees.share import message_of
 
 __all__ = ["discard", "register"]
@@ -212,6 +215,7 @@ def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Re
     def reduce(storage: Any) -> _Reduced:
         nbytes = storage.nbytes() if storage.device.type == "cpu" else 0
         if nbytes and _is_crossmems(storage.data_ptr(), nbytes):
+            refuse_unmapped(storage.data_ptr(), nbytes, lambda: "the storage of a tensor")
             storage = storage.clone()
         return fallback(storage)
 
@@ -229,7 +233,7 @@ def _reduce_shared(shared: Shared[Any]) -> _Reduced:
     return _rebuild_shared, (shared.to_bytes(), _reserve(shared.message.handles))
 
 
-def _reduce_allocation(allocation: Allocation) -> _Reduced:
+def _reduce_allocation(allocation: Allocation | Block) -> _Reduced:
     return _reduce_reserved(allocation.export(), readonly=False)
 
 
@@ -306,7 +310,9 @@ def register() -> None:
     ForkingPickler.register(Shared, _reduce_shared)
     ForkingPickler.register(Allocation, _reduce_allocation)
     ForkingPickler.register(Adoption, _reduce_allocation)
+    ForkingPickler.register(Block, _reduce_allocation)
     ForkingPickler.register(Mapping, _reduce_mapping)
+    ForkingPickler.register(BlockMapping, _reduce_mapping)
 
 
 def _register(library: str) -> None:

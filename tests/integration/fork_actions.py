@@ -33,6 +33,8 @@ def set_up(blob: bytes, tree: bytes) -> list[str]:
     allocation.export()
     imported = crossmem.import_handle(blob)
     addresses = device.reserve(1 << 20)
+    pool = device.pool(4096, 4)
+    block = pool.allocate()
     shared = crossmem.share({"a": crossmem.empty(8)})
     received = crossmem.Shared.from_bytes(tree)
     # Both have looked at the version, so they have all that they will ever have.
@@ -48,6 +50,9 @@ def set_up(blob: bytes, tree: bytes) -> list[str]:
         shared=shared,
         received=received,
         handle=allocation.export(),
+        pool=pool,
+        block=block,
+        own_block=crossmem.attach(block.export().to_bytes()),
     )
     return list(_objects)
 
@@ -73,6 +78,7 @@ _ARGUMENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "allocate": lambda _: (1,),
     "copy_from": lambda one: (one,),
     "for_mechanism": lambda one: (one.mechanism,),
+    "pool": lambda _: (4096, 1),
     "reserve": lambda _: (1,),
     "slice": lambda _: (0, 1),
     "update": lambda _: ({},),

@@ -45,7 +45,7 @@ _DEFAULTS = {
     "demo": ("generated weights", "256MiB", "host", "60.0"),
     "devices": (),
     "conformance": ("host", "the backend's own", "its first"),
-    "bench": ("the first three; with --full or --check, all", "host"),
+    "bench": ("crossmem, mp and floor; with --full or --check, all", "host"),
     "emulate": ("documented", "2", "half of this machine's", "strict", "fast", "a new one"),
 }
 

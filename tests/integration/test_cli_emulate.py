@@ -246,9 +246,12 @@ def test_the_environment_for_a_shell(run: Run) -> None:
         ),
         (
             ("ascend", "--fault", "aclmdlExecute=1", "--", "true"),
-            "calls of aclmdlExecute cannot be made to fail: it is not emulated\n",
+            "calls of aclmdlExecute cannot be made to fail: the function is not emulated\n",
         ),
-        (("hip", "--capacity", "lots", "--", "true"), "such as 8GiB, not 'lots'"),
+        (
+            ("hip", "--capacity", "lots", "--", "true"),
+            "CROSSMEM_EMULATED_CAPACITY must be at least one unit",
+        ),
     ],
 )
 def test_what_has_no_meaning(
@@ -280,7 +283,7 @@ def test_no_compiler(run: Run, tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert "need a C compiler, and none was found" in done.stderr
-    assert "hint: install one" in done.stderr
+    assert "hint: install a compiler" in done.stderr
 
 
 # In tests of the program's own project ----------------------------------------------------------

@@ -18,13 +18,15 @@ else:
 DATA = {
     *("closed", "copied_nbytes", "device", "handle", "kept", "message", "nbytes", "offset"),
     *("readonly", "to_bytes", "backend", "capabilities", "driver", "identity", "info"),
-    *("mechanism", "name", "ordinal", "public", "runtime", "for_mechanism", "__dlpack_device__"),
+    *("block_nbytes", "blocks", "mechanism", "name", "ordinal", "public", "runtime"),
+    *("for_mechanism", "__dlpack_device__"),
 }
 """What an object says of itself without its process."""
 
 SPECIAL = {
     # These stay in their process, and an allocation would have to be exported.
     **dict.fromkeys(("pickled imported", "pickled addresses", "pickled piece"), "UnsupportedError"),
+    "pickled pool": "UnsupportedError",
     "pickled allocation": "ForkedProcessError",
     "own memory": "1",
 }

@@ -84,11 +84,11 @@ WRONG = {
     "a server's reply": [header(MessageType.REPLY) + b"\0" * 60],
     "an empty request": [header(MessageType.IMPORT)],
     "a request for nothing": [import_of(count=0)],
-    "fewer records than said": [import_of(count=3, records=bytes(36))],
-    "more records than said": [import_of(count=1, records=bytes(72))],
-    "as many as can be said": [import_of(count=2**32 - 1, records=bytes(36))],
+    "fewer records than said": [import_of(count=3, records=bytes(44))],
+    "more records than said": [import_of(count=1, records=bytes(88))],
+    "as many as can be said": [import_of(count=2**32 - 1, records=bytes(44))],
     "a reservation of nothing": [import_of(count=0, kind=MessageType.RESERVE)],
-    "fewer than said to reserve": [import_of(count=3, records=bytes(36), kind=MessageType.RESERVE)],
+    "fewer than said to reserve": [import_of(count=3, records=bytes(44), kind=MessageType.RESERVE)],
     "a cut off end": [header(MessageType.END) + bytes(13)],
     "a cut off hint": [header(MessageType.HINT) + bytes(13)],
     "too large": [header(MessageType.IMPORT) + bytes(wire.MAX_MESSAGE_NBYTES)],
@@ -96,7 +96,7 @@ WRONG = {
     "a page of a request": [header(MessageType.IMPORT, flags=0) + bytes(FULL_PAGE)],
     "a page of reservations": [header(MessageType.RESERVE, flags=0) + bytes(FULL_PAGE)],
     "more than one request asks for": [
-        import_of(count=wire.MAX_WANTED + 1, records=bytes(36 * (wire.MAX_WANTED + 1)))
+        import_of(count=wire.MAX_WANTED + 1, records=bytes(44 * (wire.MAX_WANTED + 1)))
     ],
     "text": [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"],
 }
@@ -108,14 +108,14 @@ ODD = {
     "a hint at what it never had": [wire.pack_ids(MessageType.HINT, range(0, 2**64, 2**54))],
     "unknown flags": [header(MessageType.HINT, flags=0xFE)],
     "a reservation of what never was": [
-        import_of(count=1, records=b"\xff" * 36, kind=MessageType.RESERVE)
+        import_of(count=1, records=b"\xff" * 44, kind=MessageType.RESERVE)
     ],
     "all reservations that one request asks for": [
         import_of(
-            count=wire.MAX_WANTED, records=bytes(36 * wire.MAX_WANTED), kind=MessageType.RESERVE
+            count=wire.MAX_WANTED, records=bytes(44 * wire.MAX_WANTED), kind=MessageType.RESERVE
         )
     ],
-    "a request for what never was": [import_of(count=1, records=b"\xff" * 36)],
+    "a request for what never was": [import_of(count=1, records=b"\xff" * 44)],
 }
 
 
@@ -307,7 +307,7 @@ def test_handles_are_not_reachable_by_guessing(scene: Scene) -> None:
     with lease_actions.connect(scene.blob) as connection:
         connection.recv(1000)
         for allocation in range(4):
-            record = struct.pack("<QI16sQ", allocation, handle.export, bytes(16), 0)
+            record = struct.pack("<QI16sQQ", allocation, handle.export, bytes(16), 0, 0)
             connection.sendall(import_of(count=1, records=record, request=allocation))
             (reply,) = wire.unpack_replies(connection.recv(100_000)[wire.HEADER.size :])
             assert isinstance(reply, wire.Refusal)

@@ -15,11 +15,13 @@ import pytest
 from kit_runs import run_kit
 
 import crossmem.conformance
+from crossmem.conformance.report import LAWS as LAWS_OF_ALL
+from crossmem.conformance.report import POOL_LAWS
 from crossmem.conformance.speed import SLOWNESS
 
 HERE = Path(__file__).parent
 KIT = Path(crossmem.conformance.__file__).parent
-LAWS = [f"c{number:02}" for number in range(1, 31)]
+LAWS = [f"{law[0].lower()}{int(law[1:]):02}" for law in (*LAWS_OF_ALL, *POOL_LAWS)]
 
 # A mutant that is found takes some seconds; one that hangs the kit is found too, but too late.
 LIMIT_S = 300 * SLOWNESS

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark suite: crossmem beside its peers, in one run.
 
-For each peer, two processes are started: a producer and a consumer, each kept on a CPU of its
-own. Rounds go around the peers; a number is the median of the rounds, and a round's number the
-median inside that round. Each operation is timed in the process that performs it, without the
-message that hands the token over, which is the same for all peers.
+Each peer has two processes: a producer and a consumer, each bound to its own CPU. Rounds go around
+the peers. A number is the median of the rounds, and a round's number is the median inside that
+round. Each operation is timed in the process that performs it. The message that hands the token
+over is the same for all peers and is not included.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,10 +33,10 @@ __all__ = [
 ]
 
 Mode = Literal["smoke", "brief", "quick", "full"]
-"""How much to measure: whether the suite works, one table, everything, or everything often."""
+"""How much to measure: whether the suite works, one table, everything once, or everything often."""
 
 _BRIEF_PEERS: Final = ("crossmem", "mp", "floor")
-"""What the one table compares."""
+"""The peers in the one table."""
 
 
 def run(
@@ -51,27 +51,27 @@ def run(
     Parameters
     ----------
     mode
-        ``"brief"`` measures what one table shows, in less than half a minute. ``"quick"`` measures
+        ``"brief"`` measures the one table, in less than half a minute. ``"quick"`` measures
         everything once, in a few minutes, and ``"full"`` repeats it for longer. ``"smoke"`` takes
-        seconds, and its numbers mean nothing.
+        seconds, and its numbers have no meaning.
     peers
-        Which of :data:`PEERS` to measure. By default all, and in a brief run crossmem, ``"mp"`` and
-        ``"floor"``. A peer that is not installed is reported as such.
+        The peers to measure, of :data:`PEERS`. By default all, and in a brief run crossmem,
+        ``"mp"`` and ``"floor"``. A missing peer is reported as not installed.
     device
         The crossmem device. Its memory must be visible to the host.
     say
-        Called with a line of text whenever a new part of the run begins.
+        Called with a line of text when a new part of the run begins.
 
     Returns
     -------
     Report
-        All numbers, with the machine. Unless the run is brief, the targets and what was measured
-        of them. A peer that fails is reported in ``notes`` and does not end the run.
+        All numbers, and the machine. Unless the run is brief, also the targets and their results. A
+        failure of a peer is reported in ``notes`` and does not end the run.
 
     Raises
     ------
     ValueError
-        ``mode`` or a peer has no meaning.
+        ``mode`` or a peer is invalid.
     ConfigurationError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         The device cannot be used.
     UnsupportedError
@@ -79,7 +79,7 @@ def run(
 
     Notes
     -----
-    Every process that this starts has ended when it returns or raises, by force where needed.
+    Every process that this starts has ended when it returns or raises; if necessary, it is killed.
     """
     if mode not in PLANS:
         msg = f"unknown mode {mode!r}; there are {', '.join(PLANS)}"

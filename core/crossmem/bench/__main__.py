@@ -10,7 +10,7 @@ from crossmem.bench.plan import PLANS
 
 
 def main() -> int:
-    """Run the suite; return 1 where a target is missed, else 0."""
+    """Run the suite; return 1 if a target is missed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m crossmem.bench")
     parser.description = "Measure crossmem and other ways to share memory, side by side."
     parser.add_argument("--mode", choices=list(PLANS), default="brief", help="how much to measure")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a C program pays for one call into an emulated library of a vendor."""
+"""The cost of one call from C into an emulated vendor library."""
 
 import shutil
 import subprocess
@@ -13,8 +13,8 @@ __all__ = ["CallError", "time_calls"]
 
 _API: Final = "hip"
 _DEADLINE_S: Final = 120.0
-# The first call starts Python; of the others, one answers from the process's own state, one looks
-# at the host too, and two change it.
+# The first call starts Python. Of the others, one reads the process's own state, one reads the host
+# too, and two change the host.
 _PROGRAM: Final = """
 #include <dlfcn.h>
 #include <stddef.h>
@@ -67,21 +67,21 @@ class CallError(Exception):
 
 
 def time_calls(count: int, *, folder: str, environment: dict[str, str]) -> dict[str, float]:
-    """Return the seconds that calls take from C, by what is called.
+    """Return the seconds of calls from C, by the type of call.
 
     Parameters
     ----------
     count
-        How many calls of each function are made.
+        Number of calls of each function.
     folder
-        Where the program is compiled.
+        The folder in which the program is compiled.
     environment
-        Variables of its process.
+        Environment variables of its process.
 
     Raises
     ------
     CallError
-        Where there is no compiler or no emulation, or the program fails.
+        There is no compiler or no emulation, or the program fails.
     """
     compiler = shutil.which("cc")
     if compiler is None:
@@ -101,7 +101,7 @@ def time_calls(count: int, *, folder: str, environment: dict[str, str]) -> dict[
 
 def _run(command: list[str], emulation: Emulation, environment: dict[str, str]) -> dict[str, float]:
     variables = {
-        # Counting is for reports, and would be timed.
+        # Counting is for reports, and would add to the times.
         name: value
         for name, value in emulation.environment(environment).items()
         if name != "CROSSMEM_EMULATED_CALLS"

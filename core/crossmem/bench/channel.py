@@ -15,19 +15,19 @@ _BATCH_NBYTES: Final = 32 * 1024
 
 
 class ChannelError(Exception):
-    """The other side has gone, or did not answer in time."""
+    """The other side has ended, or did not reply in time."""
 
 
 class Channel:
-    """One end of a Unix socket that keeps packets apart.
+    """One end of a Unix socket that preserves packet boundaries.
 
     Parameters
     ----------
     sock
         A connected ``SOCK_SEQPACKET`` socket, owned by the channel from here on.
     timeout_s
-        Longest wait of one send or receive in seconds. The kernel keeps the time, so that
-        waiting costs no system call beside the receive itself.
+        Longest wait of one send or receive in seconds. The kernel measures the time, so that
+        waiting costs no further system call.
     """
 
     def __init__(self, sock: socket.socket, *, timeout_s: float | None = None) -> None:
@@ -107,5 +107,5 @@ class Channel:
         self.receive()
 
     def close(self) -> None:
-        """Close the socket; closing twice is harmless."""
+        """Close the socket. A second call does nothing."""
         self._sock.close()

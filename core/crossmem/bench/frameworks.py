@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What whole trees and arrays of frameworks cost on their way: a program of one case each.
+"""The costs of sending trees and arrays of frameworks: a program of one case each.
 
-Every case runs in a fresh interpreter with child processes of its own, started by spawn, and
-prints one line of JSON. Times are in seconds; the clock is the same in all processes.
+Every case runs in a fresh interpreter with its own child processes, started by spawn, and prints
+one line of JSON. Times are in seconds, on a clock that all processes share.
 """
 
 import json
@@ -41,14 +41,14 @@ def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[fl
     Parameters
     ----------
     kind
-        ``"crossmem"``: all lie in one allocation. ``"torch"``: PyTorch moves each into memory
-        of its own, as its sharing of CPU tensors does.
+        ``"crossmem"``: all tensors lie in one allocation. ``"torch"``: PyTorch moves each into
+        separate memory, as its sharing of CPU tensors does.
     tensors
-        How many there are.
+        Number of tensors.
     nbytes
-        Bytes of each.
+        Size of each in bytes.
     rounds
-        How often; PyTorch gets new tensors each time, since it moves them once only.
+        Number of rounds. PyTorch gets new tensors in each, because it moves a tensor only once.
     """
     torch: Any = import_module("torch")
     process, connection = start_child(_read_trees, kind)
@@ -57,7 +57,7 @@ def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[fl
     if kind == "crossmem":
         pool = crossmem.device(_DEVICE).allocate(tensors * nbytes)
         memory = pool.as_tensor()
-        # Pages are there before the clock runs, as those of the other kind are.
+        # The page faults occur before the measurement, as for the other kind.
         memory.fill_(1)
     for _ in range(rounds):
         if pool is not None:
@@ -90,7 +90,7 @@ def _read_trees(connection: Connection, kind: str) -> None:
             blob = connection.recv_bytes()
         except EOFError:
             return
-        # What arrives comes from the parent of this very process.
+        # The bytes come from the parent of this process.
         load = crossmem.receive if kind == "crossmem" else pickle.loads
         weights = load(blob)
         received = perf_counter()
@@ -104,7 +104,7 @@ def _read_trees(connection: Connection, kind: str) -> None:
 
 
 def queue(kind: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
-    """Send one array through a queue of multiprocessing, or through Ray, until it is there.
+    """Send one array through a queue of multiprocessing, or through Ray, until it has arrived.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def queue(kind: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
     nbytes
         Size of the array.
     rounds
-        How often.
+        Number of rounds.
     """
     if kind == "ray":
         return {"send": _through_ray(nbytes, rounds)}
@@ -133,7 +133,7 @@ def queue(kind: str, nbytes: int, rounds: int) -> dict[str, list[float]]:
         times.append(answers.get() - start)
     items.put(None)
     process.join(_JOIN_S)
-    # The first one starts threads and connections.
+    # The first round starts threads and connections.
     return {"send": times[1:]}
 
 
@@ -171,7 +171,7 @@ def _through_ray(nbytes: int, rounds: int) -> list[float]:
         ]
     finally:
         ray.shutdown()
-    # Ray's store makes its pages with the first objects; later ones are written into them.
+    # Ray's store allocates its pages with the first objects and reuses them later.
     return times[_RAY_WARMUP_ROUNDS:]
 
 
@@ -184,15 +184,15 @@ def readers(count: int, nbytes: int) -> dict[str, list[float]]:
     Parameters
     ----------
     count
-        How many readers.
+        Number of readers.
     nbytes
         Size of the array.
 
     Returns
     -------
     dict
-        ``"attach"``: seconds in which each reader receives. ``"counted"``: bytes of the memory
-        that the kernel counts in all processes together (Pss), in units of its size.
+        ``"attach"``: seconds in which each reader receives. ``"counted"``: proportional size (Pss)
+        of the memory in all processes together, in units of its size.
     """
     array = crossmem.empty(nbytes, "uint8")
     array[:] = 1
@@ -214,14 +214,14 @@ def readers(count: int, nbytes: int) -> dict[str, list[float]]:
 
 
 def _read_array(connection: Connection) -> None:
-    # What every reader pays once in its life is not the array's cost.
+    # The costs that every reader has once are not those of the array.
     with crossmem.device(_DEVICE).allocate(1) as warm:
         crossmem.receive(crossmem.share(warm.as_array()))
     connection.send("ready")
     blob = connection.recv_bytes()
     times = []
     for _ in range(_ATTACHES):
-        # Not the one before again: that one was given back.
+        # The previous array was released, so this one is new.
         array: Any = None
         crossmem.collect()
         start = perf_counter()
@@ -231,7 +231,7 @@ def _read_array(connection: Connection) -> None:
     connection.send(median(times))
     connection.recv_bytes()
     connection.send(_counted(array.__array_interface__["data"][0]))
-    # Whoever is counted after this one shares the memory with it still.
+    # The readers that are counted later still share the memory with this one.
     with suppress(EOFError):
         connection.recv_bytes()
 
@@ -254,7 +254,7 @@ def _counted(pointer: int) -> int:
 CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxyType(
     {"tree": tree, "queue": queue, "readers": readers}
 )
-"""What can be measured, by name."""
+"""The cases that can be measured, by name."""
 
 
 def main(arguments: list[str]) -> None:

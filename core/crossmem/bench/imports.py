@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long importing takes, in fresh interpreters."""
+"""The time of imports, in fresh interpreters."""
 
 import subprocess
 import sys
@@ -16,14 +16,14 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         "import crossmem": "import crossmem",
         # Its modules are imported at the first use of their names; these need nearly all of them.
         "import crossmem, device and attach": "from crossmem import attach, device",
-        # pydantic loads its parts when they are first used, and whoever uses it has a model.
+        # pydantic loads its parts at their first use, and every user of pydantic has a model.
         "import pydantic, pluggy": "import pydantic, pluggy; pydantic.BaseModel",
         "import pydantic, pluggy, with one model": (
             "import pydantic, pluggy\nclass Model(pydantic.BaseModel):\n    number: int"
         ),
     }
 )
-"""Statements by the name of their row."""
+"""Modules are imported at the first use of their names; these names need nearly all of them."""
 
 _PROGRAM: Final = """\
 import os, sys
@@ -38,8 +38,8 @@ print(perf_counter() - start)
 def bytecode_cached_in(folder: str, environment: dict[str, str]) -> dict[str, str]:
     """Return an environment in which every module's bytecode is cached, as after an install.
 
-    A source tree may have none, and where an environment forbids writing it, compiling would be
-    timed for some of the modules and not for others.
+    A source tree may have no bytecode. If an environment forbids writing it, the compilation would
+    be timed for some modules and not for others.
     """
     changed = {**environment, "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}
     changed.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -52,7 +52,7 @@ def time_import(statement: str, *, cpu: int, environment: dict[str, str]) -> flo
     Raises
     ------
     subprocess.SubprocessError
-        Where it fails or takes longer than a minute.
+        The statement fails or takes longer than a minute.
     """
     program = _PROGRAM.format(cpu=cpu, statement=statement)
     done = subprocess.run(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What producer and consumer do for the rows that every peer has.
+"""The jobs of producer and consumer for the rows that every peer has.
 
-A job is a pair of functions, one for each process, that run at the same time and talk over the
-channel between them. Times are of the operation alone, in seconds, taken in the process that
-performs it; handing the token over is the same for all peers and counted in totals only.
+A job is a pair of functions, one for each process, that run at the same time and communicate over
+the channel between them. Times are of the operation alone, in seconds, taken in the process that
+performs it. The transfer of the token is the same for all peers, and only totals include it.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,16 +20,16 @@ __all__ = ["JOBS", "Context", "Half", "Halves", "timed"]
 
 @dataclass(slots=True)
 class Context:
-    """What a job works with.
+    """The environment of a job.
 
     Parameters
     ----------
     peer
-        This process's side of what is measured.
+        This process's peer object.
     channel
-        The way to the other process.
+        The channel to the other process.
     kept
-        Whatever one job leaves for a later one.
+        Objects that one job keeps for a later one.
     """
 
     peer: Peer
@@ -38,14 +38,15 @@ class Context:
 
 
 Half = Callable[..., dict[str, Any]]
-"""One process's part of a job: takes a :class:`Context` and keywords, returns what JSON can say."""
+"""One process's part of a job: it takes a :class:`Context` and keywords, and returns JSON
+values."""
 
 Halves = Mapping[str, tuple[Half, Half]]
-"""Producer's and consumer's half of jobs, by the job's name."""
+"""The producer's and the consumer's half of each job, by name."""
 
 
 def timed(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
-    """Call a function and return how long it took, in seconds, with its result."""
+    """Call a function; return its time in seconds, and its result."""
     start = perf_counter()
     result = function(*args)
     return perf_counter() - start, result
@@ -182,4 +183,4 @@ JOBS: Final[Halves] = MappingProxyType(
         "held": (_produce_held, _consume_held),
     }
 )
-"""Producer's and consumer's half of every job, by its name."""
+"""The producer's and the consumer's half of each job, by name."""

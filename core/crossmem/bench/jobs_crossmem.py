@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What producer and consumer do for the rows that only crossmem has."""
+"""The jobs of producer and consumer for the rows that only crossmem has."""
 
 import os
 from time import perf_counter
@@ -12,15 +12,15 @@ from crossmem.bench.peer_floor import FloorPeer
 
 __all__ = ["CROSSMEM_JOBS"]
 
-# A harmless system call that nothing else makes: it marks a stretch in a trace.
+# A harmless system call without other uses, which marks a section of a trace.
 _MARK: Final = os.getpgid
 
 _COPIED_NBYTES: Final = 64 << 20
-"""How much one timed stretch of copying moves at least, in bytes."""
+"""The least number of bytes that one timed section copies."""
 
 
 def _fresh(blob: bytes) -> bytes:
-    """Return an equal object that has never been hashed, as a receive would."""
+    """Return an equal object without a cached hash, as a receive would."""
     return bytes(bytearray(blob))
 
 
@@ -90,7 +90,7 @@ def _consume_repeats(context: Context, **_: Any) -> dict[str, Any]:
     def close(name: str, made: list[Any]) -> None:
         each(name, lambda item: item.unmap() if hasattr(item, "unmap") else item.close(), made)
 
-    # Each first import is a lease of its own; what is repeated below keeps them all alive.
+    # Each first import is a separate lease. The repetitions below keep them all alive.
     kept = each("import first", crossmem.import_handle, handles[:half])
     kept_mappings = each("attach first", crossmem.attach, handles[half:])
     mapped = handles[half:]
@@ -225,4 +225,4 @@ CROSSMEM_JOBS: Final[Halves] = MappingProxyType(
         "bandwidth": (_produce_bandwidth, _consume_bandwidth),
     }
 )
-"""Producer's and consumer's half of every job, by its name."""
+"""The producer's and the consumer's half of each job, by name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What producer and consumer do where thousands of imports and allocations live at once."""
+"""The jobs of producer and consumer for thousands of concurrent imports and allocations."""
 
 import os
 import resource
@@ -45,7 +45,7 @@ def _produce_parts(context: Context, *, allocations: int, parts: int) -> dict[st
 
 
 def _consume_parts(context: Context, *, allocations: int, parts: int) -> dict[str, Any]:
-    """Hold many imports of few allocations; see what they cost and what they occupy."""
+    """Hold many imports of few allocations; measure their time and their resources."""
     handles = [crossmem.ShareableHandle.from_bytes(blob) for blob in context.channel.receive_all()]
     wholes = crossmem.attach_many(handles)
     before = _descriptors()
@@ -112,7 +112,7 @@ def _consume_separate(context: Context, *, count: int, **_: Any) -> dict[str, An
 
 
 def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, Any]:
-    """Allocate under a low descriptor limit until it refuses, and say how it did."""
+    """Allocate under a low descriptor limit until a refusal, and return its form."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     memories: list[Any] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (_descriptors()["all"] + room, hard))
@@ -120,7 +120,7 @@ def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, A
     try:
         while len(memories) < 2 * room:
             memories.append(context.peer.create(nbytes))
-    except Exception as error:  # noqa: BLE001 - which error it is, is the question
+    except Exception as error:  # noqa: BLE001 - the test reads the error's type
         failure = error
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -136,7 +136,7 @@ def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, A
 
 
 def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str, Any]:
-    """Read what so many importers say of an export that all of them may hold, and none does."""
+    """Read the rows of many importers for an export that all may hold and none holds."""
     memory = context.peer.create(4096)
     handle = crossmem.ShareableHandle.from_bytes(context.peer.export(memory))
     table, unit = SlotTable(), Unit(handle.allocation, None, lambda: None)
@@ -183,7 +183,7 @@ def _produce_block_rows(context: Context, *, importers: int, batches: int) -> di
 
 
 def _produce_loop(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
-    """Create, export and free in a loop of one process, which nobody imports from."""
+    """Create, export and free in a loop of one process, without importers."""
     peer = context.peer
 
     def live() -> None:
@@ -208,4 +208,4 @@ SCALE_JOBS: Final[Halves] = MappingProxyType(
         "loop": (_produce_loop, _consume_nothing),
     }
 )
-"""Producer's and consumer's half of every job, by its name."""
+"""The producer's and the consumer's half of each job, by name."""

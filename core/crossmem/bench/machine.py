@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that a run is made on."""
+"""The machine of a run."""
 
 import os
 import platform
@@ -15,14 +15,14 @@ __all__ = ["Cpus", "available_nbytes", "choose_cpus", "describe_machine", "versi
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """The CPUs of the two processes; the same one twice where there is no other."""
+    """The CPUs of the two processes; twice the same if there is only one."""
 
     producer: int
     consumer: int
 
     @property
     def note(self) -> str:
-        """Say in words where the processes run."""
+        """Return a text about the placement of the processes."""
         if self.producer == self.consumer:
             return f"only one CPU may be used: both processes share CPU {self.producer}"
         return f"producer on CPU {self.producer}, consumer on CPU {self.consumer}"
@@ -48,7 +48,7 @@ def choose_cpus() -> Cpus:
 
 
 def version_of(distribution: str) -> str | None:
-    """Return the version of an installed distribution, None where it is not installed."""
+    """Return the version of an installed distribution, None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -71,12 +71,12 @@ def _memory_nbytes(name: str) -> int:
 
 
 def available_nbytes() -> int:
-    """Return how much memory the kernel thinks can be had, in bytes; 0 where unknown."""
+    """Return the kernel's estimate of available memory, in bytes; 0 if unknown."""
     return _memory_nbytes("MemAvailable")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what a reader must know to judge the numbers of a run."""
+    """Return the facts that a reader needs to judge the numbers of a run."""
     huge_pages = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     shmem = ""
     with suppress(OSError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes that share memory with each other, and the parent's hold on them."""
+"""Two processes that share memory with each other, and their control by the parent."""
 
 import os
 import selectors
@@ -25,7 +25,7 @@ class BenchError(Exception):
 
 
 def child_environment() -> dict[str, str]:
-    """Return an environment in which a child finds the modules that this process finds."""
+    """Return an environment in which a child finds the same modules as this process."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
@@ -39,14 +39,14 @@ class Pair:
     device
         The crossmem device of the run.
     cpus
-        Where the two processes stay.
+        The CPUs of the two processes.
     environment
-        What they see as ``os.environ``.
+        The ``os.environ`` of both.
 
     Raises
     ------
     BenchError
-        Where they cannot be started. Nothing is left of them then.
+        They cannot be started. Both have ended then.
     """
 
     def __init__(self, peer: str, *, device: str, cpus: Cpus, environment: dict[str, str]) -> None:
@@ -82,7 +82,7 @@ class Pair:
         Raises
         ------
         BenchError
-            Where a half failed or the deadline passed. The pair is of no use after that.
+            A half failed or the deadline passed. The pair cannot be used after that.
         """
         request = {"job": job, "arguments": arguments, "deadline_s": deadline_s}
         for control in self._controls.values():
@@ -91,14 +91,14 @@ class Pair:
         return {**results["producer"], **results["consumer"]}
 
     def _collect(self, deadline_s: float) -> dict[str, Any]:
-        """Read one answer of each process."""
+        """Read one reply of each process."""
         end = monotonic() + deadline_s
         results: dict[str, Any] = {}
         failures: list[str] = []
         with selectors.DefaultSelector() as selector:
             for role, control in self._controls.items():
                 selector.register(control.fileno(), selectors.EVENT_READ, role)
-            # After one has failed, the other gets a moment to say what it saw.
+            # After a failure, the other process gets a moment to report.
             while selector.get_map() and (left := end - monotonic()) > 0:
                 for key, _ in selector.select(left):
                     selector.unregister(key.fd)
@@ -119,13 +119,13 @@ class Pair:
         return results
 
     def _last_words(self) -> str:
-        """Return the last line that the processes wrote, for a message."""
+        """Return the last line of the processes' output, for a message."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f" ({lines[-1]})" if lines else ""
 
     def close(self) -> None:
-        """End both processes, by force where they do not go; closing twice is harmless."""
+        """End both processes, and kill them if necessary. A second call does nothing."""
         self._resources.close()
 
     def _end(self) -> None:

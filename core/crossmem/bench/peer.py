@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compared: one small class for each way of sharing memory between processes."""
+"""The peers of the comparison: one small class for each way to share memory."""
 
 from abc import ABC, abstractmethod
 from importlib import import_module
@@ -10,12 +10,12 @@ __all__ = ["PEERS", "Peer", "peer_class"]
 
 
 class Peer(ABC):
-    """One way of sharing memory, in the producer or in the consumer.
+    """One way to share memory, in the producer or in the consumer.
 
-    Each process makes its own object. The producer calls :meth:`serve`, and the consumer
-    :meth:`connect` with what that returned. After that come the five operations that are timed:
-    :meth:`create`, :meth:`export` and :meth:`free` in the producer, :meth:`attach` and
-    :meth:`detach` in the consumer. What they pass to each other is their own affair.
+    Each process makes its own object. The producer calls :meth:`serve`, and the consumer calls
+    :meth:`connect` with the result. The five timed operations follow: :meth:`create`,
+    :meth:`export` and :meth:`free` in the producer, :meth:`attach` and :meth:`detach` in the
+    consumer. The class chooses the objects that they pass to each other.
 
     Parameters
     ----------
@@ -27,10 +27,10 @@ class Peer(ABC):
     """Name in the tables."""
 
     distribution: ClassVar[str | None] = None
-    """The Python distribution whose version is reported."""
+    """The Python distribution with the reported version."""
 
     touches_memory: ClassVar[bool] = False
-    """Whether creating fills every page, so that big sizes take long and need room."""
+    """Whether creation fills every page, so that big sizes take long and need free memory."""
 
     is_read_only: ClassVar[bool] = False
     """Whether the consumer must not write into what it attached."""
@@ -49,11 +49,11 @@ class Peer(ABC):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Return why this peer cannot run here, None where it can. Imports nothing heavy."""
+        """Return why this peer cannot run here, None if it can. Imports nothing heavy."""
         return None
 
     def serve(self) -> bytes:
-        """Prepare the producer and return what the consumer needs to connect."""
+        """Prepare the producer and return the consumer's argument for connecting."""
         return b"-"
 
     def connect(self, hello: bytes) -> None:  # noqa: B027 - most peers need no connection
@@ -61,7 +61,7 @@ class Peer(ABC):
 
     @abstractmethod
     def create(self, nbytes: int) -> Any:
-        """Allocate memory that can be shared and map it, without touching it."""
+        """Allocate and map shareable memory, without touching it."""
 
     @abstractmethod
     def export(self, memory: Any) -> bytes:
@@ -73,15 +73,15 @@ class Peer(ABC):
 
     @abstractmethod
     def detach(self, mapping: Any) -> None:
-        """Unmap it and give up all that :meth:`attach` took."""
+        """Unmap it and release everything that :meth:`attach` acquired."""
 
     @abstractmethod
     def free(self, memory: Any) -> None:
-        """Unmap it in the producer and give it back."""
+        """Unmap it in the producer and free it."""
 
     @abstractmethod
     def view(self, memory: Any) -> memoryview:
-        """Return the bytes of what :meth:`create` or :meth:`attach` returned."""
+        """Return the bytes of a result of :meth:`create` or :meth:`attach`."""
 
 
 _HERE: Final = "crossmem.bench."
@@ -98,7 +98,7 @@ PEERS: Final = MappingProxyType(
         "torch": (_HERE + "peer_torch", "TorchPeer"),
     }
 )
-"""Module and class of every peer, by its name."""
+"""Module and class of each peer, by name."""
 
 
 def peer_class(name: str) -> type[Peer]:
@@ -107,7 +107,7 @@ def peer_class(name: str) -> type[Peer]:
     Raises
     ------
     KeyError
-        Where no peer has that name.
+        No peer has that name.
     """
     module, attribute = PEERS[name]
     found: type[Peer] = getattr(import_module(module), attribute)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The floor: the fewest system calls that share memory safely, with nothing around them."""
+"""The floor: the fewest system calls that share memory safely, and nothing more."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ _KEY: Final = struct.Struct("=QQ")
 _FD: Final = struct.Struct("@i")
 _ANCILLARY_NBYTES: Final = socket.CMSG_SPACE(_FD.size)
 
-# Python's own mmap object would duplicate the descriptor, which is one call more than needed.
+# Python's own mmap object would duplicate the descriptor, which is one system call more.
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p
@@ -47,7 +47,7 @@ def _map(descriptor: int, nbytes: int) -> int:
 
 
 class FloorPeer(Peer):
-    """memfd and mmap; a thread hands descriptors out over one kept connection."""
+    """memfd and mmap; a thread sends descriptors over one permanent connection."""
 
     title: ClassVar[str] = "floor"
 

@@ -14,10 +14,10 @@ __all__ = ["SharedMemoryPeer"]
 
 
 class SharedMemoryPeer(Peer):
-    """``multiprocessing.shared_memory``, with its tracker told to leave the consumer alone.
+    """``multiprocessing.shared_memory``, unregistered from the consumer's resource tracker.
 
-    Without that, the consumer's tracker deletes the producer's memory, so every careful user of
-    the module pays for it.
+    Otherwise the consumer's tracker would delete the producer's memory, so every careful user of
+    the module has this cost.
     """
 
     title: ClassVar[str] = "mp.shared_memory"
@@ -36,7 +36,7 @@ class SharedMemoryPeer(Peer):
         if sys.version_info >= (3, 13):
             return SharedMemory(token.decode(), track=False)
         memory = SharedMemory(token.decode())
-        # The tracker knows the name as the kernel does, with its slash.
+        # The tracker has the name in the kernel's form, with a slash.
         resource_tracker.unregister("/" + memory.name, "shared_memory")
         return memory
 

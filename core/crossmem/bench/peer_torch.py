@@ -58,7 +58,7 @@ class TorchPeer(Peer):
 
     @override
     def attach(self, token: bytes) -> Any:
-        # The bytes come from the producer of this very run; PyTorch offers no other way.
+        # The bytes come from the producer of this run. PyTorch offers no other way.
         return [pickle.loads(token)]  # noqa: S301
 
     @override
@@ -67,7 +67,7 @@ class TorchPeer(Peer):
 
     @override
     def free(self, memory: Any) -> None:
-        # The storage goes with its last reference, which is the caller's.
+        # The storage ends with its last reference, which the caller holds.
         memory.set_()
 
     @override

@@ -60,7 +60,7 @@ def _check(result: int, call: str) -> None:
 
 
 class UmfProxyPeer(Peer):
-    """Anonymous memory of the OS provider behind a pool that passes every request on."""
+    """Anonymous memory of the OS provider, behind a pool that forwards every request."""
 
     title: ClassVar[str] = "UMF proxy"
     distribution: ClassVar[str | None] = "umf"
@@ -110,8 +110,8 @@ class UmfProxyPeer(Peer):
 
     @override
     def serve(self) -> bytes:
-        # The consumer takes the descriptor out of this process, which Yama forbids between
-        # siblings unless this process allows it.
+        # The consumer takes the descriptor out of this process. Yama forbids that between siblings
+        # unless this process allows it.
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
         return str(os.getpid()).encode()
 
@@ -128,7 +128,7 @@ class UmfProxyPeer(Peer):
         pointer, nbytes = memory
         handle, size = ctypes.c_void_p(), ctypes.c_size_t()
         _check(self._umf.umfGetIPCHandle(pointer, handle, size), "umfGetIPCHandle")
-        # The library does not carry the size, so a user has to.
+        # The handle does not contain the size, so a user must send it.
         token = _SIZE.pack(nbytes) + ctypes.string_at(handle.value or 0, size.value)
         _check(self._umf.umfPutIPCHandle(handle), "umfPutIPCHandle")
         return token
@@ -156,9 +156,9 @@ class UmfProxyPeer(Peer):
 
 
 class UmfDisjointPeer(UmfProxyPeer):
-    """The same provider behind a pool that cuts small requests out of shared slabs.
+    """The same provider, behind a pool that divides shared slabs for small requests.
 
-    Allocations of one slab share a descriptor: whoever opens one can reach them all.
+    Allocations of one slab share a descriptor: a process that opens one can access them all.
     """
 
     title: ClassVar[str] = "UMF disjoint"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a run measures."""
+"""The amount of work of a run."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,36 +18,36 @@ class Plan:
     Parameters
     ----------
     sizes
-        Sizes of the whole-life rows, in bytes.
+        Sizes of the rows with whole lifetimes, in bytes.
     rounds, count
-        Rounds of the whole-life rows, and lives in each.
+        Rounds of the rows with whole lifetimes, and lifetimes in each.
     budget_s
-        Seconds after which a peer's round ends early, for peers that fill their memory.
+        Seconds after which a peer's round ends early. This is for peers that fill their memory.
     batch, batch_rounds
-        How many allocations are churned, held and batched, and the rounds of those rows.
+        Number of allocations in the churned, held and batched rows, and rounds of those rows.
     busy
         Attaches beside each kind of busy exporter, in each round.
     holds, hold_s
         How often an exporter keeps the interpreter locked, and for how many seconds.
     repeats, repeat_rounds
-        Allocations whose imports and exports are repeated, and the rounds of those rows; also
-        calls of each function from C.
+        Allocations with repeated imports and exports, and rounds of those rows; also calls of each
+        function from C.
     bandwidth_sizes, bandwidth_rounds, bandwidth_repeats
         Sizes in bytes, fresh allocations of each, and copies of each allocation.
     parts_of, parts
-        Allocations and parts of each that are imported at once.
+        Allocations, and parts of each, that are imported at once.
     separate
         Allocations that live at once.
     imports
-        Fresh interpreters that import crossmem, and as many that import the others, and programs
-        in C that start one.
+        Fresh interpreters that import crossmem, as many that import the other packages, and C
+        programs that start an interpreter.
     traced
         Repeated imports under the system call tracer.
     tensors, tree_nbytes, tree_rounds
-        Tensors of the shared trees, the bytes of all of them, and how often each is shared; also
-        how often an array is sent.
+        Tensors of the shared trees, their total bytes, and the rounds of sharing; also the rounds
+        of sending an array.
     array_nbytes
-        Size of the array that is sent through queues, and that readers attach, in bytes.
+        Size of the array that is sent through queues and that readers attach, in bytes.
     readers
         Processes that read one array.
     copied_sizes, copied_pairs, copied_rounds
@@ -57,7 +57,7 @@ class Plan:
         Size of the dict that is copied once and then updated, beside NumPy's copies, and how often
         each of the fresh processes updates it.
     is_brief
-        Whether only what the summary shows is measured, and held against no target.
+        Whether only the rows of the summary are measured, without targets.
     """
 
     sizes: tuple[int, ...] = (4 * KIB, 2 * MIB, 1024 * MIB)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as tables for people: with rich where it is installed, else in plain text."""
+"""A report as tables for people: with rich if it is installed, else in plain text."""
 
 import sys
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ def make_tables(report: Report) -> list[Table]:
 
 
 def targets_table(report: Report) -> Table:
-    """Return the targets, each with what was measured and the verdict."""
+    """Return the targets with their results and verdicts."""
     heads = ("target", "measured", "limit", "met")
     return Table("Targets", heads, tuple(map(_verdict_on, report.targets)))
 
@@ -164,13 +164,13 @@ def render(
     Parameters
     ----------
     report
-        What to print.
+        The report to print.
     tables
         Its tables; by default, all that :func:`make_tables` returns.
     file
-        Where to; standard output by default.
+        The output; by default standard output.
     rich
-        Whether to use rich; by default, where it is installed.
+        Whether to use rich; by default, if it is installed.
     """
     file = file or sys.stdout
     tables = make_tables(report) if tables is None else tables

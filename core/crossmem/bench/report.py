@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run found."""
+"""The results of a run."""
 
 import json
 from collections.abc import Sequence
@@ -20,22 +20,22 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number: the median of the rounds, each itself a median where it repeats.
+    """One number: the median of the rounds. A round with repetitions is itself a median.
 
     Parameters
     ----------
     section
-        Which table it belongs to, such as ``"life"``.
+        Its table, such as ``"life"``.
     subject
-        What was measured: the name of a peer, or of a case.
+        The name of the measured peer or case.
     metric
-        Which of its numbers this is, such as ``"create"``.
+        The measured quantity, such as ``"create"``.
     value
         The number, in ``unit``.
     unit
         ``"us"``, ``"GB/s"``, ``"ms"``, ``"ratio"`` or ``"count"``.
     nbytes
-        Size of the memory in bytes, None where it has no part in it.
+        Size of the memory in bytes, None if the number does not depend on it.
     rounds
         The number of each round.
     """
@@ -51,20 +51,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A promise and what was measured.
+    """A target and its result.
 
     Parameters
     ----------
     name
-        What is promised, in words.
+        The target, as text.
     measured
-        The ratio or count, None where it could not be measured.
+        The ratio or count, None if it could not be measured.
     limit
-        What it may be at most or, where ``at_least``, must be at least.
+        The largest allowed value or, if ``at_least``, the smallest.
     at_least
         Direction of the limit.
     note
-        What the reader must know, such as why nothing was measured.
+        A note for the reader, such as the reason for a missing measurement.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Target:
 
     @property
     def met(self) -> bool | None:
-        """Whether the promise holds, None where it was not measured."""
+        """Whether the target is met, None if it was not measured."""
         if self.measured is None:
             return None
         return self.measured >= self.limit if self.at_least else self.measured <= self.limit
@@ -83,14 +83,14 @@ class Target:
 
 @dataclass(slots=True)
 class Report:
-    """All rows of a run, and what is needed to judge them.
+    """All rows of a run, and the data to judge them.
 
     Parameters
     ----------
     mode
         ``"quick"`` or ``"full"``.
     date
-        When the run began, in UTC, as ISO 8601.
+        Start of the run, in UTC, as ISO 8601.
     machine
         CPU, kernel, versions.
     settings
@@ -100,15 +100,15 @@ class Report:
         the way's name.
     peers
         Name of every peer: its title, version, and state: ``"measured"``, ``"not installed"`` or
-        what went wrong.
+        the error.
     rows
         The numbers.
     notes
-        What could not be measured, and why.
+        The measurements that failed, and why.
     targets
-        What the project promises, beside what was measured.
+        The project's targets, with their results.
     seconds
-        How long the run took.
+        Duration of the run.
     """
 
     mode: str
@@ -141,7 +141,7 @@ class Report:
     def value(
         self, section: str, subject: str, metric: str, *, nbytes: int | None = None
     ) -> float | None:
-        """Return the number of a row, None where there is no such row."""
+        """Return the number of a row, None if there is no such row."""
         for row in self.rows:
             if (row.section, row.subject, row.metric, row.nbytes) == (
                 section,
@@ -153,11 +153,11 @@ class Report:
         return None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as values that JSON can express."""
+        """Return the report as JSON values."""
         data = {"schema": SCHEMA, **asdict(self)}
         data["targets"] = [{**asdict(target), "met": target.met} for target in self.targets]
         return data
 
     def to_json(self) -> str:
-        """Return everything as JSON text."""
+        """Return the report as JSON text."""
         return json.dumps(self.as_dict(), indent=2)

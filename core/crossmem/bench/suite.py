@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run itself: which jobs, in which order, and what becomes of their times."""
+"""The run itself: its jobs, their order, and the rows from their times."""
 
 import os
 import tempfile
@@ -31,13 +31,13 @@ class Suite:
     Parameters
     ----------
     plan, mode
-        How much to measure, and what that is called.
+        How much to measure, and the name of that mode.
     peers
         Names of the peers, in the order in which a round visits them.
     device
         The crossmem device.
     say
-        Called with a line of text whenever a new part of the run begins.
+        Called with a line of text when a new part of the run begins.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Suite:
                 self._peers.append(name)
 
     def __enter__(self) -> Self:
-        # The run's own folder: it must not meet what other programs of this user have exported.
+        # A separate folder: the run must not meet the exports of this user's other programs.
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="cmb"))
         os.chmod(folder, 0o700)  # noqa: PTH101
         self.folder = folder
         self.environment["CROSSMEM_RUN_DIR"] = folder
-        # Nothing is touched that fills memory, and addresses are all that most rows use.
+        # The pages stay untouched, because most rows use only addresses.
         self.environment.setdefault("CROSSMEM_EMULATED_CAPACITY", str(1 << 42))
         return self
 
@@ -102,7 +102,7 @@ class Suite:
             pair.close()
 
     def pair(self, peer: str) -> Pair:
-        """Return the running pair of a peer, starting it where there is none."""
+        """Return the running pair of a peer, which is started if necessary."""
         if peer not in self._pairs:
             self._pairs[peer] = Pair(
                 peer, device=self._device, cpus=self.cpus, environment=self.environment
@@ -110,7 +110,7 @@ class Suite:
         return self._pairs[peer]
 
     def restart(self, peer: str) -> None:
-        """End a peer's processes, so that the next job finds fresh ones."""
+        """End a peer's processes, so that the next job gets fresh ones."""
         self._drop(peer)
 
     def has(self, peer: str) -> bool:
@@ -129,16 +129,16 @@ class Suite:
     def job(
         self, peer: str, job: str, *, deadline_s: float = 120.0, row: str = "", **arguments: Any
     ) -> dict[str, Any] | None:
-        """Run a job, or note why it failed and return None, from then on at once.
+        """Run a job; if it fails, note the reason and return None, also for later calls of it.
 
         Parameters
         ----------
         peer, job
-            What runs.
+            The peer and the job.
         deadline_s
-            Longest duration in seconds; then both processes are killed.
+            Longest duration in seconds. After that both processes are killed.
         row
-            Tells uses of one job apart, such as its sizes: a failure ends only this one.
+            Distinguishes uses of one job, for example by sizes: a failure ends only this use.
         """
         key = peer, f"{job} {row}".strip()
         if key in self._given_up:
@@ -157,7 +157,7 @@ class Suite:
         Parameters
         ----------
         parts
-            Measure what crossmem alone has, where it is one of the peers.
+            The parts for crossmem alone. They run if crossmem is one of the peers.
         """
         start = monotonic()
         load = self.report.machine["load"]
@@ -177,12 +177,12 @@ class Suite:
         return self.report
 
     def _turns(self, rounds: int) -> list[list[str]]:
-        """Return the order of the peers in each round; it rotates, so that none is always first."""
+        """Return the rotating order of the peers in each round, so that none is always first."""
         peers = self._peers
         return [peers[i % len(peers) :] + peers[: i % len(peers)] for i in range(rounds)]
 
     def _check(self) -> None:
-        """Start every pair, and see that the two sides really share the memory."""
+        """Start every pair, and check that the two sides share the memory."""
         self.say("starting two processes for each peer")
         for peer in list(self._peers):
             found = self.job(peer, "check", nbytes=4 * KIB)
@@ -198,7 +198,7 @@ class Suite:
         return False
 
     def _life(self, nbytes: int) -> None:
-        """Measure whole lives of one allocation after another."""
+        """Measure whole lifetimes of allocations, one after another."""
         plan, size = self.plan, size_name(nbytes)
         self.say(f"whole lives at {size}")
         peers = [peer for peer in self._peers if self._room(peer, nbytes)]

@@ -128,7 +128,7 @@ def _scale(suite: Suite) -> None:
         add("scale", _PEER, "close", [found["close"] * _US], "us")
         add("scale", _PEER, "descriptors before", [before["all"]], "count")
         add("scale", _PEER, "descriptors added", [after["all"] - before["all"]], "count")
-        # Of the sockets, two are the benchmark's own.
+        # Two of the sockets belong to the benchmark.
         add("scale", _PEER, "connections", [after["sockets"] - 2], "count")
         add("scale", _PEER, "importer's threads", [found["threads"]], "count")
     _, limit = suite.report.machine["descriptor_limit"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a run that measures trees and arrays of frameworks, beside what these offer."""
+"""The part of a run that measures trees and arrays, beside the frameworks' own ways."""
 
 from importlib.util import find_spec
 from statistics import median
@@ -31,12 +31,12 @@ def _trees(suite: Suite) -> None:
     if not find_spec("torch"):
         suite.note("trees of tensors were not measured: torch is not installed")
         return
-    # A tensor that begins between two of its elements is a slow case, and no allocator makes one.
+    # A tensor at an unaligned address is a slow case, and no allocator makes one.
     each = plan.tree_nbytes // plan.tensors // _ALIGNMENT_NBYTES * _ALIGNMENT_NBYTES
     for kind, nbytes in (("crossmem", each), ("crossmem", _SMALL_NBYTES), ("torch", each)):
         size = plan.tensors * nbytes
         suite.say(f"{plan.tensors} tensors, {size_name(size)} in all, {kind}")
-        # PyTorch has the tensors twice for a moment.
+        # PyTorch briefly has two copies of the tensors.
         if available_nbytes() < 3 * size:
             suite.note(f"{kind} at {size_name(size)}: too little free memory")
             continue

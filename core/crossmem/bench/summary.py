@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one table of a short run: crossmem beside each other way, with ratios and no verdicts."""
+"""The one table of a short run: crossmem beside each other peer, with ratios and no verdicts."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +16,7 @@ _TITLE: Final = "Medians, µs. Ratio: crossmem / other. Floor: memfd, socket and
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A row of the table, and the rows of a report that it shows."""
+    """A row of the table, with the keys of its rows in a report."""
 
     title: str
     section: str
@@ -43,7 +43,7 @@ _LINES: Final = (
 
 
 def make_summary(report: Report) -> Table:
-    """Return the table. A ratio is what crossmem takes divided by what the other way takes."""
+    """Return the table. A ratio is the time of crossmem divided by the time of the other peer."""
     peers = [name for name, one in report.peers.items() if one["state"] == "measured"]
     others = [name for name in peers if name != _OURS]
     heads = ["", *(report.peers[name]["title"] for name in peers if name == _OURS)]
@@ -64,10 +64,10 @@ def make_summary(report: Report) -> Table:
 
 
 def _us(report: Report, line: _Line, peer: str) -> float | None:
-    """Return what an operation takes, in microseconds."""
+    """Return the time of an operation, in microseconds."""
     if line.section != "bandwidth":
         return report.value(line.section, peer, line.metric, nbytes=line.nbytes)
-    # A mapping without crossmem is as fast as memory gets: the floor.
+    # A mapping without crossmem has the memory's full speed, so it is the floor.
     subject = "plain mmap" if peer == "floor" else peer
     rate = report.value(line.section, subject, line.metric, nbytes=line.nbytes)
     return (line.nbytes or 0) / rate / 1e3 if rate else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counting the system calls of a process's main thread between two marks."""
+"""A count of the system calls of a process's main thread between two marks."""
 
 import re
 import shutil
@@ -28,14 +28,14 @@ def count_system_calls(pid: int, action: Callable[[], object]) -> list[str]:
     Parameters
     ----------
     pid
-        The process whose main thread is watched.
+        The process whose main thread is traced.
     action
-        Makes that process do what is to be counted; the process itself sets the marks.
+        Makes that process perform the counted work; the process itself sets the marks.
 
     Raises
     ------
     TraceError
-        Where strace is not installed, may not trace, or saw no marks.
+        strace is not installed, may not trace, or saw no marks.
     """
     program = shutil.which("strace")
     if program is None:
@@ -83,7 +83,7 @@ def _between_marks(log: str, pid: int) -> list[str]:
     calls: list[str] = []
     marks = 0
     for line in log.splitlines():
-        # A call that another thread interrupts is printed twice; the second time has no name.
+        # strace prints a call twice if another thread interrupts it; the second line has no name.
         found = re.match(r"(\d+)\s+(\w+)\(", line)
         if not found or int(found[1]) != pid:
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tables of a report are made of."""
+"""The parts of a report's tables."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Table:
 
 
 def number(value: float | None) -> str:
-    """Return a number with three digits that count, ``"-"`` for None."""
+    """Return a number with three significant digits, ``"-"`` for None."""
     if value is None:
         return "-"
     if value == int(value) and abs(value) >= 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the project promises, computed from the rows of a run."""
+"""The project's targets, computed from the rows of a run."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,7 +10,7 @@ from crossmem.bench.report import Report, Target
 __all__ = ["SAME", "compute_targets", "size_name"]
 
 SAME: Final = 1.25
-"""Two costs count as the same up to this ratio, which is what single microseconds scatter by."""
+"""Two costs count as equal up to this ratio, the scatter of single microseconds."""
 
 
 def size_name(nbytes: int) -> str:
@@ -26,7 +26,7 @@ def _ratio(above: float | None, below: float | None) -> float | None:
 
 
 def compute_targets(report: Report) -> list[Target]:
-    """Return every promise with what this run says about it."""
+    """Return every target with the result of this run."""
     return [
         *_life(report),
         *_pools(report),

@@ -29,13 +29,13 @@ def main(arguments: list[str]) -> None:
     Parameters
     ----------
     arguments
-        Role, name of the peer, crossmem device, CPU to stay on, and the descriptors of the
+        Role, name of the peer, crossmem device, CPU of the process, and the descriptors of the
         control channel and of the channel to the other process.
     """
     jobs = {**JOBS, **BUSY_JOBS, **CROSSMEM_JOBS, **SCALE_JOBS}
     role, name, device, cpu, control_fd, partner_fd = arguments
     os.sched_setaffinity(0, {int(cpu)})
-    # A thousand held allocations need a descriptor each; the usual soft limit is 1024.
+    # A thousand held allocations need a descriptor each. The usual soft limit is 1024.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     control = Channel(socket.socket(fileno=int(control_fd)))
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
                 request = control.receive_json()
             except ChannelError:
                 return
-            # Last resort against a process that nobody can stop in an orderly way any more.
+            # The last resort against a process that cannot be stopped normally any more.
             signal.alarm(int(request["deadline_s"]) + 5)
             half = jobs[request["job"]][0 if role == "producer" else 1]
             gc.collect()

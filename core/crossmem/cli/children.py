@@ -144,7 +144,7 @@ def gather(
     timeout: float,
     bar: Callable[[int], object] | None = None,
 ) -> list[Any]:
-    """Wait for one message of each child, in whatever order they come.
+    """Wait for one message of each child, in any order.
 
     Parameters
     ----------
@@ -153,8 +153,8 @@ def gather(
     timeout
         Seconds for all of them together.
     bar
-        Called with the number of bytes of each :class:`Progress`, which are not the message
-        that is waited for.
+        Called with the number of bytes of each :class:`Progress`. These are not the awaited
+        messages.
 
     Returns
     -------
@@ -164,10 +164,10 @@ def gather(
     Raises
     ------
     ConsumerError, CrossmemError
-        Where a child is dead or failed, or the time is over.
+        A child is dead or failed, or the time is over.
     """
     deadline = time.monotonic() + timeout
-    # By its type, wait() may return whatever can be waited for; it returns what it was given.
+    # wait() returns some of its arguments; its annotation is wider.
     waiting: dict[Any, int] = {child.connection: index for index, child in enumerate(children)}
     messages: list[Any] = [None] * len(children)
     while waiting:

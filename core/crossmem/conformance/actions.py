@@ -83,7 +83,7 @@ def begin(
     global _spec, _runtime, _mechanism
     _spec, _runtime, _mechanism = spec, runtime, mechanism
     if tracing:
-        current().registry.adapt(TracingDriver)
+        current().registry.adapt(blocks.BlockTracer if on_blocks else TracingDriver)
     if on_blocks:
         blocks.use()
 
@@ -109,9 +109,7 @@ def tracer() -> TracingDriver:
 # Exporting --------------------------------------------------------------------------------
 
 
-def allocate(
-    name: str, nbytes: int, *, spec: str | None = None, **options: Any
-) -> tuple[int, int]:
+def allocate(name: str, nbytes: int, *, spec: str | None = None, **options: Any) -> tuple[int, int]:
     """Allocate, for exports with these options; return address and capacity."""
     allocation = objects[name] = blocks.allocate(device(spec), nbytes, **options)
     return allocation.ptr, allocation.capacity

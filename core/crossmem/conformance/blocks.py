@@ -5,15 +5,22 @@
 its peers. So each test says of blocks what it says of allocations.
 """
 
+import time
 from typing import Any, Final, cast
 
+from typing_extensions import override
+
 import crossmem
+from crossmem.control.arenas import Arena
 from crossmem.control.words import load
+from crossmem.driver import TracingDriver
 from crossmem.models import Access
 from crossmem.sharing.base.process import Part, Process, current
+from crossmem.sharing.importer.block_holds import ArenaImport
 from crossmem.sharing.importer.blocks import PoolImports
+from crossmem.sharing.pools.block import Block, BlockRecord
 
-__all__ = ["account", "allocate", "are_used", "close_pools", "use"]
+__all__ = ["BlockTracer", "allocate", "are_used", "close_idle", "close_pools", "exports", "use"]
 
 _BLOCKS: Final = 8
 """How many blocks a pool has."""
@@ -21,6 +28,7 @@ _SMALLEST_NBYTES: Final = 4096
 _LARGE_NBYTES: Final = 2**20
 """A larger block has a pool of its own."""
 
+_exports: Final = crossmem.exports
 _allocate: Any = None
 """What allocates without a pool; None as long as allocations are allocations."""
 
@@ -32,6 +40,8 @@ class _Pools(Part):
         super().__init__(process)
         self.pools: dict[tuple[Any, ...], list[crossmem.Pool]] = {}
         """By device, size of the blocks, and who may import them and how."""
+        self.records: dict[tuple[Arena, int], BlockRecord] = {}
+        """The last life of each block."""
 
 
 def use() -> None:
@@ -40,6 +50,7 @@ def use() -> None:
     if _allocate is None:
         _allocate = crossmem.Device.allocate
         crossmem.Device.allocate = allocate  # type: ignore[assignment,method-assign]
+        crossmem.exports = exports
 
 
 def are_used() -> bool:
@@ -62,17 +73,24 @@ def allocate(
         return device.allocate(nbytes)
     part = current().part(_Pools)
     size, blocks = nbytes, 1
-    if isinstance(nbytes, int) and 0 < nbytes <= _LARGE_NBYTES:
+    if type(nbytes) is int and 0 < nbytes <= _LARGE_NBYTES:
         size, blocks = max(_SMALLEST_NBYTES, 1 << (nbytes - 1).bit_length()), _BLOCKS
     key = (device, size, allow, access)
     for pool in tuple(part.pools.get(key, ())):
         try:
-            return cast("crossmem.Allocation", pool.allocate(nbytes))
+            return _note(part, pool.allocate(nbytes))
         except (crossmem.OutOfMemoryError, crossmem.ClosedError):
             continue
     made = device.pool(size, blocks, allow=allow, access=access)
     part.pools.setdefault(key, []).append(made)
-    return cast("crossmem.Allocation", made.allocate(nbytes))
+    return _note(part, made.allocate(nbytes))
+
+
+def _note(part: _Pools, block: Block) -> crossmem.Allocation:
+    record = block._record
+    if record is not None:
+        part.records[record.arena, record.index] = record
+    return cast("crossmem.Allocation", block)
 
 
 def close_pools() -> None:
@@ -85,33 +103,85 @@ def close_pools() -> None:
     while part.pools:
         for pool in part.pools.popitem()[1]:
             pool.close()
-    process.part(PoolImports).close_idle()
+    close_idle()
 
 
-def account() -> tuple[dict[str, int], list[tuple[bool, list[int]]]]:
-    """Return how many blocks this process has and holds, and who holds each of its blocks.
+def close_idle() -> None:
+    """Give back pools of others of which no block is held here."""
+    current().part(PoolImports).close_idle()
 
-    Each block that was exported, or waits for its holders, is one pair: whether it waits, and the
-    holders' pids.
+
+def _arenas() -> list[Arena]:
+    """Return the pools of this process whose memory is not freed yet."""
+    server = current().server
+    return [] if server is None else cast("list[Arena]", list(server.leases.pools.arenas.values()))
+
+
+class BlockTracer(TracingDriver):
+    """A tracing driver to which each block is an allocation, and each held block an import.
+
+    The arenas themselves are counted by :class:`crossmem.driver.TracingDriver` alone.
     """
-    process = current()
-    leased = []
-    blocks = 0
-    for pool in [one for pools in process.part(_Pools).pools.values() for one in pools]:
-        stats = pool.stats()
-        blocks += stats.live + stats.waiting
-        record = pool._record
-        assert record is not None
-        arena = record.arena
-        for index in range(arena.fresh):
-            is_live = load(arena.words, arena.at + index) % 2 == 1
-            pids = sorted(holder.pid for holder in arena.holders([index]))
-            if is_live or pids:
-                leased.append((not is_live, pids))
-    held = {
-        (id(arena), index)
-        for arena in process.part(PoolImports).arenas.values()
-        for index, holders in arena.holders.items()
-        if holders and arena.pool.arena.owner != process.identity
+
+    @property
+    @override
+    def live(self) -> dict[str, int]:
+        found = super().live
+        for arena in _arenas():
+            arena.reclaim(all_of_them=True)
+            waiting = len(arena.freed) + len(arena.held)
+            words = [load(arena.words, arena.at + index) for index in range(arena.fresh)]
+            found["blocks"] += arena.live + waiting - 1
+            found["exports"] += sum(word % 2 for word in words) + waiting - 1
+        for opened in list(current().part(PoolImports).arenas.values()):
+            held = sum(map(bool, list(_holders_in(opened).values())))
+            if opened.pool.arena.owner != current().identity:
+                found["imports"] += held - 1
+                found["mappings"] += held - 1
+            elif opened.is_readonly:
+                found["mappings"] += held - 1
+        return found
+
+
+def _holders_in(arena: ArenaImport) -> dict[int, list[object]]:
+    """Return who holds blocks through one import of an arena."""
+    return {
+        index: [one for one in list(holders) if one.arena is arena]
+        for index, holders in list(arena.holders.items())
     }
-    return {"blocks": blocks, "imports": len(held)}, sorted(leased)
+
+
+def exports() -> list[crossmem.ExportInfo]:
+    """Return each block that was exported as :func:`crossmem.exports` returns an allocation."""
+    process = current()
+    known = _exports()
+    pools = {arena.export.handle.allocation: arena for arena in _arenas()}
+    found = [one for one in known if one.handle.allocation not in pools]
+    denied = {one.handle.allocation: one.denied for one in known if not one.handle.export}
+    for (arena, index), record in list(process.part(_Pools).records.items()):
+        handle = record.handle
+        if handle is None or handle.allocation not in pools:
+            continue
+        arena.reclaim(all_of_them=True)
+        if record.is_done and index not in arena.held:
+            continue
+        leases = [
+            crossmem.LeaseInfo(holder.pid, holder.uid, time.time())
+            for holder in arena.holders([index])
+        ]
+        unit = arena.reserved.get(index)
+        leases += [
+            crossmem.LeaseInfo(one.holder.pid, one.holder.uid, one.since, one.in_message)
+            for one in (list(unit.leases.values()) if unit is not None else ())
+        ]
+        found.append(
+            crossmem.ExportInfo(
+                handle=handle,
+                nbytes=handle.length,
+                capacity=handle.capacity,
+                leases=tuple(leases),
+                denied=denied.get(handle.allocation, 0),
+                waiting=record.is_done,
+            )
+        )
+    return found

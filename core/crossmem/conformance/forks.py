@@ -120,7 +120,7 @@ def waiting_child(folder: Path, function: Callable[..., Any], *args: Any) -> Non
     try:
         _await(folder / _GO)
         answer = repr(function(*args))
-    except BaseException as error:  # noqa: BLE001 - whoever asks looks at it
+    except BaseException as error:  # noqa: BLE001 - the requester reads it
         answer = repr(error)
     finally:
         unfinished = folder / "unfinished"

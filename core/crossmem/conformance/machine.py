@@ -5,6 +5,7 @@ After each step, the resources of each process must be those in the model.
 """
 
 import itertools
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from typing_extensions import override
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, blocks
 from crossmem.conformance.model import Block, Handle, Held, Model, account
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import settle
@@ -51,7 +52,8 @@ class SharingMachine(RuleBasedStateMachine):
             if place not in self.peers or self.peers[place].exitcode is not None:
                 self.peers[place] = type(self).start()
         self.capabilities = actions.device().capabilities
-        self.accesses = ("ro", "rw") if self.capabilities.readonly_exports else ("rw",)
+        has_both = self.capabilities.readonly_exports and not blocks.are_used()
+        self.accesses = ("ro", "rw") if has_both else ("rw",)
         self.model = Model(
             has_readonly_alias=readonly_alias_of(actions.device().driver) is not None,
             survives_owner=self.capabilities.survives_owner,
@@ -266,6 +268,9 @@ class SharingMachine(RuleBasedStateMachine):
         self.peers[place].destroy()
         self.peers[place] = type(self).start()
         self.model.kill(place)
+        if blocks.are_used():
+            # Attaching a further block looks at its owner every half second.
+            time.sleep(0.6)
 
     # What must always hold --------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
 from dataclasses import dataclass, field
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, blocks
 
 __all__ = ["Account", "Block", "Entry", "Handle", "Held", "Model", "account"]
 
@@ -18,9 +18,11 @@ def account() -> Account:
     Each exported allocation is one pair: whether it waits for leases, and the holders' pids.
     """
     crossmem.collect()
-    holders: dict[int, tuple[bool, set[int]]] = {}
+    holders: dict[int | bytes, tuple[bool, set[int]]] = {}
     for info in crossmem.exports():
-        _, known = holders.setdefault(info.handle.allocation, (info.waiting, set()))
+        handle = info.handle
+        which = handle.to_bytes() if blocks.are_used() else handle.allocation
+        _, known = holders.setdefault(which, (info.waiting, set()))
         known.update(lease.pid for lease in info.leases)
     leased = sorted((waiting, sorted(known)) for waiting, known in holders.values())
     return actions.live(), actions.violations(), leased
@@ -102,6 +104,12 @@ class Model:
     def refusal(self, place: int, handle: Handle, access: str) -> type[Exception] | None:
         """Return the error of an import, None if it must succeed."""
         entry = self.entries.get((place, handle.block.name, access))
+        if blocks.are_used() and not handle.block.is_orphaned:
+            # Each import of a pool holds its blocks by the same words.
+            entry = entry or self.entries.get((place, handle.block.name, "rw"))
+            entry = entry or self.entries.get((place, handle.block.name, "ro"))
+        elif blocks.are_used():
+            entry = None
         if entry is not None and handle.handle.access in entry.exports:
             return None
         if handle.block.is_orphaned:

@@ -28,9 +28,11 @@ __all__ = [
 ]
 
 SOON_S: Final = 4.0 * SLOWNESS
-"""The limit for events that the laws promise within a second, in seconds. The laws' second applies
-to running processes. On an overloaded machine, a process may not run for longer than that. A broken
-law takes for ever, or until a timeout above this limit."""
+"""The limit for events that the laws promise within a second, in seconds.
+
+The laws' second applies to running processes. On an overloaded machine, a process may not run for
+longer than that. A broken law takes for ever, or until a timeout above this limit.
+"""
 
 _SHOWN_LEAKS: Final = 10
 

@@ -67,7 +67,8 @@ def test_c13_any_process_of_the_same_user_is_admitted(
 
 @pytest.mark.crossmem_core
 def test_c13_pids_narrow(allocate: Allocate, peer: Peer, peer2: Peer) -> None:
-    handle = allocate(_NBYTES, b"data").export(allow=crossmem.Allow(pids=frozenset({peer.pid})))
+    allow = crossmem.Allow(pids=frozenset({peer.pid}))
+    handle = allocate(_NBYTES, b"data", allow=allow).export(allow=allow)
 
     peer.call(actions.attach, "mapped", handle.to_bytes())
     for refused in (actions.attach, actions.import_):
@@ -81,7 +82,8 @@ def test_c13_pids_narrow(allocate: Allocate, peer: Peer, peer2: Peer) -> None:
 
 
 def test_c13_nobody_is_admitted_where_no_pid_is(allocate: Allocate, peer: Peer) -> None:
-    handle = allocate(_NBYTES).export(allow=crossmem.Allow(pids=frozenset()))
+    allow = crossmem.Allow(pids=frozenset())
+    handle = allocate(_NBYTES, allow=allow).export(allow=allow)
 
     with pytest.raises(crossmem.AccessDeniedError):
         peer.call(actions.attach, "never", handle.to_bytes())
@@ -90,6 +92,7 @@ def test_c13_nobody_is_admitted_where_no_pid_is(allocate: Allocate, peer: Peer) 
     crossmem.attach(handle).unmap()
 
 
+@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
 def test_c13_a_refused_process_reaches_no_driver_and_holds_nothing(
     allocate: Allocate, peer: Peer, peer2: Peer
 ) -> None:
@@ -110,6 +113,7 @@ def test_c13_a_refused_process_reaches_no_driver_and_holds_nothing(
     allocation.free(busy="raise")
 
 
+@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
 def test_c13_each_handle_admits_whom_its_own_export_admits(
     allocate: Allocate, peer: Peer, peer2: Peer
 ) -> None:
@@ -128,6 +132,7 @@ def test_c13_each_handle_admits_whom_its_own_export_admits(
         one.call(actions.unmap, "mapped")
 
 
+@pytest.mark.crossmem_not_of_blocks("events are about the whole pool")
 def test_c13_a_denial_is_reported(peer: Peer, fresh_peer: FreshPeer) -> None:
     exporter = fresh_peer()
     exporter.call(observe)
@@ -169,7 +174,8 @@ def test_c13_other_users_are_refused(allocate: Allocate, fresh_peer: FreshPeer) 
 @pytest.mark.crossmem_requires("fork_safe", "other_users")
 @pytest.mark.crossmem_core
 def test_c13_uids_widen(allocate: Allocate, peer: Peer, fresh_peer: FreshPeer) -> None:
-    handle = allocate(_NBYTES, b"data").export(allow=crossmem.Allow(uids=frozenset({_NOBODY})))
+    allow = crossmem.Allow(uids=frozenset({_NOBODY}))
+    handle = allocate(_NBYTES, b"data", allow=allow).export(allow=allow)
     blob = handle.to_bytes()
     stranger = fresh_peer()
     stranger.call(actions.allocate, "warm", 1)
@@ -191,7 +197,7 @@ def test_c13_pids_narrow_other_users_too(
     allocate: Allocate, peer: Peer, fresh_peer: FreshPeer
 ) -> None:
     allow = crossmem.Allow(pids=frozenset({peer.pid}), uids=frozenset({_NOBODY}))
-    handle = allocate(_NBYTES).export(allow=allow)
+    handle = allocate(_NBYTES, allow=allow).export(allow=allow)
     stranger = fresh_peer()
     stranger.call(actions.allocate, "warm", 1)
 
@@ -200,6 +206,7 @@ def test_c13_pids_narrow_other_users_too(
         stranger.call(in_child, actions.attach, "never", handle.to_bytes(), uid=_NOBODY)
 
 
+@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
 def test_c13_foreign_uids_are_declined(
     allocate: Allocate, capabilities: crossmem.Capabilities, tracer: TracingDriver
 ) -> None:
@@ -215,6 +222,7 @@ def test_c13_foreign_uids_are_declined(
     allocation.export(allow=crossmem.Allow(uids={os.geteuid()}))
 
 
+@pytest.mark.crossmem_not_of_blocks("making a pool starts the lease server")
 @needs_root
 @pytest.mark.crossmem_requires("fork_safe")
 def test_c13_not_even_root_is_admitted_to_another_users_memory(fresh_peer: FreshPeer) -> None:

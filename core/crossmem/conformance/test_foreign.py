@@ -11,6 +11,8 @@ from crossmem.conformance.peers import Peer
 from crossmem.conformance.strangers import MakeStranger, needs_foreign, took
 from crossmem.driver import TracingDriver
 
+pytestmark = pytest.mark.crossmem_not_of_blocks("adopted memory lies in no pool")
+
 
 @needs_foreign
 @pytest.mark.crossmem_core

@@ -16,6 +16,8 @@ from crossmem.conformance.strangers import MakeStranger, Owner, let_go, needs_fo
 from crossmem.driver import TracingDriver
 from crossmem.sharing.base.process import current
 
+pytestmark = pytest.mark.crossmem_not_of_blocks("adopted memory lies in no pool")
+
 
 @needs_foreign
 @pytest.mark.crossmem_core

@@ -3,12 +3,16 @@
 
 from typing import Any
 
+import pytest
+
 import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.patterns import pattern
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.strangers import MakeStranger, needs_foreign, took
 from crossmem.driver import TracingDriver
+
+pytestmark = pytest.mark.crossmem_not_of_blocks("adopted memory lies in no pool")
 
 
 @needs_foreign

@@ -56,6 +56,7 @@ def _touch() -> None:
 # Views that were inherited ------------------------------------------------------------------
 
 
+@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
 @pytest.mark.crossmem_requires("host_visible")
 @pytest.mark.crossmem_core
 def test_c18_a_child_reads_and_writes_through_inherited_views(
@@ -72,6 +73,7 @@ def test_c18_a_child_reads_and_writes_through_inherited_views(
     assert allocation.read(5, offset=8) == b"child"
 
 
+@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
 @pytest.mark.crossmem_requires("host_visible")
 def test_c18_a_child_sees_what_others_write_after_the_fork(
     allocate: Allocate, fresh_peer: FreshPeer, tmp_path: Path
@@ -86,6 +88,7 @@ def test_c18_a_child_sees_what_others_write_after_the_fork(
     assert answer_of(tmp_path) == repr([b"parent's", b"exporter", b"exporter"])
 
 
+@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
 @pytest.mark.crossmem_requires("host_visible")
 @pytest.mark.crossmem_core
 @pytest.mark.parametrize("how", ["gives everything back", "exits", "is killed"])
@@ -127,6 +130,7 @@ def _allocate_and_fill() -> None:
         allocation.write(b"\xff" * _NBYTES)
 
 
+@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
 @pytest.mark.crossmem_requires("host_visible", "readonly_imports")
 def test_c18_an_inherited_view_that_is_read_only_stays_so(allocate: Allocate, peer: Peer) -> None:
     blob = allocate(_NBYTES, b"exporter").export().to_bytes()
@@ -145,6 +149,7 @@ def _read_and_try_to_write() -> tuple[bytes, str]:
     return bytes(view[:8]), "no error"
 
 
+@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
 @pytest.mark.crossmem_requires("host_visible", "address_ranges")
 @pytest.mark.parametrize("kind", ["own", "imported"])
 def test_c18_a_child_has_the_viewed_pieces_of_a_range(
@@ -168,6 +173,7 @@ def _read_the_piece() -> bytes:
     return bytes(actions.objects["view"][:8])
 
 
+@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
 @pytest.mark.crossmem_requires("host_visible")
 def test_c18_dropping_inherited_views_gives_nothing_back(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(_NBYTES, b"exporter")
@@ -203,6 +209,7 @@ def _run_to_its_end() -> int | None:
     return process.exitcode
 
 
+@pytest.mark.crossmem_not_of_blocks("a forked child has no memory of pools")
 @pytest.mark.crossmem_requires("host_visible", "fork_safe")
 def test_c18_sharing_an_inherited_array_is_a_copy(fresh_peer: FreshPeer) -> None:
     numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
@@ -230,6 +237,7 @@ def _share_the_array(**options: Any) -> tuple[int, bytes]:
 # What a child must not wait for, and not close ----------------------------------------------
 
 
+@pytest.mark.crossmem_not_of_blocks("a block has no lock of its own")
 @pytest.mark.crossmem_core
 def test_c18_inherited_objects_wait_for_no_lock(allocate: Allocate, peer: Peer) -> None:
     peer.call(_set_up, allocate(_NBYTES).export().to_bytes())

@@ -165,6 +165,7 @@ def test_c29_a_dropped_mapping_is_let_go_too(fresh_peer: FreshPeer, tracer: Trac
     assert settle(lambda: held(tracer, before)) == []
 
 
+@pytest.mark.crossmem_not_of_blocks("address ranges show whole allocations")
 @pytest.mark.crossmem_requires("address_ranges")
 def test_c29_pieces_of_address_ranges_are_unmapped(
     device: crossmem.Device, fresh_peer: FreshPeer, tracer: TracingDriver
@@ -212,6 +213,7 @@ def test_c29_the_watcher_exists_only_while_somebody_asks(peer: Peer, fresh_peer:
         assert settle(lambda: ["a thread"] * (importer.call(thread_count) - before)) == []
 
 
+@pytest.mark.crossmem_not_of_blocks("a thread gives pools back")
 def test_c29_own_memory_needs_no_watcher(allocate: Allocate) -> None:
     handle = allocate(_NBYTES, b"mine").export()
     before = thread_count()

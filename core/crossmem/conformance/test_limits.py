@@ -74,6 +74,7 @@ def test_c16_a_full_device_gives_nothing_and_recovers(
     assert len(again) == len(held)
 
 
+@pytest.mark.crossmem_not_of_blocks("law P5 says what an exhausted pool tells")
 def test_c16_out_of_memory_says_what_waits_on_leases(device: crossmem.Device, peer: Peer) -> None:
     waiting = device.allocate(NBYTES)
     capacity = waiting.capacity
@@ -97,6 +98,7 @@ def test_c16_out_of_memory_says_what_waits_on_leases(device: crossmem.Device, pe
     assert re.search(r"\b0 bytes in 0 ", str(error)), error
 
 
+@pytest.mark.crossmem_not_of_blocks("the vendor exports a pool once")
 @pytest.mark.parametrize("method", ["allocate", "export"])
 @pytest.mark.crossmem_core
 def test_c16_a_failed_call_of_the_exporter_leaves_nothing(
@@ -155,6 +157,7 @@ def test_c16_a_failed_call_of_the_importer_leaves_nothing(
     importer.call(actions.unmap, "m")
 
 
+@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
 @pytest.mark.parametrize("method", ["import_", "map"])
 def test_c16_a_failure_in_a_batch_leaves_nothing(
     allocate: Allocate, fresh_peer: FreshPeer, method: str
@@ -181,6 +184,7 @@ def held_but(count: int) -> list[str]:
     return [] if given == count else [f"{given} leases"]
 
 
+@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
 def test_c16_a_batch_makes_one_open_for_each_allocation(allocate: Allocate, peer: Peer) -> None:
     assert crossmem.attach_many([]) == []
 

@@ -261,6 +261,7 @@ def test_c25_a_mechanism_that_is_not_there_is_not_replaced(
     assert tracer.calls == before
 
 
+@pytest.mark.crossmem_not_of_blocks("blocks have no raw handles")
 def test_c25_raw_handles_only_where_the_backend_has_them(
     allocate: Allocate, capabilities: crossmem.Capabilities, tracer: TracingDriver
 ) -> None:

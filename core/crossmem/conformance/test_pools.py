@@ -159,15 +159,18 @@ def test_p01_every_holder_counts(make_pool: MakePool, peer: Peer, peer2: Peer) -
     block.free()
 
     for one in (peer, peer2):
-        assert len(taken := take_all(pool)) == 1
+        taken = take_all(pool)
+        assert len(taken) == 1
         free_all(taken)
         assert one.call(actions.read, "mapped", 4) == b"kept"
         one.call(actions.unmap, "mapped")
-    assert len(taken := take_all(pool)) == 1
+    taken = take_all(pool)
+    assert len(taken) == 1
     free_all(taken)
     assert own.read(4) == b"kept"
     own.unmap()
-    assert len(taken := take_all(pool)) == 2
+    taken = take_all(pool)
+    assert len(taken) == 2
     free_all(taken)
 
 
@@ -179,12 +182,14 @@ def test_p01_a_message_keeps_its_block(make_pool: MakePool, peer: Peer) -> None:
     block.free()
 
     for _ in range(3):
-        assert len(taken := take_all(pool)) == 1
+        taken = take_all(pool)
+        assert len(taken) == 1
         taken[0].write(b"else")
         free_all(taken)
     peer.call(actions.attach_reserved, ["mapped"], message)
     assert peer.call(actions.read, "mapped", 4) == b"sent"
-    assert len(taken := take_all(pool)) == 1
+    taken = take_all(pool)
+    assert len(taken) == 1
     free_all(taken)
     peer.call(actions.unmap, "mapped")
 
@@ -222,7 +227,8 @@ def test_p01_a_stopped_importer_keeps_what_it_holds_until_it_is_killed(
 
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
-        assert len(taken := take_all(pool)) == 1
+        taken = take_all(pool)
+        assert len(taken) == 1
         free_all(taken)
         time.sleep(0.05)
     importer.kill()

@@ -11,6 +11,8 @@ from crossmem.conformance.peers import Peer
 from crossmem.driver import CopyKind, TracingDriver
 from crossmem.driver.buffers import address_of, new_bytes
 
+pytestmark = pytest.mark.crossmem_not_of_blocks("address ranges show whole allocations")
+
 NBYTES = 5000
 
 needs_ranges = pytest.mark.crossmem_requires("address_ranges")

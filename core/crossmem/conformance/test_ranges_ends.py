@@ -18,6 +18,8 @@ from crossmem.conformance.test_closed import BYTES, Use, dropped, refuses
 from crossmem.conformance.test_exit import NOTHING, last_words, report_at_exit
 from crossmem.driver import TracingDriver
 
+pytestmark = pytest.mark.crossmem_not_of_blocks("address ranges show whole allocations")
+
 NBYTES = 5000
 
 needs_ranges = pytest.mark.crossmem_requires("address_ranges")

@@ -12,6 +12,8 @@ from crossmem.conformance.harness import Allocate, FreshPeer, Imports, capacity_
 from crossmem.conformance.peers import Peer
 from crossmem.driver import TracingDriver
 
+pytestmark = pytest.mark.crossmem_not_of_blocks("address ranges show whole allocations")
+
 NBYTES = 5000
 
 needs_ranges = pytest.mark.crossmem_requires("address_ranges")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, blocks
 from crossmem.conformance.harness import Allocate
 from crossmem.conformance.peers import Peer
 from crossmem.driver import TracingDriver
@@ -69,6 +69,7 @@ def _made(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
     return {name: tracer.calls[name] - before.get(name, 0) for name in names}
 
 
+@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
 @pytest.mark.crossmem_core
 def test_c19_concurrent_imports_of_one_handle_make_one_vendor_open(
     peer: Peer, tracer: TracingDriver
@@ -93,6 +94,7 @@ def test_c19_concurrent_imports_of_one_handle_make_one_vendor_open(
     peer.call(actions.free, "memory", busy="raise")
 
 
+@pytest.mark.crossmem_not_of_blocks("the vendor opens a pool once")
 def test_c19_concurrent_attaches_make_one_vendor_open(peer: Peer, tracer: TracingDriver) -> None:
     blob = peer.call(actions.offer, "memory", _NBYTES, b"data")
     parts = [
@@ -151,6 +153,7 @@ def test_c19_import_and_close_over_and_over(peer: Peer, tracer: TracingDriver) -
         return found
 
     assert _together(churn) == [{b"data"}] * _THREADS
+    blocks.close_idle()
     made = _made(tracer, before)
     assert made["import_"] == made["close"]
     assert made["map"] == made["unmap"]
@@ -194,6 +197,7 @@ def test_c19_closing_twice_at_once_is_harmless(peer: Peer, tracer: TracingDriver
         assert (made["import_"], made["map"], made["unmap"], made["close"]) == (1, 1, 0, 0)
         assert kept.read(4) == b"data"
         kept.unmap()
+        blocks.close_idle()
         made = _made(tracer, before)
         assert (made["unmap"], made["close"]) == (1, 1)
     assert tracer.violations == []
@@ -203,14 +207,15 @@ def test_c19_freeing_twice_at_once_is_harmless(
     device: crossmem.Device, tracer: TracingDriver
 ) -> None:
     for turn in range(4):
-        before = dict(tracer.calls)
+        before, live = dict(tracer.calls), tracer.live["blocks"]
         allocation = device.allocate(_NBYTES)
         if turn % 2:
             allocation.export()
 
         _racing(allocation.free)
 
-        assert _made(tracer, before)["free"] == 1
+        assert tracer.live["blocks"] == live
+        assert blocks.are_used() or _made(tracer, before)["free"] == 1
 
 
 def test_c19_mappings_of_one_import_are_all_counted(peer: Peer) -> None:
@@ -267,7 +272,7 @@ def test_c19_exporting_at_once_gives_one_handle(allocate: Allocate, tracer: Trac
     blobs = _together(lambda _: allocation.export().to_bytes())
 
     assert len(set(blobs)) == 1
-    assert _made(tracer, before)["export"] == 1
+    assert blocks.are_used() or _made(tracer, before)["export"] == 1
 
 
 def test_c19_handles_of_many_threads_differ(device: crossmem.Device, peer: Peer) -> None:

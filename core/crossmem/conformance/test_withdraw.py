@@ -4,7 +4,7 @@
 import pytest
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, blocks
 from crossmem.conformance.harness import Allocate, FreshPeer
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import SOON_S, settle
@@ -33,7 +33,8 @@ def refuses(peer: Peer, blob: bytes) -> None:
     with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
         peer.call(actions.attach_many, ["never"], [blob])
 
-    assert peer.call(actions.calls) == before
+    # A process may open a pool of which it gets no block.
+    assert blocks.are_used() or peer.call(actions.calls) == before
 
 
 @pytest.mark.crossmem_core
@@ -62,10 +63,11 @@ def test_c28_who_has_it_keeps_it(allocate: Allocate, peer: Peer, peer2: Peer) ->
     peer.call(actions.attach, "again", blob)
     peer.call(actions.map_, "late", "imported")
     assert peer.call(actions.read, "again", 4) == peer.call(actions.read, "late", 4) == b"kept"
-    (report,) = reports_of(handle)
-    assert report.withdrawn
-    assert not report.waiting
-    assert [one.pid for one in report.leases] == [peer.pid]
+    if not blocks.are_used():
+        (report,) = reports_of(handle)
+        assert report.withdrawn
+        assert not report.waiting
+        assert [one.pid for one in report.leases] == [peer.pid]
 
 
 @pytest.mark.crossmem_core
@@ -83,8 +85,8 @@ def test_c28_who_gave_it_up_does_not_get_it_again(allocate: Allocate, peer: Peer
 def test_c28_withdrawn_exports_keep_memory_from_being_freed(
     device: crossmem.Device, tracer: TracingDriver, peer: Peer
 ) -> None:
-    before = tracer.calls["free"]
     allocation = device.allocate(NBYTES)
+    before = tracer.live["blocks"]
     allocation.write(b"leased")
     handle = allocation.export()
     peer.call(actions.attach, "mapped", handle.to_bytes())
@@ -96,12 +98,12 @@ def test_c28_withdrawn_exports_keep_memory_from_being_freed(
     allocation.free()
     crossmem.collect()
 
-    assert tracer.calls["free"] == before
+    assert tracer.live["blocks"] == before
     assert peer.call(actions.read, "mapped", 6) == b"leased"
 
     peer.call(actions.unmap, "mapped")
 
-    assert settle(lambda: [] if tracer.calls["free"] > before else ["not freed"]) == []
+    assert settle(lambda: [] if tracer.live["blocks"] < before else ["not freed"]) == []
 
 
 def test_c28_the_death_of_who_had_it_ends_it(allocate: Allocate, fresh_peer: FreshPeer) -> None:
@@ -133,6 +135,7 @@ def test_c28_parts_are_withdrawn_with_their_export(
     assert peer.call(actions.read, "part") == b"part"
 
 
+@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
 def test_c28_other_exports_stay(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, b"other")
     handle, other = allocation.export(), allocation.export(allow=crossmem.Allow(uids=[54321]))
@@ -212,6 +215,7 @@ def test_c28_nobody_sends_it_on(allocate: Allocate, peer: Peer) -> None:
     own.unmap()
 
 
+@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
 @pytest.mark.crossmem_core
 def test_c28_in_the_exporting_process_too(allocate: Allocate) -> None:
     allocation = allocate(NBYTES, b"mine")
@@ -229,6 +233,7 @@ def test_c28_in_the_exporting_process_too(allocate: Allocate) -> None:
         assert mapping.read(4) == b"mine"
 
 
+@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
 def test_c28_a_process_that_was_admitted_by_pid(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES, b"named")
     allow = crossmem.Allow(pids=[peer.pid])
@@ -243,6 +248,7 @@ def test_c28_a_process_that_was_admitted_by_pid(allocate: Allocate, peer: Peer) 
         refuses(peer, handle.to_bytes())
 
 
+@pytest.mark.crossmem_not_of_blocks("a pool has one allow")
 def test_c28_withdrawing_twice_is_harmless(allocate: Allocate, peer: Peer) -> None:
     allocation = allocate(NBYTES)
     held, handle = allocation.export(allow=crossmem.Allow(uids=[54321])), allocation.export()

@@ -119,11 +119,14 @@ class Admission:
     def _find(self, holder: Holder, context: bytes, wanted: Wanted) -> Export | Refusal:
         """Return the export that a peer requests, or the refusal. The caller holds the lock."""
         registry, allocation, number = self.registry, wanted.allocation, wanted.export
-        held = registry.leases.find_reservation(wanted.reservation, allocation, number)
-        refusal = registry.exports.refusal(allocation, number, is_reserved=held is not None)
+        is_reserved = registry.is_reserved(wanted.reservation, allocation, number)
+        refusal = registry.exports.refusal(allocation, number, is_reserved=is_reserved)
         if refusal is not None:
             return refusal
         export = registry.exports.get(allocation, number)
+        is_block = export.slot is not None and export.slot.is_ranged and not export.is_arena
+        if is_block and not is_reserved:
+            return Refusal(Status.STALE, "no message reserves the block")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 
     def _refusal_of_peer(

@@ -158,10 +158,10 @@ def receive_reply(
     ----------
     link
         The connection.
-    Number of the request, and the number of exports in it.
-        Number of the request, and for how many exports it asks.
-    The replies that may arrive before this one.
-        The replies that may come before that one.
+    number, asked
+        Number of the request, and the number of exports in it.
+    expected
+        The replies that may arrive before this one.
     descriptors
         Receives the descriptors of the reply.
     deadline

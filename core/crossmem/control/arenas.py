@@ -2,8 +2,9 @@
 """The owner's side of a pool: which blocks are free, freed, or still held by a row.
 
 A block has a slot, as an export of an allocation has. Its generation is odd from its first export
-until it is freed. A freed block is given out again after a barrier and a look at the rows: each
-importer that saw the old generation has its word in its row by then. Freed blocks share barriers.
+until it is freed. A freed block is reused after a barrier and a read of the rows: after the
+barrier, each importer that saw the old generation has its word in its row. Freed blocks share
+barriers.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,8 +17,9 @@ from crossmem.control.barrier import IS_ORDERED
 from crossmem.control.leases import Holder
 from crossmem.control.records import Export, Unit
 from crossmem.control.registry import LeaseRegistry
-from crossmem.control.segments import SLOTS
+from crossmem.control.segments import BLOCKS_AT, SLOTS
 from crossmem.control.slots import Slot
+from crossmem.control.wire import Refusal, Status
 from crossmem.driver import Exported
 from crossmem.models import BlockHandle, EventKind, PoolCore
 
@@ -27,10 +29,11 @@ BATCH: Final = 32
 """Freed blocks that share one barrier."""
 _FRESH: Final = 64
 """Blocks that enter the list of free ones at once."""
+_STALE: Final = Refusal(Status.STALE, "the block was freed")
 
 
 class Arena:
-    """The blocks of one pool. Any thread may call it.
+    """The blocks of one pool. Any thread may call its methods.
 
     Parameters
     ----------
@@ -41,7 +44,7 @@ class Arena:
     stride
         Bytes from one block to the next.
     wait_for_work
-        Waits for the running work of this process on the device. None: the device has none.
+        Waits for the running work of this process on the device; None if the device needs no wait.
 
     Raises
     ------
@@ -61,47 +64,48 @@ class Arena:
         self.wait_for_work = wait_for_work
         self.blocks = export.handle.nbytes // stride
         self.batch = max(1, min(BATCH, self.blocks // 2))
-        """How many freed blocks wait before the rows are read."""
+        """Number of freed blocks that wait for the next read of the rows."""
         self.free: list[int] = []
-        """Blocks that nobody has, the next one last."""
+        """Blocks without a user, the next one last."""
         self.fresh = 0
-        """The first block that was never given out."""
+        """The first block that was never allocated."""
         self.freed: list[int] = []
-        """Blocks that were freed since the rows were read. Their slots have moved on."""
+        """Blocks that were freed since the last read of the rows. Their slots have moved on."""
         self.held: dict[int, None] = {}
-        """Freed blocks that a row, a message or this process itself held at the last look."""
+        """Freed blocks that a row, a message or this process itself held at the last read."""
         self.reserved: dict[int, Unit] = {}
-        """What messages under way reserve, by block."""
+        """The units of blocks that messages in transit reserve, by block."""
         self.waiting: dict[object, None] = {}
         """Calls that wait for a block."""
         with registry.lock:
-            slot = registry.slots.take_range(self.blocks + 1)
+            slot = registry.slots.take_range(self.blocks + BLOCKS_AT)
             slot.move_on(is_live=True)
+            words.store(slot.words, slot.at + 1, stride)
             export.slot = slot
             export.is_arena = True
             registry.granted[slot.number] = export
             registry.pools.arenas[export.handle.allocation] = self
         self.words = slot.words
-        self.at = slot.at + 1
+        self.at = slot.at + BLOCKS_AT
         """Index of the first block's word."""
-        self.core = PoolCore.of(export.handle, slot.number + 1, stride)
+        self.core = PoolCore.of(export.handle, slot.number + BLOCKS_AT, stride)
         self.which = slot.number // SLOTS
         """The control segment."""
 
     @property
     def live(self) -> int:
-        """How many blocks were given out and not freed."""
+        """Number of blocks that are allocated and not freed."""
         return self.fresh - len(self.free) - len(self.freed) - len(self.held)
 
     # The life of a block ----------------------------------------------------------------------
 
     def refill(self) -> bool:
-        """Let blocks that were never given out be free; False if there are none left."""
+        """Add blocks that were never allocated to the free ones; False if there are none left."""
         first = self.fresh
         last = min(self.blocks, first + _FRESH)
         with self.registry.lock:
             if first == self.fresh:
-                # Two statements that no signal handler can separate.
+                # No signal handler runs between these two statements.
                 self.free += range(last - 1, first - 1, -1)
                 self.fresh = last
         return last > first
@@ -114,7 +118,7 @@ class Arena:
         return generation
 
     def retire(self, index: int, generation: int) -> None:
-        """Let no process begin to hold a block by its generation. Doing so twice is harmless."""
+        """Refuse new holds of a block by its generation. A second call does nothing."""
         words.store(self.words, self.at + index, generation + 1)
         if self.reserved:
             unit = self.reserved.get(index)
@@ -122,12 +126,12 @@ class Arena:
                 unit.is_retired = True
 
     def retire_if_idle(self, index: int, generation: int) -> bool:
-        """Retire a block unless somebody holds it; False if somebody does: then it lives on.
+        """Retire a block unless it has a holder; False if it has one, and then it lives on.
 
         Raises
         ------
         DriverError
-            The kernel forbids the barrier. The block lives on.
+            The kernel refuses the barrier. The block lives on.
         """
         with self.registry.lock:
             is_idle = False
@@ -144,18 +148,18 @@ class Arena:
                         unit.is_retired = False
 
     def reclaim(self, *, all_of_them: bool = False) -> int:
-        """Give freed blocks that nobody holds out again, and return how many those are.
+        """Make freed blocks without holders free again, and return their number.
 
         Parameters
         ----------
         all_of_them
-            Look also at those that were held at the last look.
+            Also check blocks that had a holder at the last read.
 
         Raises
         ------
         DriverError
-            The kernel forbids the barrier, or the device reports failed work. The blocks stay
-            freed, and a later call goes on.
+            The kernel refuses the barrier, or the device reports failed work. The blocks stay
+            freed, and a later call continues.
         """
         if self.wait_for_work is not None:
             self.wait_for_work()
@@ -163,18 +167,18 @@ class Arena:
             freed, held, free = self.freed, self.held, self.free
             todo = dict.fromkeys(freed)
             count = len(todo)
-            # Two statements that no thread and no signal handler can separate.
+            # No thread and no signal handler runs between these two statements.
             held |= todo
             del freed[:count]
             looked_at = list(held if all_of_them else todo)
             if not looked_at:
                 return 0
-            # An importer that saw an old generation has its word in its row when this ends.
+            # After the barrier, an importer that saw an old generation has its word in its row.
             words.barrier()
             busy = self._busy(looked_at)
             idle = [index for index in looked_at if index not in busy]
             if idle and not IS_ORDERED:
-                # A store that was made under a hold may become visible after the 0 that ended it.
+                # A store under a hold may become visible after the 0 that ended the hold.
                 words.barrier()
             for index in idle:
                 # A signal handler may have done so meanwhile.
@@ -219,7 +223,7 @@ class Arena:
     def wait(self, timeout_s: float) -> None:
         """Wait until a block was freed, or a hold of a freed one has ended.
 
-        Who holds a freed block sends a message when it ends that.
+        A holder of a freed block sends a message when it ends its hold.
         """
         waiter = object()
         try:
@@ -228,7 +232,8 @@ class Arena:
                 for index in list(self.held):
                     at = self.at + index
                     words.store(self.words, at, words.load(self.words, at) + 2)
-                # Who does not see that has written its 0 where it is read next.
+                # An importer that does not see the new generation has written its 0 before the next
+                # read.
                 words.barrier()
             self.registry.wait(self._is_something_idle, timeout_s)
         finally:
@@ -238,13 +243,17 @@ class Arena:
         held = list(self.held)
         return bool(self.free or self.freed or (held and len(self._busy(held)) < len(held)))
 
+    def tell(self) -> None:
+        """Tell observers which blocks were reclaimed. No lock is held."""
+        self.registry.events.tell()
+
     def ring(self) -> None:
-        """Let those who wait look again."""
+        """Make waiting threads check again."""
         if self.waiting:
             self.registry.hint(())
 
     def holders(self, indices: Iterable[int] | None = None) -> dict[Holder, int]:
-        """Return how many blocks each process holds, of all or of some."""
+        """Return the number of blocks that each process holds, of all blocks or of some."""
         found: dict[Holder, int] = {}
         with self.registry.lock:
             rows = [(row.holder, one) for row, one in self.export.rows.items()]
@@ -260,30 +269,38 @@ class Arena:
                     found[holder] = found.get(holder, 0) + count
         return found
 
+    @property
+    def in_messages(self) -> int:
+        """How many blocks messages reserve that nobody has received."""
+        with self.registry.lock:
+            return sum(bool(unit.leases) for unit in list(self.reserved.values()))
+
     # Messages ---------------------------------------------------------------------------------
 
-    def enter(self, index: int, generation: int, holder: Holder) -> bool:
+    def enter(self, index: int, generation: int, holder: Holder) -> Refusal | None:
         """Make a block's export known to the registry, so that a message can reserve it.
 
-        False if the handle is stale: the block is in its next life, or is freed and ``holder`` does
-        not hold it. The lock is held.
+        Returns why not: the block is in its next life, is freed and ``holder`` does not hold it, or
+        the handle was withdrawn. The lock is held.
         """
         if not 0 <= index < self.fresh or not generation % 2:
-            return False
+            return _STALE
         at = self.at + index
         now = words.load(self.words, at)
         is_live = now == generation
+        is_held = is_live or generation in self._words_of(holder, at)
         if now % 2 and not is_live:
-            return False
+            # The block is not given out again while it is held.
+            return Refusal(Status.WITHDRAWN, "the handle was withdrawn") if is_held else _STALE
         known = self.reserved.get(index)
         if known is not None:
             (export,) = known.exports.values()
             if is_live and not export.has(generation):
                 # The handles of the other generations were withdrawn.
                 export.generations += (generation,)
-            return export.has(generation)
-        if not is_live and generation not in self._words_of(holder, at):
-            return False
+            return None if export.has(generation) else _STALE
+        if not is_held:
+            return _STALE
         pool = self.core
         unit = Unit(self.export.unit.allocation, None, self.ring)
         unit.was_granted = True
@@ -295,9 +312,10 @@ class Arena:
         export.generations = (generation,)
         self.registry.exports.add(export)
         self.reserved[index] = unit
-        # In this order: who frees the block first moves on, and then looks for its unit.
+        # The order matters: a thread that frees the block first moves on and then looks for its
+        # unit.
         unit.is_retired = words.load(self.words, at) != generation
-        return True
+        return None
 
     def _words_of(self, holder: Holder, at: int) -> list[int]:
         if holder is self.registry.myself:
@@ -307,9 +325,9 @@ class Arena:
         return [words.load(one, at) for row, one in found if row.holder is holder]
 
     def close(self) -> None:
-        """Let no message reserve a block any more. Doing so twice is harmless.
+        """Refuse later reservations of blocks. A second call does nothing.
 
-        The slots are given back with the arena's export, once no process has the arena open.
+        The slots are released with the arena's export, after the last process has closed the arena.
         """
         with self.registry.lock:
             self.registry.pools.arenas.pop(self.export.handle.allocation, None)

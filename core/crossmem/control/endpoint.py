@@ -149,10 +149,10 @@ def _listen_at_path(path: Path) -> socket.socket:
             )
             if isinstance(error, IsADirectoryError):
                 hint = f"remove that directory and {unfinished.name}, or set CROSSMEM_RUN_DIR"
-            raise ConfigurationError(msg, hint=hint) from error
+            raise ConfigurationError(msg, hint=hint, details=str(path)) from error
         return listener
     msg = f"cannot listen at {shorten(str(path))}: another process keeps removing {unfinished.name}"
-    raise ConfigurationError(msg, hint=hint)
+    raise ConfigurationError(msg, hint=hint, details=str(path))
 
 
 def _prepare(run_dir: Path) -> None:
@@ -162,7 +162,7 @@ def _prepare(run_dir: Path) -> None:
         found = run_dir.lstat()
     except OSError as error:
         msg = f"the run directory {shorten(str(run_dir))} cannot be made: {error.strerror}"
-        raise ConfigurationError(msg, hint=hint) from error
+        raise ConfigurationError(msg, hint=hint, details=str(run_dir)) from error
     if (
         not stat.S_ISDIR(found.st_mode)
         or found.st_uid != os.geteuid()
@@ -173,7 +173,7 @@ def _prepare(run_dir: Path) -> None:
             f"{os.geteuid()} without access for others; it has owner {found.st_uid} and mode "
             f"{stat.S_IMODE(found.st_mode):04o}"
         )
-        raise ConfigurationError(msg, hint=hint)
+        raise ConfigurationError(msg, hint=hint, details=str(run_dir))
 
 
 def _sweep(run_dir: Path) -> None:

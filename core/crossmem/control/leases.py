@@ -120,12 +120,16 @@ class LeaseTable:
         messages[number] = lease
         return lease
 
-    def find_reservation(self, number: int, allocation: int, export: int) -> Lease | None:
-        """Return the reservation with that number if it is for this export, else None."""
+    def find_reservation(self, number: int, allocation: int, export: int | None) -> Lease | None:
+        """Return the reservation with that number if it is for this export, else None.
+
+        With None for the export, the reservation may be for any block of a pool.
+        """
         lease = self._leases.get(number)
         if lease is None or not lease.in_message:
             return None
-        return lease if (lease.unit.allocation, lease.export) == (allocation, export) else None
+        is_of_it = lease.unit.allocation == allocation and export in (None, lease.export)
+        return lease if is_of_it else None
 
     def pass_on(self, lease: Lease, holder: Holder) -> None:
         """Transfer the reservation of a message to another process."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pools of a process as the lease registry knows them. The user holds the registry's lock."""
+"""The lease registry's record of the pools of a process. The caller holds the registry's lock."""
 
 from typing import Protocol
 
 from crossmem.control.leases import Holder
 from crossmem.control.records import Export
 from crossmem.control.segments import WORDS
-from crossmem.control.wire import Refusal, Status, Wanted
+from crossmem.control.wire import Refusal, Wanted
 from crossmem.models import ShareableHandle
 
 __all__ = ["PoolTable"]
@@ -18,12 +18,16 @@ class _Arena(Protocol):
     blocks: int
     export: Export
 
-    def enter(self, index: int, generation: int, holder: Holder) -> bool:
-        """Let a message reserve a block; False if its handle is stale."""
+    def enter(self, index: int, generation: int, holder: Holder) -> Refusal | None:
+        """Let a message reserve a block, or return why not."""
+        ...
+
+    def close(self) -> None:
+        """Give the slots back."""
 
 
 class PoolTable:
-    """Finds pools, and has the rows in which this process holds blocks of its own."""
+    """Finds pools, and has the rows in which this process holds its own blocks."""
 
     def __init__(self) -> None:
         self.arenas: dict[int, _Arena] = {}
@@ -31,23 +35,24 @@ class PoolTable:
         self.own_rows: dict[int, memoryview] = {}
         """By control segment."""
 
+    def close(self, allocation: int) -> None:
+        """Forget a pool that was not made to the end."""
+        arena = self.arenas.get(allocation)
+        if arena is not None:
+            arena.close()
+
     def own_row(self, which: int) -> memoryview:
         """Return the row in which this process holds blocks of its own pools."""
         row = self.own_rows.get(which)
         if row is None:
-            # The kernel gives it memory only where words are used.
+            # The kernel allocates only pages with used words.
             made = memoryview(bytearray(8 * WORDS)).cast("Q")
             row = self.own_rows.setdefault(which, made)
         return row
 
     def enter(self, wanted: Wanted | ShareableHandle, holder: Holder) -> Refusal | None:
-        """Let a message reserve a block of a pool, if that is what is asked for.
-
-        Returns why the block cannot be reserved.
-        """
+        """Let a message reserve a block of a pool, if that is what is asked for, or refuse it."""
         arena = self.arenas.get(wanted.allocation)
         if arena is None or not wanted.export:
             return None
-        if arena.enter(wanted.export - 1, wanted.generation, holder):
-            return None
-        return Refusal(Status.STALE, "the block was freed")
+        return arena.enter(wanted.export - 1, wanted.generation, holder)

@@ -106,7 +106,7 @@ class LeaseRegistry:
         """
         number, export = handle.allocation, handle.export
         with self.lock:
-            is_reserved = self.leases.find_reservation(reservation, number, export) is not None
+            is_reserved = self.is_reserved(reservation, number, export)
             refusal = self.exports.refusal(number, export, is_reserved=is_reserved)
             refusal = refusal or self._refusal_of_core(handle)
             core = handle.core
@@ -343,6 +343,12 @@ class LeaseRegistry:
         return self._waiters.wait(is_over, timeout_s)
 
     # Under the lock ------------------------------------------------------------------------
+
+    def is_reserved(self, reservation: int, allocation: int, export: int) -> bool:
+        """Whether a reservation is for an export, or for a block of the pool that it is."""
+        found = self.exports.find(allocation, export)
+        which = None if found is not None and found.is_arena else export
+        return self.leases.find_reservation(reservation, allocation, which) is not None
 
     def forget(self, unit: Unit) -> None:
         """Forget the exports of memory that nobody has."""

@@ -15,6 +15,7 @@ from crossmem.driver.recording import call_into
 from crossmem.errors import InvalidHandleError, OutOfMemoryError
 
 __all__ = [
+    "BLOCKS_AT",
     "CONTROL_NAME",
     "FAULTY_OWNER",
     "HEADER_WORDS",
@@ -36,6 +37,9 @@ _LINKS: Final = tuple(f"/memfd:{name} (deleted)" for name in (CONTROL_NAME, ROW_
 
 SLOTS: Final = 1 << 20
 """Number of slots in a segment. Only pages with used words take memory."""
+BLOCKS_AT: Final = 2
+"""Slots of a pool before those of its blocks: its arena's, and one whose word in the control
+segment is the distance between blocks."""
 HEADER_WORDS: Final = 8
 """Number of words before those of the slots."""
 WORDS: Final = HEADER_WORDS + SLOTS

@@ -37,7 +37,7 @@ class Slot(NamedTuple):
     at
         Index of the word, in the control segment and in each row.
     length
-        How many slots are given back with it: those of a pool with the pool's own, and none with a
+        Number of slots that are released with it: all of a pool's for the pool's slot, none for a
         block's.
     """
 
@@ -70,9 +70,9 @@ class SlotTable:
         self.descriptors: list[int] = []
         """Descriptors of the control segments, to pass on."""
         self.free: list[int] = []
-        """A heap of slots that were given back: no row holds them."""
+        """A heap of returned slots. No row holds them."""
         self.free_ranges: list[tuple[int, int]] = []
-        """First slot and length of ranges that were given back."""
+        """First slot and length of returned ranges."""
         self._count = 0
 
     def take(self) -> Slot:
@@ -98,7 +98,7 @@ class SlotTable:
     def take_range(self, count: int) -> Slot:
         """Return the first slot of a range of ``count`` slots, all in one segment.
 
-        The generations of the slots stay as they are.
+        The generations of the slots do not change.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class SlotTable:
         else:
             if self._count + count > SLOTS * len(self.segments):
                 self.grow()
-                # A range does not go over the end of a segment.
+                # A range must not cross the end of a segment.
                 first = SLOTS * (len(self.segments) - 1)
                 if first > self._count:
                     self.free_ranges.append((self._count, first - self._count))
@@ -126,7 +126,7 @@ class SlotTable:
         return Slot(first, words_of, HEADER_WORDS + at, count)
 
     def _join_ranges(self) -> None:
-        """Make one of neighbours, so that pools of other sizes find room."""
+        """Join neighbouring ranges, so that pools of other sizes find room."""
         joined: list[tuple[int, int]] = []
         for first, length in sorted(self.free_ranges):
             if joined and sum(joined[-1]) == first and first % SLOTS:

@@ -74,10 +74,9 @@ class Foreign:
 
     Parameters
     ----------
-    Start and size of the vendor's allocation around the address. The size is 0 if these bounds are
-    unknown; then there is an obstacle.
-        Where the vendor's allocation around the address begins, and its size. No size where
-        these bounds cannot be known; then there is an obstacle.
+    base, nbytes
+        Start and size of the vendor's allocation around the address. The size is 0 if these bounds
+        are unknown; then there is an obstacle.
     exposed_base, exposed_nbytes
         The memory that importers of an export of that allocation can reach. It contains the
         neighbours of the allocation if the vendor puts several allocations into one block.

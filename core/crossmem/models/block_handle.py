@@ -11,7 +11,14 @@ from typing_extensions import override
 
 from crossmem.errors import InvalidSizeError
 from crossmem.guards import check_part
-from crossmem.models.handle import HEADER, MAGIC, VERSION, ShareableHandle, arena_handle
+from crossmem.models.handle import (
+    HEADER,
+    MAGIC,
+    VERSION,
+    ShareableHandle,
+    arena_handle,
+    block_readers,
+)
 from crossmem.models.handle_core import FLAG_BLOCK, FLAG_READONLY, MIN_CORE_NBYTES, refuse
 
 __all__ = ["BLOCK_ALIGNMENT", "BLOCK_START", "BlockHandle", "PoolCore"]
@@ -150,6 +157,10 @@ class BlockHandle(ShareableHandle):
         return blob
 
     @override
+    def _more_json(self) -> dict[str, int]:
+        return {"block": self.index, "generation": self.generation}
+
+    @override
     def __repr__(self) -> str:
         part = "" if self.length == self.nbytes else f" part [{self.offset}, +{self.length}) of"
         return (
@@ -194,9 +205,11 @@ def _decode_pool(shared: bytes, head: bytes) -> PoolCore:
     arena = arena_handle(shared[: -_GEOMETRY.size], flags & FLAG_READONLY)
     slot, units = _GEOMETRY.unpack_from(shared, len(shared) - _GEOMETRY.size)
     stride = units * BLOCK_ALIGNMENT
+    if arena.export:
+        raise refuse(f"export {arena.export} of a pool, which has one")
     if not 0 < stride <= arena.nbytes:
         raise refuse(f"blocks of {stride} bytes in a pool of {arena.nbytes}")
     return PoolCore.of(arena, slot, stride)
 
 
-ShareableHandle.read_block = _decode_block
+block_readers.append(_decode_block)

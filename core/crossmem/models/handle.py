@@ -7,7 +7,7 @@ from binascii import crc32
 from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -33,6 +33,7 @@ __all__ = [
     "VERSION",
     "ShareableHandle",
     "arena_handle",
+    "block_readers",
 ]
 
 MAX_HANDLE_NBYTES: Final = 1024
@@ -75,8 +76,6 @@ class ShareableHandle:
     _bytes: bytes | None
 
     generation: int = 0  # of a pool's block alone
-    read_block: "ClassVar[Callable[[bytes], ShareableHandle]]"
-    """Reads the bytes of a block's handle; the module of such handles registers it here."""
 
     def __init__(
         self,
@@ -212,6 +211,7 @@ class ShareableHandle:
                 "device": self.device,
                 "allocation": self.allocation,
                 "export": self.export,
+                **self._more_json(),
                 "owner": {
                     "pid": self.owner.pid,
                     "uid": self.owner.uid,
@@ -228,6 +228,10 @@ class ShareableHandle:
                 "digest": self.digest,
             }
         )
+
+    def _more_json(self) -> dict[str, int]:
+        """Return what the handles of some memory have beyond those of an allocation."""
+        return {}
 
     @property
     def digest(self) -> str:
@@ -269,6 +273,10 @@ def _fill(
     return handle
 
 
+block_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
+"""Reads the bytes of a block's handle; the module of such handles enters it."""
+
+
 def arena_handle(core: bytes, flags: int) -> ShareableHandle:
     """Return the handle of a pool's memory, from the bytes and flags of its core.
 
@@ -292,7 +300,7 @@ def _decode(blob: bytes) -> ShareableHandle:
     if version != VERSION:
         raise refuse(f"format version {version}; this crossmem reads version {VERSION}")
     if flags & FLAG_BLOCK:
-        return ShareableHandle.read_block(blob)
+        return block_readers[0](blob)
     if total != len(blob) or flags & ~(FLAG_READONLY | FLAG_RAW):
         raise refuse(f"{len(blob)} bytes and flags {flags:#x} do not fit their header")
     head = HEADER.pack(magic, version, flags, total, 0)

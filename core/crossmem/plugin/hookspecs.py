@@ -45,9 +45,9 @@ def crossmem_backends(find_runtime: FindRuntime) -> Iterable[Backend]:
 
     When: during discovery, which the first use of any backend starts; not at ``import crossmem``.
     How often: once per process, and once more in a child that was forked during discovery.
-    Thread: the one that came first; others wait for it.
+    Thread: the first thread that uses a backend; others wait for it.
     Must not: import a vendor's package, load a library, touch a device, call crossmem or call
-    ``find_runtime``. It describes; :attr:`Backend.probe` and :attr:`Backend.load` do the work.
+    ``find_runtime``. It only describes; :attr:`Backend.probe` and :attr:`Backend.load` do the work.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     When: while a backend's driver is loaded, if that backend asks through ``find_runtime``.
     How often: at most once per process for each runtime that is asked for by name, and again
     after a failure.
-    Thread: that of whoever first uses the backend; other threads that want the same backend wait.
+    Thread: the first thread that uses the backend; other threads that use it wait.
     Must not: answer for a name that it does not know, fall back to another runtime, or give an
     emulation for a name that does not say so.
 
@@ -94,8 +94,8 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     ----------
     api
         The vendor interface that the binding must have, such as ``"hip"`` or ``"ascend"``.
-    The requested runtime, such as ``"emulated"``.
-        The runtime that was asked for, such as ``"emulated"``.
+    name
+        The requested runtime, such as ``"emulated"``.
 
     Returns
     -------
@@ -159,14 +159,14 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
 def crossmem_event(event: Event) -> None:
     """Observe what happens to memory: allocations, exports, imports, leases, denials, losses.
 
-    When: right after it happened, so the values are facts; nothing can be changed or prevented.
-    How often: once for each event in each process that sees it. An import that another one in the
-    same process already opened is no event, nor is a slice.
-    Thread: for what the application does, the thread that did it; for what other processes do
-    (leases, denials, losses), the lease server's; for deferred frees, whichever drained them.
-    Several may call at once.
+    When: right after the event, which an observer cannot change or prevent.
+    How often: once for each event in each process that sees it. An import whose memory another
+    import of the process has open is no event. Neither is a slice.
+    Thread: for actions of the application, the acting thread; for actions of other processes
+    (leases, denials, losses), the lease server's; for deferred frees, the thread that ran them.
+    Several threads may call at once.
     Must not: block, wait for another process, call crossmem, or raise. The lease server answers
-    nobody while an observer runs, and locks of crossmem may be held.
+    no importer while an observer runs, and the thread may hold locks of crossmem.
 
     Parameters
     ----------

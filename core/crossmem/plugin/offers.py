@@ -32,8 +32,8 @@ class PluginInfo:
     ----------
     plugin
         Name of its entry point, or of the module in ``CROSSMEM_PLUGINS``.
-    The installed distribution that contains it; empty for a module.
-        The installed distribution that has it; empty for a module.
+    distribution, version
+        The installed distribution that contains it; empty for a module.
     """
 
     plugin: str

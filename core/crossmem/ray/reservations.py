@@ -20,7 +20,7 @@ from crossmem.ray.session import new_token
 from crossmem.sharing.base.memory import Memory, usage_of, view_anchor_of
 from crossmem.sharing.base.process import drain
 
-__all__ = ["keep_token", "token_for", "token_of"]
+__all__ = ["keep_token", "tie_of", "token_for", "token_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,9 +33,17 @@ _tokens: dict[int, tuple[Any, "weakref.ref[Any]"]] = {}
 
 
 def token_of(memory: Memory) -> Any:
-    """Return the token for a message with an array in some memory."""
-    received = _tokens.get(id(usage_of(memory)))
+    """Return the token for a message with an array that lies in some memory."""
+    received = _tokens.get(id(tie_of(memory)))
     return received[0] if received is not None else token_for(view_anchor_of(memory), memory)
+
+
+def tie_of(memory: Memory) -> Any:
+    """Return what lives as long as this process has some memory that it received.
+
+    The blocks of a pool have their usage in common, so each mapping of a block stands for itself.
+    """
+    return memory if memory.is_block else usage_of(memory)
 
 
 def token_for(tie: Any, kept: object) -> Any:

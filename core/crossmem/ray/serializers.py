@@ -13,9 +13,9 @@ from crossmem.arrays.adapters import ADAPTERS
 from crossmem.arrays.libraries import on_use, require
 from crossmem.models import Event, EventKind
 from crossmem.ray.copying import copy_from
-from crossmem.ray.reservations import keep_token, token_for, token_of
+from crossmem.ray.reservations import keep_token, tie_of, token_for, token_of
 from crossmem.ray.session import check, import_ray, is_message, node
-from crossmem.sharing.base.memory import leave_to_views, usage_of
+from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import drain
 from crossmem.sharing.importer.attach import Readonly, attach_many
 from crossmem.sharing.importer.mapping import Mapping
@@ -135,7 +135,7 @@ def _attach(message: Message, token: Any, readonly: Readonly) -> list[Mapping]:
     mappings = attach_many(message.handles, readonly=readonly)
     for mapping in mappings:
         leave_to_views(mapping)
-        keep_token(usage_of(mapping), token)
+        keep_token(tie_of(mapping), token)
     return mappings
 
 

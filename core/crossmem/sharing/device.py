@@ -90,7 +90,7 @@ class Device(LocalDevice):
             Size of each block in bytes, rounded up to 64 bytes on host memory and to 512 on other
             devices.
         blocks
-            How many; at most 1,048,575.
+            How many; at most 1,048,574.
         allow
             Which processes may import blocks; None: all of the same user (C13). Who has one block
             can reach the memory of all.

@@ -24,7 +24,7 @@ def build(message: Message, memories: Sequence[Memory]) -> Any:
 
 
 def maker_of_rows(
-    memories: Sequence[Memory] | dict[int, Mapping],
+    memories: Sequence[Memory] | dict[int, Memory],
 ) -> Callable[[Row, Kind], Any]:
     """Return a function that makes one array of a message, in the given library.
 

@@ -7,14 +7,14 @@ from crossmem.arrays.adapters import ADAPTERS
 from crossmem.control.records import Allow
 from crossmem.errors import ConfigurationError
 from crossmem.guards import clause
-from crossmem.sharing.base.memory import leave_to_views
-from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.base.memory import Memory, leave_to_views
 from crossmem.sharing.importer.attach import attach
-from crossmem.sharing.importer.mapping import Mapping
+from crossmem.sharing.pools.block import Block
 from crossmem.trees.building import maker_of_rows
 from crossmem.trees.matching import match, refuse_unwritable
 from crossmem.trees.message import Message
 from crossmem.trees.nodes import read
+from crossmem.trees.pool_blocks import Exportable
 
 __all__ = ["Contents"]
 
@@ -32,7 +32,7 @@ class Contents:
     arrays
         The arrays of the tree, by their numbers in the message.
     copies
-        The allocations with copies of arrays, by handle number.
+        The memory that arrays were copied to, by the numbers of their handles.
     allow
         The processes that may import the memory.
     """
@@ -43,7 +43,7 @@ class Contents:
         self,
         message: Message,
         arrays: list[Any],
-        copies: dict[int, Allocation],
+        copies: dict[int, Exportable],
         allow: Allow | None,
     ) -> None:
         self._message = message
@@ -90,15 +90,18 @@ class Contents:
     def _shared_arrays(self) -> list[Any]:
         """Return the arrays. For a copied array, return an array in the shared memory.
 
-        These arrays hold the memory by an import, as arrays in other processes do. The tree can
-        therefore be closed while they are in use.
+        The replacements hold the memory by an import, as the arrays of other processes do. So the
+        tree can be closed while they are in use. In a block, they keep the block itself.
         """
         copies, rows = self._copies, self._message.rows
         if copies:
-            memories = {}
-            for number, allocation in copies.items():
-                # This process may write even if other processes may not.
-                mapping = attach(allocation.export(allow=self._allow, access="rw"))
+            memories: dict[int, Memory] = {}
+            for number, memory in copies.items():
+                if isinstance(memory, Block):
+                    memories[number] = memory
+                    continue
+                # This process may write, whatever others may do.
+                mapping = attach(memory.export(allow=self._allow, access="rw"))
                 leave_to_views(mapping)
                 memories[number] = mapping
             make = maker_of_rows(memories)
@@ -112,7 +115,7 @@ class Contents:
         return self._arrays
 
 
-def _map_pages(mapping: Mapping, low: int, high: int) -> None:
-    """Map pages whose content was written only through the memory's file descriptor."""
-    if mapping.device.capabilities.host_visible:
-        mapping.view()[low:high:_READ_STEP].tobytes()
+def _map_pages(memory: Memory, low: int, high: int) -> None:
+    """Map pages that have been written through the descriptor of the memory only."""
+    if memory.device.capabilities.host_visible:
+        memory.view()[low:high:_READ_STEP].tobytes()

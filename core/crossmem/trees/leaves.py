@@ -9,8 +9,8 @@ from crossmem.arrays.adapters import describe
 from crossmem.errors import ConfigurationError, UnsupportedError
 from crossmem.guards import clause
 from crossmem.models import ShareableHandle
-from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.trees.nodes import write
+from crossmem.trees.pool_blocks import Exportable, refuse_unmapped
 
 __all__ = ["Leaf", "Place", "collect"]
 
@@ -39,7 +39,7 @@ class Leaf(NamedTuple):
         return self.found.pointer + low, self.found.pointer + high
 
     def place(
-        self, handle: ShareableHandle, origin: int, copy: Allocation | None = None
+        self, handle: ShareableHandle, origin: int, copy: Exportable | None = None
     ) -> "Place":
         """Return its place in the memory of a handle that starts at ``origin`` in this process."""
         return Place(handle, self.found.layout.at(self.found.pointer - origin), copy)
@@ -55,12 +55,12 @@ class Place(NamedTuple):
     layout
         Layout of the array in that memory.
     copy
-        The allocation with the array's copy; None if the array is shared in place.
+        The allocation or block that the array was copied to; None if it is shared where it lay.
     """
 
     handle: ShareableHandle
     layout: Layout
-    copy: Allocation | None
+    copy: Exportable | None
 
 
 def collect(tree: Any) -> tuple[Any, list[Leaf]]:
@@ -73,7 +73,9 @@ def collect(tree: Any) -> tuple[Any, list[Leaf]]:
     UnsupportedError
         Something in the tree cannot be shared; the message names it.
     ConfigurationError
-        The tree is nested too deep, contains itself, or has too many values.
+        If the tree is nested too deep, contains itself, or has too many values.
+    ForkedProcessError
+        If an array lies in a block of a pool of the process that forked this one.
     """
     leaves: list[Leaf] = []
     numbers: dict[int, int] = {}
@@ -92,6 +94,9 @@ def collect(tree: Any) -> tuple[Any, list[Leaf]]:
                 ) from error
             if found is None:
                 return None
+            if found.layout.extent is not None:
+                low, high = found.layout.extent
+                refuse_unmapped(found.pointer + low, high - low, where)
             number = numbers[id(value)] = len(leaves)
             leaves.append(Leaf(value, found, where))
         return number

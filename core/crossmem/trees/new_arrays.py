@@ -3,7 +3,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from crossmem.arrays import Kind, Layout, dtype_of
 from crossmem.arrays.adapters import ADAPTERS
@@ -14,8 +14,10 @@ from crossmem.sharing.base.process import drain
 from crossmem.sharing.base.views import kind_of_arrays, maker
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
+from crossmem.sharing.pools.pool import Pool
 from crossmem.trees.leaves import Leaf, collect
 from crossmem.trees.nodes import read
+from crossmem.trees.pool_blocks import Exportable, check_pool, take_block
 from crossmem.trees.tree_memory import home_of
 
 __all__ = ["HOST_DEVICE", "empty", "empty_like"]
@@ -27,7 +29,12 @@ HOST_DEVICE: Final = "host"
 
 
 def empty(
-    shape: int | Sequence[int], dtype: Any = "float32", device: Device | str = HOST_DEVICE
+    shape: int | Sequence[int],
+    dtype: Any = "float32",
+    device: Device | str | None = None,
+    *,
+    pool: Pool | None = None,
+    timeout: float = 0.0,
 ) -> Any:
     """Return an array or tensor in memory of crossmem, which :func:`crossmem.share` never copies.
 
@@ -42,7 +49,12 @@ def empty(
         A PyTorch dtype gives a tensor. A name or a NumPy dtype gives an array: a NumPy array if the
         CPU can address the device's memory, else a CuPy array.
     device
-        The device that holds the memory.
+        Where the memory is allocated; ``host`` if None.
+    pool
+        The array lies in a block of this pool, of whose device it is then. The block goes back to
+        the pool as memory goes back to a device.
+    timeout
+        How long to wait for a block, in seconds, if the pool has none free.
 
     Returns
     -------
@@ -52,25 +64,29 @@ def empty(
     Raises
     ------
     ConfigurationError, InvalidSizeError
-        Shape or dtype is invalid or too large.
+        Where shape or dtype have no meaning, or are too large. Both device and pool were given.
     UnsupportedError
         The library is not installed, does not have the dtype, or cannot use memory of this device.
     OutOfMemoryError
-        The device has no room now.
+        Where the device has no room now, or no block of the pool became free in time.
     """
-    home = device if isinstance(device, Device) else device_of(device)
+    check_pool(pool, device, "empty")
+    home = _device_of(pool, device) or device_of(HOST_DEVICE)
     layout = Layout(dtype_of(dtype), shape)
     torch = used("torch")
     is_tensor = torch is not None and isinstance(dtype, torch.dtype)
     kind: Kind = "torch" if is_tensor else kind_of_arrays(home)
     if layout.extent is None:
         return ADAPTERS[kind].empty(layout)
+    if pool is not None:
+        block = take_block(pool, layout.nbytes, "the array has", "empty", timeout)
+        return maker(block, kind)(layout)
     allocation = home.allocate(layout.nbytes)
     leave_to_views(allocation)
     return maker(allocation, kind)(layout)
 
 
-def empty_like(tree: _T, device: Device | str | None = None) -> _T:
+def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | None = None) -> _T:
     """Return a tree of new arrays and tensors that :func:`crossmem.share` never copies.
 
     The containers and plain values are those of ``tree``. Each array has the library, dtype and
@@ -84,22 +100,28 @@ def empty_like(tree: _T, device: Device | str | None = None) -> _T:
         What :func:`crossmem.share` takes. The new array for an array with gaps or repetitions, such
         as a column of a matrix, has none, unless it overlaps others.
     device
-        The device that holds the memory. None: ``host`` for arrays in host memory, the array's own
-        device for others.
+        Where the memory is allocated. None: for arrays in memory of the host ``host``, for others
+        the device that they are on.
+    pool
+        All arrays lie in one block of this pool, on its device.
 
     Raises
     ------
     UnsupportedError
         Something in ``tree`` cannot be shared, or its library has no arrays on ``device``.
     ConfigurationError
-        ``tree`` is nested too deep, or ``device`` is not the name of a device.
+        If ``tree`` is nested too deep, or ``device`` is no device's name, or both device and pool
+        were given.
+    InvalidSizeError
+        If a block of the pool is too small.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         There is no such device here.
     OutOfMemoryError
-        A device has no room now.
+        If a device has no room now, or the pool has no free block.
     """
     process = drain()
-    named = device_of(device) if device is not None and not isinstance(device, Device) else device
+    check_pool(pool, device, "empty_like")
+    named = _device_of(pool, device)
     nodes, leaves = collect(tree)
     arrays: dict[int, Any] = {}
     homes: dict[Device, list[int]] = {}
@@ -111,14 +133,21 @@ def empty_like(tree: _T, device: Device | str | None = None) -> _T:
         home = device_of(HOST_DEVICE) if where is None else home_of(process, where)
         homes.setdefault(named or home, []).append(number)
     for home, numbers in homes.items():
-        made = _make_alike(home, [leaves[number] for number in numbers])
+        made = _make_alike(home, [leaves[number] for number in numbers], pool)
         arrays.update(zip(numbers, made, strict=True))
     alike: _T = read(nodes, [arrays[number] for number in range(len(leaves))])
     return alike
 
 
-def _make_alike(home: Device, leaves: list[Leaf]) -> list[Any]:
-    """Return new arrays in one allocation, at the same distances as the given arrays."""
+def _device_of(pool: Pool | None, device: Device | str | None) -> Device | None:
+    """Return the device that is named, None if none is."""
+    if pool is not None:
+        return cast("Device", pool.device)
+    return device if device is None or isinstance(device, Device) else device_of(device)
+
+
+def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any]:
+    """Return new arrays in one allocation or block, lying in it as others do in their memory."""
     ranges = pack_ranges(leaf.bounds for leaf in leaves)
     numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]
     counts = Counter(numbers)
@@ -134,11 +163,15 @@ def _make_alike(home: Device, leaves: list[Leaf]) -> list[Any]:
             end += layout.nbytes
         alike.append(leaf._replace(found=found))
     ranges = pack_ranges(leaf.bounds for leaf in alike)
-    allocation = home.allocate(ranges[-1].end)
-    leave_to_views(allocation)
+    memory: Exportable
+    if pool is not None:
+        memory = take_block(pool, ranges[-1].end, "the arrays need", "empty_like")
+    else:
+        memory = home.allocate(ranges[-1].end)
+        leave_to_views(memory)
     arrays = []
     for one in alike:
         low, _high, start = ranges[find_range(ranges, one.bounds[0])]
         layout = one.found.layout.at(start + one.found.pointer - low)
-        arrays.append(maker(allocation, one.found.kind)(layout))
+        arrays.append(maker(memory, one.found.kind)(layout))
     return arrays

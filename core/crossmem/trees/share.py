@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharing: from nested arrays and tensors to the message that other processes receive."""
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from crossmem.arrays.adapters import describe
 from crossmem.control.records import Allow
@@ -20,10 +20,13 @@ from crossmem.sharing.device import device as device_of
 from crossmem.sharing.exporter.adoption import Neighbours
 from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.mapping import Mapping, asked_readonly
+from crossmem.sharing.pools.block import Block
+from crossmem.sharing.pools.pool import Pool
 from crossmem.trees.contents import Contents
 from crossmem.trees.leaves import Leaf, collect
 from crossmem.trees.message import Message, Row
 from crossmem.trees.new_arrays import HOST_DEVICE
+from crossmem.trees.pool_blocks import Exportable, check_pool, refuse_unmapped
 from crossmem.trees.shared import Shared
 from crossmem.trees.tree_memory import TreeMemory
 from crossmem.trees.versions import OwnCell, new_cell
@@ -38,8 +41,9 @@ def share(
     *,
     copy: Literal["allow"] | bool | None = None,
     device: Device | str | None = None,
+    pool: Pool | None = None,
     allow: Allow | None = None,
-    access: Access = "rw",
+    access: Access | None = None,
     neighbours: Neighbours | None = None,
 ) -> Shared[_T]:
     """Make arrays and tensors receivable by other processes, in place.
@@ -59,12 +63,14 @@ def share(
         :attr:`crossmem.Shared.value`, or call :meth:`crossmem.Shared.update`. None or False: such
         an array is refused.
     device
-        The device for copies of host memory; None: ``host``. The CPU must be able to address its
-        memory.
+        Where copies of host memory go, which must be memory that the CPU can address;
+        ``host`` where None.
+    pool
+        All copies lie in one block of this pool, which has memory of the device that copies go to.
     allow, access
-        Which processes may receive, and whether they may write; see
-        :meth:`crossmem.Allocation.export`. For memory received from another process, that process's
-        choice stands.
+        Who may receive, and whether they may write; see :meth:`crossmem.Allocation.export`. None:
+        all of the same user, and ``"rw"``; for arrays in blocks of a pool, what the pool says. For
+        what was received from others, their choice stands.
     neighbours
         ``"expose"`` allows importers to reach other memory in the same block of the vendor; see
         :meth:`crossmem.Device.adopt`.
@@ -77,30 +83,40 @@ def share(
     Raises
     ------
     UnsupportedError
-        Something in ``x`` cannot be shared; the message says what and why.
+        Where something in ``x`` cannot be shared; the message says what and why. Where ``allow`` or
+        ``access`` differ from those of the pool in which an array lies.
     ConfigurationError
-        An argument is invalid.
+        Where an argument has no meaning. Both device and pool were given.
+    InvalidSizeError
+        Where the copies do not fit into a block of the pool; the message says both sizes.
+    ForkedProcessError
+        Where an array lies in a block of a pool of the process that forked this one.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         There is no such ``device`` here.
     DriverError, OutOfMemoryError
-        A vendor's call failed. Everything is released then.
+        Where a vendor's call failed, or the pool has no free block. Nothing is left then.
     """
     process = drain()
     if not isinstance(copy, bool):
         _check("copy", copy, (None, True, False, "allow"))
-    _check("access", access, ("rw", "ro"))
+    _check("access", access, (None, "rw", "ro"))
     _check("neighbours", neighbours, (None, "expose"))
-    if device is not None:
-        # Checked even if nothing is copied to it.
+    check_pool(pool, device, "share")
+    if pool is not None:
+        device = cast("Device", pool.device)
+    elif device is not None:
+        # Whether anything is copied there or not.
         device = host_device(device)
     tree, leaves = collect(x)
     may_copy = copy is True or copy == "allow"
     tree_memory = TreeMemory(
-        process, allow, access, neighbours, may_copy, lambda: host_device(device)
+        process, allow, access, neighbours, may_copy, lambda: host_device(device), pool
     )
+    # Who receives from the pool may look at the version, too.
+    readers = pool.allow if pool is not None and allow is None else allow
     try:
         handles, rows, copies = _rows(tree_memory, leaves)
-        cell = _cell(process, allow, device)
+        cell = _cell(process, readers, None if pool is not None else device)
     except BaseException:
         tree_memory.give_up()
         raise
@@ -109,11 +125,16 @@ def share(
     return Shared(process, message, cell=cell, tree_memory=tree_memory, contents=contents)
 
 
-def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
-    """Return an array's message, its memory of crossmem, and whether receivers get it read-only.
+def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool] | None:
+    """Return what describes one array, the memory of crossmem in which it lies, and one wish.
 
-    Receivers get it read-only if this process received the array with ``readonly=True``. None for
-    an array outside of crossmem's memory.
+    That is whether the receiver is to be kept from writing, as this process was when it received
+    the array. None for any other array.
+
+    Raises
+    ------
+    ForkedProcessError
+        It lies in a block of a pool of the process that forked this one.
     """
     try:
         found = describe(array)
@@ -125,14 +146,16 @@ def message_of(array: Any) -> tuple[Message, Allocation | Mapping, bool] | None:
     low, high = leaf.bounds
     # Not drain(), which raises at exit: ordinary arrays are sent there too.
     memory = current().arrays.find(low, high - low)
-    if not isinstance(memory, Allocation | Mapping):
+    if memory is None:
+        refuse_unmapped(low, high - low, leaf.where)
+    if not isinstance(memory, Allocation | Block | Mapping):
         return None
     if isinstance(memory, Mapping) and not memory.owner_alive:
         # No process can import it any more, so it counts as ordinary memory of this process.
         return None
-    # Memory that came with a read-only handle is forwarded with one, even if this process owns it.
-    access = memory.handle.access if isinstance(memory, Mapping) else "rw"
-    # "advisory" is the choice of one reader. It does not bind the processes to which it forwards.
+    # What came with a handle that only reads goes on with one, also where it comes from here.
+    access = memory.handle.access if isinstance(memory, Mapping) else None
+    # "advisory" is the wish of one reader, and not of those that it sends to.
     readonly = isinstance(memory, Mapping) and asked_readonly(memory) is True
     tree_memory = TreeMemory(
         drain(), None, access, None, copy=False, host=lambda: host_device(None)
@@ -154,15 +177,16 @@ def _check(name: str, value: object, known: tuple[str | bool | None, ...]) -> No
 
 def _rows(
     tree_memory: TreeMemory, leaves: list[Leaf]
-) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...], dict[int, Allocation]]:
-    """Return the handles of the arrays, each once, and the arrays' descriptions.
+) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...], dict[int, Exportable]]:
+    """Return the handles that the arrays lie in, each once, and where they lie there.
 
-    The dictionary has the allocations with copies of arrays, by handle number.
+    The dictionary has the memory of this process that arrays were copied to, by the numbers of the
+    handles.
     """
     with_elements = [leaf for leaf in leaves if leaf.found.layout.extent is not None]
     places = iter(tree_memory.find(with_elements))
     handles: dict[ShareableHandle, int] = {}
-    copies: dict[int, Allocation] = {}
+    copies: dict[int, Exportable] = {}
     rows = []
     for leaf in leaves:
         kind, _pointer, layout, _device = leaf.found

@@ -18,6 +18,7 @@ from crossmem.sharing.importer.mapping import Mapping
 from crossmem.trees.building import attach_all, build
 from crossmem.trees.contents import Contents
 from crossmem.trees.message import Message
+from crossmem.trees.pool_blocks import let_go
 from crossmem.trees.tree_memory import TreeMemory
 from crossmem.trees.versions import OwnCell, RemoteCell, wait_until_newer
 
@@ -362,7 +363,7 @@ class Shared(Generic[_T_co]):
         with ExitStack() as steps:
             # If one step raises, the others still run.
             while self._owned:
-                steps.callback(self._owned.pop().free)
+                steps.callback(let_go, self._owned.pop())
             while self._received:
                 steps.callback(self._received.pop().unmap)
 

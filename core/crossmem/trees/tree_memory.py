@@ -26,8 +26,12 @@ from crossmem.sharing.exporter.adoption import Adoption, Neighbours, neighbours_
 from crossmem.sharing.exporter.allocation import Allocation, export_again, record_of
 from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.exporter.share_report import ShareWay, how_can_share
+from crossmem.sharing.importer.block_mapping import BlockMapping
 from crossmem.sharing.importer.mapping import Mapping
+from crossmem.sharing.pools.block import Block, check_own_block
+from crossmem.sharing.pools.pool import Pool
 from crossmem.trees.leaves import Leaf, Place
+from crossmem.trees.pool_blocks import Exportable, refuse_pool_elsewhere, take_block
 
 __all__ = ["TreeMemory", "home_of"]
 
@@ -43,23 +47,27 @@ class TreeMemory:
     process
         This process.
     allow, access
-        The processes that may import, and their access.
+        How its exports may be imported. None: by all of the same user, for writing; blocks of a
+        pool as their pool says.
     neighbours
         Whether importers may reach neighbouring memory in the vendor's allocations.
     copy
         Whether arrays that cannot be shared in place may be copied.
     host
-        Returns the device for copies of host memory.
+        Where copies of host memory go.
+    pool
+        What copies lie in a block of; None: they lie in an allocation.
     """
 
     process: Process
     allow: Allow | None
-    access: Access
+    access: Access | None
     neighbours: Neighbours | None
     copy: bool
     host: Callable[[], Device]
-    owned: list[Allocation] = field(default_factory=list)
-    """Adoptions and copies. The owner of this object frees them."""
+    pool: Pool | None = None
+    owned: list[Exportable] = field(default_factory=list)
+    """Adoptions and copies, to be freed by whoever has this."""
     devices: set[Device] = field(default_factory=set)
     """Devices that hold memory of the tree."""
     copied_nbytes: int = 0
@@ -88,7 +96,7 @@ class TreeMemory:
                 continue
             memory = self._memory_at(low, high)
             is_orphan = isinstance(memory, Mapping) and not memory.owner_alive
-            if isinstance(memory, Allocation | Mapping) and not is_orphan:
+            if isinstance(memory, Allocation | Block | Mapping) and not is_orphan:
                 handle, origin = self.export(memory)
                 near = memory.ptr, memory.ptr + memory.nbytes, handle, origin
                 places[number] = leaf.place(handle, origin)
@@ -140,7 +148,7 @@ class TreeMemory:
         # Another tree's adoption ends when that tree is closed, so this tree adopts the memory too.
         return None if isinstance(memory, Adoption) and is_left_to_views(memory) else memory
 
-    def export(self, memory: Allocation | Mapping) -> tuple[ShareableHandle, int]:
+    def export(self, memory: Allocation | Block | Mapping) -> tuple[ShareableHandle, int]:
         """Return a handle of some memory, and the address at which it starts here."""
         origin = memory.ptr
         if isinstance(memory, Mapping):
@@ -152,10 +160,14 @@ class TreeMemory:
                 # The memory is this process's own, so the current arguments decide who may receive
                 # it.
                 origin -= handle.offset
-                handle = export_again(owned, self.allow, self.access)
+                handle = export_again(owned, self.allow, self.access or "rw")
                 origin += handle.offset
-        else:
+            elif handle.owner == self.process.identity and isinstance(memory, BlockMapping):
+                check_own_block(self.process, handle, self.allow, self.access)
+        elif isinstance(memory, Block):
             handle = memory.export(allow=self.allow, access=self.access)
+        else:
+            handle = memory.export(allow=self.allow, access=self.access or "rw")
         self.devices.add(cast("Device", memory.device))
         return handle, origin
 
@@ -194,7 +206,7 @@ class TreeMemory:
             )
 
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
-        """Copy all bytes that the arrays cover, each once, into one allocation.
+        """Copy each byte that arrays cover once, and all into one allocation or block.
 
         If no other array lies in an array's gaps, the gaps are left out, because they were not
         shared. On a device they are copied too, because only a kernel could leave them out.
@@ -202,9 +214,8 @@ class TreeMemory:
         home = self.host() if where is None else home_of(self.process, where)
         ranges = pack_ranges(leaf.bounds for leaf in leaves)
         numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]
-        allocation = home.allocate(ranges[-1].end)
-        leave_to_views(allocation)
-        self.owned.append(allocation)
+        memory = self._allocate(home, ranges[-1].end, leaves[0])
+        self.owned.append(memory)
         if where is not None:
             # The work that writes the arrays may still be running.
             home.synchronize()
@@ -213,13 +224,13 @@ class TreeMemory:
         for number, (low, high, start) in enumerate(ranges):
             found = alone.get(number)
             if found is None:
-                if where is None:
-                    block = record_of(allocation).memory.block
+                if where is None and isinstance(memory, Allocation):
+                    block = record_of(memory).memory.block
                     home.driver.fill(block, start, low, high - low)
                 else:
-                    target = allocation.ptr + start
-                    kind = CopyKind.DEVICE_TO_DEVICE
-                    home.driver.copy(home.ordinal, target, low, high - low, kind)
+                    # A block may have been mapped and written before.
+                    kind = CopyKind.HOST_TO_DEVICE if where is None else CopyKind.DEVICE_TO_DEVICE
+                    home.driver.copy(home.ordinal, memory.ptr + start, low, high - low, kind)
                 nbytes += high - low
             else:
                 layout = found.found.layout.at(start + found.found.pointer - low)
@@ -227,18 +238,27 @@ class TreeMemory:
                 # An element that occurs in many places is written once, because PyTorch refuses
                 # more.
                 once = tuple([slice(1) if step == 0 else slice(None) for step in layout.strides])
-                array = maker(allocation, library)(layout)[once]
+                array = maker(memory, library)(layout)[once]
                 ADAPTERS[library].copy_to(array, found.value[once])
                 nbytes += _distinct_nbytes(layout)
         self.copied_nbytes += nbytes
         _log.info("copied %d bytes to %s, to share them from there", nbytes, home.name)
         # This waits until the device has copied.
-        handle, origin = self.export(allocation)
+        handle, origin = self.export(memory)
         places = []
         for leaf, number in zip(leaves, numbers, strict=True):
-            shift = allocation.ptr + ranges[number].start - ranges[number].low
-            places.append(leaf.place(handle, origin - shift, allocation))
+            shift = memory.ptr + ranges[number].start - ranges[number].low
+            places.append(leaf.place(handle, origin - shift, memory))
         return places
+
+    def _allocate(self, home: Device, nbytes: int, leaf: Leaf) -> Exportable:
+        """Return memory for copies, which is given back with the last array in it."""
+        if self.pool is not None:
+            refuse_pool_elsewhere(self.pool, leaf.where(), home.name)
+            return take_block(self.pool, nbytes, "the copies need", "share")
+        allocation = home.allocate(nbytes)
+        leave_to_views(allocation)
+        return allocation
 
 
 def home_of(process: Process, where: str) -> Device:

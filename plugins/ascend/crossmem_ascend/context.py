@@ -28,10 +28,10 @@ class _Debt:
 
     Parameters
     ----------
-    The context that crossmem made current.
-        The context that it was given.
-    The thread's previous context, None if it had none.
-        The one that it had, None where it had none.
+    current
+        The context that crossmem made current.
+    previous
+        The thread's previous context, None if it had none.
     """
 
     current: int

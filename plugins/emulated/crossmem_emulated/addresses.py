@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device addresses of one process: which are reserved, and what memory stands behind them.
+"""The device addresses of one process: the reserved ones, and the memory at them.
 
-A strict emulation gives out addresses that the host cannot touch, as those of a device in a
-server are: an access ends the process where it happens. The emulation itself reaches the memory
-elsewhere. An emulation that is not strict maps the memory at the device's addresses too, and both
-map there what is memory of the host itself.
+A strict emulation returns addresses that the host cannot access, like a real device's: an access
+kills the process at that point. The emulation itself has the memory at other addresses. A lax
+emulation maps the memory at the device's addresses too. Both map host memory there.
 """
 
 import itertools
@@ -20,10 +19,10 @@ from crossmem_emulated.pages import HOST, Pages
 __all__ = ["BLOCK_NBYTES", "Piece", "Region", "Space", "numbers"]
 
 BLOCK_NBYTES: Final = 2 << 20
-"""Size of the huge pages of devices; their addresses are reserved at multiples of it."""
+"""Size of the huge pages of devices. Device addresses are reserved at multiples of it."""
 
 numbers: Final = itertools.count(1).__next__
-"""Gives each memory of this process a number of its own."""
+"""Gives each memory of this process a unique number."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,9 +32,9 @@ class Region:
     Parameters
     ----------
     start, nbytes
-        Where it is, and its size in bytes.
+        Its start and size in bytes.
     is_reservation
-        Whether the program reserved it, and maps into it what it likes.
+        Whether the program reserved it, and chooses the mappings in it.
     device
         Device to which it is bound, None before the first mapping.
     """
@@ -48,32 +47,32 @@ class Region:
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Memory behind some addresses.
+    """Memory at some addresses.
 
     Parameters
     ----------
     start, nbytes
-        Where it is, and its size in bytes.
+        Its start and size in bytes.
     region
-        The addresses that it is part of.
+        The region that contains it.
     pages, offset
-        The memory, and the first byte of it that is meant.
+        The memory, and the offset of its first byte.
     origin
-        How it came here, as the vendor names it.
+        The function by which it came here, in the vendor's terms.
     source
-        What it was mapped from.
+        The object from which it was mapped.
     is_small
         Whether it has small pages.
     is_part
-        Whether it is one of several in memory that is mapped as a whole.
+        Whether it is one of several parts of memory that is mapped as a whole.
     keys
         Keys by which it is exported.
     is_read_only
-        Whether the program only reads it.
+        Whether the program may only read it.
     is_synchronous
-        Whether the host was told to wait for every copy that it is part of.
+        Whether the host waits for every copy of which it is a part.
     number
-        No other memory of this process has it, or had it.
+        A number that no other memory of this process ever has.
     """
 
     start: int
@@ -89,17 +88,17 @@ class Piece:
     is_read_only: bool = False
     is_synchronous: bool = False
     is_freed: bool = False
-    """Whether a stream is to give it back, which has other work to do before."""
+    """Whether a stream will free it after other work."""
     number: int = field(default_factory=numbers)
 
     @property
     def end(self) -> int:
-        """The first address behind it."""
+        """Its end address."""
         return self.start + self.nbytes
 
     @property
     def backing(self) -> int:
-        """Where the emulation itself reaches the memory."""
+        """The emulation's own address of the memory."""
         return self.pages.address + self.offset
 
 
@@ -117,9 +116,9 @@ class Space:
         self.regions: Final[dict[int, Region]] = {}
         self.pieces: Final[dict[int, Piece]] = {}
         self._starts: list[int] = []
-        """Of the regions, in order."""
+        """Start addresses of the regions, sorted."""
         self._piece_starts: list[int] = []
-        """Of the pieces, in order; no two of them overlap."""
+        """Start addresses of the pieces, sorted; no two pieces overlap."""
 
     def reserve(
         self, nbytes: int, *, is_reservation: bool, at: int = 0, alignment: int = BLOCK_NBYTES
@@ -129,7 +128,7 @@ class Space:
         Raises
         ------
         SystemCallError
-            Where the process has none left, or those that are asked for are taken.
+            The process has no such addresses left, or the requested ones are in use.
         """
         start = memory.reserve(nbytes, alignment, at=at)
         region = self.regions[start] = Region(start, nbytes, is_reservation)
@@ -137,13 +136,13 @@ class Space:
         return region
 
     def release(self, region: Region) -> None:
-        """Give reserved addresses back."""
+        """Release reserved addresses."""
         del self.regions[region.start]
         del self._starts[bisect_left(self._starts, region.start)]
         memory.unmap(region.start, region.nbytes)
 
     def region_of(self, pointer: int) -> Region | None:
-        """Return the region that an address is in, None for the host's addresses."""
+        """Return the region that contains an address, None for host addresses."""
         index = bisect_right(self._starts, pointer) - 1
         if index < 0:
             return None
@@ -151,14 +150,14 @@ class Space:
         return region if pointer < region.start + region.nbytes else None
 
     def attach(self, piece: Piece) -> None:
-        """Put memory behind addresses."""
+        """Map memory at addresses."""
         if self._is_seen(piece):
             memory.duplicate_at(piece.backing, _whole_pages(piece.nbytes), piece.start)
         self.pieces[piece.start] = piece
         insort(self._piece_starts, piece.start)
 
     def detach(self, piece: Piece) -> None:
-        """Take memory away again."""
+        """Unmap memory."""
         del self.pieces[piece.start]
         del self._piece_starts[bisect_left(self._piece_starts, piece.start)]
         if self._is_seen(piece):
@@ -169,7 +168,7 @@ class Space:
         return not piece.is_part and (self._is_host_readable or piece.pages.device == HOST)
 
     def show(self, backing: int, nbytes: int, start: int) -> None:
-        """Let the host read and write at device addresses, where that is wanted."""
+        """Let the host read and write at device addresses, in a lax emulation."""
         if self._is_host_readable:
             memory.duplicate_at(backing, _whole_pages(nbytes), start)
 
@@ -181,9 +180,9 @@ class Space:
         return [one for one in found if one.end > pointer]
 
     def spans(self, pointer: int, nbytes: int) -> Iterator[tuple[Piece, int, int]]:
-        """Yield the pieces behind a range, each with the place of its bytes and their number.
+        """Yield the pieces in a range, each with the own address of its bytes and their number.
 
-        What is missing is left out: the numbers then do not sum up to ``nbytes``.
+        Unmapped parts are omitted, so the numbers may not sum up to ``nbytes``.
         """
         for piece in self.overlapping(pointer, nbytes):
             first = max(pointer, piece.start)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend ``emulated``: simulated devices of a set capacity, in memory of the host."""
+"""The backend ``emulated``: simulated devices with a fixed capacity, in host memory."""
 
 import errno
 import threading
@@ -21,24 +21,24 @@ _POISON: Final = 0xA5
 
 
 class _Account:
-    """What this process has allocated on one device."""
+    """The allocations of this process on one device."""
 
     __slots__ = ("free_nbytes", "info", "lock")
 
     def __init__(self, info: DeviceInfo, nbytes: int) -> None:
         self.info = info
         self.free_nbytes = nbytes
-        # Reentrant: a signal handler may allocate while its thread is in here.
+        # Reentrant: a signal handler may allocate while its thread holds the lock.
         self.lock = threading.RLock()
 
 
 class EmulatedDriver(MemfdDriver):
-    """Devices that have a capacity, and memory that can be poisoned or prefaulted.
+    """Devices with a capacity, whose memory can be poisoned or prefaulted.
 
     Parameters
     ----------
     options
-        How the devices look.
+        The configuration of the devices.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fixture for pytest that does what ``crossmem emulate`` does.
+"""A pytest fixture for the effect of ``crossmem emulate``.
 
 Put ``pytest_plugins = ["crossmem_emulated.fixtures"]`` into the project's ``conftest.py``.
 """
@@ -32,7 +32,7 @@ class Emulated:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Variables for a process that is to use the library."""
+        """Variables for a process that uses the library."""
         return self._emulation.environment(os.environ)
 
     @property
@@ -41,7 +41,7 @@ class Emulated:
         return self._emulation.report().violations
 
     def close(self) -> None:
-        """Give back the emulated host."""
+        """Remove the emulated host."""
         self._emulation.close()
 
 
@@ -49,7 +49,7 @@ class Emulated:
 def emulate() -> Iterator[Callable[..., Emulated]]:
     """Return a function: ``emulate("hip", devices=4)`` gives an emulated library.
 
-    Each has a host of its own, which is gone when the test ends.
+    Each library has a separate host, which is removed at the end of the test.
     """
     made: list[Emulated] = []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this process is a forked child, and what it must not keep of its parent."""
+"""Whether this process is a forked child, and the release of inherited memory."""
 
 import os
 
@@ -12,12 +12,12 @@ _is_expected = False
 
 
 def generation() -> int:
-    """Return a number that is another one in every forked child."""
+    """Return a number that changes in every forked child."""
     return _generation
 
 
 def expect() -> None:
-    """Let forked children give up what memory they inherit: they keep nothing alive."""
+    """Make forked children release inherited memory, so that they keep nothing alive."""
     global _is_expected  # noqa: PLW0603 - of the process, as the memory is
     _is_expected = True
 

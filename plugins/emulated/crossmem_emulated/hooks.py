@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plugin registers; nothing is opened or loaded before a driver is asked for."""
+"""The hooks of the plugin. They open and load nothing before a driver is requested."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ __all__ = ["crossmem_backends", "crossmem_emulate", "crossmem_runtime"]
 def _probe() -> Availability:
     if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
         return Availability("unusable", "anonymous memory files (memfd_create) are Linux's")
-    # Imported where it is needed, here and below, because discovery must stay cheap.
+    # Imported late, here and below, because discovery must stay cheap.
     from crossmem_emulated.memory import creation_flags  # noqa: PLC0415
 
     try:
@@ -44,7 +44,7 @@ def _load_host(_runtime: str | None) -> "Driver":
 
 @hookimpl
 def crossmem_runtime(api: str, name: str) -> object | None:
-    """Offer the vendors' emulations, to drivers that were asked to run on one by name."""
+    """Offer the vendors' emulations to drivers that request one by name."""
     if name != "emulated" or api not in {"ascend", "hip", "cuda"}:
         return None
     from crossmem_emulated.options import Options  # noqa: PLC0415
@@ -62,7 +62,7 @@ def crossmem_runtime(api: str, name: str) -> object | None:
 
 @hookimpl
 def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation":
-    """Offer the vendors' libraries to programs that know nothing of crossmem."""
+    """Offer the vendors' libraries to programs that do not use crossmem."""
     from crossmem_emulated.abi.session import prepare  # noqa: PLC0415
 
     return prepare(api, request)
@@ -70,7 +70,7 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation":
 
 @hookimpl
 def crossmem_backends() -> tuple[Backend, ...]:
-    """Offer host memory, plain and as simulated devices; both are used only where named."""
+    """Offer host memory, plain and as simulated devices; both are used only if named."""
     return (
         Backend(
             name="host",

@@ -16,16 +16,16 @@ from crossmem_emulated.memory import PAGE_NBYTES
 __all__ = ["CHECKED_NBYTES", "HostDriver"]
 
 CHECKED_NBYTES: Final = 64 << 20
-"""Capacity from which an allocation asks for the limits; smaller ones are too frequent."""
+"""Capacity from which an allocation reads the limits. Smaller ones are too frequent."""
 
 _FRESH_S: Final = 0.1
-"""How long one reading of the limits serves, in seconds."""
+"""How long one reading of the limits is valid, in seconds."""
 
 _MAX_ALLOCATION_NBYTES: Final = 1 << 46
-"""Half of the addresses that a process of x86-64 has. The limits decide below that."""
+"""Half of the addresses of a process on x86-64. Below that, the limits decide."""
 
 _MAX_NAME: Final = 50
-"""Characters of a limit's name that fit into one line with the numbers."""
+"""Longest name of a limit that fits into one line with the numbers."""
 
 
 class HostDriver(MemfdDriver):
@@ -34,7 +34,7 @@ class HostDriver(MemfdDriver):
     Parameters
     ----------
     limits
-        What is read before a large allocation.
+        The limits that are read before a large allocation.
 
     Raises
     ------
@@ -46,8 +46,8 @@ class HostDriver(MemfdDriver):
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        # What may be given without another reading, and until when. Two threads may lose an update
-        # of each other; the other half of what was free covers that.
+        # The bytes that may be allocated without another reading, and until when. Two threads may
+        # lose an update of each other; the other half of the free memory covers that.
         self._spare_nbytes = 0
         self._fresh_until_s = 0.0
         device = DeviceInfo(
@@ -73,8 +73,8 @@ class HostDriver(MemfdDriver):
     def _check(self, capacity: int) -> None:
         """Raise if the limits leave less than a capacity.
 
-        A reading takes as long as ten allocations, which must not depend on their size. So it
-        serves those that follow at once, up to half of what was free.
+        A reading takes as long as ten allocations, whose time must not depend on their size.
+        Therefore one reading serves the following allocations, up to half of the free memory.
         """
         if capacity <= self._spare_nbytes and monotonic() < self._fresh_until_s:
             self._spare_nbytes -= capacity

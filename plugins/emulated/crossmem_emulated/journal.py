@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an emulated vendor noticed, and what it was told to get wrong, on the whole host."""
+"""The violations that an emulated vendor noticed, and the injected faults, of the whole host."""
 
 import os
 from typing import NamedTuple
@@ -13,13 +13,13 @@ class Violation(NamedTuple):
     """One use that the vendor forbids or leaves undefined."""
 
     pid: int
-    """Process that did it."""
+    """The process that made the call."""
     call: str
     """The vendor's function, such as ``"rt.map_mem"``."""
     rule: str
     """Id of the rule, such as ``"ACL-E8"``."""
     text: str
-    """What was wrong, with the values."""
+    """The fault, with the values."""
 
 
 class Journal:
@@ -49,7 +49,7 @@ class Journal:
 
 
 class Faults:
-    """Calls that are to fail, in this process or in any of the host."""
+    """Injected faults, in this process or in any of the host."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -59,25 +59,25 @@ class Faults:
     def add(
         self, call: str, code: int, *, skip: int = 0, count: int = 1, pid: int | None = None
     ) -> int:
-        """Let calls fail with a code, without doing anything.
+        """Make calls fail with a code and without any effect.
 
         Parameters
         ----------
         call
             The vendor's function, such as ``"rt.map_mem"``.
         code
-            What it answers.
+            The result of the calls.
         skip
-            How many calls go well first.
+            Number of calls that succeed first.
         count
-            How many calls fail then.
+            Number of calls that fail after that.
         pid
-            The process whose calls count, None for those of all processes together.
+            The process whose calls count; None: those of all processes together.
 
         Returns
         -------
         int
-            What :meth:`remove` takes.
+            The number for :meth:`remove`.
         """
         with self._machine.transaction() as tables:
             made = tables.execute(
@@ -88,19 +88,19 @@ class Faults:
             return int(made.lastrowid or 0)
 
     def remove(self, number: int) -> None:
-        """Let calls do their work again, where a fault is not used up."""
+        """Remove a fault that is not used up."""
         with self._machine.transaction() as tables:
             tables.execute("DELETE FROM fault WHERE number = ?", (number,))
         self._version = None
 
     def clear(self) -> None:
-        """Let nothing fail any more."""
+        """Remove all faults."""
         with self._machine.transaction() as tables:
             tables.execute("DELETE FROM fault")
         self._version = None
 
     def take(self, call: str) -> int | None:
-        """Return the code with which a call has to fail, None where it may do its work."""
+        """Return the code with which a call must fail, None if it must not."""
         version = self._machine.version
         if version != self._version:
             with self._machine.transaction() as tables:

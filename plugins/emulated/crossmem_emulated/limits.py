@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory this process can still get, and which limit decides that.
+"""The memory that this process can still get, and the limit that decides it.
 
-The kernel gives pages when they are touched. A process that touches more than there is gets no
-error: the kernel kills it or another one. The limits are therefore read before.
+The kernel allocates pages at the first access. A process that accesses more than there is gets no
+error: the kernel kills it or another one. The limits are therefore read in advance.
 """
 
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ class Limit:
     name
         The file that sets the limit, or ``the machine's memory``.
     remedy
-        What makes more room.
+        What the user can do for more room.
     total_nbytes
         The limit in bytes.
     free_nbytes
-        Bytes that can still be had under it: unused ones, page cache that the kernel can drop, and
-        swap space.
+        Bytes that can still be allocated under it: unused ones, page cache that the kernel can
+        drop, and swap space.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Limit:
 
 
 class _Files(NamedTuple):
-    """Where a version of cgroups keeps the numbers of one cgroup."""
+    """The files with the numbers of one cgroup, in a version of cgroups."""
 
     limit: str
     usage: str
@@ -63,14 +63,14 @@ _V2: Final = _Files(
 
 
 class Limits:
-    """The limits of this process, read anew by each call.
+    """The limits of this process, read again at each call.
 
-    The tmpfs of memfds sets none: the kernel mounts it without a size.
+    The tmpfs of memfds has no limit: the kernel mounts it without a size.
 
     Parameters
     ----------
     proc, cgroups
-        Where these file systems are mounted.
+        The mount points of these file systems.
     """
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
@@ -83,7 +83,7 @@ class Limits:
         return min([machine, *(one.total_nbytes for one in self._read())])
 
     def tightest(self) -> Limit | None:
-        """Return the limit with the fewest free bytes; None if nothing can be read."""
+        """Return the limit with the fewest free bytes; None if none can be read."""
         return min(self._read(), key=lambda one: one.free_nbytes, default=None)
 
     def _read(self) -> Iterator[Limit]:
@@ -93,7 +93,7 @@ class Limits:
                 int(text.split(f"{name}:", 1)[1].split(maxsplit=1)[0]) * _KIB for name in _MEMINFO
             )
         except (OSError, IndexError):
-            # Without /proc nothing can be shared either.
+            # Without /proc, sharing does not work either.
             return
         yield Limit(
             "the machine's memory",
@@ -109,8 +109,8 @@ class Limits:
     def _own_cgroups(self) -> Iterator[tuple[Path, _Files]]:
         """Yield the folder of each cgroup that limits this process: its own, and those above.
 
-        A container may see its own cgroup as the mounted root, while the path is the host's. What
-        does not exist below the root is passed over on the way up.
+        A container may see its own cgroup as the mounted root, while the path is the host's.
+        Folders that do not exist below the root are skipped.
         """
         try:
             lines = (self._proc / "self/cgroup").read_text("utf-8").splitlines()
@@ -121,7 +121,7 @@ class Limits:
             if controllers and "memory" not in controllers.split(","):
                 continue
             root, files = (self._cgroups / "memory", _V1) if controllers else (self._cgroups, _V2)
-            # A cgroup outside the namespace of this process is shown as "/..".
+            # A cgroup outside the namespace of this process appears as "/..".
             inside = Path(*(part for part in path.split("/") if part not in {"", ".."}))
             for part in (inside, *inside.parents):
                 yield root / part, files

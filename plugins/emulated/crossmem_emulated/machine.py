@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One emulated host: what the kernel of a real one would know about device memory.
+"""One emulated host: the kernel's knowledge of device memory on a real host.
 
 Vendor drivers live in the kernel, which sees every process, survives all of them and cleans up
-after each. Here an SQLite database stands for it. A transaction happens whole or not at all, and
-the locks are the kernel's own, so a process that is killed at any instruction wedges nobody; what
-it left in the tables is removed by the next process that looks. The memory itself is a memfd of
-the process that allocated it: it lives as long as anybody maps it, and nobody has to delete it.
+after each. Here an SQLite database replaces it. A transaction is atomic, and the locks are the
+kernel's own, so a process that is killed at any instruction blocks no other one. The next process
+that reads the tables removes the entries of killed processes. The memory itself is a memfd of the
+process that allocated it: it lives while any process maps it, and needs no deletion.
 
-All processes of one emulated host are in one pid namespace and of one user.
+All processes of one emulated host are in one pid namespace and have one user.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _RETRY_S: Final = 0.001
 _PRIMARY: Final = 0xFF
 _VERSION: Final = 2
 _SPARE_NBYTES: Final = 128 << 10
-"""SQLite takes room in such pieces; with less, a failed write means that the disk is full."""
+"""SQLite allocates room in such pieces. With less room, a failed write means a full disk."""
 
 _UNUSABLE: Final = frozenset(
     {
@@ -87,8 +87,8 @@ def ticks_since_boot() -> int:
 def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
     """Take a step as soon as no other process is in a transaction.
 
-    SQLite itself would wait too, but in ever longer steps, and not while the file is opened first
-    or closed last.
+    SQLite itself would wait too, but in growing steps, and not at the first open or the last close
+    of the file.
     """
     deadline = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
@@ -111,21 +111,21 @@ class Machine:
     Parameters
     ----------
     folder
-        Where the tables are: one folder is one host. It is made where it does not exist, but not
-        the folder that it is in: whoever removed that wants nothing more in it.
+        The folder of the tables: one folder is one host. It is created if it does not exist, but
+        its parent is not: a process that removed the parent wants no new contents in it.
     schema
-        Further tables, of one vendor, each made only where it does not exist. What belongs to a
-        process refers to ``process`` with ``ON DELETE CASCADE``, and is gone when that dies.
+        Further tables of one vendor, each created only if it does not exist. Rows of a process
+        refer to ``process`` with ``ON DELETE CASCADE``, and are deleted at its death.
 
     Attributes
     ----------
     identity
-        What tells this host from all others, as long as its folder exists.
+        The identity of this host, as long as its folder exists.
 
     Raises
     ------
     ConfigurationError
-        Where the folder cannot be used, or belongs to another user.
+        The folder cannot be used, or belongs to another user.
     """
 
     def __init__(self, folder: Path, schema: str) -> None:
@@ -135,9 +135,9 @@ class Machine:
         self._connection: sqlite3.Connection | None = None
         self._closing: weakref.finalize[..., Machine] | None = None
         self._is_inside = False
-        """Whether the thread that has the lock is in a transaction."""
+        """Whether the thread that holds the lock is in a transaction."""
         self._undo = contextlib.ExitStack()
-        """What is to be done where that transaction is not kept."""
+        """The steps for a rollback of that transaction."""
         self._is_busy = False
         """Whether another thread was using the tables when a fork began."""
         self._opens = 0
@@ -176,7 +176,7 @@ class Machine:
         return self.folder / f"host-{_VERSION}-{boot_id}.sqlite"
 
     def _opened(self) -> sqlite3.Connection:
-        """Return the connection. The lock is held."""
+        """Return the connection. The caller holds the lock."""
         if _is_sqlite_lost or self.identity in _lost:
             raise HostLostError(
                 "this process was forked while another thread used the emulated host: start "
@@ -184,8 +184,8 @@ class Machine:
             )
         if self._connection is None:
             self._connection = _in_time(self._open)
-            # Whoever gives things back at the exit still needs it then. So the interpreter leaves
-            # it to the kernel, for Python 3.13 warns of a connection that is dropped open.
+            # Releases at the exit still need it. So the interpreter leaves it to the kernel,
+            # because Python 3.13 warns of a connection that is dropped open.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
             self._closing = weakref.finalize(self, _end, self._connection)
             self._closing.atexit = False
@@ -198,13 +198,12 @@ class Machine:
         return self._connection
 
     def _begin(self) -> None:
-        """Remove what the dead left, and what this process did before it was another program."""
+        """Remove the entries of dead processes, and of this process before an exec."""
         me = (*self.identity, os.getpid())
         with _beginning:
             with self.transaction() as tables:
                 if me not in _known:
-                    # By pid and start time, a program and the one that it replaced itself with by
-                    # exec are the same.
+                    # A program and its replacement by exec have the same pid and start time.
                     started = (os.getpid(), process_start_time("self") or 0)
                     tables.execute("DELETE FROM process WHERE pid = ? AND start_time = ?", started)
                     tables.execute(_DELETE_UNHELD)
@@ -217,13 +216,13 @@ class Machine:
         except FileNotFoundError:
             status = None
         if status is None or (status.st_dev, status.st_ino) != self.identity:
-            # SQLite would fail too, or begin a new host in a folder that is new.
+            # SQLite would fail too, or create a new host in a new folder.
             raise HostLostError(f"the emulated host {shorten(str(self.folder))} was removed")
         connection = sqlite3.connect(
             self.boot, timeout=0, isolation_level=None, check_same_thread=False
         )
         try:
-            # What has to survive is a killed process, not a power cut: nothing is synced.
+            # The tables must survive a killed process, not a power cut, so nothing is synced.
             connection.executescript(
                 "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; "
                 "PRAGMA foreign_keys = ON; BEGIN IMMEDIATE;" + _SCHEMA + self._schema + "COMMIT;"
@@ -235,7 +234,7 @@ class Machine:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield the tables; changes are kept where the outermost block ends without an exception.
+        """Yield the tables; changes are kept if the outermost block ends without an exception.
 
         No other process is in a transaction meanwhile, so it must be short.
         """
@@ -256,14 +255,14 @@ class Machine:
                 self._is_inside = False
 
     def _roll_back(self, tables: sqlite3.Connection) -> None:
-        # The entry of this process may have been made in this transaction.
+        # This transaction may have created the entry of this process.
         self._me = None
-        # Where a disk is full, SQLite has done it already.
+        # On a full disk, SQLite has already done so.
         if tables.in_transaction:
             tables.execute("ROLLBACK")
 
     def undo(self, step: Callable[..., object], *arguments: object) -> None:
-        """Have a step taken where nothing comes of the outermost transaction, which goes on."""
+        """Register a step for a rollback of the outermost transaction in progress."""
         self._undo.callback(step, *arguments)
 
     @property
@@ -275,7 +274,7 @@ class Machine:
             return self._opens, number
 
     def me(self, tables: sqlite3.Connection) -> int:
-        """Return the number of this process, entering it where it is new."""
+        """Return the number of this process, which the first call enters."""
         pid = os.getpid()
         if self._me is None or self._me[0] != pid:
             identity = (pid, process_start_time("self") or 0)
@@ -289,7 +288,7 @@ class Machine:
         return self._me[1]
 
     def lives(self, tables: sqlite3.Connection, process: int) -> bool:
-        """Whether a process still runs; what a dead one left is removed."""
+        """Whether a process still runs; the entries of a dead one are removed."""
         row = tables.execute(
             "SELECT pid, start_time FROM process WHERE number = ?", (process,)
         ).fetchone()
@@ -300,16 +299,16 @@ class Machine:
             if process_start_time(pid) == start_time:
                 return True
         except OSError:
-            # Who cannot look, for want of a descriptor, declares nobody dead.
+            # Without a descriptor this cannot be checked, so the process counts as alive.
             return True
         tables.execute("DELETE FROM process WHERE number = ?", (process,))
         tables.execute(_DELETE_UNHELD)
         return False
 
     def fault_of(self, error: Exception) -> CrossmemError | None:
-        """Return the error for a database that the system keeps from working, None for another.
+        """Return the error for a database that the system makes unusable, None for another error.
 
-        The vendor whose emulation asks has no code for it, so its drivers would blame the vendor.
+        The emulated vendor has no code for this, so its driver would blame the vendor.
         """
         code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
         if code == sqlite3.SQLITE_FULL or (code in _UNUSABLE and self._is_full()):
@@ -332,12 +331,12 @@ class Machine:
             found = os.statvfs(self.folder)
         except OSError:
             return False
-        # A file system without a limit on files says that it has none at all.
+        # A file system without a limit on files reports that it has no files at all.
         has_no_files = found.f_files > 0 and not found.f_favail
         return has_no_files or found.f_bavail * found.f_frsize < _SPARE_NBYTES
 
     def reap(self, tables: sqlite3.Connection) -> None:
-        """Remove what dead processes left."""
+        """Remove the entries of dead processes."""
         for (process,) in tables.execute("SELECT number FROM process").fetchall():
             self.lives(tables, process)
 
@@ -345,7 +344,7 @@ class Machine:
         """Close the database; the next use opens it again."""
         with self._lock:
             if self._connection is not None and self._closing is not None:
-                # Not by calling it: at the exit, that does nothing.
+                # Not by a call, which does nothing at the exit.
                 self._closing.detach()
                 _end(self._connection)
                 self._closing = self._connection = None
@@ -354,10 +353,10 @@ class Machine:
     # Fork -------------------------------------------------------------------------------------
 
     def prepare_fork(self) -> None:
-        """Let no connection cross a fork, as far as that can be: SQLite's belong to one process.
+        """Prevent connections from crossing a fork, if possible: SQLite's belong to one process.
 
-        It does not wait for another thread's call: that may wait for a lock which is held for
-        the fork already.
+        This does not wait for another thread's call, which may wait for a lock that is already held
+        for the fork.
         """
         self._is_busy = not self._lock.acquire(blocking=False)
         if not self._is_busy:
@@ -368,22 +367,22 @@ class Machine:
                 self._lock.release()
 
     def renew_after_fork(self) -> None:
-        """Begin anew in a forked child; what crossed the fork all the same is never used."""
+        """Start again in a forked child. Connections that crossed the fork are never used."""
         global _is_sqlite_lost  # noqa: PLW0603 - of the process
-        # SQLite has locks of its own, and who had them is not here.
+        # A thread of the parent, which this child does not have, may hold SQLite's own locks.
         _is_sqlite_lost = _is_sqlite_lost or self._is_busy
         self._lock = threading.RLock()
         self._is_inside = False
         self._me = None
         if self._closing is not None:
             self._closing.detach()
-            # Another connection would believe what SQLite remembers of this one's locks. Closing it
-            # would take the lock of another thread, which does not exist here.
+            # Another connection would trust SQLite's record of this one's locks. Closing it would
+            # take the lock of a thread that does not exist here.
             _lost.add(self.identity)
 
 
 def log_fault(fault: CrossmemError | None) -> None:
-    """Tell a program in C, once, what the vendor's code cannot."""
+    """Log once, for a C program, a fault for which the vendor has no code."""
     text = str(fault)
     if fault is not None and text not in _told:
         _told.add(text)
@@ -400,15 +399,16 @@ def _end(connection: sqlite3.Connection) -> None:
 
 _machines: "weakref.WeakSet[Machine]" = weakref.WeakSet()
 _lost: set[tuple[int, int]] = set()
-"""Hosts that this process, or an ancestor that was forked, may not use any more."""
+"""Hosts that this process, or a forked ancestor, may not use any more."""
 _is_sqlite_lost = False
-"""Whether that is so of all hosts."""
+"""Whether this applies to all hosts."""
 
 
 _beginning = threading.Lock()
-"""Held until it is known that this process has begun: its other threads remove nothing of it."""
+"""Held until this process has entered its host, so that other threads remove none of its
+entries."""
 _known: set[tuple[int, int, int]] = set()
-"""Hosts that this program has entered, each with the pid that it had."""
+"""Hosts that this program has entered, each with its pid there."""
 
 
 def _before_fork() -> None:
@@ -417,7 +417,7 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _beginning  # noqa: PLW0603 - a thread that is not here may have had it
+    global _beginning  # noqa: PLW0603 - A thread of the parent, which this child does not have, may hold the lock.
     _beginning = threading.Lock()
     for machine in list(_machines):
         machine.renew_after_fork()

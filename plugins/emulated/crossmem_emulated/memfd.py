@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every neutral verb as system calls on memfds: the base of both drivers of this plugin.
+"""All driver methods as system calls on memfds: the base of both drivers of this plugin.
 
-The driver keeps no record of blocks and imports. A block's reference is its file; an import's is
-its descriptor or, once that is closed, the mapping that keeps the memory.
+The driver keeps no record of blocks and imports. A block's reference is its file. An import's
+reference is its descriptor or, after the descriptor is closed, the mapping that keeps the memory.
 """
 
 import errno
@@ -27,7 +27,7 @@ _DLPACK_CPU: Final = 1
 
 _HUGE_PAGE_NBYTES: Final = 2 << 20
 _MIN_FILL_NBYTES: Final = 64 << 10
-"""Bytes from which a system call is worth its cost."""
+"""Size from which a system call is faster than a copy."""
 _NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
 _Operation = Literal["allocate", "attach", "export", "free", "release", "reserve", "unmap", "write"]
 
@@ -53,7 +53,7 @@ class MemfdDriver(Driver):
     peer_access
         Whether devices can map each other's memory.
     hugepages
-        Whether huge pages are asked for where the kernel waits for it.
+        Whether to request huge pages, if the kernel gives them only on request.
 
     Raises
     ------
@@ -88,10 +88,10 @@ class MemfdDriver(Driver):
             dlpack_device_type=_DLPACK_CPU,
         )
         self._is_inherited = self._capabilities.host_visible
-        """Whether forked children have the memory mapped, too (law C18)."""
+        """Whether forked children have the memory mapped too (law C18)."""
         self._advise_huge = hugepages and memory.wants_huge_page_advice()
         self._prepares = self._advise_huge
-        """Whether :meth:`_prepare` has anything to do."""
+        """Whether :meth:`_prepare` has any effect."""
         try:
             self._flags = memory.creation_flags()
         except SystemCallError as error:
@@ -109,7 +109,7 @@ class MemfdDriver(Driver):
     def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
         mask = self._granularity_mask
         capacity = (nbytes + mask) & ~mask
-        # Its capacity is 0 as long as it is not charged.
+        # Its capacity is 0 until it is charged.
         block = Block(ordinal, 0, nbytes, 0)
         try:
             self._charge(block, capacity)
@@ -126,17 +126,17 @@ class MemfdDriver(Driver):
         return block
 
     def _charge(self, block: Block, capacity: int) -> None:
-        """Set the capacity of a block that is about to be made.
+        """Set the capacity of a block before it is created.
 
         Raises
         ------
         OutOfMemoryError
-            If there is no room. The block is not made then.
+            There is no room. The block is not created then.
         """
         block.capacity = capacity
 
     def _refund(self, block: Block) -> None:
-        """Set the capacity of a block that was given back to 0; repeated after an interruption."""
+        """Set the capacity of a freed block to 0. An interrupted call can be repeated."""
         block.capacity = 0
 
     def _prepare(self, block: Block) -> None:
@@ -149,7 +149,7 @@ class MemfdDriver(Driver):
     def free(self, block: Block) -> None:
         pointer, capacity = block.pointer, block.capacity
         if pointer:
-            # No statement that a signal handler can interrupt stands between these two.
+            # No signal handler runs between these two statements.
             block.pointer = 0
             if memory.munmap(pointer, capacity):
                 block.pointer = pointer
@@ -159,7 +159,7 @@ class MemfdDriver(Driver):
         descriptor = block.reference
         if descriptor is not None:
             try:
-                # Whatever it answers, the kernel has closed it.
+                # The descriptor is closed even if the call reports an error.
                 block.reference = None
                 close(descriptor)
             except OSError as error:
@@ -193,7 +193,7 @@ class MemfdDriver(Driver):
 
     @override
     def after_fork_in_child(self) -> None:
-        # Mappings stay: the child may have views of them (law C18).
+        # Mappings stay, because the child may have views of them (law C18).
         memory.close_inherited()
 
     @override
@@ -237,7 +237,7 @@ class MemfdDriver(Driver):
             except OSError as error:
                 raise self._close_failed(imported.ordinal, error, "unmap") from None
         elif reference is not None and reference.mapped.pointer:
-            # A mapping that core does not know, because an interrupt came right after it was made.
+            # A mapping that core does not know, because an interrupt came right after its creation.
             self.unmap(reference.mapped)
 
     @override
@@ -249,11 +249,12 @@ class MemfdDriver(Driver):
         mapped = Mapped(imported, 0)
         try:
             mapped.pointer = self._map(imported, "rw" if imported.access == "rw" else "ro")
-            # More than one huge page means that more than one was asked for.
+            # A size above one huge page means that more than one was requested.
             if self._advise_huge and imported.capacity > _HUGE_PAGE_NBYTES:
                 memory.advise_huge(mapped.pointer, imported.capacity)
             if not remappable:
-                # The mapping keeps the memory: ten thousand of them need no descriptor.
+                # The mapping keeps the memory, so it needs no descriptor even if there are ten
+                # thousand.
                 descriptor, reference = imported.reference, _Kept(mapped)
                 imported.reference = reference
                 close(descriptor)
@@ -285,7 +286,7 @@ class MemfdDriver(Driver):
         source, pointer = mapped.source, mapped.pointer
         capacity = source.capacity
         if pointer:
-            # No statement that a signal handler can interrupt stands between these two.
+            # No signal handler runs between these two statements.
             mapped.pointer = 0
             if memory.munmap(pointer, capacity):
                 mapped.pointer = pointer
@@ -298,7 +299,7 @@ class MemfdDriver(Driver):
         return mapped
 
     def unmap_readonly(self, mapped: Mapped) -> None:
-        """Take the second mapping away."""
+        """Unmap the second mapping."""
         self.unmap(mapped)
 
     def reserve(self, ordinal: int, nbytes: int) -> Reserved:
@@ -311,7 +312,7 @@ class MemfdDriver(Driver):
         return reserved
 
     def release(self, reserved: Reserved) -> None:
-        """Give reserved addresses back."""
+        """Release reserved addresses."""
         pointer, nbytes = reserved.pointer, reserved.nbytes
         if pointer:
             reserved.pointer = 0
@@ -336,17 +337,18 @@ class MemfdDriver(Driver):
         except CrossmemError:
             raise
         except BaseException:
-            # Covering addresses that hold nothing changes nothing.
+            # Covering addresses without a mapping has no effect.
             memory.cover(pointer, capacity)
             raise
         return mapped
 
     def unmap_at(self, mapped: Mapped) -> None:
-        """Take memory away from reserved addresses, which stay reserved."""
+        """Unmap memory from reserved addresses, which stay reserved."""
         source = mapped.source
         if mapped.pointer:
             try:
-                # Interrupted and repeated, it covers the same addresses again, which are reserved.
+                # A repeated call after an interrupt covers the same addresses again, which are
+                # reserved.
                 memory.cover(mapped.pointer, source.capacity)
             except SystemCallError as error:
                 raise self._translate(error, "unmap", source.ordinal, source.capacity) from None
@@ -369,8 +371,8 @@ class MemfdDriver(Driver):
 
     @override
     def fill(self, block: Block, offset: int, source: int, nbytes: int) -> None:
-        # The kernel writes a fresh page without zeroing and mapping it first. Pages that are there
-        # already, and huge pages, are faster through the mapping.
+        # The kernel writes a fresh page without zeroing and mapping it first. Existing pages and
+        # huge pages are faster through the mapping.
         if self._prepares or nbytes < _MIN_FILL_NBYTES:
             super().fill(block, offset, source, nbytes)
             return
@@ -391,7 +393,7 @@ class MemfdDriver(Driver):
         ordinal: int | None = None,
         capacity: int = 0,
     ) -> OutOfMemoryError | DriverError:
-        """Return what crossmem raises for a failed system call."""
+        """Return crossmem's error for a failed system call."""
         name = errno.errorcode.get(error.code, str(error.code))
         device = None if ordinal is None else self._devices[ordinal].identity
         if error.code in _NO_ROOM:

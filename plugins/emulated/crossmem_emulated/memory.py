@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory as the kernel gives it: memfds of a sealed size, and mappings of them.
+"""Host memory from the kernel: memfds of a sealed size, and their mappings.
 
-Nothing here keeps an object for a mapping: Python's ``mmap`` objects hold a descriptor each. So
+No object stands for a mapping, because each of Python's ``mmap`` objects holds a descriptor.
 ``mmap``, ``munmap`` and ``madvise`` are called through ctypes, and addresses are integers that
-belong to the caller. A function that raises has left no descriptor and no mapping behind.
+belong to the caller. A function that raises leaves no descriptor and no mapping behind.
 """
 
 import contextlib
@@ -65,23 +65,23 @@ _MREMAP_FIXED: Final = 2
 _NOTHING: Final = MAP_PRIVATE | MAP_ANONYMOUS | _MAP_NORESERVE
 
 _HOST_NAME: Final = "crossmem"
-"""Of memory that forked children have mapped as well."""
+"""Name of memory that forked children have mapped too."""
 _DEVICE_NAME: Final = "crossmem-device"
-"""Of memory that is mapped in the process alone that has mapped it."""
+"""Name of memory that only the mapping process has mapped."""
 _DEVICE_LINK: Final = f"/memfd:{_DEVICE_NAME} (deleted)"
 _LINKS: Final = frozenset({f"/memfd:{_HOST_NAME} (deleted)", _DEVICE_LINK})
 _SIZE_SEALS: Final = F_SEAL_SHRINK | F_SEAL_GROW
-# Without F_SEAL_SEAL, an importer could add seals that keep other importers from writing.
+# Without F_SEAL_SEAL, an importer could add seals that prevent other importers from writing.
 _ALL_SEALS: Final = _SIZE_SEALS | F_SEAL_SEAL
 _TMPFS_MAGIC: Final = 0x01021994
 _STATFS_WORDS: Final = 32
-"""More than struct statfs has; the first one is the type of the file system."""
+"""More than struct statfs has; the first word is the type of the file system."""
 _FAILED: Final = -1
 _MOST_NBYTES: Final = (1 << 64) - 1
 _HUGE_PAGE_SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
 
-# Calls through CDLL release the GIL: unmapping large memory, or mapping while another thread
-# populates some, takes long.
+# Calls through CDLL release the GIL: it takes long to unmap large memory, or to map while another
+# thread populates memory.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _mmap = _libc.mmap
@@ -89,7 +89,7 @@ _mmap.argtypes = (c_size_t, c_size_t, c_int, c_int, c_int, c_int64)
 _mmap.restype = c_ssize_t
 
 munmap = _libc.munmap
-"""The system call itself, for a caller who forgets an address in the statement before."""
+"""The system call itself, for a caller that clears an address in the statement before."""
 munmap.argtypes = (c_size_t, c_size_t)
 munmap.restype = c_int
 
@@ -130,10 +130,10 @@ def libc_error(call: str) -> SystemCallError:
 
 
 def creation_flags() -> int:
-    """Return the flags for :func:`create` that this kernel knows.
+    """Return the flags for :func:`create` that this kernel supports.
 
-    Memory that cannot be executed is asked for first (Linux 6.3): there, a system may refuse
-    the other kind; older kernels know no other kind.
+    Memory that cannot be executed is tried first (Linux 6.3), because a system may refuse the other
+    type. Older kernels know only the other type.
     """
     flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL
     try:
@@ -149,18 +149,18 @@ def creation_flags() -> int:
 def create(
     nbytes: int, flags: int, *, is_inherited: bool, unmapped_nbytes: int = 0
 ) -> tuple[int, int]:
-    """Make memory that nobody can resize and map it.
+    """Create memory with a sealed size, and map it.
 
     Parameters
     ----------
     nbytes
         Size in bytes, a multiple of the page size.
     flags
-        What :func:`creation_flags` returned.
+        The result of :func:`creation_flags`.
     is_inherited
         As for :func:`map_shared`.
     unmapped_nbytes
-        How much longer the file is than what is mapped of it.
+        Number of bytes of the file after the mapped part.
 
     Returns
     -------
@@ -195,15 +195,15 @@ def map_shared(
     Parameters
     ----------
     descriptor, nbytes
-        All of which memory.
+        All of this memory is mapped.
     protection
-        What the mapping may do.
+        The access of the mapping.
     is_inherited
-        Whether forked children have the mapping, too. It keeps the pages alive there.
+        Whether forked children have the mapping too. It keeps the pages alive there.
     at
-        Where in what :func:`reserve` gave it has to be; 0 for anywhere.
+        The address in a reservation of :func:`reserve`; 0 for any address.
     """
-    # A refusal, of one mapping more for example, comes before what lies there is replaced.
+    # A refusal, for example at the limit of mappings, comes before the old mapping is replaced.
     flags = MAP_SHARED | (_MAP_FIXED if at else 0)
     mapped: list[int] = []
     try:
@@ -223,7 +223,7 @@ def map_shared(
 
 
 def unmap(pointer: int, nbytes: int) -> None:
-    """Take a whole mapping away."""
+    """Unmap a whole mapping."""
     if munmap(pointer, nbytes):
         raise libc_error("munmap")
 
@@ -231,20 +231,20 @@ def unmap(pointer: int, nbytes: int) -> None:
 def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
     """Reserve addresses without memory, where any access faults, and return the first.
 
-    A forked child has what is mapped there as :func:`map_shared` says, and nothing in between.
+    A forked child has the mappings there according to :func:`map_shared`, and nothing in between.
 
     Parameters
     ----------
     nbytes
         Size in bytes, a multiple of the page size.
     alignment
-        Power of two that the address is a multiple of.
+        Power of two of which the address is a multiple.
     at
-        Address that it has to be, 0 for any.
+        The required address, 0 for any.
     """
     spare = 0 if at else alignment
     if nbytes + spare > _MOST_NBYTES:
-        # ctypes would cut off what does not fit in C's type.
+        # ctypes would truncate a value that does not fit C's type.
         raise SystemCallError("mmap", ENOMEM)
     flags = _NOTHING | (_MAP_FIXED_NOREPLACE if at else 0)
     mapped: list[int] = []
@@ -255,10 +255,10 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
             raise libc_error("mmap")
         end = first + nbytes + spare
         if at and first != at:
-            # Before Linux 4.17 the address is only a wish.
+            # Before Linux 4.17 the address is only a hint.
             raise SystemCallError("mmap", EEXIST)
         pointer = (first + alignment - 1) & -alignment if spare else first
-        # Each part is forgotten before it is given back: it may be another thread's right after.
+        # Each part is cleared before it is unmapped, because another thread may get it right after.
         if pointer > first:
             start = pointer
             munmap(first, pointer - first)
@@ -276,17 +276,17 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
 
 
 def duplicate_at(source: int, nbytes: int, target: int) -> None:
-    """Map memory a second time, at reserved addresses, without a descriptor of it.
+    """Map memory a second time, at reserved addresses, without a descriptor.
 
     A forked child has the second mapping if it has the first.
     """
-    # With an old size of 0, a shared mapping is not moved but mapped once more.
+    # With an old size of 0, mremap duplicates a shared mapping instead of moving it.
     if _mremap(source, 0, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, target) == _FAILED:
         raise libc_error("mremap")
 
 
 def cover(pointer: int, nbytes: int) -> None:
-    """Take memory away from reserved addresses, which stay reserved."""
+    """Unmap memory from reserved addresses, which stay reserved."""
     if _mmap(pointer, nbytes, 0, _NOTHING | _MAP_FIXED, -1, 0) == _FAILED:
         raise libc_error("mmap")
     if _madvise(pointer, nbytes, _MADV_DONTFORK):
@@ -300,7 +300,7 @@ def populate(pointer: int, nbytes: int) -> None:
 
 
 def advise_huge(pointer: int, nbytes: int) -> None:
-    """Ask for huge pages. The kernel is free to give none, so a refusal is no error."""
+    """Ask for huge pages. The kernel may ignore this, so a refusal is no error."""
     _madvise(pointer, nbytes, _MADV_HUGEPAGE)
 
 
@@ -310,12 +310,12 @@ def fill(pointer: int, nbytes: int, value: int) -> None:
 
 
 def copy(target: int, source: int, nbytes: int) -> None:
-    """Copy bytes between two places of this process, without holding the GIL."""
+    """Copy bytes between two addresses of this process, without the GIL."""
     ctypes.memmove(target, source, nbytes)
 
 
 def write(descriptor: int, offset: int, source: int, nbytes: int) -> None:
-    """Write bytes of this process to memory through its descriptor, without holding the GIL."""
+    """Write bytes of this process to memory through its descriptor, without the GIL."""
     data = memoryview((ctypes.c_ubyte * nbytes).from_address(source))
     done = 0
     try:
@@ -327,7 +327,7 @@ def write(descriptor: int, offset: int, source: int, nbytes: int) -> None:
 
 
 def is_mapped(start: int, nbytes: int) -> bool:
-    """Whether the first and the last byte of a range are anything at all in this process."""
+    """Whether the first and the last byte of a range are mapped in this process."""
     pages = {start // PAGE_NBYTES, (start + nbytes - 1) // PAGE_NBYTES}
     found = ctypes.c_ubyte()
     return not any(
@@ -337,11 +337,11 @@ def is_mapped(start: int, nbytes: int) -> bool:
 
 
 def sealed_nbytes(descriptor: int) -> int | None:
-    """Return the size in bytes of memory that can never change it, None for all else.
+    """Return the size in bytes of memory with a sealed size, None for other files.
 
-    The size is not believed before the seals are seen: once they are, it stays. A file of huge
-    pages has the same seals, but an access to a page that was punched out of it can raise SIGBUS.
-    So the file must lie on tmpfs.
+    The size is read after the seals, because only then it cannot change. A file of huge pages has
+    the same seals, but an access to a punched hole in it can raise SIGBUS. Therefore the file must
+    be on tmpfs.
     """
     try:
         if fcntl(descriptor, F_GET_SEALS) & _SIZE_SEALS != _SIZE_SEALS:
@@ -349,18 +349,18 @@ def sealed_nbytes(descriptor: int) -> int | None:
         status = (ctypes.c_long * _STATFS_WORDS)()
         if _fstatfs(descriptor, status) or status[0] != _TMPFS_MAGIC:
             return None
-        # Cheaper than fstat, and nobody reads or writes this file through its position.
+        # Cheaper than fstat. No process uses the position of this file.
         return lseek(descriptor, 0, SEEK_END)
     except OSError:
         return None
 
 
 def reopen_readonly(descriptor: int) -> int:
-    """Return a new descriptor of the same memory through which nobody can write.
+    """Return a new descriptor of the same memory that cannot be used for writing.
 
-    Its holder could otherwise open the file behind it once more for writing. So the file
-    becomes read-only to everyone first: other users cannot change that, and the same user, who
-    can, has to do so on purpose. Descriptors that are open for writing stay so.
+    Its holder could otherwise open the file again for writing. So the file becomes read-only for
+    all first. Other users cannot change that; the same user can, but only on purpose. Descriptors
+    that are open for writing stay so.
     """
     call = "fchmod"
     opened: list[int] = []
@@ -378,12 +378,12 @@ def reopen_readonly(descriptor: int) -> int:
 
 
 def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
-    """Return whether this kernel gives shared memory huge pages exactly where it is advised to.
+    """Return whether this kernel gives shared memory huge pages only on request.
 
     Parameters
     ----------
     settings
-        Folder of the kernel's settings, of all sizes and of each.
+        Folder of the kernel's settings, for all sizes and for each.
     """
     for pattern in ("shmem_enabled", "hugepages-*/shmem_enabled"):
         for path in settings.glob(pattern):
@@ -394,23 +394,24 @@ def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
 
 
 def close_inherited() -> None:
-    """Close, in a forked child, all descriptors of such memory that came from the parent.
+    """Close, in a forked child, all descriptors of such memory from the parent.
 
-    They are found by name. So this works at any moment, without a record that every allocation and
-    import would have to keep, and it closes no number that is another file's by now.
+    They are found by name. This works at any moment, without a record in every allocation and
+    import, and it closes no number that now belongs to another file.
     """
     try:
-        # Not through pathlib: there may be many thousands of descriptors.
+        # pathlib would be slow, because there may be many thousands of descriptors.
         names = os.listdir("/proc/self/fd")  # noqa: PTH208
     except OSError:
-        # Without /proc no memory was shared either: its addresses are derived from there.
+        # Without /proc no memory was shared either, because addresses are derived from /proc.
         return
     for name in names:
-        # The descriptor that listed the folder is closed again.
+        # The descriptor of the listing is closed by now.
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") not in _LINKS:  # noqa: PTH115
                 continue
-            # A descriptor that is to live on in another program is the application's.
+            # An inheritable descriptor is meant for another program, and belongs to the
+            # application.
             if not os.get_inheritable(int(name)):
                 close(int(name))
 
@@ -418,8 +419,8 @@ def close_inherited() -> None:
 def unmap_inherited() -> None:
     """Unmap, in a forked child, the parent's memory that is not for children.
 
-    The child has such a mapping only if another thread of the parent was between making and
-    protecting it at the fork.
+    The child has such a mapping only if, at the fork, another thread of the parent had created it
+    and not protected it yet.
     """
     try:
         lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the environment configures: the variables ``CROSSMEM_EMULATED_*``."""
+"""The settings in the environment: the variables ``CROSSMEM_EMULATED_*``."""
 
 import os
 import re
@@ -32,7 +32,7 @@ _Quirk = Literal[
 
 
 def _parse_size(text: str) -> int:
-    """Turn ``"8GiB"`` into a number of bytes."""
+    """Convert ``"8GiB"`` to a number of bytes."""
     match = _SIZE.fullmatch(text)
     if match is None:
         msg = "not a size"
@@ -42,12 +42,12 @@ def _parse_size(text: str) -> int:
 
 
 def _parse_indices(text: str) -> tuple[int, ...]:
-    """Turn ``"1,0"`` into ``(1, 0)``."""
+    """Convert ``"1,0"`` to ``(1, 0)``."""
     return tuple(int(item) for item in text.split(","))
 
 
 def _parse_names(text: str) -> tuple[str, ...]:
-    """Turn ``"a,b"`` into ``("a", "b")``."""
+    """Convert ``"a,b"`` to ``("a", "b")``."""
     return tuple(item.strip() for item in text.split(","))
 
 
@@ -68,7 +68,7 @@ def _default_capacity() -> int:
 
 
 def _default_state() -> Path:
-    # In memory, and gone with the boot whose processes it speaks of.
+    # In memory, so that it ends with the boot of its processes.
     shared = Path("/dev/shm")  # noqa: S108 - the machine checks whose the folder is
     parent = shared if os.access(shared, os.W_OK) else Path("/tmp")  # noqa: S108
     return parent / f"crossmem-emulated-{os.geteuid()}"
@@ -76,12 +76,12 @@ def _default_state() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How the emulated devices look; an empty variable counts as unset.
+    """The configuration of the emulated devices. An empty variable counts as unset.
 
     Raises
     ------
     ConfigurationError
-        If a field has a value that its variable could not have.
+        A field has a value that its variable could not have.
     """
 
     devices: int = 2
@@ -100,7 +100,7 @@ class Options:
     """Whether allocations have all their pages at once (``CROSSMEM_EMULATED_PREFAULT``)."""
 
     hugepages: bool = True
-    """Whether huge pages are asked for where the kernel waits for it
+    """Whether to request huge pages, if the kernel gives them only on request
     (``CROSSMEM_EMULATED_HUGEPAGES``)."""
 
     poison: bool = False
@@ -111,30 +111,30 @@ class Options:
 
     visible_devices: tuple[int, ...] | None = None
     """Devices that this process sees, in its own order; None for all
-    (``CROSSMEM_EMULATED_VISIBLE_DEVICES``). Identities stay what they are (law C24)."""
+    (``CROSSMEM_EMULATED_VISIBLE_DEVICES``). Identities do not change (law C24)."""
 
     state: Path = field(default_factory=_default_state)
     """Folder of the emulated host that vendors' emulations share (``CROSSMEM_EMULATED_STATE``)."""
 
     strict: bool = True
-    """Whether vendors' emulations record what the vendor forbids or leaves undefined
+    """Whether vendors' emulations record forbidden and undefined uses
     (``CROSSMEM_EMULATED_STRICT``)."""
 
     slow_streams: bool = False
-    """Whether their streams do their work only when somebody waits for it
+    """Whether their streams execute work only when a thread waits for it
     (``CROSSMEM_EMULATED_SLOW_STREAMS``)."""
 
     acl_profile: str = "documented"
     """Edition of ACL's rules (``CROSSMEM_EMULATED_ACL_PROFILE``)."""
 
     hip_profile: str = "documented"
-    """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``); ``cuda`` is always its own."""
+    """Edition of HIP's rules (``CROSSMEM_EMULATED_HIP_PROFILE``); ``cuda`` always has its own."""
 
     hip_peers: bool = True
-    """Whether devices can reach each other's memory (``CROSSMEM_EMULATED_HIP_PEERS``)."""
+    """Whether devices can access each other's memory (``CROSSMEM_EMULATED_HIP_PEERS``)."""
 
     hip_quirks: tuple[_Quirk, ...] = ()
-    """What some releases get wrong (``CROSSMEM_EMULATED_HIP_QUIRKS``)."""
+    """Defects of some releases (``CROSSMEM_EMULATED_HIP_QUIRKS``)."""
 
     def __post_init__(self) -> None:
         check_fields(self, _RULES)
@@ -162,11 +162,11 @@ class Options:
         Raises
         ------
         ConfigurationError
-            Where a value has no meaning; it names the variable, the value and what is allowed.
+            A value is invalid; the message names the variable, the value and what is allowed.
         """
         options, variables = cls(), {name: variable for variable, name in VARIABLES.items()}
-        # In the order of the fields: the unit comes before the capacity, and the number of devices
-        # before those that are visible.
+        # In the order of the fields: the unit precedes the capacity, and the number of devices
+        # precedes the visible ones.
         for name in (one.name for one in fields(cls)):
             text = environ.get(variables[name], "").strip()
             if not text:
@@ -195,7 +195,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "CROSSMEM_EMULATED_HIP_PEERS": "hip_peers",
     "CROSSMEM_EMULATED_HIP_QUIRKS": "hip_quirks",
 }
-"""Field of :class:`Options` that each variable sets."""
+"""The field of :class:`Options` that each variable sets."""
 
 _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "devices": int,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of an emulated device: charged to the device, reachable from every process of the host."""
+"""Memory of an emulated device: charged to the device, accessible to every process of the host."""
 
 import os
 import sqlite3
@@ -17,12 +17,12 @@ from crossmem_emulated.machine import Machine
 __all__ = ["HOST", "NoRoomError", "PageStore", "Pages"]
 
 HOST: Final = -1
-"""In place of a device: memory of the host itself, which no device is charged for."""
+"""In place of a device: memory of the host itself, which is charged to no device."""
 
 _POISON: Final = 0xA5
 _POISONED_NBYTES: Final = 64 << 10
 _LABEL: Final = struct.Struct("<16sQQQQqQ")
-"""Behind memory that is passed by descriptor: magic, host, file, device and size."""
+"""The label behind memory that is passed by descriptor: magic, host, file, device and size."""
 _MAGIC: Final = b"crossmem pages"
 
 
@@ -32,7 +32,7 @@ class NoRoomError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Pages:
-    """What this process holds of some memory of a device.
+    """The share of this process in some memory of a device.
 
     Parameters
     ----------
@@ -43,12 +43,11 @@ class Pages:
     nbytes
         Size in bytes.
     address
-        Where the emulation itself reaches the memory. The program never learns it. 0 once it was
-        released.
+        The emulation's own address of the memory, unknown to the program. 0 after the release.
     descriptor
-        A memfd of this process's own; None where the memory was opened by number.
+        A memfd of this process; None if the memory was opened by number.
     holding
-        Number of the entry by which this process keeps the memory, None where it does not.
+        Number of the entry by which this process keeps the memory, None without one.
     """
 
     number: int
@@ -82,7 +81,7 @@ class PageStore:
             return _used(tables, device)
 
     def allocate(self, device: int, nbytes: int, *, is_labelled: bool = False) -> Pages:
-        """Allocate memory with undefined contents: the first of them are poisoned.
+        """Allocate memory with undefined contents: its first bytes are poisoned.
 
         Parameters
         ----------
@@ -91,13 +90,13 @@ class PageStore:
         nbytes
             Size in bytes, a multiple of the page size.
         is_labelled
-            Whether :meth:`receive` knows the memory by its descriptor, which says itself what it
-            is: it may outlive everybody whom the tables know to hold the memory.
+            Whether :meth:`receive` can identify the memory by its descriptor. The label is in the
+            memory itself, because the memory may outlive all its holders in the tables.
 
         Raises
         ------
         NoRoomError
-            Where the device, or the host under it, has no room.
+            The device, or the host under it, has no room.
         """
         with self.machine.transaction() as tables:
             if device != HOST and _used(tables, device) + nbytes > self.capacity_nbytes:
@@ -122,7 +121,7 @@ class PageStore:
             return pages
 
     def open(self, number: int, *, hold: bool) -> Pages | None:
-        """Return memory that another process allocated, None where that does not run any more.
+        """Return memory of another process, None if that process does not run any more.
 
         Parameters
         ----------
@@ -134,7 +133,7 @@ class PageStore:
         Raises
         ------
         NoRoomError
-            Where this process has no descriptor or no addresses left.
+            This process has no descriptor or no addresses left.
         """
         with self.machine.transaction() as tables:
             row = tables.execute(
@@ -169,14 +168,14 @@ class PageStore:
             return pages
 
     def receive(self, descriptor: int) -> Pages | None:
-        """Return labelled memory of this host by a descriptor, None where it is anything else.
+        """Return labelled memory of this host by a descriptor, None for another file.
 
-        The descriptor stays the caller's. Nobody who holds the memory has to run any more.
+        The descriptor stays the caller's. The holders of the memory may all have ended.
 
         Raises
         ------
         NoRoomError
-            Where this process has no descriptor or no addresses left.
+            This process has no descriptor or no addresses left.
         """
         size = memory.sealed_nbytes(descriptor)
         if size is None or size <= memory.PAGE_NBYTES:
@@ -195,7 +194,7 @@ class PageStore:
                 raise
         except OSError as error:
             if error.errno == EACCES:
-                # Opened for reading only, which no descriptor of a device's memory is.
+                # It is open for reading only, which no descriptor of device memory is.
                 return None
             raise NoRoomError(str(error)) from None
         try:
@@ -216,7 +215,7 @@ class PageStore:
         return _LABEL.pack(_MAGIC, *self.machine.identity, *file, device, nbytes)
 
     def release(self, pages: Pages) -> None:
-        """Give up what this process has; with its last holder, the memory itself is gone."""
+        """Release this process's share. The memory itself ends with its last holder."""
         with self.machine.transaction() as tables:
             if pages.holding is not None:
                 tables.execute("DELETE FROM holding WHERE number = ?", (pages.holding,))
@@ -228,14 +227,14 @@ class PageStore:
         self._let_go(pages)
 
     def _let_go(self, pages: Pages) -> None:
-        """Unmap and close, where that was not done yet."""
+        """Unmap and close, if that was not done yet."""
         address, pages.address = pages.address, 0
         if address:
             memory.unmap(address, pages.nbytes)
         self.close_descriptor(pages)
 
     def close_descriptor(self, pages: Pages) -> None:
-        """Close this process's own descriptor of memory; what it has mapped stays."""
+        """Close this process's own descriptor of memory; its mappings stay."""
         descriptor, pages.descriptor = pages.descriptor, None
         if descriptor is not None:
             with suppress(OSError):
@@ -245,7 +244,7 @@ class PageStore:
 def _is_ending(pid: int) -> bool:
     """Whether a process has no memory any more.
 
-    The kernel then keeps its descriptors from everybody but root.
+    The kernel then denies all users except root access to its descriptors.
     """
     try:
         return Path(f"/proc/{pid}/statm").read_bytes().startswith(b"0 ")
@@ -254,7 +253,7 @@ def _is_ending(pid: int) -> bool:
 
 
 def _file_of(descriptor: int) -> tuple[int, int]:
-    """Return what tells a file from all others: a descriptor's number may be used again."""
+    """Return the identity of a file. A descriptor's number is not one, because it is reused."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 

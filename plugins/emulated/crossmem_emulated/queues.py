@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that was given to streams: in which order it is done, and on which thread."""
+"""The work of streams: its order, and the thread that executes it."""
 
 import itertools
 import sys
@@ -14,14 +14,14 @@ __all__ = ["Caller", "Queue", "Queues", "Work"]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls a function of the program that is work of a stream.
+    """The thread that calls a program function in a stream.
 
     Parameters
     ----------
     thread
         The thread that asks for functions to call, None for a new one.
     is_waited_for
-        Whether the stream goes on only when the function has ended.
+        Whether the stream waits for the end of the function.
     """
 
     thread: int | None = None
@@ -30,22 +30,22 @@ class Caller:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """What was given to a stream and is not done yet."""
+    """Work of a stream that is not done yet."""
 
     call: str
     ranges: tuple[tuple[int, int], ...]
-    """Address and size in bytes of all that it touches."""
+    """Address and size in bytes of all memory that it accesses."""
     run: Callable[[], None]
     after: tuple["Queue", int] | None = None
-    """Another stream, and the last piece of its work that this one waits for."""
+    """Another stream, and the last piece of its work for which this one waits."""
     caller: Caller | None = None
-    """Who runs it, None for whoever comes."""
+    """The thread that runs it, None for any."""
     is_running: bool = False
     sequence: int = 0
 
 
 class Queue(Protocol):
-    """A stream, as far as its work goes."""
+    """A stream, as far as its work is concerned."""
 
     queue: list[Work]
 
@@ -55,20 +55,20 @@ def _uncoupled(_stream: Queue, _streams: Collection[Queue]) -> Collection[Queue]
 
 
 class Queues:
-    """The work of all streams of one process. Guarded by the lock that it is given.
+    """The work of all streams of one process, guarded by the given lock.
 
     Parameters
     ----------
     lock
-        The process's.
+        The process's lock.
     thread
-        What is known of the calling thread: ``callback`` is the work that it runs, if any.
+        The state of the calling thread: ``callback`` is the work that it runs, if any.
     streams
-        All that there are.
+        All streams.
     is_slow
-        Whether work is done only when somebody waits for it.
+        Whether work is executed only when a thread waits for it.
     coupled
-        Returns which of the streams wait for one, and it for them.
+        Returns the streams that wait for a stream, and it for them.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class Queues:
         coupled: Callable[[Any, Collection[Any]], Collection[Any]] = _uncoupled,
     ) -> None:
         self.changed = threading.Condition(lock)
-        """Told whenever a function of the program is to be called, or has ended."""
+        """Notified when a program function is to be called, or has ended."""
         self.reports: dict[int, list[tuple[Queue, Work]]] = {}
-        """Functions that a thread is to call."""
+        """Functions that a thread will call."""
         self.sequence = itertools.count(1)
         self._lock = lock
         self._thread = thread
@@ -92,7 +92,7 @@ class Queues:
         self._coupled = coupled
 
     def submit(self, stream: Queue, work: Work) -> None:
-        """Give work to a stream, which does it at once unless it is slow or work comes first."""
+        """Submit work to a stream, which executes it at once unless it is slow or busy."""
         work.sequence = next(self.sequence)
         stream.queue.append(work)
         if not self._is_slow:
@@ -107,27 +107,27 @@ class Queues:
         timeout_ms: int = -1,
         late: Exception | None = None,
     ) -> bool:
-        """Do the work of some streams, and what it waits for.
+        """Execute the work of some streams, and the work for which it waits.
 
-        Functions of the program are waited for; other calls have their turn meanwhile.
+        This waits for program functions; other calls run meanwhile.
 
         Parameters
         ----------
         streams
             The streams.
         until
-            Last piece of work that is meant.
+            The last piece of work to execute.
         own
-            Raised where a function that is work of a stream waits for the stream.
+            Raised if a program function in a stream waits for its own stream.
         timeout_ms
-            How long to wait in milliseconds, -1 for ever.
+            The longest wait in milliseconds, -1 for no limit.
         late
-            Raised where it takes longer.
+            Raised after that time.
 
         Returns
         -------
         bool
-            Whether others had their turn: what was known of the process may not hold any more.
+            Whether other calls ran, so that the state of the process may have changed.
         """
         limits = self._needed(streams, until)
         mine = getattr(self._thread, "callback", None)
@@ -145,7 +145,7 @@ class Queues:
                 raise late
 
     def drain(self, streams: Iterable[Queue]) -> bool:
-        """Do the work of some streams as far as no function of the program has to end first.
+        """Execute the work of some streams, up to program functions that must end first.
 
         Returns
         -------
@@ -157,7 +157,7 @@ class Queues:
         return not any(_has_work(one, limit) for one, limit in limits.items())
 
     def _needed(self, streams: Iterable[Queue], until: int) -> dict[Queue, int]:
-        """Return the last piece of work of each stream that some work of some streams needs."""
+        """Return the last piece of work of each stream that the work of some streams needs."""
         limits: dict[Queue, int] = {}
         todo = [(one, until) for one in streams]
         while todo:
@@ -178,7 +178,7 @@ class Queues:
         return not any(_has_work(one, work.sequence) for one in coupled)
 
     def _advance(self, limits: Mapping[Queue, int]) -> None:
-        """Do the work of some streams, as far as no function of the program has to end first."""
+        """Execute the work of some streams, up to program functions that must end first."""
         while ready := [
             one for one, limit in limits.items() if _has_work(one, limit) and self._can_begin(one)
         ]:
@@ -190,7 +190,7 @@ class Queues:
                 self._call_back(stream, work, work.caller)
 
     def _call_back(self, stream: Queue, work: Work, caller: Caller) -> None:
-        """Let a function of the program be called, by its thread or by a new one."""
+        """Have a program function called, by its thread or by a new one."""
         work.is_running = True
         if not caller.is_waited_for:
             stream.queue.remove(work)
@@ -210,7 +210,7 @@ class Queues:
         threading.Thread(target=run, name="crossmem-callback", daemon=True).start()
 
     def end_callback(self, stream: Queue, work: Work) -> None:
-        """Go on with what waited for a function of the program."""
+        """Continue the work that waited for a program function."""
         # The stream may have lost its work meanwhile.
         if work in stream.queue:
             stream.queue.remove(work)
@@ -221,7 +221,7 @@ class Queues:
             self.changed.notify_all()
 
     def lose(self, start: int, nbytes: int) -> Iterator[Work]:
-        """Yield the work that memory is taken away from; it is lost then."""
+        """Yield the work whose memory is released; it is lost."""
         for stream in self._streams.values():
             for work in list(stream.queue):
                 if any(

@@ -19,6 +19,11 @@ class Indexed(Protocol):
     nbytes: int
 
     @property
+    def is_block(self) -> bool:
+        """Whether forked children do not have it mapped."""
+        ...
+
+    @property
     def closed(self) -> bool:
         """Whether the memory was closed."""
         ...
@@ -101,14 +106,19 @@ class ArrayIndex:
             finally:
                 self._is_busy = was_busy
 
-    def is_inherited(self, pointer: int, nbytes: int) -> bool:
-        """Whether memory of a parent process contains all of these addresses."""
+    def find_inherited(self, pointer: int, nbytes: int) -> Indexed | None:
+        """Return the parent's memory that contains all of these addresses, else None."""
         parent = self._inherited
         while parent is not None:
-            if parent.find(pointer, nbytes) is not None:
-                return True
+            found = parent.find(pointer, nbytes)
+            if found is not None:
+                return found
             parent = parent._inherited
-        return False
+        return None
+
+    def is_inherited(self, pointer: int, nbytes: int) -> bool:
+        """Whether memory of a parent process shows all of these addresses."""
+        return self.find_inherited(pointer, nbytes) is not None
 
     def _search(self, pointer: int, nbytes: int) -> Indexed | None:
         found, last = None, -1

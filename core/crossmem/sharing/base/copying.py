@@ -46,8 +46,8 @@ class Copyable(Endable):
         ----------
         data
             Any contiguous buffer: bytes, memoryview, NumPy array.
-        Offset of the first byte to overwrite.
-            First byte to overwrite.
+        offset
+            Offset of the first byte to overwrite.
 
         Raises
         ------

@@ -3,7 +3,7 @@
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
@@ -23,6 +23,9 @@ class Memory(Copyable):
     """Bytes that this process can address."""
 
     __slots__ = ("_anchor", "_is_lent")
+
+    is_block: ClassVar = False
+    """Whether it is a block of a pool, which a forked child does not have mapped."""
 
     def __init__(
         self, process: Process, device: LocalDevice, nbytes: int, usage: Usage, *, readonly: bool

@@ -4,12 +4,17 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from crossmem.control.arena_report import report_of
+from crossmem.control.arenas import Arena
 from crossmem.control.leases import Lease
-from crossmem.models import ShareableHandle
+from crossmem.control.records import Export
+from crossmem.control.registry import LeaseRegistry
+from crossmem.models import BlockHandle, ShareableHandle
 from crossmem.sharing.base.process import current, drain
+from crossmem.sharing.exporter.pool_report import PoolStats, stats_of
 from crossmem.sharing.exporter.record import Allocations
 
-__all__ = ["ExportInfo", "LeaseInfo", "collect", "exports"]
+__all__ = ["ExportInfo", "LeaseInfo", "blocks_of", "collect", "exports"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,9 @@ class ExportInfo:
         Whether the memory was freed and waits for these leases to end.
     withdrawn
         Whether the export was withdrawn. It is listed until these leases have ended.
+    pool
+        How the blocks of a pool are used, for the one line of its whole memory; else None. The
+        leases are then of processes that have the pool open.
     """
 
     handle: ShareableHandle
@@ -68,17 +76,20 @@ class ExportInfo:
     denied: int
     waiting: bool
     withdrawn: bool = False
+    pool: PoolStats | None = None
 
 
 def exports() -> list[ExportInfo]:
     """Return every leased export of this process, the oldest allocation first.
 
-    Frees memory whose last lease has ended first.
+    A pool is one of them; :meth:`crossmem.Pool.exports` returns its blocks. Frees memory whose last
+    lease has ended first.
     """
     process = drain()
     if process.server is None:
         return []
     process.catch_up()
+    registry = process.server.leases
     return [
         ExportInfo(
             handle=export.handle,
@@ -92,9 +103,35 @@ def exports() -> list[ExportInfo]:
             denied=export.denied,
             waiting=unit.is_retired,
             withdrawn=export in unit.withdrawn,
+            pool=_stats_of(registry, export),
         )
-        for unit, published, leases in process.server.leases.report()
+        for unit, published, leases in registry.report()
         for export in published
+        # Messages reserve these.
+        if not isinstance(export.handle, BlockHandle)
+    ]
+
+
+def _stats_of(registry: LeaseRegistry, export: Export) -> PoolStats | None:
+    arena = registry.pools.arenas.get(export.handle.allocation)
+    return stats_of(arena) if isinstance(arena, Arena) and export.is_arena else None
+
+
+def blocks_of(arena: Arena, own_pid: int) -> list[ExportInfo]:
+    """Return the blocks of a pool that have a handle or a holder."""
+    arena.reclaim(all_of_them=True)
+    arena.tell()
+    return [
+        ExportInfo(
+            handle=handle,
+            nbytes=handle.length,
+            capacity=handle.capacity,
+            leases=tuple(_info_of(lease, own_pid) for lease in leases),
+            denied=0,
+            waiting=is_freed,
+            withdrawn=is_withdrawn,
+        )
+        for handle, leases, is_freed, is_withdrawn in report_of(arena)
     ]
 
 

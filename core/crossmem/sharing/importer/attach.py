@@ -14,7 +14,7 @@ from crossmem.sharing.base.process import Process, drain
 from crossmem.sharing.exporter.adoption import Adoption
 from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.block_holds import BlockHold
-from crossmem.sharing.importer.block_mapping import BlockImport, mapping_of
+from crossmem.sharing.importer.block_mapping import BlockImport, BlockMapping, mapping_of
 from crossmem.sharing.importer.blocks import hold_block
 from crossmem.sharing.importer.mapping import Import, Mapping, Readonly, asked_readonly
 from crossmem.sharing.importer.messages import check_reservation
@@ -28,7 +28,14 @@ from crossmem.sharing.importer.watcher import (
     end_with_owner,
 )
 
-__all__ = ["Readonly", "attach", "attach_many", "attach_reserved", "import_handle"]
+__all__ = [
+    "Readonly",
+    "attach",
+    "attach_again",
+    "attach_many",
+    "attach_reserved",
+    "import_handle",
+]
 
 Handle = ShareableHandle | bytes | bytearray | memoryview
 
@@ -341,20 +348,21 @@ def _decode(handle: Handle) -> ShareableHandle:
     return handle if isinstance(handle, ShareableHandle) else ShareableHandle.from_bytes(handle)
 
 
-def _attach_again(blob: bytes, readonly: Readonly) -> Mapping:
+def attach_again(blob: bytes, readonly: Readonly) -> Mapping:
     """Attach a pickled mapping by the bytes of its handle."""
     return attach(blob, readonly=readonly)
 
 
 def _reduce_mapping(mapping: Mapping) -> tuple[Any, ...]:
-    return _attach_again, (mapping.handle.to_bytes(), asked_readonly(mapping))
+    return attach_again, (mapping.handle.to_bytes(), asked_readonly(mapping))
 
 
 def _reduce_allocation(allocation: Allocation) -> tuple[Any, ...]:
-    return _attach_again, (allocation.export().to_bytes(), False)
+    return attach_again, (allocation.export().to_bytes(), False)
 
 
 # The lower layers define these classes and cannot import the functions that attach.
 copyreg.pickle(Mapping, _reduce_mapping)
+copyreg.pickle(BlockMapping, _reduce_mapping)
 copyreg.pickle(Allocation, _reduce_allocation)
 copyreg.pickle(Adoption, _reduce_allocation)

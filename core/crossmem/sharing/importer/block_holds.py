@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How this process holds blocks of pools: words in its rows, once a pool's arena is open here."""
+"""The holds of this process on blocks of pools: words in its rows, for each open arena."""
 
 import time
 from operator import attrgetter
@@ -11,12 +11,12 @@ from crossmem.control import words
 from crossmem.control.barrier import IS_ORDERED
 from crossmem.control.client import OwnerConnection
 from crossmem.control.link import Deadline
-from crossmem.control.segments import HEADER_WORDS, SLOTS
+from crossmem.control.segments import BLOCKS_AT, HEADER_WORDS, SLOTS
 from crossmem.control.wire import Refusal
 from crossmem.errors import OwnerGoneError
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import wait_for_work
-from crossmem.sharing.importer.errors import error_of
+from crossmem.sharing.importer.errors import error_of, not_of_the_pool
 from crossmem.sharing.importer.own import OwnImport
 from crossmem.sharing.importer.record import Use
 from crossmem.sharing.importer.remote import RemoteImport
@@ -24,9 +24,9 @@ from crossmem.sharing.importer.remote import RemoteImport
 __all__ = ["ASK_S", "ArenaImport", "BlockHold", "LinkedHold"]
 
 _LOOK_S: Final = 0.5
-"""How often an attach looks whether the owner lives."""
+"""How often an attach checks whether the owner lives."""
 ASK_S: Final = 5.0
-"""How long an owner may take to answer whether it is still the program that made the pool."""
+"""How long an owner may take to confirm that it is still the program that made the pool."""
 
 
 class ArenaImport:
@@ -35,14 +35,14 @@ class ArenaImport:
     Parameters
     ----------
     use
-        Keeps it open.
+        The use that keeps it open.
     handle
-        Any block's.
+        The handle of any block.
     base
         Address of the first block.
     holders
-        By block of the pool, who holds it. The word in the row says whether anybody does. Imports
-        of one pool for reading, and for other devices, share rows and holders.
+        The holders by block of the pool. The word in the row is not 0 if there is any. Imports of
+        one pool for reading, and for other devices, share rows and holders.
     """
 
     def __init__(
@@ -57,28 +57,30 @@ class ArenaImport:
         self.device = record.device
         self.pool = pool = handle.pool
         self.base = base
-        self.control, self.row, self.is_fenced = record.words_of(use.core, pool.slot)
+        self.control, self.row, self.is_fenced = record.words_of(use.core, pool.slot - BLOCKS_AT)
         self.at = HEADER_WORDS + pool.slot % SLOTS
         """Index of the first block's word."""
         self.holders = holders
         self.is_open = True
-        """False once this process gives the arena back. Guarded by the lock of the state."""
+        """False after this process has released the arena. Guarded by the lock of the state."""
         self.is_readonly = record.access == "ro"
         self.is_asynchronous = not record.device.capabilities.host_visible
         """Whether work of the device may still use a block when its mapping ends."""
         self.hold_kind = LinkedHold if self.is_asynchronous else BlockHold
         self.awaited: list[int] = []
-        """Blocks that are held no longer, of which the owner waits for a message."""
+        """Blocks whose hold has ended, and for which the owner waits for a message."""
         self.look_at = 0.0
         """When the next attach looks whether the owner lives."""
+        if words.load(self.control, self.at - 1) != pool.stride:
+            raise not_of_the_pool()
 
     def look(self) -> None:
-        """See whether the owner lives, and is still the program that made the pool.
+        """Check whether the owner lives, and is still the program that made the pool.
 
         Raises
         ------
         OwnerGoneError
-            It does not, or is not.
+            The owner is dead, or is another program.
         """
         now = time.monotonic()
         if isinstance(self.record, RemoteImport) and self.record.connection is not None:
@@ -92,7 +94,8 @@ class ArenaImport:
             raise _gone(handle.owner.pid, "died")
         if connection.is_connected:
             return
-        # Exec keeps pid and pidfd, and closes the connection, as a server with too many does.
+        # Exec keeps pid and pidfd, but closes the connection. A server with too many connections
+        # closes some too.
         device = record.device
         answers = connection.request(
             (handle,),
@@ -109,7 +112,7 @@ class ArenaImport:
         """Whether the owner waits for this process to close the arena, or is dead."""
         if self.record.is_retired:
             return True
-        slot = self.at - 1
+        slot = self.at - BLOCKS_AT
         is_own = isinstance(self.record, OwnImport)
         if is_own or words.load(self.control, slot) == words.load(self.row, slot):
             return not self.record.is_owner_alive
@@ -121,7 +124,7 @@ class ArenaImport:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process holds a block. The lock of the state is held."""
+        """Whether this process holds a block. The caller holds the lock of the state."""
         return any(list(self.holders.values()))
 
 
@@ -130,7 +133,7 @@ class BlockHold(Use):
 
     __slots__ = ("arena", "index")
 
-    # Most holds have none of these, and are made without a store for each.
+    # Most holds use these class attributes and need no store of their own.
     parent: Use | None = None
     children: set[object] | None = None
     ends_with_owner = False
@@ -146,20 +149,26 @@ class BlockHold(Use):
     def take(self, generation: int) -> bool:
         """Hold the block; False if the owner has freed it, or has withdrawn the generation.
 
-        The record's user gives it back in both cases. The lock of the state is held.
+        In both cases the caller ends the hold. The caller holds the lock of the state.
         """
         arena, index = self.arena, self.index
         at = arena.at + index
         row = arena.row
-        # In this order: a signal handler that ends a hold of its own meanwhile leaves the word.
+        # The order matters: a signal handler that ends its own hold in between leaves the word.
         holders = arena.holders.get(index)
         if holders is None:
             holders = arena.holders.setdefault(index, set())
         holders.add(self)
         word = words.load(row, at)
         if word:
-            # Who has a freed block mapped can map it again, and who has a withdrawn one exported.
-            return word == generation or words.observe(arena.control, at) == generation
+            # Who has a freed block mapped can map it again.
+            if word == generation:
+                return True
+            if words.observe(arena.control, at) != generation:
+                return False
+            # The block is held by a handle that was withdrawn, and goes on by the new one.
+            words.store(row, at, generation)
+            return True
         words.store(row, at, generation)
         if arena.is_fenced:
             words.fence()
@@ -172,21 +181,21 @@ class BlockHold(Use):
         at = arena.at + index
         holders, row = arena.holders.get(index), arena.row
         if holders is None:
-            # An interrupt came before it held anything.
+            # An interrupt came before the hold began.
             self.is_done = True
             return True
         if not IS_ORDERED:
             words.release()
         word = words.load(row, at)
         holders.discard(self)
-        # No signal handler, which may begin to hold, runs between this question and the store.
+        # No signal handler, which may begin to hold, runs between this check and the store.
         if holders or not word:
             self.is_done = True
             return True
         words.store(row, at, 0)
         if arena.is_fenced:
             words.fence()
-        # Statements that no signal handler can separate.
+        # No signal handler runs between these statements.
         is_awaited = words.load(arena.control, at) > word + 1
         if is_awaited:
             arena.awaited += (index,)
@@ -213,10 +222,10 @@ class BlockHold(Use):
 
 
 class LinkedHold(BlockHold):
-    """A hold that takes more than a store to end.
+    """A hold whose end takes more than a store.
 
-    It is of an import object, of a mapping made through one, of what ends with its owner, or of a
-    device whose running work has to be waited for.
+    It belongs to an import object, to a mapping made through one, to an object that ends with its
+    owner, or to a device whose running work must end first.
     """
 
     __slots__ = ("children", "ends_with_owner", "parent")

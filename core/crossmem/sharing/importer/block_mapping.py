@@ -4,7 +4,7 @@
 import struct
 from binascii import crc32
 from time import monotonic
-from typing import Final
+from typing import ClassVar, Final
 
 from typing_extensions import override
 
@@ -64,6 +64,8 @@ class BlockMapping(Mapping):
     """A block at an address of this process."""
 
     __slots__ = ("_named",)
+
+    is_block: ClassVar = True
 
     _record: BlockHold | None
 

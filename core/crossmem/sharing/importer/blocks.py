@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from crossmem.control.link import Deadline
 from crossmem.control.threads import PassingThread
-from crossmem.control.wire import Refusal, Status
+from crossmem.errors import StaleHandleError
 from crossmem.guards import check_timeout
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import LocalDevice
@@ -21,7 +21,6 @@ from crossmem.sharing.base.forks import keep_from_children
 from crossmem.sharing.base.process import Part, Process, current
 from crossmem.sharing.importer.block_holds import ASK_S, ArenaImport, BlockHold, LinkedHold
 from crossmem.sharing.importer.block_mapping import attach_bytes
-from crossmem.sharing.importer.errors import error_of
 from crossmem.sharing.importer.mapping import Readonly
 from crossmem.sharing.importer.record import Use
 from crossmem.sharing.importer.request import check_readonly, request_of
@@ -31,6 +30,8 @@ __all__ = ["PoolImports", "hold_block"]
 
 _TIDY_S: Final = 0.2
 """How often pools are looked at that their owner may have closed."""
+_MOST_TURNS: Final = 20
+"""How often the generation of a reserved block is asked for."""
 _USUAL: Final = (None, False)
 """Device and access of most attachments."""
 
@@ -54,8 +55,13 @@ class PoolImports(Part):
         device: LocalDevice | str | None,
         readonly: Readonly,
         timeout: float | None,
+        reservation: int = 0,
     ) -> ArenaImport:
-        """Return the arena of a block's pool, importing it at the first call."""
+        """Return the arena of a block's pool, importing it at the first call.
+
+        An owner that exits lets only receivers of messages, which have the number of a reservation,
+        import it.
+        """
         key = handle.pool.shared, device, readonly is True
         arena = self.arenas.get(key)
         if arena is not None and arena.is_open:
@@ -64,7 +70,7 @@ class PoolImports(Part):
         whole = handle.pool.arena
         timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
         check_readonly(readonly)
-        request = request_of(process, whole, device, readonly)
+        request = request_of(process, whole, device, readonly, reservation)
         use = Use(process, whole.core)
         try:
             process.part(ImportTable).acquire((request,), (use,), timeout_s)
@@ -145,7 +151,7 @@ def hold_block(
     process = current()
     pools = process.part(PoolImports)
     while True:
-        arena = pools.open(handle, device, readonly, timeout)
+        arena = pools.open(handle, device, readonly, timeout, reservation)
         if time.monotonic() >= arena.look_at and not arena.has(handle.index, handle.generation):
             arena.look()
         kind = LinkedHold if is_linked else arena.hold_kind
@@ -173,4 +179,6 @@ def hold_block(
             # An owner that began to wait for the block has moved on once more.
             tried = reserved
         arena.look()
-        raise error_of(Refusal(Status.STALE, ""), handle)
+        msg = f"the handle was withdrawn, or its owner (pid {handle.owner.pid}) freed the block"
+        hint = "keep the block until all readers have received it"
+        raise StaleHandleError(msg, operation="import", backend=handle.backend, hint=hint)

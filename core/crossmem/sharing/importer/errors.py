@@ -17,7 +17,7 @@ from crossmem.errors import (
 from crossmem.guards import clause
 from crossmem.models import ShareableHandle
 
-__all__ = ["error_of"]
+__all__ = ["error_of", "not_of_the_pool"]
 
 
 class _Text(NamedTuple):
@@ -93,4 +93,12 @@ def error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
         operation="import",
         backend=handle.backend,
         device=handle.device,
+    )
+
+
+def not_of_the_pool() -> InvalidHandleError:
+    """Return the error for the handle of a block that its pool does not have."""
+    return InvalidHandleError(
+        "the bytes are no handle: the pool has no such blocks",
+        hint="pass the bytes of handle.to_bytes() unchanged",
     )

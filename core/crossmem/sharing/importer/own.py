@@ -15,7 +15,7 @@ from crossmem.errors import CrossmemError, StaleHandleError, UnsupportedError
 from crossmem.models import ShareableHandle
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.exporter.record import AllocationRecord
-from crossmem.sharing.importer.errors import error_of
+from crossmem.sharing.importer.errors import error_of, not_of_the_pool
 from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State
 
 __all__ = ["OwnImport"]
@@ -75,6 +75,9 @@ class OwnImport(ImportRecord):
         server = self.process.start_server()
         which = slot // SLOTS
         with server.leases.lock:
+            granted = server.leases.granted.get(slot)
+            if granted is None or granted.handle.core != core:
+                raise not_of_the_pool()
             row = server.leases.pools.own_row(which)
         return server.leases.slots.segments[which].words, row, False
 

@@ -237,12 +237,17 @@ class ImportRecord:
         core
             The core of the arena's handle.
         slot
-            The slot of the first block.
+            The slot of the arena, as the handle of a block has it.
 
         Returns
         -------
         tuple
             The owner's control segment, this process's row, and whether it takes fences.
+
+        Raises
+        ------
+        InvalidHandleError
+            The owner has given the arena another slot.
         """
         raise NotImplementedError
 

@@ -16,7 +16,7 @@ from crossmem.driver.recording import call_into
 from crossmem.errors import DriverError, InvalidHandleError, OwnerGoneError, StaleHandleError
 from crossmem.models import Event, EventKind, ShareableHandle
 from crossmem.sharing.base.process import Process
-from crossmem.sharing.importer.errors import error_of
+from crossmem.sharing.importer.errors import error_of, not_of_the_pool
 from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State
 
 __all__ = ["RemoteImport"]
@@ -141,7 +141,10 @@ class RemoteImport(ImportRecord):
     @override
     def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
         """Return the words that came with the lease."""
-        holds = self.leases[core].holds
+        leased = self.leases[core]
+        if slot != leased.slot:
+            raise not_of_the_pool()
+        holds = leased.holds
         assert holds is not None  # noqa: S101 - request() has set it
         found: tuple[memoryview, memoryview, bool] = holds.words_of(slot)
         return found

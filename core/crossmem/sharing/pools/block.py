@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks of pools: what an allocation is, without a vendor call of its own."""
 
+import copyreg
 import time
 from typing import Any, ClassVar, Final
 
@@ -10,16 +11,17 @@ from crossmem.control import words
 from crossmem.control.arenas import Arena
 from crossmem.control.leases import Holder
 from crossmem.control.records import Allow
-from crossmem.errors import BusyError, InvalidHandleError, UnsupportedError
-from crossmem.guards import check_choice, check_flag, check_timeout
+from crossmem.errors import BusyError, ConfigurationError, InvalidHandleError, UnsupportedError
+from crossmem.guards import check_choice, check_flag, check_timeout, shorten
 from crossmem.models import Access, BlockHandle, ShareableHandle
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.memory import Memory
-from crossmem.sharing.base.process import drain
+from crossmem.sharing.base.process import Process, drain
 from crossmem.sharing.exporter.allocation import Busy
+from crossmem.sharing.importer.attach import attach_again
 from crossmem.sharing.pools.record import PoolRecord
 
-__all__ = ["Block", "BlockRecord"]
+__all__ = ["Block", "BlockRecord", "check_own_block", "name_pids"]
 
 _FIRST_PAUSE_S: Final = 0.0002
 _LONGEST_PAUSE_S: Final = 0.005
@@ -81,6 +83,7 @@ class BlockRecord(Record):
         try:
             if len(arena.freed) >= arena.batch:
                 arena.reclaim()
+                arena.tell()
         finally:
             arena.ring()
             if self.pool.is_closing:
@@ -97,14 +100,13 @@ class Block(Memory):
     ----------
     nbytes
         Size that was asked for, in bytes.
-    capacity
-        Bytes of each block of the pool.
     device
         The device that holds the memory.
     """
 
-    __slots__ = ("_pointer", "capacity")
+    __slots__ = ("_pointer",)
 
+    is_block: ClassVar = True
     _ended_by: ClassVar = "free"
 
     _record: BlockRecord | None
@@ -119,7 +121,6 @@ class Block(Memory):
         self._anchor = None
         self._is_lent = False
         self._is_left = False
-        self.capacity = pool.stride
         self._pointer = pool.base + record.index * pool.stride
         # Last: from here on, this object gives the block back.
         self._record = record
@@ -134,6 +135,14 @@ class Block(Memory):
             f"<Block {record.index} of {self.nbytes} bytes in pool {pool.number} "
             f"on {self.device.name}>"
         )
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of each block of the pool."""
+        record = self._record
+        if record is None or not self._process.is_usable:
+            raise self._ended()
+        return record.pool.stride
 
     @property
     @override
@@ -178,7 +187,7 @@ class Block(Memory):
             raise self._ended()
         handle = record.handle
         if allow is not None or access is not None or lease is not True:
-            _check_export(record.pool, allow, access, lease)
+            _check_choices(record.arena, allow, access, lease=lease)
         if handle is not None:
             return handle
         arena = record.arena
@@ -286,6 +295,14 @@ class Block(Memory):
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
+def _reduce_block(block: Block) -> tuple[Any, ...]:
+    return attach_again, (block.export().to_bytes(), False)
+
+
+# As for allocations: what is pickled attaches.
+copyreg.pickle(Block, _reduce_block)
+
+
 def name_pids(holders: dict[Holder, int]) -> str:
     """Return in words which processes hold blocks, with how many each has."""
     if not holders:
@@ -296,14 +313,34 @@ def name_pids(holders: dict[Holder, int]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _check_export(pool: PoolRecord, allow: Any, access: Any, lease: Any) -> None:
+def check_own_block(
+    process: Process, handle: ShareableHandle, allow: object, access: object
+) -> None:
+    """Refuse to share a block of this process in another way than its pool.
+
+    Raises
+    ------
+    UnsupportedError
+        With what a pool does not offer.
+    """
+    arena = process.start_server().leases.pools.arenas.get(handle.allocation)
+    if isinstance(arena, Arena):
+        _check_choices(arena, allow, access)
+
+
+def _check_choices(arena: Arena, allow: object, access: object, *, lease: object = True) -> None:
     check_flag("lease", lease, "export")
+    if access is not None:
+        check_choice("access", access, ("rw", "ro"), "export")
+    if allow is not None and not isinstance(allow, Allow):
+        msg = f"allow must be a crossmem.Allow or None, not {shorten(allow)}"
+        raise ConfigurationError(msg, operation="export")
     refused = None
     if not lease:
         refused = "raw handles of single blocks"
-    elif allow is not None and allow != pool.allow:
+    elif allow is not None and allow != arena.export.allow:
         refused = "another allow for one block"
-    elif access is not None and access != pool.access:
+    elif access is not None and access != arena.export.handle.access:
         refused = "another access for one block"
     if refused is not None:
         msg = f"a pool does not offer {refused}: who has its memory can reach all its blocks"

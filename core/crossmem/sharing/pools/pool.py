@@ -2,14 +2,13 @@
 """Pools: memory that is leased once, and whose blocks are shared without asking anybody."""
 
 import time
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
 from crossmem.control.arenas import Arena
 from crossmem.control.records import Allow
-from crossmem.control.segments import SLOTS
+from crossmem.control.segments import BLOCKS_AT, SLOTS
 from crossmem.errors import ConfigurationError, InvalidSizeError, OutOfMemoryError, UnsupportedError
 from crossmem.guards import check_choice, check_integer, check_size, shorten
 from crossmem.models import Access
@@ -17,39 +16,16 @@ from crossmem.models.block_handle import BLOCK_ALIGNMENT
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.process import Process, drain
-from crossmem.sharing.exporter.allocation import allocate
+from crossmem.sharing.exporter.allocation import allocate, record_of
+from crossmem.sharing.exporter.pool_report import PoolStats, stats_of
+from crossmem.sharing.exporter.report import ExportInfo, blocks_of
 from crossmem.sharing.pools.block import Block, BlockRecord, name_pids
 from crossmem.sharing.pools.record import PoolRecord
 
-__all__ = ["Pool", "PoolStats", "make_pool"]
+__all__ = ["Pool", "make_pool"]
 
 _DEVICE_ALIGNMENT: Final = 512
-_MAX_BLOCKS: Final = SLOTS - 1
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """How the blocks of a pool are used at one moment.
-
-    Parameters
-    ----------
-    blocks
-        How many there are.
-    free
-        Blocks that can be given out now.
-    live
-        Blocks that were given out and not freed.
-    waiting
-        Freed blocks that other processes, or messages, still hold.
-    holders
-        How many blocks each process holds, live or freed, by pid.
-    """
-
-    blocks: int
-    free: int
-    live: int
-    waiting: int
-    holders: dict[int, int]
+_MAX_BLOCKS: Final = SLOTS - BLOCKS_AT
 
 
 class Pool(Endable):
@@ -65,9 +41,11 @@ class Pool(Endable):
         Capacity of each block, in bytes.
     blocks
         How many there are.
+    allow, access
+        Who may import the blocks, and how.
     """
 
-    __slots__ = ("block_nbytes", "blocks", "device")
+    __slots__ = ("access", "allow", "block_nbytes", "blocks", "device")
 
     _ended_by: ClassVar = "close"
 
@@ -78,6 +56,8 @@ class Pool(Endable):
         self.device = record.device
         self.block_nbytes = record.stride
         self.blocks = record.arena.blocks
+        self.allow = record.allow
+        self.access = record.access
         # Last: from here on, this object closes the pool.
         self._record = record
 
@@ -137,6 +117,7 @@ class Pool(Endable):
         # Blocks that were dropped are given back here.
         drain()
         arena.reclaim(all_of_them=True)
+        arena.tell()
         end = time.monotonic() + _check_wait(timeout)
         while not arena.free:
             left_s = end - time.monotonic()
@@ -144,6 +125,7 @@ class Pool(Endable):
                 raise self._out_of_blocks(arena)
             arena.wait(left_s)
             arena.reclaim(all_of_them=True)
+            arena.tell()
 
     def _out_of_blocks(self, arena: Arena) -> OutOfMemoryError:
         waiting = list(arena.held)
@@ -170,14 +152,24 @@ class Pool(Endable):
         pool = self._record
         if pool is None or not self._process.is_usable:
             raise self._ended()
-        arena = pool.arena
-        arena.reclaim(all_of_them=True)
-        holders: dict[int, int] = {}
-        for holder, count in arena.holders().items():
-            holders[holder.pid] = holders.get(holder.pid, 0) + count
-        waiting = len(arena.held) + len(arena.freed)
-        live = arena.live
-        return PoolStats(self.blocks, self.blocks - live - waiting, live, waiting, holders)
+        return stats_of(pool.arena)
+
+    def exports(self) -> list[ExportInfo]:
+        """Return the blocks that were exported, with those who hold them, in their order.
+
+        :func:`crossmem.exports` has one line for the whole pool. Each handle here names the whole
+        capacity of its block. A process holds a block since it first leased the pool.
+
+        Raises
+        ------
+        ClosedError, ForkedProcessError
+            The pool may not be used any more.
+        """
+        drain()
+        pool = self._record
+        if pool is None or not self._process.is_usable:
+            raise self._ended()
+        return blocks_of(pool.arena, self._process.identity.pid)
 
     def close(self) -> None:
         """Give out no more blocks. Closing twice is harmless.
@@ -219,6 +211,8 @@ def make_pool(
     try:
         return Pool(PoolRecord(memory, stride, allow, access))
     except BaseException:
+        if process.server is not None:
+            process.server.leases.pools.close(record_of(memory).number)
         memory.free()
         raise
 

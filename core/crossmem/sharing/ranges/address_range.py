@@ -8,6 +8,7 @@ from typing_extensions import override
 from crossmem.driver import address_ranges_of
 from crossmem.errors import BusyError, ConfigurationError, UnsupportedError
 from crossmem.guards import check_integer, check_size, shorten
+from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.memory import Memory
@@ -94,7 +95,7 @@ class AddressRange(Endable):
         BusyError
             Another piece overlaps.
         UnsupportedError
-            The range cannot take this memory; see above.
+            Where the range cannot take this memory; see above. Also for a block of a pool.
         DriverError, OutOfMemoryError
             The vendor's call failed.
         ClosedError, ForkedProcessError
@@ -227,6 +228,12 @@ def _source_of(memory: object) -> Source:
             record.usage,
             readonly=False,
         )
+    if (isinstance(memory, Memory) and memory.is_block) or (
+        isinstance(memory, Import) and isinstance(memory.handle, BlockHandle)
+    ):
+        msg = "an address range takes whole allocations, not blocks of a pool"
+        hint = "map an allocation or an import of one; a pool's blocks are consecutive already"
+        raise UnsupportedError(msg, hint=hint, operation="map")
     if not isinstance(memory, Import):
         msg = f"memory must be a crossmem.Allocation or crossmem.Import, not {shorten(memory)}"
         raise ConfigurationError(msg, operation="map")

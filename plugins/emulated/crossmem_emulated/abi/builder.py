@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building a library with the machine's C compiler, once for each user and interpreter."""
+"""The build of a library with the machine's C compiler, once for each user and interpreter."""
 
 import os
 import shlex
@@ -33,7 +33,7 @@ _PACKAGES: Final = (
     "typing_extensions",
     "_cffi_backend",
 )
-"""What an emulation imports that is not Python's own."""
+"""Python still calls back into this code, so it must stay even if a program closes the library."""
 _TIMEOUT_S: Final = 120
 _SHOWN_LINES: Final = 8
 
@@ -77,12 +77,12 @@ for stream in (sys.stdout, sys.stderr):
 
 
 def compiler(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the command of the C compiler: what ``CC`` says, or the first that there is.
+    """Return the command of the C compiler: the value of ``CC``, or the first that is found.
 
     Raises
     ------
     ConfigurationError
-        Where there is none.
+        There is no compiler.
     """
     given = shlex.split(environ.get("CC", ""))
     for command in [given] if given else [[name] for name in _COMPILERS]:
@@ -96,7 +96,7 @@ def compiler(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _python_libraries() -> list[str]:
-    """Return where this interpreter's shared library may be, in the order to try."""
+    """Return the possible paths of this interpreter's shared library, in order."""
     version = "{}.{}".format(*sys.version_info[:2])
     name = f"libpython{version}{sys.abiflags}.so.1.0"
     folder, system = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("MULTIARCH")
@@ -107,7 +107,7 @@ def _python_libraries() -> list[str]:
 
 
 def _search_path() -> list[str]:
-    """Return where a program's own Python finds what the emulation needs."""
+    """Return the path on which a program's own Python finds the emulation's packages."""
     folders = []
     for name in _PACKAGES:
         spec = find_spec(name)
@@ -128,8 +128,10 @@ def _run(command: Sequence[str], what: str) -> None:
         raise ConfigurationError(msg, hint=hint, details=str(error)) from None
     if done.returncode:
         text = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_SHOWN_LINES])
+        # The first error, without the place in a file that nobody knows.
+        fault = text[text.find("error:") :] if "error:" in text else text
         raise ConfigurationError(
-            f"{what} could not be built; {shorten(command[0], 50)} says: {clause(text, 90)}",
+            f"{what} could not be built; {shorten(command[0], 50)} says: {clause(fault, 90)}",
             hint="the compiler needs the headers of the C library, such as the package libc6-dev",
             details=text,
         )
@@ -138,12 +140,12 @@ def _run(command: Sequence[str], what: str) -> None:
 def link(
     command: Sequence[str], folder: Path, soname: str, text: str, script: str, *more: str
 ) -> None:
-    """Compile C text into a shared library of that name in a folder.
+    """Compile C text into a shared library with that name in a folder.
 
     Raises
     ------
     ConfigurationError
-        Where the compiler cannot do it.
+        The compiler fails.
     """
     place, versions = folder / f"{soname}.c", folder / f"{soname}.map"
     place.write_text(text, "utf-8")
@@ -152,7 +154,7 @@ def link(
     _run([*command, *_OPTIONS, *wanted, "-o", str(folder / soname), *more], soname)
     made = folder / soname
     if not made.is_file() or processor_of(made) != processor_of(Path("/proc/self/exe")):
-        msg = f"{clause(shlex.join(command), 80)} built {soname} for another processor"
+        msg = f"{clause(shlex.join(command))} did not build {soname} for this processor"
         raise ConfigurationError(msg, hint="name a compiler for this machine in CC")
 
 
@@ -178,25 +180,25 @@ def _cffi_version() -> str:
 
 
 def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder with a library, building it where that was not done yet.
+    """Return the folder with a library, which is built if necessary.
 
     Parameters
     ----------
     library
-        What to build.
+        The library to build.
     environ
-        Variables that name the cache (``XDG_CACHE_HOME``) and the compiler (``CC``).
+        Variables with the cache (``XDG_CACHE_HOME``) and the compiler (``CC``).
 
     Returns
     -------
     Path
-        A folder that has the library under all its names, and nothing else that a program
-        looks for. It stays, see :func:`~crossmem_emulated.abi.cache.kept`.
+        A folder with the library under all its names, and with no other file for programs. It
+        stays, see :func:`~crossmem_emulated.abi.cache.kept`.
 
     Raises
     ------
     ConfigurationError
-        Where something is missing that building needs; it says what to install.
+        Something is missing that the build needs; the message says what to install.
     """
     script = version_script(library)
 
@@ -221,11 +223,11 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
             link(command, work, soname, text(folder, soname), script, *_LINK_OPTIONS)
         for name in library.links:
             (work / name).symlink_to(library.sonames[0])
-        # Some programs look in a folder of that name, under the root of the vendor's software.
+        # Some programs look in a folder with that name, under the root of the vendor's software.
         (work / "lib").symlink_to(".")
 
     names = [*library.sonames, *library.links]
-    # Which compiler it is does not matter: all make the same of the same source.
+    # The compiler is not part of the key, because all compilers make equivalent libraries.
     parts = [sys.version, _cffi_version(), text(cache_folder(environ), ""), script, *names]
     name = f"{library.name}-{sys.implementation.cache_tag}"
     return kept(name, parts, make, stamp=stamp(library), environ=environ)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where built libraries are kept: whole, and written by nobody but this user.
+"""The cache of built libraries: complete, and writable by this user only.
 
-What is in a folder here is loaded into processes. So nothing is taken that another user could have
-put there, and nothing that is not what was built.
+Processes load the files in this cache. So a file is refused if another user could have written it,
+or if it differs from the built one.
 """
 
 import errno
@@ -24,7 +24,7 @@ from crossmem_emulated.abi.held import HeldFolder, remove_abandoned
 __all__ = ["cache_folder", "kept", "stamp_of"]
 
 _LIST: Final = "contents.json"
-"""What a folder was built for and its files, with their digests; written last."""
+"""The key and the files of a folder, with their digests; written last."""
 _WORK: Final = "build-"
 _LINK: Final = "-> "
 _OTHERS: Final = 0o022
@@ -33,12 +33,12 @@ _HINT: Final = "set XDG_CACHE_HOME to a folder of this user"
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of this user in which libraries are kept; it may not exist yet.
+    """Return this user's cache folder, which may not exist yet.
 
     Raises
     ------
     ConfigurationError
-        Where this user has no home.
+        This user has no home folder.
     """
     given = environ.get("XDG_CACHE_HOME", "")
     if Path(given).is_absolute():
@@ -58,31 +58,31 @@ def kept(
     stamp: str,
     environ: Mapping[str, str],
 ) -> Path:
-    """Return a folder of the cache, filling it where that was not done yet or got lost.
+    """Return a folder of the cache, which is filled if it is missing or damaged.
 
-    Builders do not disturb each other: each works in a folder of its own, and the first that is
-    done gives it the name. What builders left that were killed is removed.
+    Builders do not disturb each other: each works in a folder of its own, and the first to finish
+    gives it the final name. Folders of killed builders are removed.
 
     Parameters
     ----------
     name
-        How the folder's name begins.
+        The start of the folder's name.
     parts
-        All that its contents are made from, but for this machine.
+        All inputs of its contents, except this machine.
     make
-        Fills a folder; it is given that and the one that the contents are for.
+        Fills a folder. The arguments are that folder, and the final one.
     stamp
-        What :func:`stamp_of` returns of the folder.
+        The expected result of :func:`stamp_of` for the folder.
     environ
-        Variables that name the cache.
+        Variables with the cache.
 
     Raises
     ------
     ConfigurationError
-        Where the cache cannot be used, or another user could have written in it.
+        The cache cannot be used, or another user could have written in it.
     """
     root = cache_folder(environ)
-    # A home may be shared by machines, and a folder by systems with other C libraries.
+    # Several machines may share a home, and systems with different C libraries a folder.
     machine = (platform.machine(), str(sysconfig.get_config_var("SOABI")), *platform.libc_ver())
     key = hashlib.blake2b("\0".join([__version__, *machine, *parts]).encode(), digest_size=8)
     folder = root / f"{name}-{__version__}-{key.hexdigest()}"
@@ -102,12 +102,12 @@ def kept(
             work.remove()
     except OSError as error:
         msg = f"built libraries cannot be kept in {shorten(str(root))}: {error.strerror}"
-        raise ConfigurationError(msg, hint=_HINT) from None
+        raise ConfigurationError(msg, hint=_HINT, details=str(root)) from None
     return folder
 
 
 def stamp_of(folder: Path) -> str:
-    """Return what a folder was built for; empty where it is not there or does not say so."""
+    """Return the stamp of a built folder; empty if it is missing or has none."""
     found = _listed(folder)
     return str(found.get("stamp", "")) if found else ""
 
@@ -124,11 +124,12 @@ def _prepare(root: Path) -> None:
                 f"{shorten(str(root), 60)} is not safe to load libraries from: every user can "
                 f"replace {shorten(str(one), 50)} (mode {stat.S_IMODE(mode):04o})",
                 hint=_HINT,
+                details=f"{root}\n{one}",
             )
 
 
 def _check(path: Path, kind: int) -> None:
-    """Raise where a file may come from another user, or is not of the kind that was built."""
+    """Raise if a file may come from another user, or has another type than the built one."""
     status = path.lstat()
     mode, me = status.st_mode, os.geteuid()
     # A link has no permissions of its own.
@@ -136,10 +137,11 @@ def _check(path: Path, kind: int) -> None:
     if stat.S_IFMT(mode) != kind or status.st_uid != me or is_open:
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFREG: "a file", stat.S_IFLNK: "a link"}
         raise ConfigurationError(
-            f"{shorten(str(path), 60)} is not safe: it must be {kinds[kind]} of user {me} that no "
-            f"other user can write; it is {kinds.get(stat.S_IFMT(mode), 'another file')} "
+            f"{shorten(str(path), 55)} is not safe to load: it must be {kinds[kind]} of user {me} "
+            f"that no other user can write; it is {kinds.get(stat.S_IFMT(mode), 'another file')} "
             f"of user {status.st_uid} with mode {stat.S_IMODE(mode):04o}",
             hint=f"check who made it and remove it, or {_HINT}",
+            details=str(path),
         )
 
 
@@ -156,12 +158,12 @@ def _names(folder: Path) -> set[str]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder is there with all that was built, and with nothing else.
+    """Whether a folder exists with all built files and no others.
 
     Raises
     ------
     ConfigurationError
-        Where something in it may come from another user.
+        A file in it may come from another user.
     """
     try:
         # Another builder may move it away at any moment.
@@ -198,7 +200,7 @@ def _list(folder: Path, stamp: str) -> None:
 
 
 def _publish(made: Path, folder: Path) -> None:
-    """Give a folder its name, unless another builder was first; what is damaged makes room."""
+    """Give a folder its final name, unless another builder was first; replace a damaged one."""
     for attempt in range(_ATTEMPTS):
         try:
             made.rename(folder)
@@ -215,4 +217,4 @@ def _publish(made: Path, folder: Path) -> None:
             # Another builder was about to do the same.
             continue
     msg = f"damaged files keep replacing {shorten(str(folder))}"
-    raise ConfigurationError(msg, hint="remove the folder")
+    raise ConfigurationError(msg, hint="remove the folder", details=str(folder))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which functions of a library each process called, for a report."""
+"""The library functions that each process called, for a report."""
 
 import atexit
 import functools
@@ -16,13 +16,13 @@ __all__ = ["VARIABLE", "Calls", "read_calls"]
 _log = logging.getLogger(__name__)
 
 VARIABLE: Final = "CROSSMEM_EMULATED_CALLS"
-"""Folder to which processes write what they called when they end; nothing is counted without."""
+"""Folder to which processes write their calls at their end. Without it, nothing is counted."""
 
 _SUFFIX: Final = ".json"
 
 
 def read_calls(folder: Path) -> Mapping[str, int]:
-    """Return what the processes called that wrote to a folder, and log which could not tell."""
+    """Return the calls of all processes that wrote to a folder; log those that failed to write."""
     counts: Counter[str] = Counter()
     for path in sorted(folder.glob("*")):
         try:
@@ -34,7 +34,7 @@ def read_calls(folder: Path) -> Mapping[str, int]:
 
 
 class Calls:
-    """Counts calls where somebody asked for it.
+    """Counts calls if a report was requested.
 
     Parameters
     ----------
@@ -71,5 +71,5 @@ class Calls:
             # A process may be killed while it writes.
             path.rename(path.with_suffix(_SUFFIX))
         except OSError:
-            # The folder is gone with the command that asked for it.
+            # The command that requested the report has ended and removed the folder.
             return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shared library needs: other libraries, and symbols of them. Read from its ELF file.
+"""The dependencies of a shared library: other libraries and their symbols. Read from ELF.
 
-Only what the dynamic loader reads is read, and only 64-bit little-endian files, which is what
+It reads only the parts that the dynamic loader reads, and only 64-bit little-endian files, which
 vendors build for Linux.
 """
 
@@ -33,21 +33,20 @@ _UNDEFINED: Final = 0
 _WEAK: Final = 2
 _HIDDEN: Final = 0x8000
 _UNVERSIONED: Final = 2
-"""Numbers of versions below this mean that there is none."""
+"""Version numbers below this mean that there is no version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a shared library needs.
+    """The dependencies of a shared library.
 
     Parameters
     ----------
     libraries
         Names of the libraries.
     symbols
-        Names that are not in the library itself, without those that may be missing, each with
-        the library that it is wanted from and its version there; both are empty where the file
-        does not say so.
+        Undefined and not weak symbols, each with the library that provides it and its version. Both
+        are empty if the file does not name them.
     """
 
     libraries: tuple[str, ...]
@@ -55,7 +54,7 @@ class Needs:
 
 
 class _File:
-    """Reads what a file has; struct.error where it is not there, for want of the file's end."""
+    """Reads parts of a file; raises struct.error if the file is too short."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -76,7 +75,7 @@ class _File:
         return next((one for one in self.sections if one[1] == kind), None)
 
     def text(self, section: tuple[int, ...], offset: int) -> str:
-        """Return a text that a section refers to."""
+        """Return a string to which a section refers."""
         link = section[6]
         start = self.sections[link][4] + offset if link < len(self.sections) else -1
         end = self._data.find(b"\0", start) if start >= 0 else -1
@@ -96,7 +95,7 @@ class _File:
                 yield self.text(section, value)  # type: ignore[arg-type]
 
     def versions(self) -> dict[int, tuple[str, str]]:
-        """Return library and version, by the number that symbols have."""
+        """Return library and version, by the version number of symbols."""
         found: dict[int, tuple[str, str]] = {}
         section = self.section(_VERNEED_SECTION)
         place = section[4] if section else 0
@@ -132,12 +131,12 @@ class _File:
 
 
 def needs_of(path: Path) -> Needs | None:
-    """Return what a file needs, None where it is no such library.
+    """Return the dependencies of a file, None if it is not such a library.
 
     Raises
     ------
     ConfigurationError
-        Where it cannot be read, or is damaged.
+        It cannot be read, or is damaged.
     """
     try:
         with path.open("rb") as file:
@@ -150,17 +149,17 @@ def needs_of(path: Path) -> Needs | None:
         msg = f"{shorten(str(path))} cannot be read: {error.strerror}"
         raise ConfigurationError(msg, hint="check the permissions of the file") from None
     except (struct.error, OverflowError) as error:
-        msg = f"{shorten(str(path), 80)} is not a complete library ({clause(str(error), 80)})"
+        msg = f"{shorten(str(path))} is not a complete library ({clause(str(error), 60)})"
         raise ConfigurationError(msg, hint="reinstall the package of the library") from None
 
 
 def processor_of(path: Path) -> tuple[int, int, int]:
-    """Return for which processor a file is: its class, its byte order and the vendor's number.
+    """Return the processor of a file: its class, its byte order and the vendor's number.
 
     Raises
     ------
     OSError
-        Where it cannot be read.
+        It cannot be read.
     """
     with path.open("rb") as file:
         header = os.pread(file.fileno(), _HEADER.size, 0).ljust(_HEADER.size, b"\0")

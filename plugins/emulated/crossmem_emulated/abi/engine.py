@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in the process that uses an emulated library: callbacks behind its C functions."""
+"""The code in the process that uses an emulated library: callbacks behind the C functions."""
 
 import ctypes
 import logging
@@ -22,13 +22,14 @@ __all__ = ["start"]
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
 _kept: Final[dict[int, object]] = {}
-"""What a table refers to, by its address."""
+"""The objects to which a table refers, by its address."""
 
 
 def _declared(library: Library, folder: Path) -> Any:
     """Return the FFI object with a library's declarations."""
     if stamp_of(folder) != stamp(library):
-        # An environment outlives an upgrade, and what was built for it.
+        # An environment outlives an upgrade of crossmem, and so does a library that was built for
+        # it.
         raise ConfigurationError(
             f"another version of crossmem built it, or {shorten(str(folder))} is damaged",
             hint=f"run `crossmem emulate {library.name} --print-env` again for a new environment, "
@@ -36,13 +37,13 @@ def _declared(library: Library, folder: Path) -> Any:
         )
     path = folder / f"{TYPES}.py"
     found: dict[str, Any] = {}
-    # Not imported, which would write into the folder.
+    # An import would write into the folder.
     exec(compile(path.read_bytes(), path, "exec"), found)  # noqa: S102 - what cffi wrote
     return found["ffi"]
 
 
 def start(name: str, soname: str, folder: str, table: int, ready: int) -> None:
-    """Fill a library's table; called by its first function that a program calls.
+    """Fill a library's table. The first call of a program to any function calls this.
 
     Parameters
     ----------
@@ -51,9 +52,9 @@ def start(name: str, soname: str, folder: str, table: int, ready: int) -> None:
     soname
         Name of the file that the program loaded.
     folder
-        Where the library was built.
+        The folder of the built library.
     table, ready
-        Addresses of the table, and of the number that says it can be used.
+        Addresses of the table, and of the number that marks it as usable.
     """
     with _lock:
         if table in _kept:
@@ -90,7 +91,7 @@ def _fill(library: Library, soname: str, ffi: Any, table: Any) -> list[object]:
 
 
 def _refusing(soname: str, name: str, refuse: Callable[[str], Any]) -> Callable[..., Any]:
-    """Return a function that is not emulated."""
+    """Return the implementation of an unsupported function."""
     told = False
 
     def function(*_arguments: Any) -> Any:
@@ -109,7 +110,7 @@ _Exception = type[BaseException]
 def _logging(
     soname: str, name: str, unknown: int
 ) -> Callable[[_Exception, BaseException, TracebackType], None]:
-    """Return what is done where a callback raises: nothing may unwind into C."""
+    """Return the handler for exceptions of a callback, because none may unwind into C."""
 
     def on_error(kind: _Exception, error: BaseException, trace: TracebackType) -> None:
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that last as long as the process that made them, and are removed when it is dead.
+"""Folders that last as long as their process, and are removed after its death.
 
-A process keeps a file of its folder locked. The kernel gives the lock back when the process ends,
-whatever ended it, so a folder whose lock can be had is nobody's any more.
+A process holds a lock on a file in its folder. The kernel releases the lock at the end of the
+process, for whatever reason it ends. A folder whose lock is free has no owner any more.
 """
 
 import contextlib
@@ -19,26 +19,26 @@ __all__ = ["HeldFolder", "remove_abandoned"]
 
 _LOCK: Final = "lock"
 _GONE: Final = ".gone"
-"""How the name of a folder ends that is being removed: who still has its path finds nothing."""
+"""The suffix of a folder that is being removed: processes with its old path find nothing."""
 
 _ATTEMPTS: Final = 100
 _held: Final[set[int]] = set()
 
 
 class HeldFolder:
-    """A folder of this process's own.
+    """A folder of this process.
 
     Parameters
     ----------
     parent
-        Where it is made.
+        The folder in which it is made.
     prefix
-        How its name begins.
+        The start of its name.
 
     Raises
     ------
     OSError
-        Where it cannot be made.
+        It cannot be made.
     """
 
     def __init__(self, parent: Path, prefix: str) -> None:
@@ -47,14 +47,14 @@ class HeldFolder:
             lock = _locked(self.path, operation=fcntl.LOCK_EX)
             if lock is not None:
                 break
-            # It was not locked yet, so another process took it for one that nobody needs.
+            # Before the lock was taken, another process took the folder for an abandoned one.
         else:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         self._lock = lock
         _held.add(lock)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it; a forked child leaves it to its parent."""
+        """Remove the folder and its contents. A forked child leaves it to its parent."""
         if self._lock not in _held:
             return
         _remove(self.path)
@@ -63,7 +63,7 @@ class HeldFolder:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove folders of this user whose processes are dead; others may be doing the same."""
+    """Remove folders of dead processes of this user. Other processes may do the same now."""
     for path in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             status = path.lstat()
@@ -78,7 +78,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _locked(folder: Path, *, operation: int) -> int | None:
-    """Return the descriptor of a folder's lock, None where the folder is gone by then."""
+    """Return the descriptor of a folder's lock, None if the folder was removed."""
     path = folder / _LOCK
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -106,7 +106,7 @@ def _remove(path: Path) -> None:
 
 
 def _after_fork_in_child() -> None:
-    # A child that lives on does not keep its parent's folders.
+    # A child that lives on must not keep its parent's folders.
     for lock in _held:
         os.close(lock)
     _held.clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a vendor's package says of its library: files, C declarations, and where Python begins."""
+"""A vendor package's description of its library: files, C declarations, and the binding."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from crossmem.guards import shorten
 __all__ = ["LIBRARIES", "TYPES", "Binding", "Library", "Prototype", "library_named"]
 
 TYPES: Final = "crossmem_types"
-"""Module, in the folder of a built library, that has its declarations for cffi."""
+"""Module in the folder of a built library with its declarations for cffi."""
 
 _CUDA_HINT: Final = (
     "only crossmem's own calls can run on an emulated CUDA: "
@@ -59,15 +59,15 @@ class Binding(Protocol):
     """The Python side of a library in one process."""
 
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Return what is called for each C function, by its name; what is missing is refused.
+        """Return the Python function of each C function, by name. Missing ones are refused.
 
-        A function is given what cffi makes of the C arguments, and returns what cffi can turn
-        into the C result. What it raises becomes the vendor's unknown error, with a log.
+        Arguments are cffi's objects for the C arguments, and cffi converts the result. An exception
+        becomes the vendor's unknown error and is logged.
         """
         ...
 
     def refuse(self, name: str) -> Any:
-        """Return what a function answers that is not emulated; the caller logs it."""
+        """Return the result of an unsupported function; the caller logs the call."""
         ...
 
 
@@ -80,34 +80,33 @@ class Library:
     name
         Name of the emulation, such as ``"hip"``.
     sonames
-        Names that programs were linked with, the newest first. Each is a file of its own, because
-        the name tells for which edition a program was made.
+        Names with which programs were linked, the newest first. Each is a separate file, because
+        the name identifies the edition for which a program was made.
     links
-        Further names under which the newest is found.
+        Further names of the newest file.
     types
         C declarations of types: typedefs, structures and enumerations.
     prototypes
         C declarations of functions, each ``result name(type name, ...);``. A parameter that is a
         pointer to a function needs a typedef.
     code
-        C definitions of functions that need no emulation. They are exported as the others are.
+        C definitions of functions without emulation. They are exported like the others.
     node
-        Version of the symbols, empty where they have none.
+        Version of the symbols, empty if they have none.
     nodes
-        Version of single symbols that have another one, by the function's name.
+        The version of single symbols with another version, by the function's name.
     unknown
-        What a function answers where the emulation itself fails: the vendor's "unknown error".
+        The result of a function if the emulation itself fails: the vendor's "unknown error".
     ended
-        What it answers where the Python of the process has ended already.
+        The result of a function after the end of the process's Python.
     profiles
-        Editions of the vendor's rules that there are.
+        The editions of the vendor's rules.
     profile_field
         Field of :class:`~crossmem_emulated.options.Options` that chooses one.
     entry_of
-        Gives the name, by which the emulation knows a function, for the name in C; None where
-        nothing that it does can be made to fail.
+        Returns the emulation's name of a C function; None if no fault can be injected into it.
     bind
-        Makes the Python side. It is given the ``FFI`` object with all declarations, and the name
+        Makes the binding. Its arguments are the ``FFI`` object with all declarations, and the name
         of the file that the program loaded.
     """
 
@@ -127,16 +126,16 @@ class Library:
     bind: Callable[[Any, str], Binding]
 
     def functions(self) -> list[Prototype]:
-        """Return what is declared, in that order."""
+        """Return the declared functions, in order."""
         return _parse(self.prototypes)
 
     def check_profile(self, name: str) -> None:
-        """Raise where there is no such edition of the rules.
+        """Raise if there is no such edition of the rules.
 
         Raises
         ------
         ConfigurationError
-            It names those that there are.
+            The message names the existing editions.
         """
         if name not in self.profiles:
             known = ", ".join(self.profiles)
@@ -145,11 +144,11 @@ class Library:
             )
 
     def with_prototypes(self, more: str) -> "Library":
-        """Return a library that has more functions."""
+        """Return a library with additional functions."""
         return replace(self, prototypes=self.prototypes + more)
 
     def exports(self) -> list[str]:
-        """Return the names of all functions that the library has."""
+        """Return the names of all functions of the library."""
         defined = re.findall(r"^EXPORTED [\w ]+?[ *]+(\w+)\(", self.code, re.MULTILINE)
         return [one.name for one in self.functions()] + defined
 
@@ -177,7 +176,7 @@ def library_named(name: str) -> Library:
     Raises
     ------
     BackendNotFoundError
-        There is none of that name. The message lists those that there are.
+        There is no library with that name. The message lists the existing ones.
     """
     if name not in LIBRARIES:
         raise BackendNotFoundError(

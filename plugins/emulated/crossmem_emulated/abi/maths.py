@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins for libraries of ROCm that a package is linked with, so that it can be imported.
+"""Stand-ins for ROCm libraries with which a package is linked, so that it can be imported.
 
-CuPy loads the libraries for linear algebra, Fourier transforms and so on when it is imported,
-whatever is used of it then. What it needs of them is read from its own files. Each function
-answers that it is not supported, and says so once.
+CuPy's import loads the libraries for linear algebra, Fourier transforms and so on, even if they are
+not used. The needed symbols are read from CuPy's own files. Each function returns that it is not
+supported, and logs that once.
 """
 
 import ctypes.util
@@ -36,7 +36,7 @@ _LIBRARIES: Final[Mapping[str, int]] = {
     "roctracer": -1,
     "roctx": -1,
 }
-"""What each library calls "not supported", or the nearest to it that it has."""
+"""Each library's code for "not supported", or the nearest one."""
 
 _PRELUDE: Final = """
 #include <stdio.h>
@@ -56,9 +56,9 @@ def _stem(soname: str) -> str:
 
 
 def installed_users() -> list[Path]:
-    """Return the compiled modules of packages, installed beside crossmem, that need such libraries.
+    """Return the compiled modules of installed packages that need such libraries.
 
-    Nothing is imported.
+    This imports none of them.
     """
     found: list[Path] = []
     for name in _PACKAGES:
@@ -69,12 +69,12 @@ def installed_users() -> list[Path]:
 
 
 def _is_installed(soname: str, environ: Mapping[str, str]) -> bool:
-    """Whether there is a real library of that name, which nothing may stand in for."""
+    """Whether there is a real library with that name, which must not be replaced."""
     folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     for variable in ("ROCM_PATH", "ROCM_HOME"):
         folders += [os.path.join(environ[variable], "lib")] if environ.get(variable) else []  # noqa: PTH118
     folders += [str(path / "lib") for path in Path("/opt").glob("rocm*")]
-    # A folder that this user may not look into counts as one that lacks it.
+    # A folder without read access counts as one without the library.
     if any(folder and os.path.exists(f"{folder}/{soname}") for folder in folders):  # noqa: PTH110
         return True
     stem = soname.removeprefix("lib").partition(".so")[0]
@@ -82,7 +82,7 @@ def _is_installed(soname: str, environ: Mapping[str, str]) -> bool:
 
 
 def _wanted(needs: Iterable[Needs], environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the version of each symbol that is wanted, by library and name."""
+    """Return the version of each needed symbol, by library and name."""
     found: dict[str, dict[str, str]] = {}
     for one in needs:
         missing = {
@@ -115,7 +115,8 @@ def _script(symbols: Mapping[str, str]) -> str:
     for name, version in sorted(symbols.items()):
         nodes.setdefault(version, []).append(f"{name};")
     if "" in nodes and len(nodes) > 1:
-        # Names without a version cannot be beside others; the loader takes any for them.
+        # Symbols with and without a version cannot be mixed; the loader accepts any version for
+        # those without.
         nodes.setdefault(next(filter(None, nodes)), []).extend(nodes.pop(""))
     if not nodes:
         return "{ local: *; };\n"
@@ -123,24 +124,24 @@ def _script(symbols: Mapping[str, str]) -> str:
 
 
 def build_stand_ins(users: Iterable[Path], environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return a folder with stand-ins for what some files need and this machine does not have.
+    """Return a folder with stand-ins for needed libraries that this machine does not have.
 
     Parameters
     ----------
     users
         Compiled modules.
     environ
-        Variables that say where there are real libraries, and where built ones are kept.
+        Variables with the folders of real libraries and of the cache.
 
     Returns
     -------
     Path or None
-        The folder, None where nothing is missing.
+        The folder, None if no library is missing.
 
     Raises
     ------
     ConfigurationError
-        Where a file is damaged, there is no C compiler, or it fails.
+        A file is damaged, there is no C compiler, or the compiler fails.
     """
     wanted = _wanted(filter(None, map(needs_of, users)), environ)
     if not wanted:

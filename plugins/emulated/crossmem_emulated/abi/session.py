@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running programs on an emulated library: what they have to be started with, and what they did."""
+"""Runs of programs on an emulated library: their environment, and the report."""
 
 import difflib
 import os
@@ -32,7 +32,7 @@ _FAULT: Final = re.compile(r"(?P<call>\w+)=(?P<code>-?\d+)(?::(?P<skip>\d+)(?::(
 _STATE: Final = "CROSSMEM_EMULATED_STATE"
 _OWN: Final = "crossmem-emulate-"
 _ROOT_VARIABLES: Final = ("ROCM_PATH", "ROCM_HOME")
-"""Where some programs look for the library before the loader does."""
+"""Variables with folders that some programs search before the loader does."""
 
 
 def _variables(library: Library, request: EmulationRequest) -> dict[str, str]:
@@ -64,7 +64,7 @@ def _add_fault(faults: Faults, library: Library, text: str) -> int:
 
 
 def _no_fault_in(library: Library, call: str) -> ConfigurationError:
-    """Return the error for a function that cannot be made to fail."""
+    """Return the error for a function into which no fault can be injected."""
     exported = library.exports()
     if call in exported:
         return ConfigurationError(
@@ -80,23 +80,23 @@ def _no_fault_in(library: Library, call: str) -> ConfigurationError:
 def prepare(
     api: str, request: EmulationRequest, environ: Mapping[str, str] = os.environ
 ) -> Emulation:
-    """Build what is needed and return how to run programs.
+    """Build the library and return the environment for programs.
 
     Parameters
     ----------
     api
         Name of the emulation, one of ``LIBRARIES``.
     request
-        What it is to be like.
+        The requested emulation.
     environ
-        The variables that programs will have beside those of the emulation.
+        The variables of programs, without those of the emulation.
 
     Raises
     ------
     BackendNotFoundError
-        There is no emulation of that name.
+        There is no emulation with that name.
     ConfigurationError
-        The request has no meaning, or the build lacks a compiler or a package.
+        The request is invalid, or the build lacks a compiler or a package.
     """
     library = library_named(api)
     variables = _variables(library, request)
@@ -108,7 +108,7 @@ def prepare(
         raise ConfigurationError(msg, hint=hint)
     folders = [build(library, environ)]
     if api == "hip":
-        # Only then may there be a package that was built for ROCm.
+        # Only this library can have packages that were built for ROCm.
         stand_ins = build_stand_ins(installed_users(), environ)
         folders += [stand_ins] if stand_ins else []
         variables.update({name: str(folders[0]) for name in _ROOT_VARIABLES if environ.get(name)})
@@ -129,7 +129,7 @@ def prepare(
         stack.callback(machine.close)
         faults = Faults(machine)
         for text in request.faults:
-            # A host that was there before does not keep what was meant for this program.
+            # An existing host must not keep the faults of this program.
             number = _ask(machine, partial(_add_fault, faults, library, text))
             stack.callback(_remove_fault, faults, number)
         start = len(_ask(machine, Journal(machine).read))
@@ -146,7 +146,7 @@ def prepare(
 
 
 def _own_folder(stack: ExitStack, *, is_wanted: bool) -> Path | None:
-    """Return a folder that is removed at the end; those of dead processes are removed now."""
+    """Return a folder that is removed at the end; remove those of dead processes now."""
     parent = Options().state.parent
     remove_abandoned(parent, _OWN)
     if not is_wanted:
@@ -167,12 +167,12 @@ def _no_folder(parent: Path, error: OSError) -> ConfigurationError:
 
 
 def _ask(machine: Machine, question: Callable[[], _Answer]) -> _Answer:
-    """Return what the tables of an emulated host say.
+    """Return the result of a query on the tables of an emulated host.
 
     Raises
     ------
     OutOfMemoryError, ConfigurationError
-        The file system of its folder is full, or cannot be written to.
+        The file system of its folder is full or read-only.
     """
     try:
         return question()
@@ -182,6 +182,6 @@ def _ask(machine: Machine, question: Callable[[], _Answer]) -> _Answer:
 
 
 def _remove_fault(faults: Faults, number: int) -> None:
-    # The host may be gone.
+    # The host may have been removed.
     with suppress(HostLostError, sqlite3.OperationalError):
         faults.remove(number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compiled: C source and version script of a library, written from its declarations."""
+"""C source and version script of a library, generated from its declarations."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ _TABLE: Final = "struct cm_table"
 
 
 def declarations(library: Library) -> str:
-    """Return the C declarations that both sides know: types, and the table of functions."""
+    """Return the C declarations of both sides: types, and the table of functions."""
     fields = "\n".join(
         f"    {one.result} (*{one.name})({one.parameters});" for one in library.functions()
     )
@@ -24,7 +24,7 @@ def declarations(library: Library) -> str:
 
 
 def stamp(library: Library) -> str:
-    """Return what a built library and the Python side must have in common to work together."""
+    """Return the values that a built library and the binding must share to work together."""
     text = f"{__version__}\0{declarations(library)}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -34,7 +34,7 @@ def _forwarder(one: Prototype, library: Library) -> str:
     if one.result == "void":
         return _function(one, f"if (state > 0)\n        {call};", "")
     if one.result == "const char *":
-        # Who asks for a text prints it.
+        # A caller prints the returned text.
         failure = '"unknown error"'
     elif one.result.endswith("*"):
         failure = "NULL"
@@ -54,7 +54,7 @@ def _function(one: Prototype, work: str, result: str) -> str:
 
 def _text(value: str) -> str:
     """Return a C string literal."""
-    # JSON's escapes are C's, but for those of characters beyond ASCII, which stay as they are.
+    # JSON's escapes are valid in C, except those of non-ASCII characters, which stay unescaped.
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -74,16 +74,16 @@ def source(
     library
         The library.
     soname
-        Which of its names.
+        The name of the file.
     executable
         Path of the interpreter whose packages an embedded Python uses.
     python_libraries
         Names of that interpreter's shared library, in the order in which they are tried.
     start
-        Python code that gives a function; it is called with the addresses of the table and of
-        the number that says whether it is filled, and whether Python was started for that.
+        Python code that returns a function. It is called with the addresses of the table and of the
+        number that marks it as filled, and whether Python was started for that.
     end
-        Python code that is run when a program ends for which Python was started.
+        Python code that runs at the end of a program for which Python was started.
     """
     macros = {
         "CM_FILE": _text(soname),
@@ -108,7 +108,7 @@ def source(
 
 
 def version_script(library: Library) -> str:
-    """Return the linker's version script: which functions are seen, and under which versions."""
+    """Return the linker's version script: the visible functions and their versions."""
     nodes: dict[str, list[str]] = {}
     for name in library.exports():
         nodes.setdefault(library.nodes.get(name, library.node), []).append(f"{name};")

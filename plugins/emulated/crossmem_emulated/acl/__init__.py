@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Huawei's ACL without hardware: an object shaped like the module pyACL (``import acl``).
+"""Huawei's ACL without hardware: an object with the interface of pyACL (``import acl``).
 
-Rules, result codes and lifetimes are those that Huawei documents, across all processes of an
-emulated host. docs/reference/acl-rules.md lists the rules, and where each is tested.
+Rules, result codes and lifetimes follow Huawei's documents, across all processes of an emulated
+host. docs/reference/acl-rules.md lists the rules and their tests.
 """
 
 import os
@@ -38,7 +38,7 @@ from crossmem_emulated.options import Options
 
 __all__ = ["PROFILES", "Acl", "Violation"]
 
-# Importing them registers their functions.
+# The imports register the functions.
 _FAMILIES = (
     access,
     callbacks,
@@ -60,34 +60,34 @@ class Acl:
     """An emulation of pyACL for this process.
 
     Every function takes positional arguments, and returns its outputs followed by the error code,
-    or the error code alone. All objects and processes that are given the same folder are on one
-    host: they see the same devices, and each other's shareable handles and keys.
+    or only the error code. Objects and processes with the same folder are on one host: they see the
+    same devices, and each other's shareable handles and keys.
 
     Parameters
     ----------
     profile
         Edition of the rules, one of ``PROFILES``.
     strict
-        Whether uses that the vendor forbids or leaves undefined are recorded, and device
-        addresses are closed to the host.
+        Whether the emulation records forbidden and undefined uses, and denies the host access to
+        device addresses.
     options
-        Folder and devices; None for what the environment says.
+        Folder and devices; None: those of the environment.
 
     Attributes
     ----------
     rt, util
         The modules of these names.
     c
-        Functions that pyACL lacks and only C programs have, in the same shape.
+        Functions that pyACL lacks and only C programs have, with the same conventions.
     faults
-        Calls that are to fail: ``faults.add("rt.map_mem", 507899)``.
+        Injected faults: ``faults.add("rt.map_mem", 507899)``.
     machine
         The emulated host.
 
     Raises
     ------
     ConfigurationError
-        Where there is no such profile, or the host's folder cannot be used.
+        There is no such profile, or the host's folder cannot be used.
     """
 
     init: Callable[..., int]
@@ -121,7 +121,7 @@ class Acl:
         self.rt = SimpleNamespace(**modules["rt"])
         self.c = SimpleNamespace(**modules["c"])
         self.util = Util(process)
-        # Programs look for these without using them.
+        # Programs look these up without using them.
         self.mdl = self.media = self.op = self.blas = self.prof = SimpleNamespace()
         self.faults: Faults = process.faults
         self.machine: Machine = process.machine
@@ -147,18 +147,18 @@ class Acl:
         Returns
         -------
         tuple
-            The outputs, None where none are to be written, and the code.
+            The outputs, None if there are none to write, and the code.
         """
         answered = self._process.answer(ENTRIES[name], list(values))
         log_fault(self._process.fault)
         return answered
 
     def crossmem_fault(self) -> CrossmemError | None:
-        """Return why this thread's last call failed, if the vendor has no code for it."""
+        """Return why this thread's last call failed, if the vendor has no code for the reason."""
         return self._process.fault
 
     def rename_error(self, name: str, text: str | None) -> None:
-        """Let the last error be one of a C function: the emulation's own, or another text."""
+        """Attribute the last error to a C function, with the emulation's text or another one."""
         process = self._process
         why = process.recent_error.partition(": ")[2] if text is None else text
         process.recent_error = f"{name}: {why}"
@@ -168,7 +168,7 @@ class Acl:
         return self._process.profile.soc
 
     def get_recent_err_msg(self) -> str:
-        """Return why a call failed last, and forget it; this function returns no error code."""
+        """Return the reason of the last failure, and forget it; without an error code."""
         text, self._process.recent_error = self._process.recent_error, ""
         return text
 
@@ -176,7 +176,7 @@ class Acl:
 def _visible(devices: int, mask: str | None) -> tuple[int, ...]:
     """Return the host-wide index of each visible device, by its number in this process.
 
-    What follows the first entry that is no device, or one for the second time, is ignored.
+    Entries after the first invalid or repeated one are ignored.
     """
     if mask is None:
         return tuple(range(devices))

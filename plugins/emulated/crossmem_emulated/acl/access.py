@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may use mapped memory, and what a mapping is made of."""
+"""Access to mapped memory, and the handles of mappings."""
 
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ def _mem_map_no_access(
 
 
 def _place(process: AclProcess, number: int, kind: int) -> int:
-    """Return the host-wide index of a device, or ``HOST``; numbers here are the driver's own."""
+    """Return a device's host-wide index, or ``HOST``. Numbers here are the driver's own."""
     if kind == _ON_HOST and not number:
         return HOST
     if kind != _ON_DEVICE:
@@ -47,7 +47,7 @@ def _place(process: AclProcess, number: int, kind: int) -> int:
 def _mem_set_access(
     process: AclProcess, pointer: int, size: int, wanted: list[tuple[int, int, int]]
 ) -> None:
-    """Each place is the access, the number and the type of the location."""
+    """Each entry is the access, and the number and type of the location."""
     check_newer(process)
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
     if not pointer or not wanted:
@@ -61,7 +61,7 @@ def _mem_set_access(
     for access, number, kind in wanted:
         if access != _READ_WRITE:
             raise Refused(Code.RT_FEATURE_NOT_SUPPORT, f"access {access} cannot be set")
-        # Who came before one that is refused keeps its access.
+        # Entries before the refused one keep their access.
         process.accesses[pointer].add(_place(process, number, kind))
 
 

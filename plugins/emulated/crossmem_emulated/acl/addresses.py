@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How memory comes to stand behind device addresses in ACL."""
+"""The origins of memory at device addresses in ACL."""
 
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ __all__ = ["Origin", "device_of"]
 
 
 class Origin(StrEnum):
-    """How memory came to stand behind an address."""
+    """The origin of memory at an address."""
 
     MALLOC = "malloc"
     PHYSICAL = "malloc_physical"
@@ -21,7 +21,7 @@ class Origin(StrEnum):
 def device_of(piece: Piece) -> int:
     """Return the host-wide index of the device for which memory is mapped.
 
-    It is ``HOST`` for memory of the host, whoever imported it.
+    It is ``HOST`` for memory of the host, even if a device imported it.
     """
     if piece.origin is Origin.MALLOC or piece.pages.device == HOST:
         return piece.pages.device

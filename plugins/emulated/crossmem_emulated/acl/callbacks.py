@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of the program that are work of a stream, and the threads that call them (ACL-E43)."""
+"""Program functions as work of a stream, and the threads that call them (ACL-E43)."""
 
 import threading
 import time
@@ -64,7 +64,7 @@ def _process_report(process: AclProcess, timeout_ms: int) -> None:
     deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
     while not process.queues.reports.get(me):
         if all(one.subscriber != me for one in process.streams.values()):
-            # Programs start the thread first, so this is no breach.
+            # Lawful programs start the thread first, so this is no breach.
             raise Refused(Code.RT_THREAD_SUBSCRIBE, "this thread calls no stream's functions")
         if not process.queues.changed.wait(
             None if deadline is None else deadline - time.monotonic()
@@ -73,7 +73,7 @@ def _process_report(process: AclProcess, timeout_ms: int) -> None:
             raise Refused(Code.RT_REPORT_TIMEOUT, text)
     stream, work = process.queues.reports[me].pop(0)
     process.thread.callback = work
-    # Others call meanwhile: the function may wait for them.
+    # Other calls run meanwhile, because the function may wait for them.
     process.lock.release()
     try:
         work.run()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calling conventions of pyACL: positional arguments, results that end in the error code.
 
-A function of the emulation is written as Python would have it: it returns its outputs and raises
-:class:`Refused`. Binding it gives the function that a program calls.
+A function of the emulation has Python conventions: it returns its outputs and raises
+:class:`Refused`. The binding makes the function that a program calls.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,19 +17,19 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the emulation
-    """A function answers with an error code.
+    """A function returns an error code.
 
     Parameters
     ----------
     code
-        What it answers.
+        The error code.
     text
-        Why, for ``get_recent_err_msg``.
+        The reason, for ``get_recent_err_msg``.
     rule
-        Id of the rule that forbids the use, such as ``"ACL-E8"``; it is then a violation. None
-        where a lawful program can get this answer too.
+        Id of the broken rule, such as ``"ACL-E8"``; the use is then a violation. None if a lawful
+        program can get this code too.
     outputs
-        What is returned beside the code, where that is not nothing.
+        Outputs that are returned with the code.
     """
 
     def __init__(
@@ -53,17 +53,16 @@ class Entry:
     Parameters
     ----------
     name
-        Its name with that of its module, such as ``"rt.malloc"``. What pyACL lacks, and C
-        programs have, is in the module ``c``.
+        Its name with that of its module, such as ``"rt.malloc"``. Functions of C programs that
+        pyACL lacks are in the module ``c``.
     codes
-        One letter for each argument: ``k`` unsigned long, ``K`` uint64, ``i`` int32, ``I``
-        uint32, ``s`` str, ``d`` dict, ``p`` a list of int32, ``o`` what the C interface made and
-        passes as it is. Those after ``|`` may be absent; ``*`` stands for anything, which is
-        ignored.
+        One letter for each argument: ``k`` unsigned long, ``K`` uint64, ``i`` int32, ``I`` uint32,
+        ``s`` str, ``d`` dict, ``p`` a list of int32, ``o`` an object of the C interface, passed
+        unchanged. Those after ``|`` are optional. ``*`` stands for any argument, which is ignored.
     blanks
-        What stands in the place of each output in a failure.
+        The value of each output after a failure.
     function
-        What does the work.
+        The implementation.
     """
 
     name: str
@@ -73,11 +72,11 @@ class Entry:
 
 
 ENTRIES: Final[dict[str, Entry]] = {}
-"""Every function by name."""
+"""Every function, by name."""
 
 
 def entry(name: str, codes: str, *blanks: Any) -> Callable[[_Function], _Function]:
-    """Register a function of the emulation; its first argument is the process's state."""
+    """Register a function of the emulation. Its first argument is the process's state."""
 
     def register(function: _Function) -> _Function:
         ENTRIES[name] = Entry(name, codes, blanks, function)
@@ -92,9 +91,9 @@ def parse(called: Entry, arguments: Sequence[Any]) -> list[Any]:
     Raises
     ------
     TypeError
-        Where there are too few or too many, or one is of the wrong type.
+        There are too few or too many arguments, or one has the wrong type.
     ValueError, OverflowError
-        Where a value cannot be converted.
+        A value cannot be converted.
     """
     if called.codes == "*":
         return []

@@ -17,13 +17,13 @@ __all__ = [
 GRANULARITY_NBYTES: Final = 2 << 20
 GRANULARITY_1G_NBYTES: Final = 1 << 30
 LARGEST_NBYTES: Final = 1 << 46
-"""More than any process has addresses for."""
+"""More than the addresses of any process."""
 KEY_NBYTES: Final = 65
 """Length of an IPC key, with the NUL at its end."""
 
 
 class Code(IntEnum):
-    """What a function answers."""
+    """The result codes of functions."""
 
     SUCCESS = 0
     INVALID_PARAM = 100000
@@ -69,7 +69,7 @@ class Kind(IntEnum):
 
 
 class Attribute(IntEnum):
-    """Kind of physical memory (``aclrtMemAttr``)."""
+    """Type of physical memory (``aclrtMemAttr``)."""
 
     DDR_MEM = 0
     HBM_MEM = 1

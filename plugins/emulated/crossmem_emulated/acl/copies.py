@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies: which are possible, in which direction, and when they are done."""
+"""Copies: their conditions, their direction, and their completion."""
 
 import ctypes
 from dataclasses import dataclass
@@ -47,9 +47,9 @@ class Side:
     device
         Host-wide index of the device for which the memory is mapped, None for the host.
     origins
-        How its memory came there, empty for the program's own.
+        The origins of its memory, empty for the program's own.
     parts
-        Where the emulation reaches its bytes, and how many there are each.
+        The emulation's own addresses of its bytes, and the size of each part.
     """
 
     pointer: int
@@ -111,7 +111,7 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
     asked = _SAME_DIRECTION.get(Kind(kind), Kind(kind))
     if asked not in {Kind.DEFAULT, real}:
         text = f"kind {kind} between {source.pointer:#x} and {target.pointer:#x}"
-        # What is taken for a device's address and is none may be no address at all any more.
+        # An alleged device address that is none may not be a valid address at all any more.
         claims = zip(_SIDES[asked], (source.device, target.device), strict=True)
         is_stale = any(on_device and device is None for on_device, device in claims)
         if process.profile.is_documented or is_stale:
@@ -136,7 +136,7 @@ def _is_far(process: AclProcess, side: Side) -> bool:
 
 
 def _check_devices(process: AclProcess, target: Side, source: Side, *, is_async: bool) -> None:
-    """Refuse copies between devices, or on one, that the vendor does not make."""
+    """Refuse copies between devices, or on one device, that the vendor does not support."""
     origins = target.origins | source.origins
     if target.device == source.device:
         is_far = _is_far(process, target) or _is_far(process, source)
@@ -183,7 +183,7 @@ def check(
     *,
     is_async: bool,
 ) -> tuple[Side, Side] | None:
-    """Return both ends of a copy, None where there is nothing to copy, or refuse it."""
+    """Return both ends of a copy, None if it is empty, or refuse it."""
     (to_pointer, largest), (from_pointer, nbytes) = target, source
     if not nbytes:
         return None
@@ -207,9 +207,9 @@ def copy(
     kind: int,
     stream: int | None = None,
 ) -> None:
-    """Copy from an address as many bytes as are said there, to one with room for so many.
+    """Copy ``nbytes`` from one address to another with room for ``largest`` bytes.
 
-    With a stream's handle, in that stream.
+    With a stream's handle, the copy is work of that stream.
     """
     sides = check(process, call, target, source, kind, is_async=stream is not None)
     if sides is None:
@@ -222,7 +222,7 @@ def copy(
     found = find_stream(process, stream)
     process.queues.submit(found, work)
     if not all(side.origins or is_page_locked(process, side.pointer) for side in sides):
-        # The memory is the program's again when the call returns.
+        # After the return, the memory is the program's again.
         process.finish(found, until=work.sequence)
 
 
@@ -248,7 +248,7 @@ def fill(
     count: int,
     stream: int | None = None,
 ) -> None:
-    """Write a pattern again and again, ``count`` bytes in all; with a stream's handle, there."""
+    """Write a pattern repeatedly, ``count`` bytes in all; with a stream's handle, as its work."""
     pointer, largest = target
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")
@@ -268,7 +268,7 @@ def fill(
 
 
 def _write(side: Side, pattern: bytes) -> None:
-    # All parts begin and end with pages, and so with the pattern.
+    # All parts begin and end at pages, and so at pattern boundaries.
     for place, size in side.parts:
         if len(pattern) == 1:
             ctypes.memset(place, pattern[0], size)

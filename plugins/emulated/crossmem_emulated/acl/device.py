@@ -17,7 +17,7 @@ _TOTAL_MEMORY: Final = 301
 _PHYSICAL_CHIP: Final = 402
 _IS_VIRTUAL: Final = 501
 _SWITCHED: Final = 1
-"""How devices are connected: by Huawei's own links (HCCS)."""
+"""The connection of devices: Huawei's own links (HCCS)."""
 
 
 @entry("init", "|s")
@@ -96,7 +96,7 @@ def _reset_device_force(process: AclProcess, device: int) -> None:
 
 
 def _finish_default(process: AclProcess, state: DeviceState) -> None:
-    """Do what is left to do in a device's default context; the work of others is lost."""
+    """Do the remaining work in a device's default context. The work of other contexts is lost."""
     default = state.default
     if default is not None and process.finish(
         *(one for one in process.streams.values() if one.context == default.handle)
@@ -108,7 +108,7 @@ def _finish_default(process: AclProcess, state: DeviceState) -> None:
 def _get_device(process: AclProcess) -> int:
     context = process.context
     if context is None:
-        # Asking is how a program finds out, so it is no violation.
+        # Programs use this call to find out, so it is no violation.
         raise Refused(Code.RT_CONTEXT_NULL, "this thread has no current context")
     return context.device
 
@@ -140,7 +140,7 @@ def _get_user_dev_id_by_logic_dev_id(process: AclProcess, index: int) -> int:
 
 @entry("c.get_logic_dev_id_by_phy_dev_id", "i", 0)
 def _get_logic_dev_id_by_phy_dev_id(process: AclProcess, index: int) -> int:
-    # The driver's numbers and those of the chips are the same here.
+    # The driver's numbers equal those of the chips here.
     _get_user_dev_id_by_logic_dev_id(process, index)
     return index
 
@@ -161,7 +161,7 @@ def _get_device_info(process: AclProcess, device: int, attribute: int) -> int:
 @entry("rt.set_op_wait_timeout", "I")
 @entry("rt.set_op_execute_time_out", "I")
 def _set_time_out(process: AclProcess, _timeout: int) -> None:
-    # Nothing takes time here, so nothing can take too long.
+    # No work takes time here, so no timeout can pass.
     process.current()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events, also between processes."""
+"""Events, including those between processes."""
 
 import os
 import secrets
@@ -72,7 +72,7 @@ def _find(process: AclProcess, handle: int) -> Event:
 
 
 def _refuse(event: Event, what: str) -> None:
-    """Refuse what events of its kind do not support."""
+    """Refuse an operation that events of this kind do not support."""
     text = f"events of flags {event.flags:#x} do not support {what}"
     raise Refused(Code.RT_FEATURE_NOT_SUPPORT, text, "ACL-E37")
 
@@ -116,7 +116,7 @@ def _reset_event(process: AclProcess, handle: int, stream_handle: int) -> None:
 
 
 def _nothing() -> None:
-    """Do what there is to do once a wait is over."""
+    """Do nothing: the work of a wait."""
 
 
 @entry("rt.stream_wait_event", "kk")
@@ -146,7 +146,7 @@ def _stream_wait_event(process: AclProcess, stream_handle: int, handle: int) -> 
 def _stream_wait_event_with_timeout(
     process: AclProcess, stream_handle: int, handle: int, timeout_ms: int
 ) -> None:
-    # Here, 0 is for ever.
+    # Here, 0 means no timeout.
     check_timeout(timeout_ms or -1)
     _stream_wait_event(process, stream_handle, handle)
 
@@ -159,7 +159,7 @@ def _query_event(process: AclProcess, handle: int) -> int:
     event = _find(process, handle)
     if event.is_reusable or event.flags & _EXTERNAL:
         _refuse(event, "this kind of query")
-    # The older status counts the other way round.
+    # The older status has inverted values.
     return int(not (event.stream is not None and event.is_done))
 
 
@@ -179,7 +179,7 @@ def _query_event_wait_status(process: AclProcess, handle: int) -> int:
     if event.is_reusable or not event.flags & _SYNC:
         _refuse(event, "telling who waits")
     event.waits = [(stream, work) for stream, work in event.waits if work in stream.queue]
-    # This status, too, counts the other way round.
+    # This status has inverted values too.
     return int(bool(event.waits))
 
 
@@ -206,7 +206,7 @@ def _synchronize_event_with_timeout(process: AclProcess, handle: int, timeout_ms
 
 
 def _time_of(event: Event) -> int:
-    """Return when an event was done in nanoseconds, or refuse."""
+    """Return the completion time of an event in nanoseconds, or refuse."""
     if event.flags & (_EXTERNAL | _IPC):
         _refuse(event, "times")
     if event.stream is None or not event.flags & _TIME_LINE:
@@ -283,13 +283,14 @@ def _ipc_open_event_handle(process: AclProcess, token: bytes) -> int:
 
 
 def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> None:
-    """Let other processes know whether an event is done, and later that it is."""
+    """Publish the state of an event to other processes, and its completion later."""
     number = work.sequence
-    # They cannot make this one's streams work, so those do it now, as far as they can.
+    # Other processes cannot make this process's streams work, so those work now, as far as they
+    # can.
     is_done = process.queues.drain([stream])
 
     def finish() -> None:
-        # If the host is lost, nobody is there who could be told.
+        # If the host is lost, no other process can be told.
         with process.lock, suppress(HostLostError, sqlite3.OperationalError):
             process.finish(stream, until=number)
             with process.machine.transaction() as tables:
@@ -300,12 +301,12 @@ def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> N
         statement = "UPDATE acl_event SET pending = ? WHERE token = ?"
         tables.execute(statement, (0 if is_done else number, event.token))
     if not is_done:
-        # Functions of the program end at any time, and nobody here may ever wait for them.
+        # Program functions end at any time, and this process may never wait for them.
         threading.Thread(target=finish, name="crossmem-event", daemon=True).start()
 
 
 def _pending(process: AclProcess, event: Event) -> int:
-    """Return which record of another process's event is not done, 0 where there is none."""
+    """Return the pending record of another process's event, 0 if there is none."""
     if not event.is_foreign or event.stream is not None:
         return 0
     with process.machine.transaction() as tables:
@@ -315,7 +316,7 @@ def _pending(process: AclProcess, event: Event) -> int:
 
 
 def _wait_for_another(process: AclProcess, event: Event, pending: int, timeout_ms: int) -> None:
-    """Wait until another process's event is done; other calls have their turn meanwhile."""
+    """Wait until another process's event is done; other calls run meanwhile."""
     deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
     while _pending(process, event) == pending:
         if deadline is not None and time.monotonic() > deadline:

@@ -29,7 +29,7 @@ def _copy_rows(
     kind: int,
     stream: int | None = None,
 ) -> None:
-    """Copy rows; a side is its first address and the distance of its rows in bytes."""
+    """Copy rows. A side is its first address and the distance of its rows in bytes."""
     (to, to_pitch), (start, pitch), (width, height) = target, source, extent
     if not width or not height:
         return
@@ -74,14 +74,14 @@ def _memcpy2d_async(  # noqa: PLR0917 - the vendor's order
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What a batch says of some of its copies.
+    """The locations of some copies of a batch.
 
     Parameters
     ----------
     first
-        Number of the first of them.
+        Index of the first of these copies.
     target, source
-        Number and type of the location of either end.
+        Number and type of the location of each end.
     is_reserved_used
         Whether a reserved field is not 0.
     """
@@ -93,7 +93,7 @@ class Places:
 
 
 Copy = tuple[int, int, int, int]
-"""Target, room there, source, and size."""
+"""Target, its room, source, and size."""
 
 
 def _copy_batch(
@@ -103,7 +103,7 @@ def _copy_batch(
     places: Sequence[Places],
     stream: int | None,
 ) -> None:
-    """Make all of some copies; none is made where one of them is refused."""
+    """Make a batch of copies; none is made if one of them is refused."""
     _check_batch(copies, places)
     starts = [one.first for one in places]
     for number, one in enumerate(copies):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second edition of shareable handles, which may be for a fabric; keys for whole fabrics."""
+"""The second edition of shareable handles, possibly for a fabric; keys for whole fabrics."""
 
 import struct
 from typing import Final
@@ -14,15 +14,15 @@ from crossmem_emulated.acl.vmm import Physical, check_newer
 __all__ = ["FABRIC", "FABRIC_HANDLE_NBYTES", "PLAIN"]
 
 PLAIN, FABRIC = 1, 2
-"""Kinds of shareable handles: a number, or bytes for a fabric."""
+"""Types of shareable handles: a number, or bytes for a fabric."""
 FABRIC_HANDLE_NBYTES: Final = 128
 
 _SERVER: Final = 0
 """Number of this server in its super node."""
 _LINKS: Final = frozenset({0, 1})
-"""Ways to another device's memory: within a chip (SIO), or by Huawei's links (HCCS)."""
+"""Links to another device's memory: within a chip (SIO), or Huawei's links (HCCS)."""
 _LINKS_V3: Final = frozenset({2, 3})
-"""By one port of a unified bus, or by several."""
+"""One port of a unified bus, or several ports."""
 _LAYOUT: Final = struct.Struct(f"<IIQ{FABRIC_HANDLE_NBYTES - 16}x")
 
 
@@ -92,7 +92,7 @@ def _ipc_mem_set_attr(process: AclProcess, text: str, kind: int, value: int) -> 
         code = Code.RT_LINK_TYPE_NOT_SUPPORT if is_v3 else Code.RT_FEATURE_NOT_SUPPORT
         raise Refused(code, f"this product has no link {value}")
     if is_v3:
-        # There, importers choose the way, and not the exporter.
+        # There, importers choose the link, not the exporter.
         check_known(process, text)
     else:
         check_owner(process, text)
@@ -102,13 +102,13 @@ def _ipc_mem_set_attr(process: AclProcess, text: str, kind: int, value: int) -> 
 def _ipc_mem_import_pid_inter_server(
     process: AclProcess, text: str, servers: list[tuple[int, list[int]]]
 ) -> None:
-    """Each server is its number and the processes there."""
+    """Each entry is a server's number and its processes."""
     if not process.profile.fabric:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has no fabric")
     if not servers or not all(pids for _, pids in servers):
         raise Refused(Code.INVALID_PARAM, "a list of servers or of pids is null")
     check_owner(process, text)
     for server, pids in servers:
-        # Nobody of another server can come.
+        # No process of another server can exist here.
         if server == _SERVER:
             admit_by_key(process, text, pids)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the host: allocated here or the program's own, and what an address belongs to."""
+"""Host memory, allocated here or by the program, and the owner of an address."""
 
 import ctypes
 import mmap
@@ -81,7 +81,7 @@ def _host_register(process: AclProcess, pointer: int, size: int, kind: int) -> i
     if kind not in _TYPES:
         raise Refused(Code.RT_PARAM_INVALID, f"there is no type {kind} of registration")
     _register(process, pointer, size)
-    # The emulated devices reach the host's memory where it is.
+    # The emulated devices access the host's memory in place.
     return pointer
 
 
@@ -134,7 +134,7 @@ def _is_registered(process: AclProcess, pointer: int) -> bool:
 
 
 def is_page_locked(process: AclProcess, pointer: int) -> bool:
-    """Whether memory of the host is known to the driver: allocated here, or registered."""
+    """Whether the driver knows host memory: allocated here, or registered."""
     return _block_of(process, pointer) is not None or _is_registered(process, pointer)
 
 

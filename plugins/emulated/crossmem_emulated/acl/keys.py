@@ -71,7 +71,7 @@ def _ipc_mem_get_export_key(
                 int(piece.is_small),
             ),
         ).lastrowid
-        # As the drivers of A2 and A3 write it: pid, counter, device, function, server.
+        # The format of the drivers of A2 and A3: pid, counter, device, function, server.
         text = f"{os.getpid():08x}{number:016x}{piece.pages.device:02x}{0:02x}{0:08x}".ljust(
             KEY_NBYTES - 1, "0"
         )
@@ -81,7 +81,7 @@ def _ipc_mem_get_export_key(
 
 
 def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
-    """Return the memory that a key is to stand for, or refuse."""
+    """Return the memory for a key, or refuse."""
     pieces = process.space.overlapping(pointer, size)
     wrong, rule = None, None
     if len(pieces) != 1 or not pieces[0].start <= pointer <= pointer + size <= pieces[0].end:
@@ -118,11 +118,11 @@ class _Key(NamedTuple):
     is_small: int
     """Whether the memory has small pages."""
     is_closed: int
-    """Whether its exporter closed it, and is waited for by importers who have not."""
+    """Whether its exporter closed it and waits for importers that have not."""
 
 
 def _find_key(tables: sqlite3.Connection, text: str, closed: Code = Code.RT_INVALID_HANDLE) -> _Key:
-    """Return a key, or refuse, with a code of its own where it was closed by its exporter."""
+    """Return a key, or refuse; ``closed`` is the code for a key that its exporter closed."""
     query = f"SELECT {', '.join(_Key._fields)} FROM acl_key WHERE text = ?"  # noqa: S608 - our own
     row = tables.execute(query, (text,)).fetchone()
     if row is None:
@@ -143,7 +143,7 @@ def _ipc_mem_set_import_pid(process: AclProcess, text: str, pids: list[int]) -> 
 
 
 def check_known(process: AclProcess, text: str) -> None:
-    """Refuse where there is no such key."""
+    """Refuse an unknown key."""
     _check_keys(process)
     process.current()
     with process.machine.transaction() as tables:
@@ -151,7 +151,7 @@ def check_known(process: AclProcess, text: str) -> None:
 
 
 def check_owner(process: AclProcess, text: str) -> None:
-    """Refuse where a key is not this process's own."""
+    """Refuse a key of another process."""
     _check_keys(process)
     process.current()
     with process.machine.transaction() as tables:
@@ -275,7 +275,7 @@ def _ipc_mem_close(process: AclProcess, text: str) -> None:
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E26")
         query = "SELECT count(*) FROM acl_key_opener WHERE key = ?"
         openers = tables.execute(query, (key.number,)).fetchone()[0]
-        # Where there are any, it is known as closed until the last of them is gone.
+        # While it has importers, it is known as closed.
         change = "UPDATE acl_key SET is_closed = 1" if openers else "DELETE FROM acl_key"
         tables.execute(f"{change} WHERE number = ?", (key.number,))
     for piece in process.space.pieces.values():
@@ -301,7 +301,7 @@ def _close_import(process: AclProcess, opened: KeyImport) -> None:
 
 
 def is_withdrawn(process: AclProcess, opened: KeyImport) -> str | None:
-    """Return how imported memory was lost, ``"closed"`` or ``"dead"``; None where it was not."""
+    """Return how imported memory was lost, ``"closed"`` or ``"dead"``; None if it was not."""
     with process.machine.transaction() as tables:
         row = tables.execute(
             "SELECT owner FROM acl_key WHERE number = ? AND NOT is_closed", (opened.number,)

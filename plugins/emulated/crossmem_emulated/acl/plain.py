@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain memory of devices, where small requests share pages."""
+"""Plain device memory. Small requests share pages."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,12 +22,12 @@ _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
 _ATTRIBUTE_DEVICE: Final = 2
 _IGNORED_ATTRIBUTES: Final = frozenset({1, 3})
-"""The module that asks, and how the addresses are made."""
+"""The requesting module, and the type of the addresses."""
 
 
 @dataclass(slots=True, eq=False)
 class Slab:
-    """Pages from which small requests are served, one after the other."""
+    """Pages that serve small requests, one after the other."""
 
     pages: Pages
     region: Region
@@ -59,7 +59,7 @@ def _new_slab(process: AclProcess, index: int) -> Slab:
 
 def _malloc_small(process: AclProcess, index: int, nbytes: int) -> int:
     size = -(-nbytes // _SMALL_ALIGNMENT) * _SMALL_ALIGNMENT
-    # Whole pages begin with one, so that they can be exported by key.
+    # Requests of whole pages are page-aligned, so that they can be exported by key.
     unit = _SMALL_ALIGNMENT if nbytes % memory.PAGE_NBYTES else memory.PAGE_NBYTES
     for slab in process.slabs:
         first = -(-slab.taken_nbytes // unit) * unit
@@ -157,7 +157,7 @@ def _free_with_dev_sync(process: AclProcess, pointer: int) -> None:
 
 @entry("rt.get_mem_info", "i", 0, 0)
 def _get_mem_info(process: AclProcess, attribute: int) -> tuple[int, int]:
-    # Later ones describe physical memory only.
+    # Later numbers are for physical memory only.
     if not 0 <= attribute <= Attribute.HBM_MEM_P2P_HUGE1G:
         raise Refused(Code.RT_PARAM_INVALID, f"there is no memory of attribute {attribute}")
     index = process.visible[process.current().device]
@@ -172,7 +172,7 @@ def _malloc_with_cfg(process: AclProcess, size: int, policy: int, cfg: dict[str,
 
 
 def check_attributes(process: AclProcess, cfg: dict[str, Any]) -> None:
-    """Refuse what a configuration asks for and is not emulated; what says who asks is ignored."""
+    """Refuse attributes of a configuration that are not emulated; ignore the requesting module."""
     for one in cfg.get("attrs", ()):
         kind, value = one["attr"], one["value"]
         if kind == _ATTRIBUTE_DEVICE:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the vendor's library and driver know about one process."""
+"""The state of the vendor's library and driver for one process."""
 
 import itertools
 import sqlite3
@@ -30,7 +30,7 @@ _HANDLE_STEP: Final = 64
 
 
 class Again(Exception):  # noqa: N818 - no fault of anybody's
-    """A function waited before it did anything, and begins again: others may have called."""
+    """A function has waited and starts again, because other calls may have run."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,10 +43,10 @@ class Stream:
     priority: int = 0
     flags: int = 0
     failure_mode: int = 0
-    """0 if the stream goes on after a task that failed, 1 if it stops. No task fails here."""
+    """0 if the stream continues after a failed task, 1 if it stops. No task fails here."""
     queue: list[Work] = field(default_factory=list)
     subscriber: int | None = None
-    """The thread that calls functions of the program that are its work."""
+    """The thread that calls the program functions among its work."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,29 +56,29 @@ class Event:
     handle: int
     flags: int
     is_reusable: bool
-    """Whether it can be recorded again without being reset."""
+    """Whether it can be recorded again without a reset."""
     stream: Stream | None = None
-    """Where it was recorded, None before."""
+    """The stream in which it was recorded, None before."""
     record: Work | None = None
-    """The piece of work with which it is done."""
+    """The work that completes it."""
     time_ns: int | None = None
-    """When it was done."""
+    """The time of its completion."""
     waits: list[tuple[Stream, Work]] = field(default_factory=list)
-    """What waits for it."""
+    """The work that waits for it."""
     token: bytes | None = None
-    """What other processes know it by."""
+    """Its name for other processes."""
     is_foreign: bool = False
     """Whether another process made it."""
 
     @property
     def is_done(self) -> bool:
-        """Whether all the work is done that it was recorded behind."""
+        """Whether all work before its record is done."""
         return self.stream is None or self.record not in self.stream.queue
 
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """What a thread is in while it uses a device."""
+    """The context of a thread that uses a device."""
 
     handle: int
     device: int
@@ -97,23 +97,23 @@ class DeviceState:
 
 
 class AclProcess:
-    """State of the emulated library in this process. Guarded by its lock.
+    """The state of the emulated library in this process, guarded by its lock.
 
     Parameters
     ----------
     profile
         Edition of the rules.
     strict
-        Whether forbidden and undefined uses are recorded, and device addresses closed to the
-        host.
+        Whether forbidden and undefined uses are recorded, and device addresses are inaccessible to
+        the host.
     folder
-        Of the emulated host.
+        The folder of the emulated host.
     visible
         Host-wide index of each device, by its number in this process.
     capacity_nbytes
         Memory of each device in bytes.
     slow_streams
-        Whether streams do their work only when somebody waits for it.
+        Whether streams execute work only when a thread waits for it.
     """
 
     def __init__(
@@ -136,14 +136,14 @@ class AclProcess:
         self.journal = Journal(self.machine)
         self.faults = Faults(self.machine)
         self._forks = forks.generation()
-        # Memory of the library like any other: a forked child has it as its parent left it.
+        # The state is ordinary memory, so a forked child has the parent's state.
         self.initialized = False
         self.init_references = 0
         self._begin()
 
     @property
     def recent_error(self) -> str:
-        """Why a call of this thread failed last."""
+        """The reason of this thread's last failure."""
         text: str = getattr(self._errors, "text", "")
         return text
 
@@ -164,9 +164,9 @@ class AclProcess:
         self.physical: dict[int, Any] = {}
         """Handles of physical memory."""
         self.opened_keys: dict[str, Any] = {}
-        """What this process imported by key."""
+        """The imports by key of this process."""
         self.slabs: list[Any] = []
-        """Memory from which small requests are served."""
+        """Memory that serves small requests."""
         self.accesses: dict[int, set[int]] = {}
         """Devices that may use the memory mapped at an address, by host-wide index."""
         self.events: dict[int, Event] = {}
@@ -177,7 +177,7 @@ class AclProcess:
     # Calls ------------------------------------------------------------------------------------
 
     def bind(self, called: Entry) -> Callable[..., Any]:
-        """Return a function as a Python program calls it."""
+        """Return the Python function for programs."""
 
         def function(*arguments: Any) -> Any:
             outputs, code = self.answer(called, parse(called, arguments))
@@ -189,7 +189,7 @@ class AclProcess:
         return function
 
     def answer(self, called: Entry, values: list[Any]) -> tuple[tuple[Any, ...] | None, int]:
-        """Call a function: return its outputs, None where there are none to be had, and a code."""
+        """Call a function; return its outputs, None if there are none, and a code."""
         self.thread.fault = None
         try:
             with self._turn():
@@ -208,11 +208,11 @@ class AclProcess:
 
     @property
     def fault(self) -> CrossmemError | None:
-        """Why this thread's last call failed, if the emulation itself was the cause."""
+        """The cause of this thread's last failure, if the emulation itself failed."""
         return getattr(self.thread, "fault", None)
 
     def _turn(self) -> threading.RLock:
-        """Return the lock, renewed in a child that nothing keeps from using the device."""
+        """Return the lock; a new one in a child that may use the device."""
         if self._forks != forks.generation():
             if self.devices or self.contexts:
                 raise Refused(
@@ -242,9 +242,9 @@ class AclProcess:
         return refused.outputs, int(refused.code)
 
     def violate(self, call: str, rule: str, text: str) -> None:
-        """Record a use that the vendor forbids or leaves undefined, where the rules are strict."""
+        """Record a use that the vendor forbids or leaves undefined, if the emulation is strict."""
         if self.strict:
-            # A forked child may have no way to tell.
+            # A forked child may have lost the host.
             with suppress(HostLostError, sqlite3.OperationalError):
                 self.journal.record(call, rule, text)
 
@@ -272,7 +272,7 @@ class AclProcess:
         return self.visible[device]
 
     def check_opened(self, rule: str, driver_code: Code) -> None:
-        """Refuse where no device was ever set in this process."""
+        """Refuse if no device was ever set in this process."""
         if not self.contexts:
             code = Code.RT_CONTEXT_NULL if self.profile.is_documented else driver_code
             raise Refused(code, "no device was set in this process", rule)
@@ -301,7 +301,7 @@ class AclProcess:
         )
 
     def check_idle(self, call: str, start: int, nbytes: int) -> None:
-        """Note where memory is taken away from work that waits; the work is lost then."""
+        """Record that memory of pending work is released; the work is lost."""
         for work in self.queues.lose(start, nbytes):
             text = f"{nbytes} bytes at {start:#x} are taken from a running {work.call}"
             self.violate(call, "ACL-X1", text)

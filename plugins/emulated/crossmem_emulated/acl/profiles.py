@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which edition of ACL's rules is kept: an edition of the documents, or a generation of drivers.
+"""The editions of ACL's rules: an edition of the documents, or a generation of drivers.
 
-Where the documents and the drivers' sources differ, profiles that answer as ``documents`` refuse
-what the documents forbid, and those that answer as ``driver`` do what the sources do.
+The documents and the drivers' sources contradict each other in some points. Profiles with the
+answers of ``documents`` refuse what the documents forbid. Those with the answers of ``driver``
+follow the sources.
 """
 
 from dataclasses import dataclass, field, replace
@@ -35,32 +36,32 @@ _ATLAS: Final = _COMMON | {Attribute.MEM_HUGE1G, Attribute.HBM_MEM_HUGE1G}
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What one edition does where editions differ.
+    """The behaviour of one edition, in the points in which editions differ.
 
     Parameters
     ----------
     name
         Its name.
     answers
-        Whether the documents or the drivers' sources decide.
+        Whether it follows the documents or the drivers' sources.
     soc
-        What ``get_soc_name`` returns.
+        The result of ``get_soc_name``.
     generation
-        Of the driver's memory manager: 2 for A2 and A3, 3 for 950.
+        Generation of the driver's memory manager: 2 for A2 and A3, 3 for 950.
     vmm
         Whether physical memory and shareable handles exist.
     keys
         Whether IPC by key exists.
     attributes
-        Kinds of physical memory that can be allocated.
+        Types of physical memory that can be allocated.
     disables_validation
-        What the export flag 1 does: works, is refused as an invalid value, or is answered with
+        The effect of export flag 1: it works, is refused as an invalid value, or is answered with
         207000 after the handle was exported.
     newer
-        Whether the functions are there that came after CANN 8.0: the second edition of
-        shareable handles, access to mappings, handles and ranges of mapped addresses.
+        Whether it has the functions added after CANN 8.0: the second edition of shareable handles,
+        access to mappings, and handles and ranges of mapped addresses.
     retains
-        Whether the handle of a mapping can be had back.
+        Whether it can return the handle of a mapping.
     fabric
         Whether shareable handles for a fabric exist, as in super nodes.
     ipc_events
@@ -82,7 +83,7 @@ class Profile:
 
     @property
     def is_documented(self) -> bool:
-        """Whether the documents decide."""
+        """Whether it follows the documents."""
         return self.answers == "documents"
 
 
@@ -122,7 +123,7 @@ PROFILES: Final[dict[str, Profile]] = {
         ),
     )
 }
-"""Every profile by name."""
+"""Every profile, by name."""
 
 
 def profile_named(name: str) -> Profile:
@@ -131,7 +132,7 @@ def profile_named(name: str) -> Profile:
     Raises
     ------
     ConfigurationError
-        Where there is none of that name.
+        There is no profile with that name.
     """
     try:
         return PROFILES[name]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a process's memory on a device that it resets.
+"""The memory of a process on a device that the process resets.
 
-The documents say that the work of the default context is done first, and not what is left. Here,
-everything goes that the process has on the device: memory, imports, mappings, keys, contexts and
-streams, with the work of other contexts. Reserved addresses stay reserved. Handles and
-addresses of what went are unknown from then on, and using one is refused as any unknown one is.
+The documents say that a reset first finishes the work of the default context. They do not say what
+remains. Here, the process loses everything on the device: memory, imports, mappings, keys,
+contexts, and streams with the work of other contexts. Reserved addresses stay reserved. Handles and
+addresses of lost objects are unknown from then on, and their use is refused like that of any
+unknown one.
 """
 
 from crossmem_emulated.acl.addresses import Origin
@@ -26,7 +27,7 @@ def release_device(process: AclProcess, device: int) -> None:
     del process.devices[device]
     physical = [one for one in process.physical.values() if one.device == index]
     for one in physical:
-        # First of all, so that nobody imports what is being released.
+        # The first step, so that no process imports memory that is being released.
         one.forget_share(process)
         del process.physical[one.handle]
     pieces = [one for one in process.space.pieces.values() if _is_on(one, index, physical)]
@@ -62,7 +63,7 @@ def _is_on(piece: Piece, index: int, physical: list[object]) -> bool:
 
 
 def drop_keys(process: AclProcess, call: str, piece: Piece) -> None:
-    """Withdraw the keys by which memory is exported that goes before they were closed."""
+    """Withdraw open keys of memory that is being released."""
     if not piece.keys:
         return
     process.violate(call, "ACL-E26", f"{piece.start:#x} goes before its key is closed")

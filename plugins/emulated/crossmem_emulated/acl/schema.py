@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ACL's drivers know on the whole host: what is shared, and who may import it."""
+"""The state of ACL's drivers for the whole host: shared memory and whitelists."""
 
 from typing import Final
 
 __all__ = ["BARE_TGID_BASE", "SCHEMA"]
 
 BARE_TGID_BASE: Final = 1 << 22
-"""What a process's number outside of containers is more than inside: Linux has no larger pid."""
+"""The difference between a process's numbers outside and inside of containers. Linux has no larger
+pid."""
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS acl_share (

@@ -38,13 +38,13 @@ def _mem_export_to_shareable_handle(
 def export(
     process: AclProcess, handle: int, flags: int, describe: Callable[[Physical], _Value]
 ) -> _Value:
-    """Export physical memory, and return what describes it to importers."""
+    """Export physical memory, and return the value that describes it to importers."""
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
     if not handle:
         raise Refused(Code.INVALID_PARAM, "the handle is null")
     largest = 0 if process.profile.disables_validation == "no" else _DISABLE_PID_VALIDATION
     if flags > largest:
-        # Trying a flag of later editions is how a program finds out whether it is known.
+        # Programs try flags of later editions to find out whether they are known.
         rule = "ACL-E15" if flags > _DISABLE_PID_VALIDATION else None
         raise Refused(Code.RT_PARAM_INVALID, f"there are no flags {flags}", rule)
     physical = find_physical(process, handle)
@@ -76,7 +76,7 @@ def export(
 
 
 def pack(physical: Physical) -> int:
-    """Return the value that stands for exported memory."""
+    """Return the value that names exported memory."""
     # The first share of device 0 is 0, as on real devices: no value means "none".
     number = (physical.share or 1) - 1
     return (max(physical.device, 0) << _DEVICE_SHIFT) | number
@@ -131,7 +131,7 @@ def admit(process: AclProcess, share: int, pids: list[int]) -> None:
 
 
 def is_admitted(tables: sqlite3.Connection, table: str, column: str, number: int) -> bool:
-    """Whether this process is on a whitelist, and was running when it was put there."""
+    """Whether this process is on a whitelist, and was running when it was added."""
     row = tables.execute(
         f"SELECT since FROM {table} WHERE {column} = ? AND tgid = ?",  # noqa: S608 - our own names
         (number, os.getpid() + BARE_TGID_BASE),
@@ -140,7 +140,7 @@ def is_admitted(tables: sqlite3.Connection, table: str, column: str, number: int
 
 
 def check_peer(process: AclProcess, call: str, device: int, index: int) -> None:
-    """Note where memory of another device is imported without access to that device."""
+    """Record an import of another device's memory without access to that device."""
     home = process.ordinal_of(index)
     if index != HOST and process.visible[device] != index:
         state = process.devices.get(device)
@@ -156,7 +156,7 @@ def _mem_import_from_shareable_handle(process: AclProcess, share: int, device: i
 
 
 def import_share(process: AclProcess, share: int, device: int) -> int:
-    """Import memory for a device, and return its handle here."""
+    """Import memory for a device, and return its handle in this process."""
     process.current()
     target = process.check_device(device)
     with process.machine.transaction() as tables:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams, and waiting for what was given to them."""
+"""Streams, and waits for their work."""
 
 from typing import Final
 
@@ -14,11 +14,11 @@ _ALL_FLAGS: Final = 0x3F
 _LEAST_PRIORITY: Final = 7
 _STOP_ON_FAILURE: Final = 1
 _FAILURE_MODE: Final = 1
-"""The one attribute of a stream that is emulated."""
+"""The only emulated attribute of a stream."""
 
 
 def find_stream(process: AclProcess, handle: int) -> Stream:
-    """Return a stream; 0 is the default one of the current context."""
+    """Return a stream; 0 is the default stream of the current context."""
     if not handle:
         return process.current().stream
     stream = process.streams.get(handle)
@@ -28,7 +28,7 @@ def find_stream(process: AclProcess, handle: int) -> Stream:
 
 
 def check_timeout(timeout_ms: int) -> None:
-    """Refuse what is neither -1, for ever, nor a time."""
+    """Refuse a value that is neither -1 (no timeout) nor a valid timeout."""
     if timeout_ms < _FOREVER or not timeout_ms:
         raise Refused(Code.RT_PARAM_INVALID, f"{timeout_ms} is not a valid time to wait", "ACL-E40")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Physical memory, reserved addresses, and mapping the one at the other."""
+"""Physical memory, reserved addresses, and mappings."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -50,28 +50,28 @@ _EXPECTED_ADDRESSES: Final = range(16 << 40, 24 << 40)
 
 @dataclass(slots=True, eq=False)
 class Physical:
-    """A handle of physical memory: its own, or another process's.
+    """A handle of physical memory of this process or another one.
 
     Parameters
     ----------
     handle
-        What the program knows it by.
+        The handle that the program has.
     device
-        Host-wide index of the device for which it is, or ``HOST``.
+        Host-wide index of its device, or ``HOST``.
     attribute
-        Kind of memory.
+        Type of memory.
     pages
         The memory.
     origin
         Allocated or imported.
     references
-        How often it was allocated, imported and mapped, less what was given back.
+        Number of allocations, imports and mappings that were not released.
     mappings
-        How often it is mapped now.
+        Number of current mappings.
     share
-        Number of its shareable handle, None where it was not exported.
+        Number of its shareable handle, None if it was not exported.
     imported_share
-        Number of the shareable handle from which it came, None for memory of its own.
+        Number of the shareable handle from which it was imported, None for own memory.
     """
 
     handle: int
@@ -85,7 +85,7 @@ class Physical:
     imported_share: int | None = None
 
     def forget_share(self, process: AclProcess) -> None:
-        """Withdraw the shareable handle: it dies with the memory's last reference here."""
+        """Withdraw the shareable handle, which ends with the memory's last reference here."""
         if self.share is not None:
             with process.machine.transaction() as tables:
                 tables.execute("DELETE FROM acl_share WHERE number = ?", (self.share,))
@@ -93,20 +93,20 @@ class Physical:
 
 
 def check_vmm(process: AclProcess) -> None:
-    """Refuse on products without this family of functions."""
+    """Refuse products without this family of functions."""
     if not process.profile.vmm:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this product has no virtual memory management")
 
 
 def check_newer(process: AclProcess) -> None:
-    """Refuse where the edition is older than a function."""
+    """Refuse editions that are older than a function."""
     check_vmm(process)
     if not process.profile.newer:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "this edition does not have the function")
 
 
 def find_physical(process: AclProcess, handle: int) -> Physical:
-    """Return physical memory by its handle."""
+    """Return physical memory, by its handle."""
     if not handle:
         raise Refused(Code.INVALID_PARAM, "the handle is null")
     found: Physical | None = process.physical.get(handle)
@@ -146,7 +146,7 @@ def _check_properties(process: AclProcess, prop: dict[str, Any]) -> tuple[int, i
 
 
 def has_small_pages(index: int, attribute: int) -> bool:
-    """Whether physical memory has pages of 4 KiB, as only the host's can have."""
+    """Whether physical memory has pages of 4 KiB, which only host memory can have."""
     return index == HOST and attribute in _NORMAL
 
 
@@ -239,7 +239,7 @@ def _reserve_mem_address(
 
 
 def reserve(process: AclProcess, nbytes: int, expected: int) -> int:
-    """Reserve addresses for the program, where it expects them or anywhere."""
+    """Reserve addresses for the program, at the expected address or at any."""
     try:
         return process.space.reserve(nbytes, is_reservation=True, at=expected).start
     except memory.SystemCallError as error:
@@ -271,7 +271,7 @@ def _map_mem(
 def map_physical(
     process: AclProcess, extent: tuple[int, int], offset: int, handle: int, flags: int
 ) -> Physical:
-    """Map physical memory at an address and for a size; no device may use it yet."""
+    """Map physical memory at an address with a size. No device may use it yet."""
     check_vmm(process)
     pointer, size = extent
     process.check_opened("ACL-E1c", Code.RT_CONTEXT_NULL)
@@ -352,7 +352,7 @@ def _unmap_mem(process: AclProcess, pointer: int) -> None:
 
 
 def find_mapping(process: AclProcess, pointer: int) -> Piece:
-    """Return what is mapped from an address on, or refuse (ACL-E13)."""
+    """Return the mapping that begins at an address, or refuse (ACL-E13)."""
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")
     piece = process.space.pieces.get(pointer)

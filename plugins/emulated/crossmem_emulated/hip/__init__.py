@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AMD's HIP and NVIDIA's CUDA without hardware, shaped like the module ``cupy.cuda.runtime``.
+"""AMD's HIP and NVIDIA's CUDA without hardware: the interface of ``cupy.cuda.runtime``.
 
-Rules, result codes and lifetimes are those that the vendors document or their sources show,
-across all processes of an emulated host. docs/reference/hip-rules.md lists the rules, and where
-each is tested.
+Rules, result codes and lifetimes follow the vendors' documents or sources, across all processes of
+an emulated host. docs/reference/hip-rules.md lists the rules and their tests.
 """
 
 import os
@@ -57,7 +56,7 @@ __all__ = [
     "Violation",
 ]
 
-# Importing them registers their functions.
+# The imports register the functions.
 _FAMILIES = (
     attributes,
     blocks,
@@ -85,44 +84,43 @@ _FAMILIES = (
 class Runtime:
     """An emulation of ``cupy.cuda.runtime`` for this process.
 
-    Functions take what CuPy's take, and raise what those raise. All objects and processes that
-    are given the same folder are on one host: they see the same devices, and each other's
-    handles.
+    Functions have the arguments and exceptions of CuPy's. Objects and processes with the same
+    folder are on one host: they see the same devices, and each other's handles.
 
-    Beside CuPy's there are some of the vendors' own: ``memGetAddressRange(ptr)``, which returns
-    base and size, ``pointerGetAttribute(attribute, ptr)``, ``hostGetDevicePointer(ptr, flags)``,
-    ``deviceReset()``, the drivers' ``ctxCreate`` and what belongs to it, virtual memory, with
-    ``memCreate``, ``memAddressReserve``, ``memMap`` and so on, and more that C programs call. Each
-    entry's signature says what it takes: every field of the vendors' structs is an argument of
-    its own.
+    There are also functions that CuPy lacks: ``memGetAddressRange(ptr)``, which returns base and
+    size, ``pointerGetAttribute(attribute, ptr)``, ``hostGetDevicePointer(ptr, flags)``,
+    ``deviceReset()``, the drivers' ``ctxCreate`` and related functions, virtual memory with
+    ``memCreate``, ``memAddressReserve``, ``memMap`` and so on, and further functions of C programs.
+    Each entry's signature lists its arguments: every field of the vendors' structs is a separate
+    argument.
 
     Parameters
     ----------
     profile
         Edition of the rules, one of ``PROFILES``.
     strict
-        Whether uses that the vendor forbids or leaves undefined are recorded, and device
-        addresses closed to the host.
+        Whether the emulation records forbidden and undefined uses, and denies the host access to
+        device addresses.
     options
-        Folder and devices; None for what the environment says.
+        Folder and devices; None: those of the environment.
     has_old_numbers
-        Whether the caller was compiled with headers of ROCm 5, whatever the edition.
+        Whether the caller was compiled with headers of ROCm 5, independent of the edition.
 
     Attributes
     ----------
     is_hip
-        Whether it is AMD's.
+        Whether it emulates AMD's runtime.
     CUDARuntimeError
-        What functions raise; its ``status`` is the vendor's code.
+        The exception class of functions; its ``status`` is the vendor's code.
     faults
-        Calls that are to fail: ``faults.add("ipcOpenMemHandle", 17)``.
+        Injected faults: ``faults.add("ipcOpenMemHandle", 17)``.
     machine
         The emulated host.
 
     Raises
     ------
     ConfigurationError
-        Where there is no such profile, or the host's folder cannot be used.
+        There is no such profile, or the host's folder cannot be used.
     """
 
     MemPoolProps = MemPoolProps
@@ -161,7 +159,7 @@ class Runtime:
             vars(self)[name] = self._bind(called)
 
     def _bind(self, called: Entry) -> Callable[..., Any]:
-        """Return a function as the program calls it."""
+        """Return the Python function for programs."""
 
         def function(*arguments: Any, **named: Any) -> Any:
             values = parse(called, arguments, named)
@@ -180,7 +178,7 @@ class Runtime:
         return function
 
     def __getattr__(self, name: str) -> Any:
-        # Only what does not exist comes here. The type checker knows none of the functions.
+        # Python calls this for missing names only. The type checker does not know the functions.
         raise AttributeError(f"the emulation of cupy.cuda.runtime has no {name!r}")
 
     @override
@@ -214,13 +212,13 @@ class Runtime:
         return not self._process.profile.is_before_6
 
     def check_status(self, status: int) -> None:
-        """Raise where a call failed, and forget the failure as CuPy does."""
+        """Raise if a call failed, and forget the failure as CuPy does."""
         if status:
             self._process.last_error(is_cleared=True)
             raise self.CUDARuntimeError(status)
 
     def call(self, name: str, *arguments: Any, **named: Any) -> tuple[int, Any]:
-        """Call a function as C does: return code and result; a failure is remembered."""
+        """Call a function as C does; return code and result. A failure is remembered."""
         called = ENTRIES[name]
         status, value = self._process.call(called, parse(called, arguments, named))
         if status:
@@ -232,7 +230,7 @@ class Runtime:
         return self._process.fault
 
     def refuse(self, name: str, status: int) -> int:
-        """Answer a call from C with a code, after what every call checks first."""
+        """Return a code to a C caller, after the checks of every call."""
         return self._process.refuse(name, status)
 
     def getLastError(self) -> int:  # noqa: N802 - the vendor's name
@@ -244,5 +242,5 @@ class Runtime:
         return self._process.last_error(is_cleared=False)
 
     def extGetLastError(self) -> int:  # noqa: N802
-        """Return the code of this thread's last call, which may be 0, and forget that."""
+        """Return the code of this thread's last call, possibly 0, and forget it."""
         return self._process.last_status()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an address belongs to.
+"""The attributes of addresses.
 
-CuPy shows only ``pointerGetAttributes``. The others are functions of the vendors' libraries that
-programs need beside it.
+CuPy has only ``pointerGetAttributes``. The others are functions of the vendors' libraries that
+programs also need.
 """
 
 from enum import IntEnum
@@ -19,7 +19,7 @@ __all__ = ["PointerAttributes"]
 
 
 class Attribute(IntEnum):
-    """What can be asked about an address; the numbers are the same in HIP and CUDA."""
+    """The attributes of an address. The numbers are the same in HIP and CUDA."""
 
     MEMORY_TYPE = 2
     SYNC_MEMOPS = 6
@@ -45,11 +45,11 @@ _BEFORE_6: Final = {
     MemoryType.DEVICE: 1,
     MemoryType.MANAGED: 4,
 }
-"""Numbers of ROCm 5, which has none for what is unknown."""
+"""Numbers of ROCm 5, which has none for unknown memory."""
 
 
 def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
-    """Return what an address is in; of shared pages, only the part that was allocated."""
+    """Return the memory that contains an address; of shared pages, only the allocated part."""
     for piece in process.space.overlapping(pointer, 1):
         if piece.origin is not Origin.IPC:
             return piece
@@ -61,7 +61,7 @@ def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
 
 def _range_of(owner: Piece | HostBlock) -> tuple[int, int]:
     if isinstance(owner, Piece) and owner.origin is Origin.VIRTUAL:
-        # What was reserved, whatever is mapped there: so NVIDIA's was seen to answer.
+        # The whole reservation, whatever is mapped there: NVIDIA's library was observed to do this.
         return owner.region.start, owner.region.nbytes
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         return owner.source.pointer, owner.source.nbytes
@@ -73,7 +73,7 @@ def _type_of(owner: Piece | HostBlock) -> MemoryType:
 
 
 def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
-    """Return the device of memory, by its number here; -1 where that is not visible."""
+    """Return the device of memory, by its number here; -1 if it is not visible."""
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         device: int = owner.source.device
         return device
@@ -113,7 +113,7 @@ def _pointer_get_attribute(process: HipProcess, attribute: int, pointer: int) ->
     if attribute == Attribute.MEMORY_TYPE and process.profile.is_hip:
         return _number_of(process, kind)
     return {
-        # CUDA knows no other kind here.
+        # CUDA has no other type here.
         Attribute.MEMORY_TYPE: min(kind, MemoryType.DEVICE),
         Attribute.SYNC_MEMOPS: int(owner.is_synchronous),
         Attribute.BUFFER_ID: owner.number,
@@ -142,10 +142,10 @@ def _pointer_set_attribute(process: HipProcess, value: int, attribute: int, poin
 
 
 class PointerAttributes:
-    """What an address belongs to, shaped as CuPy's class of this name.
+    """The attributes of an address, in the form of CuPy's class with this name.
 
-    Beside what CuPy's has, there are the ``number`` that the vendor itself gives the kind of
-    memory, and the flags with which the host's was made or pinned.
+    In addition it has the vendor's own ``number`` of the memory type, and the flags with which host
+    memory was allocated or pinned.
     """
 
     __slots__ = ("allocationFlags", "device", "devicePointer", "hostPointer", "number", "type")
@@ -160,14 +160,14 @@ class PointerAttributes:
 
 
 def _number_of(process: HipProcess, kind: MemoryType) -> int:
-    """Return the vendor's number of a kind of memory."""
+    """Return the vendor's number of a memory type."""
     return _BEFORE_6[kind] if process.profile.has_old_numbers else int(kind)
 
 
 def _described(
     process: HipProcess, kind: MemoryType, device: int, pointer: int, host: int
 ) -> PointerAttributes:
-    # CuPy still translates for ROCm as before ROCm 6, whose numbers became CUDA's.
+    # For ROCm, CuPy still translates the numbers from before ROCm 6; they became CUDA's since.
     is_shifted = process.profile.is_hip and not process.profile.has_old_numbers
     shown = kind + (is_shifted and kind < MemoryType.DEVICE)
     found = PointerAttributes(device, pointer, host, shown)
@@ -180,7 +180,7 @@ def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttribu
     owner = _owner_of(process, pointer)
     if owner is None:
         # AMD's documents refuse all of these, but no release since ROCm 6 does. CuPy relies on the
-        # answer: it asks about each array of the host before it copies it.
+        # result: it queries each host array before it copies the array.
         if process.profile.is_before_6 or (process.profile.refuses_null and not pointer):
             raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
         return _described(process, MemoryType.UNREGISTERED, -2, 0, 0)

@@ -31,16 +31,16 @@ __all__ = [
 _LARGEST_SMALL_NBYTES: Final = 1 << 20
 _SMALL_ALIGNMENT: Final = 512
 _DEVICE_FLAGS: Final = {True: range(3), False: range(5)}
-"""Kinds of memory that AMD's devices have, before ROCm 6 and since."""
+"""Types of memory of AMD's devices, before ROCm 6 and since."""
 _SIGNAL: Final = 2
 _SIGNAL_NBYTES: Final = 8
 _COHERENCE: Final = 0x4000_0000 | 0x8000_0000 | 0x1000_0000
-"""What AMD's pinned memory is: coherent, not coherent, or uncached; one of them at most."""
+"""Coherence of AMD's pinned memory: coherent, not coherent, or uncached; at most one of them."""
 
 
 @dataclass(slots=True, eq=False)
 class Slab:
-    """Pages from which small requests are served, one after the other."""
+    """Pages that serve small requests, one after the other."""
 
     pages: Pages
     region: Region
@@ -50,24 +50,24 @@ class Slab:
 
 @dataclass(slots=True, eq=False)
 class HostBlock:
-    """Memory that the host can use: pinned, or managed where it has a device."""
+    """Memory that the host can use: pinned, or managed if it has a device."""
 
     start: int
     nbytes: int
     device: int
-    """Which was current, by its number in this process."""
+    """The current device at its allocation, by its number in this process."""
     buffer: Any = None
     pages: Pages | None = None
     flags: int = 0
     is_registered: bool = False
-    """Whether the program allocated it, and only had it pinned."""
+    """Whether the program allocated it, and only pinned it here."""
     is_synchronous: bool = False
     number: int = field(default_factory=numbers)
-    """No other memory of this process has it, or had it."""
+    """A number that no other memory of this process ever has."""
 
     @property
     def kind(self) -> MemoryType:
-        """What kind of memory it is."""
+        """The type of the memory."""
         return MemoryType.HOST if self.pages is None else MemoryType.MANAGED
 
 
@@ -122,7 +122,7 @@ def _malloc_small(process: HipProcess, index: int, nbytes: int) -> int:
 def _attach(
     process: HipProcess, pages: Pages, nbytes: int, origin: Origin, source: Pool | None = None
 ) -> int:
-    """Give pages an address, or give them back."""
+    """Give pages an address. If that fails, release them."""
     try:
         region = process.space.reserve(pages.nbytes, is_reservation=False)
     except memory.SystemCallError:
@@ -133,7 +133,7 @@ def _attach(
 
 
 def malloc_from(process: HipProcess, pool: Pool, nbytes: int) -> int:
-    """Return memory of a pool."""
+    """Return memory from a pool."""
     index, size = process.setup.visible[pool.device], -(-nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
     for pages in pool.kept:
         if pages.nbytes == size:
@@ -143,7 +143,7 @@ def malloc_from(process: HipProcess, pool: Pool, nbytes: int) -> int:
         try:
             pages = _allocate_pages(process, index, nbytes)
         except Refused:
-            # What it keeps may be what lacks.
+            # The memory that the pool keeps may be the memory that is missing.
             pool.trim(process.store, 0)
             pages = _allocate_pages(process, index, nbytes)
     pointer = _attach(process, pages, nbytes, Origin.POOL, pool)
@@ -188,7 +188,7 @@ def _free(process: HipProcess, pointer: int) -> None:
         check_from_pool(piece.source)
         finish_device(process, piece.source.device)
         if process.space.pieces.get(pointer) is not piece:
-            # A stream was to free it, too, and just did.
+            # A stream was about to free it too, and has just done so.
             raise Again
         close_once(process, "free", piece.source)
         return
@@ -203,7 +203,7 @@ def _free(process: HipProcess, pointer: int) -> None:
 
 
 def free_piece(process: HipProcess, call: str, piece: Piece) -> None:
-    """Give an allocation back."""
+    """Free an allocation."""
     was_exported = withdraw(process, call, piece)
     check_idle(process, call, piece.start, piece.nbytes)
     process.space.detach(piece)
@@ -233,7 +233,7 @@ def _mem_get_info(process: HipProcess) -> tuple[int, int]:
 
 
 def find_host_block(process: HipProcess, pointer: int) -> HostBlock | None:
-    """Return the pinned or managed memory that an address is in."""
+    """Return the pinned or managed memory that contains an address."""
     for start, block in process.host_blocks.items():
         if start <= pointer < start + block.nbytes:
             return block  # type: ignore[no-any-return]
@@ -271,7 +271,7 @@ def _free_host(process: HipProcess, pointer: int) -> None:
 
 
 def release_host(process: HipProcess, block: HostBlock) -> None:
-    """Give memory back that the host can use, or no longer have it pinned."""
+    """Free host memory, or unpin it."""
     for device in range(len(process.setup.visible)):
         finish_device(process, device)
     del process.host_blocks[block.start]

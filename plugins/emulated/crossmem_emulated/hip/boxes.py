@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planes that lie behind each other: copies and fills of boxes of them."""
+"""Copies and fills of boxes: consecutive planes."""
 
 import ctypes
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class _Extent(ctypes.Structure):
 
 
 class _Parms(ctypes.Structure):
-    """What a copy is given, in HIP and in CUDA: an address is all that CuPy passes on."""
+    """The parameters of a copy, in HIP and in CUDA. CuPy passes only their address."""
 
     _fields_ = (
         ("srcArray", ctypes.c_size_t),
@@ -54,7 +54,7 @@ class _Parms(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """Memory in which a box lies: as large as its planes say."""
+    """The memory around a box, with the size of its planes."""
 
     pointer: int
     pitch: int
@@ -62,7 +62,7 @@ class _Space:
     height: int
 
     def check(self, x: int, width: int) -> None:
-        """Refuse rows that overlap, or that are longer than they lie apart."""
+        """Refuse rows that overlap, or that are longer than their distance."""
         if not self.pointer:
             raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
         if self.pitch < self.width:
@@ -73,7 +73,7 @@ class _Space:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def plane(self, start: tuple[int, int, int], extent: tuple[int, int, int]) -> Plane:
-        """Return a box of it as the rows that it has; 0 stands for what has no gaps."""
+        """Return a box of it as rows. A size of 0 means no gaps."""
         (x, y, z), (width, height, depth) = start, extent
         pitch, rows = self.pitch or x + width, self.height or y + height
         if y + height > rows:
@@ -84,7 +84,7 @@ class _Space:
 
 
 def _copy(process: HipProcess, call: str, stream: Stream, place: int) -> tuple[Work, bool] | None:
-    """Return a copy, checked, and whether the host waits for it; None where there is nothing."""
+    """Return a checked copy, and whether the host waits for it; None if it is empty."""
     if not place:
         raise Refused(Status.INVALID_VALUE, "there are no parameters", "HIP-X4")
     parms = _Parms.from_address(place)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of the program that run as work of a stream, and what a stream says of itself."""
+"""Program functions as work of a stream, and queries of streams."""
 
 from collections.abc import Callable
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calling conventions of ``cupy.cuda.runtime``: what a compiled module makes of arguments.
+"""Calling conventions of ``cupy.cuda.runtime``: the argument conversion of a compiled module.
 
-A function of the emulation is written as Python would have it: it returns its result and raises
-:class:`Refused`. It is registered under the signature that CuPy's own docstring has, which says
-what arguments there are and which type each has in C.
+A function of the emulation has Python conventions: it returns its result and raises
+:class:`Refused`. It is registered under the signature in CuPy's own docstring, which has the
+arguments and their C types.
 """
 
 import re
@@ -20,7 +20,7 @@ _SIGNATURE: Final = re.compile(r"(\w+)\((.*)\)(?: -> .+)?")
 _PARAMETER: Final = re.compile(r"(?:(.+) )?(\w+?)(?:=(\w+))?")
 _PREFIX: Final = "cupy_backends.cuda.api.runtime."
 
-# C type: whether it is signed, its bits, and how Cython calls what is too large.
+# C type: whether it is signed, its bits, and Cython's text for a value that is too large.
 _INTEGERS: Final[Mapping[str, tuple[bool, int, str]]] = {
     "intptr_t": (True, 64, "Python int too large to convert to C ssize_t"),
     "size_t": (False, 64, "Python int too large to convert to C unsigned long"),
@@ -36,17 +36,17 @@ _LONG_BITS: Final = 64
 
 
 class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the emulation
-    """A function answers with an error code.
+    """A function returns an error code.
 
     Parameters
     ----------
     status
-        What it answers.
+        The error code.
     text
-        Why, for the record.
+        The reason, for the record.
     rule
-        Id of the rule that forbids the use, such as ``"HIP-E6"``; it is then a violation. None
-        where a lawful program can get this answer too.
+        Id of the broken rule, such as ``"HIP-E6"``; the use is then a violation. None if a lawful
+        program can get this code too.
     """
 
     def __init__(self, status: int, text: str, rule: str | None = None) -> None:
@@ -63,11 +63,11 @@ class Parameter:
     Parameters
     ----------
     name
-        Its name, by which it can be given too.
+        Its name, for keyword arguments.
     kind
-        Its type in C, empty where any object is taken.
+        Its C type, empty if any object is accepted.
     default
-        What it is where it is not given, None where it has to be.
+        Its default, None if it is required.
     """
 
     name: str
@@ -86,17 +86,17 @@ class Entry:
     signature
         First line of CuPy's docstring.
     parameters
-        What it takes.
+        Its parameters.
     function
-        What does the work; its first argument is the process's state.
+        The implementation; its first argument is the process's state.
     needs_device
-        Whether it answers with an error where there is no device, and marks the library as used.
+        Whether it fails without a device, and marks the library as used.
     is_checked
-        Whether a failure is raised; its code is returned otherwise.
+        Whether a failure is raised; otherwise its code is returned.
     hip_lacks
-        What CuPy says where it is a ROCm build, before it calls anything; empty where it works.
+        CuPy's text in a ROCm build, before any call; empty if the function works there.
     hip_answers
-        What CuPy answers in a ROCm build in place of the vendor, which it does not ask.
+        CuPy's own result in a ROCm build, without a call of the vendor.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Entry:
 
 
 ENTRIES: Final[dict[str, Entry]] = {}
-"""Every function by name."""
+"""Every function, by name."""
 
 
 def _parameters(text: str) -> tuple[Parameter, ...]:
@@ -156,18 +156,18 @@ def entry(
 
 
 def parse(called: Entry, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-    """Convert arguments as Cython does, and with its messages.
+    """Convert arguments as Cython does, with its messages.
 
     Raises
     ------
     TypeError
-        Where there are too few or too many, or one is of the wrong type.
+        There are too few or too many arguments, or one has the wrong type.
     OverflowError
-        Where a number does not fit its type in C.
+        A number does not fit its C type.
     IndexError
-        Where a handle is shorter or longer than handles are.
+        A handle has the wrong length.
     AttributeError
-        Where a text is None.
+        A string argument is None.
     """
     given = _bind(called, arguments, named)
     pairs = list(zip(called.parameters, given, strict=True))
@@ -210,8 +210,8 @@ def _number(kind: str, value: Any) -> Any:
     if kind not in _INTEGERS:
         return value
     is_signed, bits, too_large = _INTEGERS[kind]
-    # Not __index__: the wheel's Cython asks for __int__, and takes a float for that reason. As an
-    # address it takes nothing but an int, and so not numpy's integers either.
+    # Not __index__: the wheel's Cython calls __int__, and so accepts a float. For an address it
+    # accepts only int, and so no NumPy integers.
     if not isinstance(value, int):
         if kind == "intptr_t" or not hasattr(value, "__int__"):
             raise TypeError("an integer is required")
@@ -236,7 +236,7 @@ def _check_object(parameter: Parameter, value: Any) -> None:
             f"(expected {parameter.kind}, got {type(value).__name__})"
         )
     if value is None:
-        # Cython lets None pass; what is done with it then fails.
+        # Cython accepts None, and its later use fails.
         if wanted is str:
             raise AttributeError("'NoneType' object has no attribute 'encode'")
         raise TypeError("'NoneType' object is not iterable")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures of a stream's work, which breaks them where it would wait for it."""
+"""Captures of a stream's work. A wait for captured work breaks the capture."""
 
 import threading
 from typing import Final
@@ -45,7 +45,7 @@ def _stream_end_capture(process: HipProcess, handle: int) -> int:
 def _stream_is_capturing(process: HipProcess, handle: int) -> bool:
     capture = _capture_of(process, handle)
     if capture is not None and capture.is_broken:
-        # CuPy's own words.
+        # CuPy's own text.
         raise RuntimeError(
             "the stream was capturing, but an error has invalidated the capture sequence"
         )
@@ -55,14 +55,14 @@ def _stream_is_capturing(process: HipProcess, handle: int) -> bool:
 def _capture_of(process: HipProcess, handle: int) -> Capture | None:
     stream = find_stream(process, handle)
     if stream.is_legacy and is_capture_in_way(process, stream.device):
-        # No breach, and no capture is lost by asking.
+        # The query is no breach, and loses no capture.
         raise Refused(Status.CAPTURE_IMPLICIT, "a stream that it would wait for is captured")
     return stream.capture
 
 
 @entry("streamGetCaptureInfo(intptr_t stream)")
 def _stream_get_capture_info(process: HipProcess, handle: int) -> tuple[int, int, int]:
-    """Return status, number and graph of a capture; the last two only where it goes on."""
+    """Return status, number and graph of a capture; the last two only if it is active."""
     capture = _capture_of(process, handle)
     if capture is None:
         return _NONE, 0, 0
@@ -80,7 +80,7 @@ def _graph_destroy(process: HipProcess, graph: int) -> None:
 
 @entry("threadExchangeStreamCaptureMode(int mode) -> int")
 def _thread_exchange_stream_capture_mode(process: HipProcess, mode: int) -> int:
-    """Choose what captures forbid to this thread, and return what it had chosen before."""
+    """Choose which calls captures forbid to this thread, and return the previous choice."""
     if mode not in CAPTURE_MODES:
         raise Refused(Status.INVALID_VALUE, f"there is no mode {mode}", "HIP-X6")
     before: int = getattr(process.thread, "capture_mode", 0)

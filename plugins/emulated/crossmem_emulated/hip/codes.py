@@ -23,11 +23,11 @@ __all__ = [
 
 HANDLE_NBYTES: Final = 64
 LARGEST_NBYTES: Final = 1 << 46
-"""More than any process has addresses for."""
+"""More than the addresses of any process."""
 
 
 class Status(IntEnum):
-    """What a function answers; the numbers are the same in HIP and CUDA."""
+    """The result codes of functions. The numbers are the same in HIP and CUDA."""
 
     SUCCESS = 0
     INVALID_VALUE = 1
@@ -67,11 +67,11 @@ class Kind(IntEnum):
     DEVICE_TO_DEVICE = 3
     DEFAULT = 4
     DEVICE_TO_DEVICE_NO_CU = 1024
-    """AMD's, since ROCm 6."""
+    """AMD's only, since ROCm 6."""
 
 
 class MemoryType(IntEnum):
-    """What an address belongs to."""
+    """The type of the memory at an address."""
 
     UNREGISTERED = 0
     HOST = 1
@@ -146,12 +146,12 @@ _CUDA: Final[Mapping[int, tuple[str, str]]] = {
 
 
 class CUDARuntimeError(RuntimeError):
-    """A function of a CUDA build failed; named and shaped as CuPy's.
+    """A function of a CUDA build failed; with the name and interface of CuPy's.
 
     Parameters
     ----------
     status
-        What the vendor's function answered.
+        The result of the vendor's function.
     """
 
     _texts: ClassVar[Mapping[int, tuple[str, str]]] = _CUDA
@@ -167,7 +167,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 class HipBuildRuntimeError(CUDARuntimeError):
-    """A function of a ROCm build failed. CuPy calls this class too ``CUDARuntimeError``."""
+    """A function of a ROCm build failed. CuPy calls this class ``CUDARuntimeError`` too."""
 
     _texts = ERRORS
     _other = ("hipErrorUnknown", "unknown error")
@@ -185,7 +185,7 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "cudaDevAttrUnifiedAddressing": 41,
     "cudaDevAttrWarpSize": 10,
     "cudaInvalidDeviceId": -2,
-    # In ROCm 5 the flag is 0, but CuPy knows only this number.
+    # In ROCm 5 the flag is 0, but CuPy has only this number.
     "cudaIpcMemLazyEnablePeerAccess": 1,
     "cudaMemAttachGlobal": 1,
     "cudaMemAttachHost": 2,
@@ -220,7 +220,7 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "streamNonBlocking": 1,
     "streamPerThread": 2,
 }
-"""Those that the module ``cupy.cuda.runtime`` has, as it has them."""
+"""The constants of the module ``cupy.cuda.runtime``, with its values."""
 
 _ATTRIBUTES_OF_ROCM: Final[Mapping[str, int]] = {
     "cudaDevAttrIntegrated": 25,
@@ -230,11 +230,11 @@ _ATTRIBUTES_OF_ROCM: Final[Mapping[str, int]] = {
     "cudaDevAttrPciDeviceId": 22,
     "cudaDevAttrWarpSize": 9,
 }
-"""Numbers of attributes in a CuPy that is built for ROCm, which has no others of them."""
+"""Numbers of attributes in a CuPy for ROCm, which has no others."""
 
 
 def constants_of(*, is_hip: bool) -> dict[str, int]:
-    """Return the constants that CuPy's module has."""
+    """Return the constants of CuPy's module."""
     if not is_hip:
         return dict(CONSTANTS)
     common = {name: one for name, one in CONSTANTS.items() if "DevAttr" not in name}

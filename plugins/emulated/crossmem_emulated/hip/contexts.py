@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts, which are the drivers' and not of CuPy's runtime module, and the reset of a device."""
+"""Contexts, which the drivers have and CuPy's runtime lacks, and the reset of a device."""
 
 from crossmem_emulated.hip.blocks import HostBlock, free_piece, release_host
 from crossmem_emulated.hip.calls import Refused, entry
@@ -23,7 +23,7 @@ def _find(process: HipProcess, handle: int) -> Context:
 
 
 def _choose(process: HipProcess, context: Context) -> None:
-    """Make a context's device the one that stays, where nothing goes back to another."""
+    """Make a context's device the current one of the thread, in editions without a switch back."""
     if not process.profile.has_contexts:
         process.thread.context = context.handle
 
@@ -36,7 +36,7 @@ def _ctx_create(process: HipProcess, _flags: int, device: int) -> int:
     if process.profile.has_contexts:
         context = process.new_context(device, is_primary=False)
     else:
-        # A context is the device, and making one does not choose it.
+        # A context is the device itself, and its creation does not select it.
         context = process.primary_of(device)
     process.stack().append(context.handle)
     return context.handle
@@ -50,7 +50,7 @@ def _ctx_get_current(process: HipProcess) -> int:
 @entry("ctxSetCurrent(intptr_t context)")
 def _ctx_set_current(process: HipProcess, handle: int) -> None:
     context = _find(process, handle) if handle else None
-    # It takes the place of what is on top.
+    # It replaces the top of the stack.
     del process.stack()[-1:]
     if context is not None:
         process.stack().append(handle)
@@ -122,7 +122,7 @@ def _device_primary_ctx_reset(process: HipProcess, device: int) -> None:
         check_safe(process)
         process.check_device(device)
         _reset(process, "devicePrimaryCtxReset", device)
-    # What runtimes do is nothing, whatever the device.
+    # The runtimes do nothing, whatever the device.
 
 
 @entry("deviceReset()")
@@ -132,7 +132,7 @@ def _device_reset(process: HipProcess) -> None:
 
 
 def _reset(process: HipProcess, call: str, device: int) -> None:
-    """Give back all that this process has of a device, as an exit would."""
+    """Release all memory of this process on a device, as an exit would."""
     finish_device(process, device)
     index = process.setup.visible[device]
     for opened in list(process.imports):
@@ -154,10 +154,10 @@ def _reset(process: HipProcess, call: str, device: int) -> None:
 
 
 def _is_reset(process: HipProcess, block: HostBlock, device: int) -> bool:
-    """Whether memory that the host can use goes with a device.
+    """Whether host memory is released with a device.
 
-    Documents say that what was allocated there goes. AMD's runtime forgets it where there is one
-    device, and otherwise takes it for memory of all of them.
+    The documents say that memory allocated on the device is released. AMD's runtime forgets it if
+    there is only one device, and otherwise treats it as memory of all devices.
     """
     if process.profile.is_documented:
         return block.device == device

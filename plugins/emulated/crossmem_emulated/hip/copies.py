@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies: which are possible, in which direction, and when they are done."""
+"""Copies: their conditions, their direction, and their completion."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 Parts = Sequence[tuple[int, int]]
-"""Where the emulation reaches bytes, and how many there are each."""
+"""The emulation's own addresses of bytes, and the size of each part."""
 
 
 _SIDES: Final = {
@@ -60,11 +60,11 @@ class Side:
     pointer
         First address.
     is_device
-        Whether it is on a device, None where it is both there and on the host.
+        Whether it is on a device, None if it is on both the device and the host.
     parts
         Its bytes.
     is_synchronous
-        Whether the host waits even where it has no part in the copy.
+        Whether the host waits even if no end of the copy is on the host.
     """
 
     pointer: int
@@ -79,18 +79,18 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
         block = find_host_block(process, pointer)
         if block is not None and pointer + nbytes > block.start + block.nbytes:
             raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes are too many", "HIP-X4")
-        # What a device had here may be gone, and the host would end where it was touched.
+        # A device's memory here may have been freed, and the host's access would then fault.
         if block is None and not memory.is_mapped(pointer, nbytes):
             text = f"{nbytes} bytes at {pointer:#x} are in no allocation, or in one that was freed"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
-        # What is pinned or managed has an address for devices, which is the same one.
+        # Pinned and managed memory has the same address for devices.
         return Side(pointer, False if block is None else None, ((pointer, nbytes),))
     spans = list(process.space.spans(pointer, nbytes))
     if sum(size for _, _, size in spans) != nbytes:
         raise Refused(
             Status.INVALID_VALUE, f"{nbytes} bytes at {pointer:#x} are not all mapped", "HIP-X4"
         )
-    # What was allocated next to it is other memory. Mappings that lie together are used as one.
+    # A neighbouring allocation is other memory. Consecutive mappings count as one.
     if len(spans) > 1 and any(piece.origin is not Origin.VIRTUAL for piece, _, _ in spans):
         text = f"{nbytes} bytes at {pointer:#x} are of several allocations"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
@@ -105,21 +105,21 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
 
 
 def _is_pageable(process: HipProcess, pointer: int) -> bool:
-    """Whether an address is in memory of the host that is not pinned."""
+    """Whether an address is in host memory that is not pinned."""
     return process.space.region_of(pointer) is None and find_host_block(process, pointer) is None
 
 
 def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, int]) -> None:
-    """Have a copy done that was given to a stream, where an end is memory that is not pinned.
+    """Finish a stream's copy if one end is memory that is not pinned.
 
-    It is the caller's again, though a function of the program be in the stream.
+    The caller may use the memory again, even if a program function is in the stream.
     """
     if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
         finish(process, [stream], work.sequence)
 
 
 def _check_peers(process: HipProcess, opened: Import) -> None:
-    """Refuse where a device has no access to the memory of another that was opened for it."""
+    """Refuse if a device has no access to another device's memory that was opened for it."""
     index, context = opened.pages.device, opened.context
     home = process.ordinal_of(index)
     is_far = home is not None and process.setup.visible[context.device] != index
@@ -129,7 +129,7 @@ def _check_peers(process: HipProcess, opened: Import) -> None:
 
 
 def _check_virtual_access(piece: Piece, device: int, access: int) -> None:
-    """Refuse where a device was not given the access that it needs to what is mapped."""
+    """Refuse if a device does not have the necessary access to a mapping."""
     found = access_of(piece, device)
     if found & access != access:
         text = f"device {device} has access {found} at {piece.start:#x}, and needs {access}"
@@ -137,7 +137,7 @@ def _check_virtual_access(piece: Piece, device: int, access: int) -> None:
 
 
 def check_kind(process: HipProcess, kind: int) -> None:
-    """Refuse a kind of copy that there is not."""
+    """Refuse an invalid kind of copy."""
     profile = process.profile
     is_new = kind == Kind.DEVICE_TO_DEVICE_NO_CU
     if kind not in set(Kind) or (is_new and (not profile.is_hip or profile.is_before_6)):
@@ -145,7 +145,7 @@ def check_kind(process: HipProcess, kind: int) -> None:
 
 
 def check_direction(process: HipProcess, call: str, kind: int, target: Side, source: Side) -> None:
-    """Refuse a copy that does not go where its kind says."""
+    """Refuse a copy whose direction differs from its kind."""
     check_kind(process, kind)
     if kind == Kind.DEFAULT:
         return
@@ -153,20 +153,20 @@ def check_direction(process: HipProcess, call: str, kind: int, target: Side, sou
         if side.is_device is None or side.is_device == claimed:
             continue
         text = f"kind {kind}, but {side.pointer:#x} is on the {'host' if claimed else 'device'}"
-        # What is taken for a device's address and is none may be no address at all any more.
+        # An alleged device address that is none may not be a valid address at all any more.
         if claimed or process.profile.is_documented:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X2")
         process.violate(call, "HIP-X2", text)
 
 
 def is_waiting(target: Side, source: Side) -> bool:
-    """Whether the host waits for a copy: not where it has no part in it, the documents say."""
+    """Whether the host waits for a copy. By the documents it does not if no end is host memory."""
     is_on_devices = target.is_device is True and source.is_device is True
     return not is_on_devices or target.is_synchronous or source.is_synchronous
 
 
 def move(target: Parts, source: Parts) -> None:
-    """Copy bytes to as many others."""
+    """Copy bytes between parts."""
     targets, sources = list(target), list(source)
     while targets:
         (to, room), (start, size) = targets.pop(0), sources.pop(0)
@@ -186,9 +186,9 @@ def _prepared(
     nbytes: int,
     kind: int,
 ) -> tuple[Work, bool]:
-    """Return a copy, checked, and whether the host waits for it.
+    """Return a checked copy, and whether the host waits for it.
 
-    Each end is an address and the device that has to reach it.
+    Each end is an address and the device that must access it.
     """
     if not target[0] or not source[0]:
         raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
@@ -206,7 +206,7 @@ def do_now(process: HipProcess, stream: Stream, work: Work, *, waits: bool) -> N
     Parameters
     ----------
     process
-        Who calls it.
+        The calling process.
     stream
         The legacy stream, or the thread's own.
     work
@@ -254,7 +254,7 @@ def _memcpy_async(
 def _memcpy_with_stream(
     process: HipProcess, target: int, source: int, nbytes: int, kind: int, handle: int
 ) -> None:
-    """Copy in a stream, as if it were the legacy one."""
+    """Copy in a stream, synchronously as in the legacy stream."""
     stream = find_stream(process, handle)
     check_wait(process, stream)
     _copy(process, "memcpyWithStream", stream, (target, source), nbytes, kind)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and texts of HIP's error codes: what ``hipGetErrorName`` and ``hipGetErrorString`` say."""
+"""Names and texts of HIP's error codes, for ``hipGetErrorName`` and ``hipGetErrorString``."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events, and those that processes share (HIP-E24)."""
+"""Events, including those that processes share (HIP-E24)."""
 
 import os
 import secrets
@@ -23,17 +23,17 @@ _DISABLE_TIMING: Final = CONSTANTS["eventDisableTiming"]
 _INTERPROCESS: Final = CONSTANTS["eventInterprocess"]
 _ALL_FLAGS: Final = CONSTANTS["eventBlockingSync"] | _DISABLE_TIMING | _INTERPROCESS
 _OF_AMD: Final = 0x2000_0000 | 0x4000_0000 | 0x8000_0000
-"""How far AMD's events make memory visible, which is everywhere here; one of them at most."""
+"""The scope in which AMD's events make memory visible, with no effect here; at most one of them."""
 _WAIT_EXTERNAL: Final = 1
 _PID_NBYTES: Final = 4
 _NS_OF_MS: Final = 1e6
 _LOOK_AGAIN_S: Final = 0.002
-"""How long it is until somebody looks again whether another process's work is done."""
+"""The interval of the checks whether another process's work is done."""
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """A place in a stream, and when the stream came to it."""
+    """A place in a stream, and the time at which the stream reached it."""
 
     stream: Stream
     time_ns: int | None = None
@@ -48,12 +48,12 @@ class Record:
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """What is recorded in streams."""
+    """A marker that is recorded in streams."""
 
     handle: int
     flags: int
     device: int
-    """Which was current when it was made or opened."""
+    """The current device when it was made or opened."""
     record: Record | None = None
     """The last one."""
     token: bytes | None = None
@@ -89,7 +89,7 @@ def _event_destroy(process: HipProcess, handle: int) -> None:
 
 
 def destroy_event(process: HipProcess, event: Event) -> None:
-    """Forget an event, here and, where it was shared, for those who would open it."""
+    """Forget an event, and withdraw it from other processes if it was shared."""
     del process.events[event.handle]
     with process.machine.transaction() as tables:
         me = process.machine.me(tables)
@@ -127,7 +127,7 @@ def _event_synchronize(process: HipProcess, handle: int) -> None:
     event = _find(process, handle)
     if pending := _pending(process, event):
         while _pending(process, event) == pending:
-            # Other calls have their turn meanwhile.
+            # Other calls run meanwhile.
             process.queues.changed.wait(_LOOK_AGAIN_S)
     if event.record is not None:
         finish(process, [event.record.stream], event.record.work.sequence)
@@ -153,7 +153,7 @@ def _time_of(event: Event) -> int:
 
 
 def _nothing() -> None:
-    """Do what there is to do once a wait is over."""
+    """Do nothing: the work of a wait."""
 
 
 @entry("streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)")
@@ -218,8 +218,9 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
 
 
 def _publish(process: HipProcess, event: Event, record: Record) -> None:
-    """Let other processes know whether an event is done, and later that it is."""
-    # They cannot make this one's streams work, so those do it now, as far as they can.
+    """Publish the state of an event to other processes, and its completion later."""
+    # Other processes cannot make this process's streams work, so those work now, as far as they
+    # can.
     process.queues.drain([record.stream])
     number = 0 if _is_done(event) else record.work.sequence
     if event.token is not None:
@@ -228,7 +229,7 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
             tables.execute(statement, (process.machine.me(tables), number, event.token))
 
     def tell() -> None:
-        # If the host is lost, nobody is there who could be told.
+        # If the host is lost, no other process can be told.
         with process.lock, suppress(HostLostError, sqlite3.OperationalError):
             finish(process, [record.stream], number)
             with process.machine.transaction() as tables:
@@ -239,12 +240,12 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
                 tables.execute(statement, (event.token, process.machine.me(tables), number))
 
     if number:
-        # Functions of the program end at any time, and nobody here may ever wait for them.
+        # Program functions end at any time, and this process may never wait for them.
         threading.Thread(target=tell, name="crossmem-event", daemon=True).start()
 
 
 def _pending(process: HipProcess, event: Event) -> tuple[int, int] | None:
-    """Return which other process's record is not done, and its number; None where there is none."""
+    """Return the process and number of another process's pending record; None without one."""
     if event.token is None:
         return None
     with process.lock, process.machine.transaction() as tables:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IPC: handles of memory, how they are made, and withdrawn when it goes."""
+"""IPC: handles of memory, their creation, and their withdrawal at a free."""
 
 import os
 import secrets
@@ -17,14 +17,14 @@ from crossmem_emulated.hip.profiles import Profile
 __all__ = ["TOKEN_NBYTES", "Handle", "enter", "is_intact", "take_apart", "withdraw"]
 
 _TOKEN: Final = struct.Struct("<QIIIIII")
-"""As ROCr writes it: address, pid, kind of memory, node, nothing, fragment, random number."""
+"""ROCr's format: address, pid, kind of memory, node, zero, fragment, random number."""
 TOKEN_NBYTES: Final = _TOKEN.size
 _REST: Final = struct.Struct("<QQii8x")
 """Size, offset, pid, and the exporter's number of its device."""
 
 
 class Handle(NamedTuple):
-    """A handle, taken apart as AMD's runtime does it."""
+    """A handle's parts, in the layout of AMD's runtime."""
 
     token: bytes
     nbytes: int
@@ -34,13 +34,13 @@ class Handle(NamedTuple):
 
 
 def take_apart(handle: bytes) -> Handle:
-    """Return the parts of a handle, whoever made it up."""
+    """Return the parts of a handle, which may be forged."""
     token, rest = handle[: _TOKEN.size], handle[_TOKEN.size :]
     return Handle(token, *_REST.unpack(rest))
 
 
 def is_intact(profile: Profile, handle: bytes, parts: Handle, nbytes: int, pid: int) -> bool:
-    """Whether a handle is as it was made, as far as anybody looks at it."""
+    """Whether a handle is unchanged, in the parts that the runtime checks."""
     if not profile.is_documented:
         return parts.nbytes == nbytes
     expected = parts.token + _REST.pack(nbytes, parts.offset, pid, 0)
@@ -69,7 +69,7 @@ def _ipc_get_mem_handle(process: HipProcess, pointer: int) -> bytes:
 
 
 def _exportable(process: HipProcess, pointer: int) -> Piece:
-    """Return the allocation that an address is in, or refuse."""
+    """Return the allocation that contains an address, or refuse."""
     for piece in process.space.overlapping(pointer, 1):
         if piece.origin is Origin.MALLOC:
             return piece
@@ -83,7 +83,7 @@ def _exportable(process: HipProcess, pointer: int) -> Piece:
 
 
 def enter(process: HipProcess, tables: sqlite3.Connection, piece: Piece, current: int) -> int:
-    """Let other processes open memory, and return the number of what they open."""
+    """Let other processes open memory, and return the number of the shared object."""
     tag = 0 if process.has(Quirk.REUSED_HANDLES) else secrets.randbits(32)
     token = _TOKEN.pack(piece.start, os.getpid(), 0, piece.pages.device + 1, 0, 0, tag)
     number = tables.execute(
@@ -106,9 +106,9 @@ def enter(process: HipProcess, tables: sqlite3.Connection, piece: Piece, current
 
 
 def withdraw(process: HipProcess, call: str, piece: Piece) -> bool:
-    """Let nobody open memory any more that goes; return whether it was exported at all.
+    """Refuse later opens of memory that is being freed; return whether it was exported.
 
-    Who has it open already keeps it, though the vendors leave that undefined (HIP-E10).
+    Processes that have it open keep it, although the vendors leave that undefined (HIP-E10).
     """
     numbers = process.exports.pop(piece.start, [])
     if not numbers:

@@ -21,13 +21,13 @@ __all__ = ["fill", "filled_side", "give_fill"]
 
 
 def fill(parts: Parts, pattern: bytes) -> None:
-    """Write a pattern again and again."""
+    """Write a pattern repeatedly."""
     done = 0
     for place, size in parts:
         if len(pattern) == 1:
             ctypes.memset(place, pattern[0], size)
         else:
-            # A part can begin inside of the pattern.
+            # A part may begin inside the pattern.
             first = done % len(pattern)
             data = pattern[first:] + pattern * (size // len(pattern) + 1)
             ctypes.memmove(place, data, size)
@@ -35,7 +35,7 @@ def fill(parts: Parts, pattern: bytes) -> None:
 
 
 def filled_side(process: HipProcess, pointer: int, nbytes: int, device: int) -> Side:
-    """Return what a device is to fill, or refuse."""
+    """Return the memory that a device fills, or refuse."""
     if not pointer:
         raise Refused(Status.INVALID_VALUE, "the address is null", "HIP-X4")
     side = side_of(process, pointer, nbytes, device, READ_WRITE)
@@ -48,13 +48,13 @@ def filled_side(process: HipProcess, pointer: int, nbytes: int, device: int) -> 
 def give_fill(
     process: HipProcess, stream: Stream, work: Work, side: Side, *, is_async: bool
 ) -> None:
-    """Give a fill to a stream; the host waits where it can see the memory, unless it is async."""
+    """Submit a fill to a stream; the host waits if it can access the memory, unless it is async."""
     is_seen = side.is_device is None or side.is_synchronous
     do_now(process, stream, work, waits=is_seen and not is_async)
 
 
 def _add_fill(name: str, nbytes: int, size: str) -> None:
-    """Register a function that fills memory, and the one that does it in a stream."""
+    """Register a function that fills memory, and its variant for streams."""
     mask = (1 << 8 * nbytes) - 1
 
     def add(name: str, stream_of: Callable[..., Stream], more: str = "") -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the program's own that it has pinned, and what devices know of the host's memory."""
+"""The program's own memory that it has pinned, and the devices' view of host memory."""
 
 from crossmem_emulated import memory
 from crossmem_emulated.hip.blocks import HostBlock, find_host_block, release_host
@@ -50,7 +50,7 @@ def _host_get_device_pointer(process: HipProcess, pointer: int, flags: int) -> i
     if flags:
         raise Refused(Status.INVALID_VALUE, f"flags are {flags}, not 0")
     _found(process, pointer)
-    # Addresses of the host and of devices are one space.
+    # Host and device addresses are one space.
     return pointer
 
 

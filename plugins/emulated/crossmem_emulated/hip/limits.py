@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program asks of a device as a whole: limits, and hints about caches and about waiting."""
+"""Settings of a whole device: limits, and hints about caches and waits."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -15,7 +15,7 @@ _LARGEST_STACK_NBYTES: Final = (128 << 10) - 16
 _USUAL: Final[Mapping[int, int]] = {_STACK: 1 << 10, _PRINTF: 1 << 20, _HEAP: 8 << 20}
 _OF_AMD: Final = frozenset({_STACK, _HEAP})
 _NUMBERS: Final = {True: 3, False: 7}
-"""How many limits headers name, AMD's and others'."""
+"""Number of limits in the headers, AMD's and NVIDIA's."""
 _CACHE_CONFIGS: Final = range(4)
 _BANK_SIZES: Final = range(3)
 _FOUR_BYTES: Final = 1
@@ -48,7 +48,7 @@ def _device_set_limit(process: HipProcess, limit: int, value: int) -> None:
 
 
 def forget_limits(process: HipProcess, device: int) -> None:
-    """Have a device's limits and flags as they were in the beginning."""
+    """Reset a device's limits and flags to their initial values."""
     process.limits = {key: one for key, one in process.limits.items() if key[0] != device}
     process.device_flags.pop(device, None)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices the environment shows to a process, and under which numbers (HIP-E14)."""
+"""The visible devices of a process, and their numbers (HIP-E14)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,12 +12,13 @@ def visible_devices(devices: int, environ: Mapping[str, str], *, is_hip: bool) -
     Parameters
     ----------
     devices
-        How many the host has.
+        Number of devices of the host.
     environ
         The variables.
     is_hip
-        Whether AMD's variables count too: ``ROCR_VISIBLE_DEVICES`` first, and among what that
-        leaves ``HIP_VISIBLE_DEVICES``, or ``CUDA_VISIBLE_DEVICES`` where that is not set.
+        Whether AMD's variables count too: first ``ROCR_VISIBLE_DEVICES``, then
+        ``HIP_VISIBLE_DEVICES`` among the remaining devices, or ``CUDA_VISIBLE_DEVICES`` if that is
+        not set.
     """
     found: Sequence[int] = range(devices)
     if is_hip:
@@ -29,9 +30,9 @@ def visible_devices(devices: int, environ: Mapping[str, str], *, is_hip: bool) -
 
 
 def _masked(devices: Sequence[int], mask: str | None) -> Sequence[int]:
-    """Return what a mask leaves, in its order.
+    """Return the devices that a mask selects, in its order.
 
-    What follows the first entry that is no device, or one for the second time, is ignored.
+    Entries after the first invalid or repeated one are ignored.
     """
     if mask is None:
         return devices

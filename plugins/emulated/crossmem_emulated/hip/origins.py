@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How memory comes to stand behind device addresses in HIP."""
+"""The origins of memory at device addresses in HIP."""
 
 from enum import StrEnum
 
@@ -7,7 +7,7 @@ __all__ = ["Origin"]
 
 
 class Origin(StrEnum):
-    """The function that put memory behind an address."""
+    """The function that mapped memory at an address."""
 
     MALLOC = "malloc"
     POOL = "mallocAsync"

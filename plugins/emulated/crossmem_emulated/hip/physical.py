@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual memory: physical memory by its handle, made, kept, exported and imported.
+"""Virtual memory: the creation, reference count, export and import of physical memory.
 
 CuPy has none of these functions. Their arguments are those of the vendors' functions, with each
-field of a struct as an argument of its own.
+field of a struct as a separate argument.
 """
 
 import os
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 ON_DEVICE: Final = 1
-"""Type of the only location that is emulated."""
+"""Type of the only emulated location."""
 
 PINNED: Final = 1
 _UNCACHED: Final = 0x40000000
@@ -42,24 +42,24 @@ _RECOMMENDED: Final = 1
 
 @dataclass(slots=True, eq=False)
 class Physical:
-    """Memory that this process made or imported.
+    """Memory that this process created or imported.
 
     Parameters
     ----------
     handle
-        What the program knows it by.
+        The handle that the program has.
     pages
         The memory.
     kind
-        What type it was made as, which only the process that made it is told.
+        Its requested type, which only the creating process can query.
     handle_type
-        As what it may be exported.
+        The type of handle as which it may be exported.
     is_imported
-        Whether another process made it, or this one imported its own.
+        Whether it was imported, from another process or this one.
     references
-        How often it was made, imported or retained, less what was released.
+        Number of creations, imports and retains that were not released.
     mappings
-        How often it is mapped.
+        Number of its mappings.
     """
 
     handle: int
@@ -72,13 +72,13 @@ class Physical:
 
 
 def check_virtual(process: HipProcess) -> None:
-    """Refuse in releases that have the functions and nothing behind them."""
+    """Refuse releases that have the functions without an implementation."""
     if not process.profile.has_virtual:
         raise Refused(Status.NOT_SUPPORTED, "this release has no virtual memory")
 
 
 def granularity_of(process: HipProcess) -> int:
-    """Return what sizes and addresses of mappings are multiples of."""
+    """Return the granularity of sizes and addresses of mappings."""
     return memory.PAGE_NBYTES if process.profile.is_hip else BLOCK_NBYTES
 
 
@@ -91,11 +91,11 @@ def find_physical(process: HipProcess, handle: int) -> Physical:
 
 
 def drop(process: HipProcess, physical: Physical) -> None:
-    """Give memory up where neither its handle nor a mapping keeps it here any more."""
+    """Release memory if neither its handle nor a mapping keeps it in this process."""
     if physical.references:
         return
     if physical.is_imported:
-        # The descriptor is the handle's; a mapping alone needs none.
+        # The descriptor belongs to the handle. A mapping alone needs none.
         process.store.close_descriptor(physical.pages)
     if not physical.mappings:
         del process.physical[physical.handle]
@@ -121,7 +121,7 @@ def _check_properties(
     if not 0 <= device < len(process.setup.visible):
         raise Refused(process.profile.no_such_device, f"there is no device {device}", "HIP-V1")
     if handle_type not in _HANDLE_TYPES:
-        # Asking for another type is how a program finds out whether there is any.
+        # Programs request other types to find out whether they exist.
         raise Refused(Status.NOT_SUPPORTED, f"handles of type {handle_type} are not offered")
     return process.setup.visible[device]
 
@@ -213,7 +213,7 @@ def _mem_export_to_shareable_handle(
         text = f"type {handle_type} with flags {flags}; it was made for {physical.handle_type}"
         raise Refused(Status.INVALID_VALUE, text, "HIP-V7")
     if physical.pages.descriptor is None:
-        # Imported, mapped, released and retained again: there the emulation has nothing to give.
+        # Memory that was imported, mapped, released and retained again has no descriptor to export.
         raise Refused(Status.NOT_SUPPORTED, f"{handle:#x} was imported, and released since")
     return os.dup(physical.pages.descriptor)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that lie apart: memory for them, copies and fills.
+"""Memory with pitched rows: allocations, copies and fills.
 
-Sizes are products, and what is too large for C's type is refused before anything is done.
+Sizes are products. A size that is too large for C's type is refused before any other step.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,22 +42,22 @@ _MOST_NBYTES: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Rows of one width, each as far from the one before; and so are planes of them.
+    """Rows of one width at equal distances, and planes of them at equal distances.
 
     Parameters
     ----------
     pointer
         Address of the first row.
     pitch
-        From the beginning of a row to that of the next, in bytes.
+        Distance between the starts of consecutive rows, in bytes.
     width
         Bytes in a row.
     height
-        How many rows.
+        Number of rows.
     depth
-        How many planes.
+        Number of planes.
     plane_pitch
-        From the beginning of a plane to that of the next, in bytes.
+        Distance between the starts of consecutive planes, in bytes.
     """
 
     pointer: int
@@ -69,18 +69,18 @@ class Plane:
 
     @property
     def nbytes(self) -> int:
-        """From the first byte to the last."""
+        """Number of bytes from the first to the last."""
         rows = self.pitch * (self.height - 1) + self.width
         return self.plane_pitch * (self.depth - 1) + rows
 
     @property
     def has_gaps(self) -> bool:
-        """Whether there are bytes in between that are in no row."""
+        """Whether there are bytes between rows that belong to no row."""
         are_planes_apart = self.depth > 1 and self.plane_pitch != self.pitch * self.height
         return self.pitch != self.width or are_planes_apart
 
     def check(self) -> None:
-        """Refuse what no process has addresses for."""
+        """Refuse sizes above the addresses of any process."""
         if not self.pointer:
             raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
         if self.nbytes > LARGEST_NBYTES:
@@ -89,7 +89,7 @@ class Plane:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def rows(self, side: Side, *, is_whole: bool) -> Iterator[Parts]:
-        """Yield the bytes of each row, or at once all that lie without gaps."""
+        """Yield the bytes of each row, or all at once if there are no gaps."""
         if is_whole:
             yield side.parts
             return
@@ -113,7 +113,7 @@ def _cut(parts: Parts, offset: int, nbytes: int) -> Parts:
 def _malloc_pitch(
     process: HipProcess, width: int, height: int, depth: int
 ) -> tuple[int, int | None]:
-    """Return address and pitch, which stays unknown where there is nothing."""
+    """Return address and pitch; the pitch is None for an empty request."""
     check_safe(process)
     if not width or not height or not depth:
         return 0, None
@@ -129,7 +129,7 @@ def _malloc_pitch(
 def copy_planes(
     process: HipProcess, call: str, stream: Stream, target: Plane, source: Plane, kind: int
 ) -> tuple[Work, bool]:
-    """Return a copy of as many rows as there are in both, checked, and whether the host waits."""
+    """Return a checked copy of the rows that both sides have, and whether the host waits."""
     if target.width > min(target.pitch, source.pitch):
         text = f"rows of {target.width} bytes, {target.pitch} and {source.pitch} bytes apart"
         raise Refused(Status.INVALID_PITCH_VALUE, text, "HIP-X7")
@@ -208,7 +208,7 @@ def _memcpy_2d_async(  # noqa: PLR0917 - as CuPy passes them
 def fill_plane(
     process: HipProcess, call: str, stream: Stream, plane: Plane, value: int, *, is_async: bool
 ) -> None:
-    """Give a stream the work of setting all rows to a byte."""
+    """Submit a fill of all rows with a byte to a stream."""
     if plane.width > plane.pitch:
         text = f"rows of {plane.width} bytes, {plane.pitch} bytes apart"
         raise Refused(Status.INVALID_VALUE, text, "HIP-X7")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools that processes share, and the memory that is taken from them (HIP-X12)."""
+"""Pools that processes share, and the memory allocated from them (HIP-X12)."""
 
 import os
 import struct
@@ -20,13 +20,13 @@ __all__: list[str] = []
 
 _DESCRIPTOR: Final = 1
 _NOTE: Final = struct.Struct("<16sQQiI")
-"""What a shared pool is behind its descriptor: magic, host, its device by its index on the host,
-and for how many others access was set."""
+"""The data behind the descriptor of a shared pool: magic, host, host-wide index of its device, and
+number of devices with access."""
 _ACCESS: Final = struct.Struct("<iI")
-"""Index of a device on the host, and what it may do."""
+"""Index of a device on the host, and its access."""
 _MAGIC: Final = b"crossmem a pool "
 _DATA: Final = struct.Struct("<QQ")
-"""As AMD's runtime writes it: offset and size, before what names the memory."""
+"""The format of AMD's runtime: offset and size, followed by the name of the memory."""
 
 
 def _check_release(process: HipProcess) -> None:
@@ -35,7 +35,7 @@ def _check_release(process: HipProcess) -> None:
 
 
 def _missing(process: HipProcess, text: str, rule: str | None = None) -> Refused:
-    """Return an answer where there is nothing to share, or nothing to be had of it."""
+    """Return the refusal for a pool or memory that cannot be shared."""
     status = Status.OUT_OF_MEMORY if process.profile.is_hip else Status.INVALID_VALUE
     return Refused(status, text, rule)
 
@@ -90,7 +90,7 @@ def _mem_pool_import_from_shareable_handle(
 
 
 def _read(process: HipProcess, descriptor: int) -> tuple[int, dict[int, int]] | None:
-    """Return a pool's device and what others may do with it, None where it is anything else."""
+    """Return a pool's device and the access of other devices, None for another file."""
     if descriptor < 0 or memory.sealed_nbytes(descriptor) != memory.PAGE_NBYTES:
         return None
     data = os.pread(descriptor, memory.PAGE_NBYTES, 0)

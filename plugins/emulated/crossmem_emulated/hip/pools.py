@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory from pools, in the order of a stream."""
+"""Memory pools, with allocations in stream order."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _LACKS: Final = "HIP does not support {}"
 
 
 class Attribute(IntEnum):
-    """What a pool can be asked and told; the numbers are the same in HIP and CUDA."""
+    """The attributes of a pool. The numbers are the same in HIP and CUDA."""
 
     REUSE_FOLLOW_EVENTS = 1
     REUSE_OPPORTUNISTIC = 2
@@ -42,7 +42,7 @@ _FLAGS: Final = range(Attribute.REUSE_FOLLOW_EVENTS, Attribute.RELEASE_THRESHOLD
 
 @dataclass(frozen=True, slots=True)
 class MemPoolProps:
-    """What a pool is to be, shaped as CuPy's class of this name."""
+    """The properties of a new pool, in the form of CuPy's class with this name."""
 
     allocType: int  # noqa: N815 - CuPy's names
     handleType: int  # noqa: N815
@@ -66,7 +66,7 @@ def new_pool(process: HipProcess, device: int, handle_type: int = NO_HANDLE) -> 
 
 
 def _check_own(process: HipProcess, call: str, pool: Pool) -> None:
-    """Refuse to take memory from a pool that was imported; AMD's runtimes do not."""
+    """Refuse an allocation from an imported pool; AMD's runtimes do not."""
     if pool.is_imported:
         text = f"the pool {pool.handle:#x} was imported"
         if process.profile.is_documented:
@@ -75,7 +75,7 @@ def _check_own(process: HipProcess, call: str, pool: Pool) -> None:
 
 
 def _default_of(process: HipProcess, device: int) -> Pool:
-    """Return the pool that each device has from the beginning."""
+    """Return the initial pool of a device."""
     pool: Pool | None = process.default_pools.get(device)
     if pool is None:
         pool = process.default_pools[device] = new_pool(process, device)
@@ -87,14 +87,14 @@ def _current_of(process: HipProcess, device: int) -> Pool:
 
 
 def forget_pools(process: HipProcess, device: int) -> None:
-    """Take the pools of a device away, which has a new one when it is used again."""
+    """Remove the pools of a device, which gets a new one at its next use."""
     for pool in [one for one in process.pools.values() if one.device == device]:
         _end(process, pool)
     process.default_pools.pop(device, None)
 
 
 def _end(process: HipProcess, pool: Pool) -> None:
-    """Give back what a pool keeps; what is taken from it stays until it is freed."""
+    """Release the unused memory of a pool. Allocated memory stays until it is freed."""
     del process.pools[pool.handle]
     pool.threshold_nbytes = 0
     pool.trim(process.store, 0)
@@ -255,14 +255,14 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     if piece.origin is Origin.IPC:
         check_from_pool(piece.source)
     submit(process, where, Work("freeAsync", (), lambda: _give_back(process, piece)))
-    # What was opened several times is freed as often.
+    # Memory that was opened several times is freed as often.
     piece.is_freed = where.capture is None and piece.origin is not Origin.IPC
-    # The stream does what it has to do, unless a function of the program has to end first.
+    # The stream does its work now, unless a program function must end first.
     process.queues.drain([where])
 
 
 def _give_back(process: HipProcess, piece: Piece) -> None:
-    """Free what a stream was told to, unless it is gone since."""
+    """Free memory at a stream's request, unless it was freed since."""
     if process.space.pieces.get(piece.start) is not piece:
         return
     if piece.origin is Origin.IPC:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the vendor's library and driver know about one process."""
+"""The state of the vendor's library and driver for one process."""
 
 import itertools
 import sqlite3
@@ -31,11 +31,11 @@ _SLOW_OPEN_S: Final = 0.5
 
 
 class Again(Exception):  # noqa: N818 - no fault of anybody's
-    """A function waited before it did anything, and begins again: others may have called."""
+    """A function has waited and starts again, because other calls may have run."""
 
 
 class Quirk:
-    """Names of what some releases get wrong, to be asked for one by one (HIP-E23)."""
+    """The names of defects of some releases, each selectable (HIP-E23)."""
 
     LEAK_ON_CLOSE: Final = "leak-on-close"
     """Closed imports stay mapped until the process ends (up to ROCm 6.2.0)."""
@@ -48,38 +48,38 @@ class Quirk:
     IGNORED_FLAG: Final = "ignored-flag"
     """Opening gives no access to another device's memory (before ROCm 7.0)."""
     REUSED_HANDLES: Final = "reused-handles"
-    """A handle stands for an address, whatever is allocated there (before ROCm 7.1)."""
+    """A handle names an address, whatever is allocated there (before ROCm 7.1)."""
     FRESH_HANDLES: Final = "fresh-handles"
-    """Each export of the same memory gives another handle (2025 and 2026)."""
+    """Each export of the same memory returns another handle (2025 and 2026)."""
     NEW_ADDRESSES: Final = "new-addresses"
-    """Opening a handle again maps the memory again, as AMD's documents allow."""
+    """A second open of a handle maps the memory again, as AMD's documents allow."""
     FOREIGN_NAMESPACE: Final = "foreign-namespace"
-    """This process is in another pid namespace than those that export."""
+    """This process is in another pid namespace than the exporters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an emulation of this process is told.
+    """The configuration of an emulation in this process.
 
     Parameters
     ----------
     profile
         Edition of the rules.
     strict
-        Whether forbidden and undefined uses are recorded, and device addresses closed to the
-        host.
+        Whether forbidden and undefined uses are recorded, and device addresses are inaccessible to
+        the host.
     folder
-        Of the emulated host.
+        The folder of the emulated host.
     visible
         Host-wide index of each device, by its number in this process.
     capacity_nbytes
         Memory of each device in bytes.
     slow_streams
-        Whether streams do their work only when somebody waits for it.
+        Whether streams execute work only when a thread waits for it.
     has_peers
-        Whether devices can reach each other's memory.
+        Whether devices can access each other's memory.
     quirks
-        Of :class:`Quirk`.
+        Names in :class:`Quirk`.
     """
 
     profile: Profile
@@ -94,7 +94,7 @@ class Setup:
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """What a thread is in while it uses a device."""
+    """The context of a thread that uses a device."""
 
     handle: int
     device: int
@@ -105,7 +105,7 @@ class Context:
 
 
 def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
-    """Return the streams that wait for one, and it for them: the legacy and the blocking ones."""
+    """Return the streams that wait for a stream and it for them: legacy and blocking ones."""
     if not stream.is_blocking:
         return []
     return [
@@ -116,7 +116,7 @@ def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
 
 
 class HipProcess:
-    """State of the emulated library in this process. Guarded by its lock."""
+    """The state of the emulated library in this process, guarded by its lock."""
 
     def __init__(self, setup: Setup) -> None:
         forks.expect()
@@ -139,7 +139,7 @@ class HipProcess:
         self.contexts: dict[int, Context] = {}
         self.primary: dict[int, Context] = {}
         self.streams: dict[Any, Any] = {}
-        """By handle, or by device for the legacy ones, or by device and thread."""
+        """By handle; legacy streams by device, and threads' own streams by device and thread."""
         self.queues = Queues(
             self.lock,
             self.thread,
@@ -150,27 +150,27 @@ class HipProcess:
         self.graphs: dict[int, Any] = {}
         self.events: dict[int, Any] = {}
         self.slabs: list[Any] = []
-        """Memory from which small requests are served."""
+        """Memory that serves small requests."""
         self.host_blocks: dict[int, Any] = {}
         """Memory that the host can use: pinned and managed."""
         self.exports: dict[int, list[int]] = {}
-        """Numbers of what is exported, by the address of the allocation."""
+        """Numbers of exports, by the address of the allocation."""
         self.imports: list[Any] = []
         self.pools: dict[int, Any] = {}
         self.default_pools: dict[int, Any] = {}
         self.current_pools: dict[int, Any] = {}
-        """By device, where a program chose one."""
+        """By device, if a program chose a pool."""
         self.limits: dict[tuple[int, int], int] = {}
-        """By device and number, where a program set them."""
+        """By device and number, if a program set a limit."""
         self.device_flags: dict[int, int] = {}
         self.physical: dict[int, Any] = {}
-        """Memory without an address of its own, by handle; also what is only mapped still."""
+        """Memory without an address of its own, by handle; also released memory with mappings."""
         self.leaked: list[Pages] = []
 
     # Calls ------------------------------------------------------------------------------------
 
     def call(self, called: Entry, values: list[Any]) -> tuple[int, Any]:
-        """Call a function as C does: return its code, and its result where that is 0.
+        """Call a function as C does; return its code, and its result if the code is 0.
 
         The code of a failure is kept for ``getLastError`` (HIP-E20).
         """
@@ -195,7 +195,7 @@ class HipProcess:
         return status, None
 
     def refuse(self, name: str, status: int) -> int:
-        """Answer a call with a code, after what every call checks first."""
+        """Return a code to a call, after the checks of every call."""
 
         def function(_process: "HipProcess") -> None:
             raise Refused(status, f"{name} always answers {status}")
@@ -203,7 +203,7 @@ class HipProcess:
         return self.call(Entry(name, name, (), function), [])[0]
 
     def _turn(self, called: Entry) -> threading.RLock:
-        """Return the lock, renewed in a child that nothing keeps from using the devices."""
+        """Return the lock; a new one in a child that may use the devices."""
         if self._generation != forks.generation():
             if self.is_used and called.needs_device:
                 raise Refused(
@@ -212,24 +212,25 @@ class HipProcess:
                     "HIP-E18",
                 )
             if self.is_used:
-                # Another thread may have had the lock at the fork.
+                # Another thread may have held the lock at the fork.
                 return threading.RLock()
             self._generation = forks.generation()
             self._begin()
         if called.name == "ipcOpenMemHandle" and self.has(Quirk.SLOW_OPEN):
-            # Nothing else has to wait.
+            # Other calls do not wait for this.
             time.sleep(_SLOW_OPEN_S)
         return self.lock
 
     def _work(self, called: Entry, values: list[Any]) -> Any:
         if called.needs_device:
-            # Before the host is asked anything: a child that is forked meanwhile has lost it.
+            # Set before any query of the host: a child that is forked meanwhile has lost the host.
             self.is_used = True
         code = self.faults.take(called.name)
         if code is not None:
             raise Refused(code, f"{called.name} was made to fail with {code}")
         if called.needs_device and not self.setup.visible:
-            # Counting devices was right even where all else answered with a wrong code.
+            # The count of devices was right even in releases whose other calls returned a wrong
+            # code.
             is_count = called.name == "getDeviceCount"
             status = Status.NO_DEVICE if is_count else self.profile.no_device
             raise Refused(status, "no device is visible")
@@ -242,7 +243,7 @@ class HipProcess:
                 continue
 
     def _check_callback(self, called: Entry) -> None:
-        """Note calls of functions that are work of a stream; they must not make any."""
+        """Record calls of program functions in streams, which must not make any."""
         if getattr(self.thread, "callback", None) is None:
             return
         text = "a function that is work of a stream calls the library"
@@ -251,21 +252,21 @@ class HipProcess:
         self.violate(called.name, "HIP-E25", text)
 
     def violate(self, call: str, rule: str, text: str) -> None:
-        """Record a use that the vendor forbids or leaves undefined, where the rules are strict."""
+        """Record a use that the vendor forbids or leaves undefined, if the emulation is strict."""
         if self.setup.strict:
-            # A forked child may have no way to tell.
+            # A forked child may have lost the host.
             with suppress(HostLostError, sqlite3.OperationalError):
                 self.journal.record(call, rule, text)
 
     @property
     def fault(self) -> CrossmemError | None:
-        """Why this thread's last failed call failed, if the emulation itself was the cause."""
+        """The cause of this thread's last failure, if the emulation itself failed."""
         return getattr(self.thread, "fault", None)
 
     def last_error(self, *, is_cleared: bool) -> int:
         """Return the code of this thread's last failure."""
         if self.profile.is_hip and not self.setup.visible:
-            # AMD's runtime looks for devices before it looks at what a call asks for.
+            # AMD's runtime looks for devices before it checks the arguments of a call.
             return int(self.profile.no_device)
         status: int = getattr(self.thread, "last_error", 0)
         if is_cleared:
@@ -281,11 +282,11 @@ class HipProcess:
     # What most functions ask ------------------------------------------------------------------
 
     def has(self, quirk: str) -> bool:
-        """Whether something is done wrong on purpose."""
+        """Whether a defect is selected."""
         return quirk in self.setup.quirks
 
     def primary_of(self, device: int) -> Context:
-        """Return the context that the runtime itself makes for a device."""
+        """Return the primary context of a device."""
         context = self.primary.get(device)
         if context is None:
             context = self.primary[device] = self.new_context(device, is_primary=True)
@@ -298,7 +299,7 @@ class HipProcess:
         return context
 
     def current(self) -> Context:
-        """Return the context of the calling thread: of device 0, where it chose none."""
+        """Return the context of the calling thread; by default that of device 0."""
         handle = getattr(self.thread, "context", 0)
         if self.profile.has_contexts:
             # Another thread may have destroyed some of them.
@@ -308,7 +309,7 @@ class HipProcess:
         return self.primary_of(0) if context is None else context
 
     def stack(self) -> list[int]:
-        """Return the contexts that the calling thread was given, the current one on top."""
+        """Return the context stack of the calling thread, the current context last."""
         stack: list[int] | None = getattr(self.thread, "stack", None)
         if stack is None:
             stack = self.thread.stack = []
@@ -329,5 +330,5 @@ class HipProcess:
         return visible.index(index) if index in visible else None
 
     def can_reach(self, index: int, other: int) -> bool:
-        """Whether a device can reach the memory of another, both by their index on the host."""
+        """Whether a device can access another's memory; both by their index on the host."""
         return index == other or self.setup.has_peers

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which edition of the rules is kept: AMD's documents, a generation of its runtime, or NVIDIA's.
+"""The editions of the rules: AMD's documents, a generation of its runtime, or NVIDIA's.
 
-``documented`` refuses what AMD's documents forbid and answers with the codes of the runtime's
-sources; ``clr24``, ``clr26`` and ``rocm5`` do what the sources of ROCm 6.3, of ROCm 10 and of
-ROCm 5.2 do. ``cuda`` answers as NVIDIA documents.
+``documented`` refuses what AMD's documents forbid and returns the codes in the runtime's sources.
+``clr24``, ``clr26`` and ``rocm5`` follow the sources of ROCm 6.3, ROCm 10 and ROCm 5.2. ``cuda``
+follows NVIDIA's documents.
 """
 
 from dataclasses import dataclass
@@ -18,55 +18,55 @@ __all__ = ["PROFILES", "Profile", "profile_named"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What one edition does where editions differ.
+    """The behaviour of one edition, in the points in which editions differ.
 
     Parameters
     ----------
     name
         Its name.
     version
-        What ``runtimeGetVersion`` returns.
+        The result of ``runtimeGetVersion``.
     is_hip
         Whether it is AMD's.
     is_documented
-        Whether documents decide, and not what a runtime's sources do.
+        Whether it follows documents, rather than the sources of a runtime.
     stale
-        What opening answers where there is no such memory any more.
+        The code of an open of memory that does not exist any more.
     unreachable
-        What it answers where the device cannot reach the memory.
+        The code of an open of memory that the device cannot access.
     no_device
-        What every call answers where no device is visible.
+        The code of every call without a visible device.
     knows_own_pid
-        Whether handles that the process itself made are recognised.
+        Whether it recognises handles of the process itself.
     looks_first
-        Whether a handle that is open already is recognised before its exporter is asked.
+        Whether it recognises a handle that is open before it queries the exporter.
     keeps_ordinals
-        Whether the exporter's number of its device is taken for one of the importer's.
+        Whether it interprets the exporter's device number as one of the importer's.
     closes_inside
-        Whether an address inside of a mapping closes it.
+        Whether an address inside a mapping closes the mapping.
     refuses_null
-        Whether null is no address to ask about, and not just one of unknown memory.
+        Whether it refuses queries about null, rather than treating it as unknown memory.
     has_contexts
-        Whether a device can have several contexts; a context is the device itself otherwise.
+        Whether a device can have several contexts; otherwise a context is the device itself.
     knows_exportable
-        Whether it can be asked whether memory can be exported.
+        Whether it can report whether memory can be exported.
     has_virtual
         Whether it has virtual memory.
     no_such_device
-        What creating virtual memory answers where there is no such device.
+        The code of creating virtual memory for a device that does not exist.
     takes_descriptors
-        Whether an import's argument is the descriptor itself, as AMD has it since ROCm 7.1; 0 then
-        is no argument.
+        Whether an import's argument is the descriptor itself, as in AMD's since ROCm 7.1. In that
+        case 0 means no argument.
     keeps_not_ready
-        Whether it is remembered as a failure that there was work left.
+        Whether "not ready" is remembered as a failure.
     frees_null
-        Whether null can be freed in a stream, as HIP 7 has it.
+        Whether null can be freed in a stream, as in HIP 7.
     has_uncached
-        Whether physical memory can be made that no device caches.
+        Whether physical memory without caching can be created.
     is_before_6
         Whether it is a ROCm before 6.
     has_old_numbers
-        Whether numbers are those of AMD's headers before ROCm 6, which differ from CUDA's.
+        Whether it has the numbers of AMD's headers before ROCm 6, which differ from CUDA's.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Profile:
 
     @property
     def lazy_flag(self) -> int | None:
-        """The only flags with which memory is opened, None where any are accepted."""
+        """The only accepted flags of an open, None if all are accepted."""
         return int(not self.has_old_numbers) if self.is_hip else None
 
     @property
@@ -152,7 +152,7 @@ PROFILES: Final[dict[str, Profile]] = {
         ),
     )
 }
-"""Every profile by name."""
+"""Every profile, by name."""
 
 
 def profile_named(name: str) -> Profile:
@@ -161,7 +161,7 @@ def profile_named(name: str) -> Profile:
     Raises
     ------
     ConfigurationError
-        Where there is none of that name.
+        There is no profile with that name.
     """
     try:
         return PROFILES[name]

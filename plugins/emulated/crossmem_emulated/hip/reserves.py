@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pool has: pages that are taken from it, and pages that it keeps."""
+"""The pages of a pool: allocated ones, and unused ones that it keeps."""
 
 from dataclasses import dataclass, field
 
@@ -10,51 +10,51 @@ __all__ = ["Pool"]
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """Where memory is taken from in the order of a stream, and kept for the next who wants some."""
+    """A pool for allocations in stream order, which keeps freed pages for later ones."""
 
     handle: int
     device: int
-    """By its number in this process."""
+    """The device, by its number in this process."""
     handle_type: int = 0
-    """As what it may be exported."""
+    """The type of handle as which it may be exported."""
     is_imported: bool = False
-    """Whether another export of this or another process is where it came from."""
+    """Whether it was imported, from another process or this one."""
     flags: dict[int, int] = field(default_factory=dict)
     access: dict[int, int] = field(default_factory=dict)
     threshold_nbytes: int = 0
-    """How much it keeps that nobody uses."""
+    """The most unused bytes that it keeps."""
     kept: list[Pages] = field(default_factory=list)
     used_nbytes: int = 0
     taken_nbytes: int = 0
-    """What is used, in whole pages."""
+    """Allocated bytes, in whole pages."""
     most_used_nbytes: int = 0
     most_reserved_nbytes: int = 0
 
     @property
     def kept_nbytes(self) -> int:
-        """What it has, and nobody uses."""
+        """Unused bytes that it keeps."""
         return sum(pages.nbytes for pages in self.kept)
 
     @property
     def reserved_nbytes(self) -> int:
-        """What it has."""
+        """All its bytes."""
         return self.taken_nbytes + self.kept_nbytes
 
     def note(self, nbytes: int, pages: Pages) -> None:
-        """Count what was taken."""
+        """Count an allocation."""
         self.used_nbytes += nbytes
         self.taken_nbytes += pages.nbytes
         self.most_used_nbytes = max(self.most_used_nbytes, self.used_nbytes)
         self.most_reserved_nbytes = max(self.most_reserved_nbytes, self.reserved_nbytes)
 
     def take_back(self, store: PageStore, nbytes: int, pages: Pages) -> None:
-        """Keep what was freed, as far as it may."""
+        """Keep freed pages, up to the threshold."""
         self.used_nbytes -= nbytes
         self.taken_nbytes -= pages.nbytes
         self.kept.append(pages)
         self.trim(store, self.threshold_nbytes)
 
     def trim(self, store: PageStore, nbytes: int) -> None:
-        """Give back what nobody uses until no more than some of it is left."""
+        """Release unused pages until at most ``nbytes`` are left."""
         while self.kept_nbytes > nbytes:
             store.release(self.kept.pop(0))

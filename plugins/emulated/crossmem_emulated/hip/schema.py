@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What HIP's drivers know on the whole host: exported memory and events, and who imported."""
+"""The state of HIP's drivers for the whole host: exported memory and events, and importers."""
 
 from typing import Final
 

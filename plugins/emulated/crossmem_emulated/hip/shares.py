@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IPC: memory of other processes, opened and closed."""
+"""IPC: opening and closing memory of other processes."""
 
 import os
 import sqlite3
@@ -33,11 +33,11 @@ class Import:
     pointer: int
     nbytes: int
     device: int
-    """Device, by its number here, that was the current one when it was last opened."""
+    """The current device at the last open, by its number here."""
     context: Context
     record: int
     pool: Pool | None = None
-    """Where it was imported to, None where it was opened by a handle."""
+    """The pool into which it was imported, None if a handle opened it."""
     references: int = 1
 
 
@@ -70,7 +70,7 @@ def _ipc_open_mem_handle(process: HipProcess, handle: bytes, flags: int) -> int:
 
 
 def open_share(process: HipProcess, token: bytes, pool: Pool) -> int | None:
-    """Open memory that was exported from a pool, by its token; None where there is none."""
+    """Open memory that was exported from a pool, by its token; None if there is none."""
     context = process.current()
     with process.machine.transaction() as tables:
         row = _row_of(tables, token)
@@ -95,7 +95,7 @@ def _open(
     token: bytes,
     context: Context,
 ) -> Import | None:
-    """Map exported memory and note that it is open; None where it is gone."""
+    """Map exported memory and record the open; None if it was freed."""
     pages = process.store.open(row["pages"], hold=True)
     if pages is None:
         return None
@@ -130,7 +130,7 @@ def _check_arguments(process: HipProcess, parts: Handle, flags: int) -> None:
 def _find(
     process: HipProcess, tables: sqlite3.Connection, handle: bytes, parts: Handle
 ) -> dict[str, Any]:
-    """Return what is known of an export, or refuse."""
+    """Return the record of an export, or refuse."""
     found = _row_of(tables, parts.token)
     if found is None:
         raise Refused(process.profile.stale, "there is no such memory, or none any more")
@@ -142,7 +142,7 @@ def _find(
 
 
 def _row_of(tables: sqlite3.Connection, token: bytes) -> dict[str, Any] | None:
-    """Return what is known of exported memory, None where there is none."""
+    """Return the record of exported memory, None if there is none."""
     columns = ("number", "pages", "owner", "device", "pid", "address", "first", "nbytes")
     row = tables.execute(
         f"SELECT {', '.join(columns)} FROM hip_share WHERE token = ?",  # noqa: S608
@@ -152,7 +152,7 @@ def _row_of(tables: sqlite3.Connection, token: bytes) -> dict[str, Any] | None:
 
 
 def _is_same_place(process: HipProcess, opened: Import, context: Context) -> bool:
-    """Whether memory that is open is what a context gets that opens it again."""
+    """Whether a second open in a context returns the existing mapping."""
     return not process.profile.has_contexts or opened.context is context
 
 
@@ -184,7 +184,7 @@ def _check_reach(process: HipProcess, context: Context, index: int) -> None:
 def _map(
     process: HipProcess, row: dict[str, Any], token: bytes, pages: Pages, context: Context
 ) -> Import:
-    """Map memory, with all that shares its pages; elsewhere than the exporter has it."""
+    """Map memory with all others in its pages, at other addresses than the exporter's."""
     size = -(-pages.nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
     avoided: list[Region] = []
     try:
@@ -228,20 +228,20 @@ def _ipc_close_mem_handle(process: HipProcess, pointer: int) -> None:
 
 
 def check_from_pool(opened: Import) -> None:
-    """Refuse to free what was opened by a handle, and is closed."""
+    """Refuse to free memory that a handle opened, which must be closed instead."""
     if opened.pool is None:
         raise Refused(Status.INVALID_VALUE, f"{opened.pointer:#x} was imported", "HIP-E11")
 
 
 def close_once(process: HipProcess, call: str, opened: Import) -> None:
-    """Give memory back that was opened, and take it away with the last time."""
+    """Close memory once, and unmap it after the last close."""
     opened.references -= 1
     if not opened.references:
         close_import(process, call, opened)
 
 
 def close_import(process: HipProcess, call: str, opened: Import) -> None:
-    """Take memory away that was opened, however often that was."""
+    """Unmap opened memory, however often it was opened."""
     process.imports.remove(opened)
     piece = opened.piece
     check_idle(process, call, piece.start, piece.nbytes)

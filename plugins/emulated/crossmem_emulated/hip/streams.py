@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams: work in order, and what a capture of it forbids."""
+"""Streams: work in order, and the restrictions of captures."""
 
 import sys
 import threading
@@ -35,22 +35,22 @@ PER_THREAD: Final = 2
 """The stream that each thread has of its own."""
 _NON_BLOCKING: Final = 1
 CAPTURE_MODES: Final = range(3)
-"""What captures forbid: nothing to any thread, nothing to other threads, or nothing at all."""
+"""The calls that captures forbid: none to any thread, none to other threads, or none at all."""
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
 _PRIORITIES: Final = {True: (1, -1), False: (0, -1)}
-"""The lowest and the highest, AMD's and others'."""
+"""The lowest and the highest priority, AMD's and NVIDIA's."""
 
 
 @dataclass(slots=True, eq=False)
 class Capture:
-    """Work that is recorded and not done."""
+    """Work that is recorded and not executed."""
 
     mode: int
     thread: int
     number: int
-    """Which tells it from all others of this process."""
+    """A number that no other capture of this process has."""
     graph: int
-    """What the work becomes in the end, by the handle that it will have."""
+    """The handle of the resulting graph."""
     is_broken: bool = False
 
 
@@ -72,7 +72,7 @@ class Stream:
 
 
 def legacy_of(process: HipProcess, device: int) -> Stream:
-    """Return the stream of a device that all blocking streams wait for."""
+    """Return the stream of a device for which all blocking streams wait."""
     stream: Stream | None = process.streams.get(("legacy", device))
     if stream is None:
         stream = Stream(0, device, is_legacy=True)
@@ -86,7 +86,7 @@ def current_legacy(process: HipProcess) -> Stream:
 
 
 def find_stream(process: HipProcess, handle: int) -> Stream:
-    """Return a stream; 0 and 1 are the legacy one of the current device, 2 the thread's own."""
+    """Return a stream; 0 and 1 are the current device's legacy stream, 2 the thread's own."""
     device = process.current().device
     if handle in _LEGACY:
         return legacy_of(process, device)
@@ -100,7 +100,7 @@ def find_stream(process: HipProcess, handle: int) -> Stream:
 
 
 def submit(process: HipProcess, stream: Stream, work: Work) -> None:
-    """Give work to a stream, which does it at once unless it is slow or captured."""
+    """Submit work to a stream, which executes it at once unless it is slow or captured."""
     if stream.capture is not None:
         return
     if stream.is_legacy:
@@ -119,13 +119,13 @@ def _of_device(process: HipProcess, device: int) -> list[Stream]:
 
 
 def finish_device(process: HipProcess, device: int) -> None:
-    """Do all the work of a device; the call begins again where it had to wait for that."""
+    """Do all the work of a device; after a wait, the call starts again."""
     if finish(process, _of_device(process, device)):
         raise Again
 
 
 def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
-    """Note where memory is taken away from work that waits; the work is lost then."""
+    """Record that memory of pending work is released; the work is lost."""
     for work in process.queues.lose(start, nbytes):
         text = f"{nbytes} bytes at {start:#x} are taken from a running {work.call}"
         process.violate(call, "HIP-X1", text)
@@ -135,7 +135,7 @@ def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
 
 
 def _break(streams: Iterable[Stream], status: Status, text: str) -> None:
-    """Refuse what a capture forbids; the captures are lost."""
+    """Refuse a call that a capture forbids; the captures are lost."""
     captured = [one.capture for one in streams if one.capture is not None]
     for capture in captured:
         capture.is_broken = True
@@ -144,7 +144,7 @@ def _break(streams: Iterable[Stream], status: Status, text: str) -> None:
 
 
 def is_capture_in_way(process: HipProcess, device: int) -> bool:
-    """Whether a stream is captured that the legacy stream would wait for."""
+    """Whether a stream is captured for which the legacy stream would wait."""
     streams = _of_device(process, device)
     return any(one.capture is not None for one in streams if one.is_blocking)
 
@@ -155,14 +155,14 @@ def _check_implicit(process: HipProcess, device: int) -> None:
 
 
 def check_wait(process: HipProcess, stream: Stream) -> None:
-    """Refuse to wait for a stream that is captured, or that would wait for one that is."""
+    """Refuse to wait for a stream that is captured, or that would wait for a captured one."""
     if stream.is_legacy:
         _check_implicit(process, stream.device)
     _break([stream], Status.CAPTURE_UNSUPPORTED, "the stream is captured")
 
 
 def check_safe(process: HipProcess) -> None:
-    """Refuse what may synchronize, where a capture forbids that to the calling thread."""
+    """Refuse a call that may synchronise, if a capture forbids that to the calling thread."""
     mode = getattr(process.thread, "capture_mode", _MODE_GLOBAL)
     streams = [
         one
@@ -173,7 +173,7 @@ def check_safe(process: HipProcess) -> None:
 
 
 def _forbids(capture: Capture, mode: int) -> bool:
-    """Whether a capture forbids this thread, in the mode that it chose, what may synchronize."""
+    """Whether a capture forbids synchronising calls to this thread in its chosen mode."""
     if _MODE_RELAXED in {mode, capture.mode}:
         return False
     is_own = capture.thread == threading.get_ident()
@@ -200,7 +200,7 @@ def _stream_create_with_flags(process: HipProcess, flags: int) -> int:
 @entry("streamCreateWithPriority(unsigned int flags, int priority) -> intptr_t")
 def _stream_create_with_priority(process: HipProcess, flags: int, priority: int) -> int:
     handle = _stream_create_with_flags(process, flags)
-    # What is out of range is taken for the nearest that is not.
+    # A value out of range becomes the nearest valid one.
     lowest, highest = _PRIORITIES[process.profile.is_hip]
     process.streams[handle].priority = min(max(priority, highest), lowest)
     return handle
@@ -222,7 +222,7 @@ def _stream_destroy(process: HipProcess, handle: int) -> None:
 
 
 def destroy_stream(process: HipProcess, stream: Stream) -> None:
-    """Forget a stream that has no work left; the device's own and threads' own stay."""
+    """Forget a stream without work. Streams of the device and of threads stay."""
     process.streams.pop(stream.handle, None)
 
 

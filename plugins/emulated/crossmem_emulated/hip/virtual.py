@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual memory: addresses that are reserved, what is mapped there, and who may use it."""
+"""Virtual memory: reserved addresses, their mappings, and access."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ __all__ = ["ACCESS", "READ", "READ_WRITE", "Mapping", "access_of"]
 READ: Final = 1
 READ_WRITE: Final = 3
 ACCESS: Final = frozenset({0, READ, READ_WRITE})
-"""What a device can be allowed: nothing, to read, and to write too."""
+"""The access of a device: none, read, or read and write."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,8 +38,7 @@ class Mapping:
     physical
         The memory.
     access
-        What devices, by their number in this process, may do with it here; nothing, where they
-        are missing.
+        The access of devices, by their number in this process; none for missing ones.
     """
 
     physical: Physical
@@ -47,7 +46,7 @@ class Mapping:
 
 
 def access_of(piece: Piece, device: int) -> int:
-    """Return what a device may do with mapped memory: 0, ``READ`` or ``READ_WRITE``."""
+    """Return a device's access to mapped memory: 0, ``READ`` or ``READ_WRITE``."""
     mapping: Mapping = piece.source
     return mapping.access.get(device, 0)
 
@@ -74,7 +73,7 @@ def _mem_address_reserve(
         try:
             return reserve(size, is_reservation=True, at=wish).start
         except memory.SystemCallError:
-            # It is no more than a wish.
+            # The requested address is only a hint.
             pass
     return reserve(size, is_reservation=True, alignment=unit).start
 
@@ -124,7 +123,7 @@ def _mem_map(
 
 
 def _whole_mappings(process: HipProcess, pointer: int, size: int, rule: str) -> list[Piece]:
-    """Return the mappings that together are exactly a range, or refuse."""
+    """Return the mappings that together cover exactly a range, or refuse."""
     pieces = process.space.overlapping(pointer, size) if pointer and size else []
     is_filled = sum(one.nbytes for one in pieces) == size
     if not pieces or not is_filled or pieces[0].start != pointer:

@@ -79,13 +79,15 @@ def test_what_is_damaged(user: Path, tmp_path: Path) -> None:
     refused = 0
     for size in range(6, len(whole), 61):
         path.write_bytes(whole[:size])
-        with pytest.raises(ConfigurationError, match=f"^{path} is damaged") as caught:
+        with pytest.raises(
+            ConfigurationError, match=f"^'{path}' is not a complete library"
+        ) as caught:
             needs_of(path)
         refused += 1
 
     assert refused > 100
     assert "reinstall the package" in str(caught.value.hint)
-    with pytest.raises(ConfigurationError, match="is damaged"):
+    with pytest.raises(ConfigurationError, match="is not a complete library"):
         build_stand_ins([path], environ(tmp_path))
 
 
@@ -104,7 +106,7 @@ def test_what_is_changed(user: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"nowhere\.so cannot be read: No such file"):
+    with pytest.raises(ConfigurationError, match=r"nowhere\.so' cannot be read: No such file"):
         build_stand_ins([tmp_path / "nowhere.so"], environ(tmp_path))
 
 

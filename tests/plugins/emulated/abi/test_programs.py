@@ -191,7 +191,8 @@ def test_a_setting_that_has_no_meaning(compile_program: Compile, run: Run) -> No
     assert done.returncode == 1
     assert "answers 999, not 0" in done.stdout
     (line,) = done.stderr.splitlines()
-    assert "cannot work in this process: CROSSMEM_EMULATED_DEVICES is 'lots'" in line
+    fault = "CROSSMEM_EMULATED_DEVICES must be a number from 1 to 1024, not 'lots'"
+    assert f"cannot work in this process: {fault}" in line
 
 
 def test_another_vendor_s_profile(compile_program: Compile, run: Run) -> None:

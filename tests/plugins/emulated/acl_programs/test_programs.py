@@ -100,5 +100,7 @@ def test_logs_of_programs(compile_program: Compile, run: Run) -> None:
 
 
 def test_a_setting_without_meaning_is_told(compile_program: Compile, run: Run) -> None:
-    with pytest.raises(RuntimeError, match="CROSSMEM_EMULATED_STRICT is 'perhaps'"):
+    with pytest.raises(
+        RuntimeError, match="CROSSMEM_EMULATED_STRICT must be 1 or 0, not 'perhaps'"
+    ):
         run(compile_program("order"), CROSSMEM_EMULATED_STRICT="perhaps")

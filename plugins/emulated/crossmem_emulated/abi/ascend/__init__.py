@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``libascendcl.so``: Huawei's ACL for C and C++ programs.
 
-``types.h`` and ``functions.h`` are this project's own declarations of what is emulated, and what
-``plain.c`` defines needs no device. What ``unsupported.txt`` names can be linked and called, and
-answers that it is not supported.
+``types.h`` and ``functions.h`` are this project's own declarations of the emulated functions.
+``plain.c`` defines functions that need no device. Functions in ``unsupported.txt`` can be linked
+and called, and return that they are not supported.
 """
 
 from importlib import resources
@@ -26,11 +26,11 @@ class Unsupported(NamedTuple):
     result: str
     """Its C type."""
     code: int | None
-    """What it answers, None for the code of all that are not emulated."""
+    """Its result code, None for the common code of unsupported functions."""
 
 
 def unsupported() -> dict[str, Unsupported]:
-    """Return the functions that are not emulated, by their names."""
+    """Return the unsupported functions, by name."""
     found: dict[str, Unsupported] = {}
     one = Unsupported("", None)
     for line in _read("unsupported.txt").splitlines():
@@ -43,13 +43,13 @@ def unsupported() -> dict[str, Unsupported]:
 
 
 def _prototypes() -> str:
-    # What ignores its arguments need not declare them.
+    # A function that ignores its arguments need not declare them.
     more = "\n".join(f"{result} {name}(void);" for name, (result, _) in unsupported().items())
     return f"{_read('functions.h')}\n{more}\n"
 
 
 def _bind(ffi: Any, soname: str) -> Binding:
-    # The emulation is loaded where it is used, and not where the library is built.
+    # Imported late: the build of the library does not need the emulation.
     from crossmem_emulated.abi.ascend.binding import AclBinding  # noqa: PLC0415
 
     return AclBinding(ffi, soname)
@@ -58,19 +58,19 @@ def _bind(ffi: Any, soname: str) -> Binding:
 LIBRARY: Final = Library(
     name="ascend",
     sonames=("libascendcl.so",),
-    # The name that loaders fall back to, and what newer editions link. One file, so that a
-    # program with both has one device.
+    # The name that loaders fall back to, and the name with which newer editions link. Both are one
+    # file, so that a program with both names has one device.
     links=("libascendcl.so.1", "libacl_rt.so"),
     types=_read("types.h"),
     prototypes=_prototypes(),
     code=_read("plain.c"),
     # The vendor's "internal error".
     unknown=500000,
-    # "No context": nothing is set any more.
+    # "No context": the process has no state any more.
     ended=107002,
     profiles=tuple(PROFILES),
     profile_field="acl_profile",
-    # What is not emulated cannot fail in another way.
+    # Unsupported functions can fail in no other way.
     entry_of=CALLED.get,
     bind=_bind,
 )

@@ -16,14 +16,14 @@ __all__ = ["AclBinding"]
 
 
 class AclBinding:
-    """What the C functions of one process call.
+    """The functions behind the C functions of one process.
 
     Parameters
     ----------
     ffi
         The declarations.
     _soname
-        What the program loaded; there is one edition.
+        The library name that the program loaded; there is only one edition.
     """
 
     def __init__(self, ffi: Any, _soname: str) -> None:
@@ -36,7 +36,7 @@ class AclBinding:
         self._shapes = dict(ffi.typeof("struct cm_table").fields)
 
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Return what is called for each C function, by its name."""
+        """Return the Python function of each C function, by name."""
         plain = CALLED.keys() - records.FUNCTIONS.keys()
         found = {name: self._convert(name) for name in plain}
         found |= {name: self._bound(name, function) for name, function in records.FUNCTIONS.items()}
@@ -48,7 +48,7 @@ class AclBinding:
         }
 
     def refuse(self, name: str) -> Any:
-        """Return what a function answers that is not emulated."""
+        """Return the result of an unsupported function."""
         result = self._shapes[name].type.result
         if result.kind == "pointer":
             return self.ffi.NULL
@@ -60,16 +60,16 @@ class AclBinding:
     # Calls ------------------------------------------------------------------------------------
 
     def call(self, name: str, *values: Any) -> tuple[tuple[Any, ...] | None, int]:
-        """Call the emulation for a C function; return outputs to be written, and the code."""
+        """Call the emulation for a C function; return its outputs and the code."""
         outputs, code = self.acl.answer(CALLED[name], *values)
         return outputs, self.finish(name, code, None)
 
     def missing(self, name: str) -> int:
-        """Return the code for an argument that must not be null and is."""
+        """Return the code for a null argument that must not be null."""
         return self.finish(name, Code.INVALID_PARAM, "an argument is null")
 
     def finish(self, name: str, code: int, text: str | None) -> int:
-        """Note how a call ended, for who asks later, and return its code."""
+        """Record the end of a call for later queries, and return its code."""
         if code:
             self._thread.last = int(code)
             self.acl.rename_error(name, text)
@@ -79,10 +79,10 @@ class AclBinding:
         return lambda *arguments: function(self, name, *arguments)
 
     def _convert(self, name: str) -> Callable[..., int]:
-        """Return what is called for a C function whose parameters tell what they are.
+        """Return the Python function for a C function whose parameter types suffice.
 
-        A pointer to a number or to a pointer is an output, in the order of the emulation's;
-        ``char *`` is text; all else is an input.
+        A pointer to a number or to a pointer is an output, in the order of the emulation's outputs.
+        ``char *`` is text. Every other parameter is an input.
         """
         ffi = self.ffi
         shapes = self._shapes[name].type.args
@@ -116,7 +116,7 @@ class AclBinding:
         text = self.acl.get_recent_err_msg()
         if not text:
             return self.ffi.NULL
-        # It is the caller's until it asks again.
+        # The text belongs to the caller until its next query.
         self._thread.text = self.ffi.new("char[]", text.encode())
         return self._thread.text
 
@@ -136,7 +136,7 @@ _NUMBER, _POINTER, _TEXT, _OUTPUT = "number", "pointer", "text", "output"
 
 
 def _kind(shape: Any) -> str:
-    """Return what a parameter is, by its C type."""
+    """Return the role of a parameter, from its C type."""
     if shape.kind != "pointer":
         return _NUMBER
     if shape.item.cname == "char":

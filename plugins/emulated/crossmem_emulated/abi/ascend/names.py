@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which function of the emulation stands behind each C function."""
+"""The emulation's function behind each C function."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -133,8 +133,5 @@ CALLED: Final[Mapping[str, str]] = {
     "aclrtIpcMemImportByKey": "rt.ipc_mem_import_by_key",
     "aclrtIpcMemClose": "rt.ipc_mem_close",
 }
-"""The emulation's function, by the C function's name.
-
-Some have the same: what tells them apart does nothing here, such as a schedule, or a condition that
-always holds, or is an argument.
-"""
+"""The emulation's function, by the C function's name. Some C functions share one: their difference
+has no effect here (a schedule, or a condition that always holds), or it is an argument."""

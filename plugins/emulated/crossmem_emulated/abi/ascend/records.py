@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C functions of ACL that take or give structures, lists and text."""
+"""C functions of ACL with structures, lists or text as parameters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
@@ -13,7 +13,7 @@ __all__ = ["FUNCTIONS", "text_of"]
 _DEVICE_ATTRIBUTE, _MODULE_ATTRIBUTE = 2, 1
 _MOST_PIDS: Final = 65535
 _MOST_PIDS_OF_KEYS: Final = 31
-# Chosen: more than any program has a use for.
+# Arbitrary limits, above the needs of any program.
 _MOST_PLACES: Final = 64
 _MOST_SERVERS: Final = 1024
 
@@ -32,7 +32,7 @@ def text_of(ffi: Any, pointer: Any) -> str:
 
 
 def _check_count(binding: _Binding, name: str, count: int, most: int) -> int:
-    """Refuse a list that is too long before it is read: there may be no memory behind its count."""
+    """Refuse a list that is too long before it is read: its count may be wrong."""
     if count <= most:
         return 0
     return binding.finish(name, Code.RT_PARAM_INVALID, f"{count} entries are more than {most}")
@@ -135,7 +135,7 @@ def _ipc_open_event_handle(binding: _Binding, name: str, handle: Any, event: Any
 
 
 def _config(binding: _Binding, config: Any) -> dict[str, Any] | None:
-    """Return a configuration, None where it says that there is more than it has."""
+    """Return a configuration, None if its count exceeds its attributes."""
     if config == binding.ffi.NULL or not config.numAttrs:
         return {}
     if config.attrs == binding.ffi.NULL:
@@ -191,7 +191,7 @@ def _pointer_get_attributes(binding: _Binding, name: str, pointer: Any, attribut
 
 
 def _memcpy_batch(binding: _Binding, name: str, *arguments: Any) -> int:
-    """Copy in a batch; with a place for the number of a copy that fails, and with a stream."""
+    """Copy in a batch, with an output for the number of a failed copy, and with a stream."""
     ffi = binding.ffi
     *lists, count, attributes, indexes, number = arguments[:8]
     places = arguments[8:]
@@ -205,7 +205,7 @@ def _memcpy_batch(binding: _Binding, name: str, *arguments: Any) -> int:
         (_address(ffi, to), room, _address(ffi, start), size)
         for to, room, start, size in zip(targets, rooms, sources, sizes, strict=True)
     ]
-    # More than there are copies need not be looked at to be refused.
+    # A count above the number of copies is refused without reading the rest.
     listed = [
         Places(
             int(indexes[one]),
@@ -218,7 +218,7 @@ def _memcpy_batch(binding: _Binding, name: str, *arguments: Any) -> int:
     stream = [_address(ffi, places[-1])] if "Async" in name else []
     outputs, code = binding.call(name, copies, listed, *stream)
     if fail is not None:
-        # No single copy is to blame where the emulation names none.
+        # -1 if the emulation names no single copy as the cause.
         fail[0] = outputs[0] if code and outputs else int(ffi.cast("size_t", -1))
     return code
 
@@ -308,7 +308,7 @@ def _mem_set_pid_to_shareable_handle(
 
 
 def _share_of(ffi: Any, share: Any, kind: int) -> int | bytes:
-    """Return what a program passes as a shareable handle; other kinds are refused later."""
+    """Return a program's shareable handle; other kinds are refused later."""
     if kind == PLAIN:
         return int(ffi.cast("uint64_t *", share)[0])
     return bytes(ffi.buffer(share, FABRIC_HANDLE_NBYTES)) if kind == FABRIC else 0
@@ -360,7 +360,7 @@ def _ipc_mem_get_export_key(  # noqa: PLR0917 - the vendor's order
 ) -> int:
     if key == binding.ffi.NULL:
         return binding.missing(name)
-    # How much more room there is than needed is pyACL's business only.
+    # pyACL alone uses the rest of the room.
     room = min(length, KEY_NBYTES)
     address = _address(binding.ffi, pointer)
     outputs, code = binding.call(name, address, size, room, flags)
@@ -426,4 +426,4 @@ FUNCTIONS: Final[Mapping[str, Callable[..., int]]] = {
     "aclrtIpcMemSetImportPid": _ipc_mem_set_import_pid,
     "aclrtIpcMemImportPidInterServer": _ipc_mem_import_pid_inter_server,
 }
-"""What is called for each C function."""
+"""The Python function for each C function."""

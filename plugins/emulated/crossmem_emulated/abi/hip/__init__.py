@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD's ``libamdhip64``: its types, functions and symbol versions, and the emulation behind it.
 
-The facts are in files beside this one: ``types.h`` and ``functions.h`` declare what is emulated,
-``registration.c`` and ``plain.c`` define what needs no emulation, and ``symbols.txt`` names
-everything that AMD's library exports, with the version of each symbol. What is named there only is
-refused.
+The data is in files beside this one: ``types.h`` and ``functions.h`` declare the emulated
+functions, ``registration.c`` and ``plain.c`` define functions without emulation, and
+``symbols.txt`` names all exports of AMD's library with the version of each symbol. Functions that
+only ``symbols.txt`` names are refused.
 """
 
 from importlib import resources
@@ -25,7 +25,7 @@ def _text(name: str) -> str:
 
 
 def _symbols() -> dict[str, str]:
-    """Return the version of each symbol, by its name."""
+    """Return the version of each symbol, by name."""
     found: dict[str, str] = {}
     node = ""
     for line in _text("symbols.txt").splitlines():
@@ -58,12 +58,12 @@ _ENTRIES: Final = {
     "MemsetD8Async": "memsetAsync",
     "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
-"""What functions call that have no entry of their own, without HIP's beginning."""
+"""The entries behind functions without an entry of their own; names without HIP's prefix."""
 
 
 def _entry_of(name: str) -> str | None:
-    """Return CuPy's name of a function, None where the emulation has none of its own for it."""
-    # Naming it is what registers the entries.
+    """Return CuPy's name of a function, None if the emulation has no entry for it."""
+    # The import registers the entries.
     rest = name.removeprefix("hip")
     for one in (rest, rest.removesuffix("_spt")):
         entry = _ENTRIES.get(one, one[:1].lower() + one[1:])

@@ -20,7 +20,7 @@ __all__ = ["HipBinding"]
 
 _NOT_SUPPORTED: Final = 801
 _INTERNAL_ERROR: Final = 11
-"""What is nearest to "not supported" of the codes that the compiler of kernels has."""
+"""Of the codes of the kernel compiler, the nearest to "not supported"."""
 _UNKNOWN: Final = 999
 _PROFILE_VARIABLE: Final = "CROSSMEM_EMULATED_HIP_PROFILE"
 _OF_ROCM_5: Final = "libamdhip64.so.5"
@@ -29,7 +29,7 @@ _OF_ROCM_5: Final = "libamdhip64.so.5"
 def _runtime(soname: str) -> Runtime:
     options = Options.from_environ(os.environ)
     profile = options.hip_profile
-    # Who linked this name was compiled with numbers of ROCm 5, whatever the rules are.
+    # A program linked with this name was compiled with ROCm 5's numbers, whatever the rules are.
     is_old = soname == _OF_ROCM_5
     if is_old and not os.environ.get(_PROFILE_VARIABLE, "").strip():
         profile = "rocm5"
@@ -74,12 +74,12 @@ class HipBinding(Binding):
     @override
     def refuse(self, name: str) -> int:
         if name.startswith("hiprtc"):
-            # Its results are no failures that the thread remembers.
+            # Its results are not failures that the thread remembers.
             return _INTERNAL_ERROR
         return self._runtime.refuse(name, _NOT_SUPPORTED)
 
     def _text(self, text: str) -> Any:
-        """Return a C string that stays."""
+        """Return a C string that stays valid."""
         if text not in self._texts:
             self._texts[text] = self._ffi.new("char[]", text.encode())
         return self._texts[text]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From C's conventions to those of the emulation: results through pointers, codes as results."""
+"""Conversion from C's conventions to the emulation's: output pointers, result codes."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -13,7 +13,7 @@ Function = Callable[..., Any]
 
 
 class Converter:
-    """Makes functions for C of the entries of a runtime.
+    """Makes C functions from the entries of a runtime.
 
     Parameters
     ----------
@@ -28,15 +28,15 @@ class Converter:
         self.runtime = runtime
 
     def call(self, name: str, *arguments: Any) -> tuple[int, Any]:
-        """Call an entry: code, and result where that is 0."""
+        """Call an entry; return the code, and the result if the code is 0."""
         return self.runtime.call(name, *arguments)
 
     def null(self, name: str) -> int:
-        """Answer a call that was given no place for its result."""
+        """Return the code of a call without a pointer for its result."""
         return self.runtime.refuse(name, INVALID_VALUE)
 
     def plain(self, name: str, *more: Any) -> Function:
-        """Return a function without a result; what follows the arguments can be given here."""
+        """Return a function without a result. ``more`` follows the call's arguments."""
 
         def function(*arguments: Any) -> int:
             return self.runtime.call(name, *arguments, *more)[0]
@@ -44,7 +44,7 @@ class Converter:
         return function
 
     def into(self, name: str) -> Function:
-        """Return a function whose first argument says where its result goes."""
+        """Return a function whose first argument is the pointer for its result."""
 
         def function(place: Any, *arguments: Any) -> int:
             if not place:
@@ -57,7 +57,7 @@ class Converter:
         return function
 
     def into_last(self, name: str) -> Function:
-        """Return a function whose last argument says where its result goes."""
+        """Return a function whose last argument is the pointer for its result."""
         first = self.into(name)
 
         def function(*arguments: Any) -> int:
@@ -67,7 +67,7 @@ class Converter:
         return function
 
     def pair(self, name: str) -> Function:
-        """Return a function with two results, which come first."""
+        """Return a function whose first arguments are the pointers for two results."""
 
         def function(one: Any, other: Any, *arguments: Any) -> int:
             if not one or not other:

@@ -12,7 +12,7 @@ _INVALID_DEVICE = 101
 
 
 class _Devices:
-    """Functions whose results need more than a place to go."""
+    """Functions whose results need more than one pointer."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
@@ -20,7 +20,7 @@ class _Devices:
         self._call = convert.call
 
     def _describe(self, device: int) -> tuple[int, dict[str, Any]]:
-        """Return a code, and all that a device says of itself."""
+        """Return a code, and all properties of a device."""
         status, found = self._call("getDeviceProperties", device)
         if status:
             return status, {}
@@ -28,7 +28,7 @@ class _Devices:
         runtime = self._convert.runtime
         more = {
             "virtualMemoryManagementSupported": runtime.has_virtual_memory,
-            # As a bit each: there are none but descriptors.
+            # A bit mask of types. Descriptors are the only type.
             "memoryPoolSupportedHandleTypes": int(runtime.shares_pools),
         }
         return 0, {**FACTS, **found, **more, "uuid": {"bytes": uuid}}
@@ -94,7 +94,7 @@ class _Devices:
         return self._convert.runtime.refuse("deviceGetPCIBusId", INVALID_VALUE)
 
     def _write(self, place: Any, room: int, text: bytes) -> None:
-        """Write what there is room for of a text, and its end."""
+        """Write a string's prefix that fits, and its terminating zero."""
         cut = text[: room - 1] + b"\0"
         self._ffi.memmove(place, cut, len(cut))
 
@@ -145,7 +145,7 @@ class _Devices:
         return self._call("deviceEnablePeerAccess", peer)[0]
 
     def priorities(self, least: Any, greatest: Any) -> int:
-        """Tell a stream's priorities; whoever called need not want both."""
+        """Return the priorities of streams; both pointers may be null."""
         status, found = self._call("deviceGetStreamPriorityRange")
         if not status:
             self._put((least, greatest), found)
@@ -160,14 +160,14 @@ class _Devices:
         return int(self._convert.into("ctxCreate")(place, flags, device))
 
     def pop_context(self, place: Any) -> int:
-        """Pop a context; whoever called need not want it."""
+        """Pop a context; the pointer may be null."""
         status, handle = self._call("ctxPopCurrent")
         if place and not status:
             place[0] = handle
         return status
 
     def context_state(self, device: int, flags: Any, active: Any) -> int:
-        """Say what a device's context is like; whoever called need not want all of it."""
+        """Return the state of a device's context; the pointers may be null."""
         status, found = self._call("devicePrimaryCtxGetState", device)
         if not status:
             self._put((flags, active), found)
@@ -175,7 +175,7 @@ class _Devices:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions, by their name in C."""
+    """Return the functions, by their C names."""
     devices = _Devices(convert)
     into, plain = convert.into, convert.plain
     return {

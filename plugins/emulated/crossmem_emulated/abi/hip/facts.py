@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the emulated device says of itself beyond what CuPy asks, and the numbers to ask with."""
+"""Properties of the emulated device that CuPy does not query, and the numbers of attributes."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -52,12 +52,12 @@ FACTS: Final[Mapping[str, Any]] = {
     "unifiedAddressing": 1,
     "wallClockRate": 100_000,
 }
-"""By the names of the fields of ``hipDeviceProp_t``, or of attributes that have no field; what is
-missing is 0, such as all about images, which this device does not have."""
+"""By the names of the fields of ``hipDeviceProp_t``, or of attributes without a field. Missing ones
+are 0, for example all image attributes, because this device has no images."""
 
 _FIRST_OF_AMD: Final = 10_000
-# Numbers count from 0; a dash is one that AMD's runtime refuses too. A digit after a dot is the
-# place in a field that has several.
+# Numbers count from 0. A dash marks a number that AMD's runtime refuses too. A digit after a dot is
+# the index in a field with several values.
 _COMMON: Final = """
 ECCEnabled accessPolicyMaxWindowSize asyncEngineCount canMapHostMemory
 canUseHostPointerForRegisteredMem clockRate computeMode computePreemptionSupported
@@ -95,7 +95,7 @@ ATTRIBUTES: Final[Mapping[int, str]] = {
     for place, name in enumerate(names.split())
     if name != "-"
 }
-"""Field that each number of ``hipDeviceAttribute_t`` asks for."""
+"""The field for each number of ``hipDeviceAttribute_t``."""
 
 POINTERS: Final = frozenset({"hdpMemFlushCntl", "hdpRegFlushCntl"})
-"""Fields that are addresses, and are written as such; the emulated device has no registers."""
+"""Fields that are addresses, and are written as such. The emulated device has no registers."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``hipGetProcAddress``: functions of the library itself, by their name."""
+"""``hipGetProcAddress``: functions of the library itself, by name."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ class _Lookup:
     Parameters
     ----------
     convert
-        What converts.
+        The converter.
     soname
         Name of the library.
     """
@@ -64,7 +64,7 @@ class _Lookup:
 
 
 def functions(convert: Converter, soname: str) -> dict[str, Function]:
-    """Return the functions, by their name in C."""
+    """Return the functions, by their C names."""
     lookup = _Lookup(convert, soname)
     return {
         "hipGetProcAddress": lookup.find,

@@ -8,11 +8,11 @@ from crossmem_emulated.abi.hip.convert import Converter, Function
 __all__ = ["functions"]
 
 _ELEMENTS: Final = frozenset({4, 8, 16})
-"""What :c:func:`hipMemAllocPitch` takes for the size of an element, in bytes."""
+"""Valid element sizes of :c:func:`hipMemAllocPitch`, in bytes."""
 _DEVICE_POINTER, _HOST_POINTER = 3, 4
 _MANAGED: Final = frozenset({3, 4})
-"""The numbers of managed memory since ROCm 6, and before."""
-# How many bytes the answer to a question about an address has.
+"""The numbers of managed memory, since ROCm 6 and before."""
+# Size of each attribute of an address, in bytes.
 _SIZES: Final = {2: 4, 6: 1, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4, 17: 8}
 
 
@@ -167,7 +167,7 @@ def _copies(convert: Converter) -> dict[str, Function]:
         "hipMemcpyPeerAsync": convert.plain("memcpyPeerAsync"),
         "hipMemcpy2D": convert.plain("memcpy2D"),
         "hipMemcpy2DAsync": convert.plain("memcpy2DAsync"),
-        # A struct of which CuPy has the address, too.
+        # The argument is a struct. CuPy passes its address too.
         "hipMemcpy3D": convert.plain("memcpy3D"),
         "hipMemcpy3DAsync": convert.plain("memcpy3DAsync"),
         "hipMemset": convert.plain("memset"),
@@ -185,7 +185,7 @@ def _copies(convert: Converter) -> dict[str, Function]:
 
 
 def _boxed(convert: Converter, name: str) -> Function:
-    """Return a function that fills a box, of what it is given structs of."""
+    """Return a function that fills a box, from struct arguments."""
 
     def function(place: Any, value: int, extent: Any, *stream: int) -> int:
         where = place.ptr, place.pitch, place.xsize, place.ysize
@@ -196,7 +196,7 @@ def _boxed(convert: Converter, name: str) -> Function:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions, by their name in C."""
+    """Return the functions, by their C names."""
     memory = _Memory(convert)
     into, plain = convert.into, convert.plain
     return {
@@ -215,7 +215,7 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipPointerGetAttribute": memory.attribute,
         "hipDrvPointerGetAttributes": memory.several,
         "hipPointerSetAttribute": memory.set_attribute,
-        # No device has its memory as a dma-buf, which the attribute says.
+        # No device exports its memory as a dma-buf; the attribute says so.
         "hipMemGetHandleForAddressRange": lambda *_arguments: convert.null(
             "memGetHandleForAddressRange"
         ),

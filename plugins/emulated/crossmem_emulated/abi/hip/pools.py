@@ -9,11 +9,11 @@ from crossmem_emulated.hip import Runtime
 __all__ = ["functions"]
 
 _THRESHOLD: Final = 4
-"""What comes before is an int, and the rest are sizes."""
+"""Attributes below this number are ints; the rest are sizes."""
 
 
 class _Pools:
-    """Functions that are given structs, or values of several types."""
+    """Functions with structs, or values of several types, as arguments."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
@@ -30,7 +30,7 @@ class _Pools:
         return int(self._convert.into("memPoolCreate")(place, props))
 
     def _typed(self, attribute: int, place: Any) -> Any:
-        """Return where an attribute's value is, as what it is."""
+        """Return the pointer for an attribute's value, with its type."""
         kind = "uint64_t *" if attribute >= _THRESHOLD else "int *"
         return self._ffi.cast(kind, place)
 
@@ -55,7 +55,7 @@ class _Pools:
     def set_access(self, pool: int, access: Any, count: int) -> int:
         if not access:
             return self._convert.null("memPoolSetAccess")
-        # No more are read than may be there: one is more than there are devices.
+        # The count may be wrong, so at most one entry more than there are devices is read.
         _, devices = self._call("getDeviceCount")
         listed = access[0 : min(count, (devices or 0) + 1)]
         wanted = [(one.location.type, one.location.id, one.flags) for one in listed]
@@ -65,7 +65,7 @@ class _Pools:
         if not descriptor:
             return self._convert.null("memPoolImportFromShareableHandle")
         # The argument is the descriptor itself. The vendors read 32 bits of it, so a program may
-        # pass a word whose other bits have never been set.
+        # pass a word whose other bits are uninitialised.
         number = int(self._ffi.cast("int", descriptor))
         name = "memPoolImportFromShareableHandle"
         return int(self._convert.into(name)(place, number, kind, flags))
@@ -86,7 +86,7 @@ class _Pools:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions, by their name in C."""
+    """Return the functions, by their C names."""
     pools, into, plain = _Pools(convert), convert.into, convert.plain
     return {
         "hipDeviceGetDefaultMemPool": into("deviceGetDefaultMemPool"),

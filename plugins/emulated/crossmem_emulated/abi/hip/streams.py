@@ -42,7 +42,7 @@ class _Streams:
         try:
             status, is_active = self._call("streamIsCapturing", stream)
         except RuntimeError:
-            # So CuPy says what is a number in C.
+            # CuPy raises an exception here; C gets a number.
             place[0] = _INVALIDATED
             return 0
         if not status:
@@ -50,16 +50,16 @@ class _Streams:
         return status
 
     def capture_info(self, stream: int, place: Any, *places: Any) -> int:
-        """Tell a capture's status, number, graph, nodes, and how many nodes there are.
+        """Return a capture's status, number, graph, nodes, and the number of nodes.
 
-        Whoever calls wants the status, and need not want the rest, nor have a place for it.
+        The pointer for the status is required. The others may be null or missing.
         """
         if not place:
             return self._convert.null("streamGetCaptureInfo")
         status, found = self._call("streamGetCaptureInfo", stream)
         if not status:
             place[0], *values = found
-            # What is captured has no nodes here.
+            # A capture has no nodes in this emulation.
             wanted = zip(places, (*values, 0, 0), strict=False)
             for where, value in wanted if values[0] else ():
                 if where:
@@ -77,7 +77,7 @@ class _Streams:
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions, by their name in C."""
+    """Return the functions, by their C names."""
     streams = _Streams(convert)
     into, into_last, plain = convert.into, convert.into_last, convert.plain
     return {

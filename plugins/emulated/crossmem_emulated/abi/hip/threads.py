@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that take the thread's own stream for the usual one: those that end in ``_spt``.
+"""Functions with the per-thread default stream: those that end in ``_spt``.
 
 Programs that are compiled for it call them under the usual names.
 """
@@ -12,7 +12,7 @@ from crossmem_emulated.abi.hip.convert import Converter, Function
 __all__ = ["functions"]
 
 _PER_THREAD: Final = 2
-# Where the stream is among the arguments.
+# The index of the stream among the arguments.
 _PLACES: Final = {
     "hipMemcpyAsync": 4,
     "hipMemcpy2DAsync": 7,
@@ -46,12 +46,12 @@ def _with_own_stream(function: Function, place: int) -> Function:
 
 
 def functions(convert: Converter, usual: Mapping[str, Function]) -> dict[str, Function]:
-    """Return the functions, by their name in C.
+    """Return the functions, by their C names.
 
     Parameters
     ----------
     convert
-        What converts.
+        The converter.
     usual
         The functions that take a stream.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions about virtual memory: the structs that describe it become arguments."""
+"""Functions of virtual memory: the fields of their structs become arguments."""
 
 from typing import Any, Final
 
@@ -8,22 +8,22 @@ from crossmem_emulated.abi.hip.convert import Converter, Function
 __all__ = ["functions"]
 
 _LOWEST_ADDRESS: Final = 1 << 16
-"""Linux lets no program use addresses below this one, so that smaller numbers are none."""
+"""Linux gives no program addresses below this one, so a smaller number is not an address."""
 
 
 class _Virtual:
-    """Functions that are given structs."""
+    """Functions with struct arguments."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
         self._ffi = convert.ffi
         self._call = convert.call
         self._is_old = False
-        """Whether this program was last seen to have the structs of ROCm 5.2."""
+        """Whether the last call of this program used the structs of ROCm 5.2."""
 
     def _fields(self, properties: Any) -> tuple[int, int, int, int]:
-        """Return type, type of handles, and location, wherever a program has them."""
-        # No memory is of type 0, so this is no program of ROCm 6.
+        """Return type, type of handles, and location, from either layout of the struct."""
+        # No memory has type 0, so this program was not compiled for ROCm 6.
         self._is_old = not properties.now.type and bool(properties.before.type)
         described = properties.before if self._is_old else properties.now
         location = described.location
@@ -69,13 +69,13 @@ class _Virtual:
         if not descriptor:
             return self._convert.null("memImportFromShareableHandle")
         if descriptor >= _LOWEST_ADDRESS:
-            # Up to ROCm 6 the argument says where the descriptor is.
+            # Up to ROCm 6 the argument points to the descriptor.
             descriptor = self._ffi.cast("int *", descriptor)[0]
         return int(self._convert.into("memImportFromShareableHandle")(place, descriptor, kind))
 
 
 def functions(convert: Converter) -> dict[str, Function]:
-    """Return the functions, by their name in C."""
+    """Return the functions, by their C names."""
     virtual = _Virtual(convert)
     into, plain = convert.into, convert.plain
     return {

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds which blocks of a pool, as words in rows and reservations of messages say."""
+
+import time
+from itertools import compress
+from operator import attrgetter
+from typing import NamedTuple
+
+from crossmem.control import words
+from crossmem.control.arenas import Arena
+from crossmem.control.leases import Lease
+from crossmem.models import BlockHandle
+
+__all__ = ["BlockReport", "report_of"]
+
+
+class BlockReport(NamedTuple):
+    """One generation of a block that was exported, with those who hold it.
+
+    Parameters
+    ----------
+    handle
+        Names the whole capacity of the block.
+    leases
+        Who holds it, oldest first.
+    is_freed
+        Whether the block was freed and waits for these leases to end.
+    is_withdrawn
+        Whether the block lives on in a later generation.
+    """
+
+    handle: BlockHandle
+    leases: tuple[Lease, ...]
+    is_freed: bool
+    is_withdrawn: bool
+
+
+def report_of(arena: Arena) -> list[BlockReport]:
+    """Return the blocks that have a handle or a holder, in their order."""
+    first, count, pool = arena.at, arena.fresh, arena.core
+    with arena.registry.lock:
+        found: dict[tuple[int, int], list[Lease]] = {}
+        for index, word in enumerate(arena.words[first : first + count]):
+            if word % 2:
+                found[index, word] = []
+        for lease, row in _leases_of(arena):
+            mine = row[first : first + count]
+            for index in compress(range(count), mine):
+                # What a stranger wrote into its row need not be a generation.
+                found.setdefault((index, mine[index] | 1), []).append(lease)
+        for index, unit in arena.reserved.items():
+            for export in unit.exports.values():
+                leases = found.setdefault((index, _generation_of(export.handle)), [])
+                leases += [one for one in unit.leases.values() if one.in_message]
+        reports = []
+        for (index, generation), leases in sorted(found.items()):
+            word = words.load(arena.words, first + index)
+            if word != generation and not leases:
+                continue
+            handle = BlockHandle(pool, (0, pool.stride, index, generation, pool.stride))
+            is_live = word % 2 == 1
+            ordered = tuple(sorted(leases, key=attrgetter("since")))
+            reports.append(
+                BlockReport(handle, ordered, not is_live, is_live and word != generation)
+            )
+        return reports
+
+
+def _leases_of(arena: Arena) -> list[tuple[Lease, memoryview]]:
+    """Return the rows with the lease that its process has on the arena. The lock is held."""
+    registry, export = arena.registry, arena.export
+    unit, since = export.unit, export.since
+    now = time.time()
+    found = [
+        (Lease(0, unit, 0, row.holder, since.get(row, now)), one)
+        for row, one in export.rows.items()
+    ]
+    own = registry.pools.own_rows.get(arena.which)
+    if own is not None:
+        myself = registry.myself
+        mine = [one for one in unit.leases.values() if one.holder is myself]
+        found.append((mine[0] if mine else Lease(0, unit, 0, myself, now), own))
+    return found
+
+
+def _generation_of(handle: object) -> int:
+    assert isinstance(handle, BlockHandle)  # noqa: S101 - the arena entered it
+    return int(handle.generation)

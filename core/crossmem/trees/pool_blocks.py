@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of pools in which arrays are made, and arrays in blocks that a child does not have."""
+
+from collections.abc import Callable
+from typing import Final
+
+from crossmem.errors import (
+    BusyError,
+    ConfigurationError,
+    ForkedProcessError,
+    InvalidSizeError,
+    UnsupportedError,
+)
+from crossmem.guards import clause, shorten
+from crossmem.sharing.base.forks import is_mapped
+from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.process import current
+from crossmem.sharing.exporter.allocation import Allocation
+from crossmem.sharing.pools.block import Block
+from crossmem.sharing.pools.pool import Pool
+
+__all__ = [
+    "Exportable",
+    "check_pool",
+    "let_go",
+    "refuse_pool_elsewhere",
+    "refuse_unmapped",
+    "take_block",
+]
+
+Exportable = Allocation | Block
+"""Memory of this process, of which it makes handles."""
+
+_DROP_HINT: Final = "make a pool with larger blocks, or leave out pool="
+
+
+def check_pool(pool: object, device: object, operation: str) -> None:
+    """Refuse what is no pool, and a pool beside a device.
+
+    Raises
+    ------
+    ConfigurationError
+        With what is wrong.
+    """
+    if pool is None:
+        return
+    if not isinstance(pool, Pool):
+        msg = f"pool must be a crossmem.Pool or None, not {shorten(pool)}"
+        raise ConfigurationError(msg, operation=operation)
+    if device is not None:
+        msg = f"device and pool exclude each other: this pool has memory of {pool.device.name}"
+        raise ConfigurationError(msg, operation=operation, hint="leave out device=")
+
+
+def take_block(pool: Pool, nbytes: int, what: str, operation: str, timeout: float = 0.0) -> Block:
+    """Return a block that is given back when the last array in it is gone.
+
+    Raises
+    ------
+    InvalidSizeError
+        The blocks of the pool are smaller.
+    OutOfMemoryError
+        No block became free in time.
+    """
+    if nbytes > pool.block_nbytes:
+        msg = f"{what} {nbytes} bytes, and a block of the pool has {pool.block_nbytes}"
+        raise InvalidSizeError(msg, operation=operation, hint=_DROP_HINT)
+    block = pool.allocate(nbytes, timeout=timeout)
+    leave_to_views(block)
+    return block
+
+
+def refuse_pool_elsewhere(pool: Pool, where: str, home: str) -> None:
+    """Refuse a pool for a copy that has to lie on another device.
+
+    Raises
+    ------
+    UnsupportedError
+        The devices differ.
+    """
+    if pool.device.name != home:
+        place = clause(where, 60)
+        msg = f"{place} would be copied to {home}, and the pool has memory of {pool.device.name}"
+        raise UnsupportedError(msg, operation="share", hint=f"use a pool of {home}")
+
+
+def let_go(memory: Exportable) -> None:
+    """Free memory that a tree owns.
+
+    A block with arrays that outlive the tree is freed with the last of them. Until then, no
+    process imports it by the handle that the tree had.
+    """
+    try:
+        memory.free()
+    except BusyError:
+        if not isinstance(memory, Block):
+            raise
+        memory.withdraw(memory.export())
+
+
+def refuse_unmapped(pointer: int, nbytes: int, where: Callable[[], str]) -> None:
+    """Refuse an array in a block that this process inherited through fork: it is not mapped here.
+
+    Raises
+    ------
+    ForkedProcessError
+        It lies in one.
+    """
+    memory = current().arrays.find_inherited(pointer, nbytes)
+    # The child may have mapped something else there since.
+    if memory is not None and memory.is_block and not is_mapped(pointer, nbytes):
+        msg = f"{clause(where(), 60)} lies in a block of a pool, which a forked child does not have"
+        hint = "send the block's handle to the child and attach it there, or start it with spawn"
+        raise ForkedProcessError(msg, hint=hint, operation="share")

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broken crossmems whose pools give blocks out too early, too late, or without a word."""
+
+from typing import Any
+
+from mutation import always, instead, mutant
+
+from crossmem.conformance.speed import SLOWNESS
+from crossmem.control import arenas, registry, words
+from crossmem.sharing.importer import block_holds
+from crossmem.sharing.pools import block, pool
+
+
+@mutant
+def p01_rows_are_not_read() -> None:
+    instead(arenas.Arena, "_busy")(lambda _old, *_args: set())
+
+
+@mutant
+def p01_a_freed_block_is_free_at_once() -> None:
+    @instead(block.BlockRecord, "leave_to_others")
+    def _(old: Any, self: Any) -> Any:
+        with_others = old(self)
+        self.arena.free.extend(self.arena.freed)
+        self.arena.freed.clear()
+        return with_others
+
+
+@mutant
+def p01_blocks_are_given_out_twice() -> None:
+    @instead(arenas.Arena, "reclaim")
+    def _(old: Any, self: Any, **options: Any) -> Any:
+        count = old(self, **options)
+        self.free.extend(self.free[-1:])
+        return count
+
+
+@mutant
+def p01_own_holds_do_not_count() -> None:
+    instead(arenas.Arena, "_rows")(lambda _old, self: list(self.export.rows.values()))
+
+
+@mutant
+def p01_messages_hold_no_block() -> None:
+    @instead(arenas.Arena, "_busy")
+    def _(old: Any, self: Any, indices: Any) -> Any:
+        return old(self, indices) - self.reserved.keys()
+
+
+@mutant
+def p01_one_row_counts_for_all() -> None:
+    @instead(arenas.Arena, "_rows")
+    def _(old: Any, self: Any) -> Any:
+        return old(self)[:1]
+
+
+@mutant
+def p01_the_rows_of_the_dead_are_read() -> None:
+    always(registry.LeaseRegistry, "forget_row", None)
+
+
+@mutant
+def p01_a_stopped_importer_is_called_dead() -> None:
+    # What looks whether a peer lives gives it a moment, as an answer to a message would need.
+    @instead(arenas.Arena, "reclaim")
+    def _(old: Any, self: Any, **options: Any) -> Any:
+        for row in list(self.export.rows):
+            with open(f"/proc/{row.holder.pid}/stat", encoding="utf-8") as stat:  # noqa: PTH123
+                if stat.read().rpartition(") ")[2].startswith("T"):
+                    del self.export.rows[row]
+        return old(self, **options)
+
+
+@mutant
+def p02_the_generation_stays() -> None:
+    always(arenas.Arena, "retire", None)
+
+
+@mutant
+def p02_generations_begin_anew() -> None:
+    @instead(arenas.Arena, "begin")
+    def _(_old: Any, self: Any, index: int) -> int:
+        words.store(self.words, self.at + index, 1)
+        return 1
+
+
+@mutant
+def p02_control_is_not_read() -> None:
+    @instead(block_holds.BlockHold, "take")
+    def _(old: Any, self: Any, generation: int) -> bool:
+        old(self, generation)
+        return True
+
+
+@mutant
+def p02_who_holds_a_block_gets_any_life_of_it() -> None:
+    @instead(block_holds.BlockHold, "take")
+    def _(old: Any, self: Any, generation: int) -> bool:
+        held = words.load(self.arena.row, self.arena.at + self.index)
+        return bool(old(self, generation) or held)
+
+
+@mutant
+def p03_one_held_block_keeps_all() -> None:
+    @instead(arenas.Arena, "_busy")
+    def _(old: Any, self: Any, indices: Any) -> Any:
+        return set(indices) if old(self, indices) else set()
+
+
+@mutant
+def p04_any_process_holds_blocks() -> None:
+    @instead(arenas.Arena, "_rows")
+    def _(old: Any, self: Any) -> Any:
+        known = list(self.registry.pools.arenas.values())
+        return old(self) + [row for one in known for row in one.export.rows.values()]
+
+
+@mutant
+def p04_rows_are_believed() -> None:
+    @instead(arenas.Arena, "_busy")
+    def _(old: Any, self: Any, indices: Any) -> Any:
+        for row in self._rows():
+            for index in indices:
+                at = self.at + index
+                assert words.load(row, at) <= words.load(self.words, at)
+        return old(self, indices)
+
+
+@mutant
+def p04_rubbish_is_no_hold_of_others() -> None:
+    # A free word tells as little as a wrong one.
+    @instead(arenas.Arena, "_busy")
+    def _(old: Any, self: Any, indices: Any) -> Any:
+        rows = self._rows()
+        wrong = [row for row in rows if any(row[self.at + one] > 2**32 for one in indices)]
+        return set() if wrong else old(self, indices)
+
+
+@mutant
+def p05_nobody_is_named() -> None:
+    always(pool, "name_pids", "others")
+
+
+@mutant
+def p05_nothing_is_waited_for() -> None:
+    always(arenas.Arena, "wait", value=False)
+
+
+@mutant
+def p05_a_timeout_is_taken_lightly() -> None:
+    instead(pool, "_check_wait")(lambda old, timeout: old(timeout) and old(timeout) + 5 * SLOWNESS)
+
+
+@mutant
+def p05_nobody_hears_of_freed_blocks() -> None:
+    always(arenas.Arena, "ring", None)
