@@ -116,8 +116,9 @@ class Admission:
     def _find(self, holder: Holder, context: bytes, wanted: Wanted) -> Export | Refusal:
         """Return the export that a peer asks for, if it may have it. The lock is held."""
         registry, allocation, number = self.registry, wanted.allocation, wanted.export
-        held = registry.leases.find_reservation(wanted.reservation, allocation, number)
-        refusal = registry.exports.refusal(allocation, number, is_reserved=held is not None)
+        known = registry.exports.find(allocation, number)
+        is_reserved = known is not None and registry.leases.reserves(wanted.reservation, known)
+        refusal = registry.exports.refusal(allocation, number, is_reserved=is_reserved)
         if refusal is not None:
             return refusal
         export = registry.exports.get(allocation, number)

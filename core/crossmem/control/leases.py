@@ -127,6 +127,18 @@ class LeaseTable:
             return None
         return lease if (lease.unit.allocation, lease.export) == (allocation, export) else None
 
+    def reserves(self, number: int, export: Export) -> bool:
+        """Whether a reservation lets its message's receiver have an export that others do not get.
+
+        One of a pool's block lets it have the pool, too.
+        """
+        lease = self._leases.get(number)
+        if lease is None or not lease.in_message:
+            return False
+        handle = export.handle
+        is_same = export.is_arena or lease.export == handle.export
+        return is_same and lease.unit.allocation == handle.allocation
+
     def pass_on(self, lease: Lease, holder: Holder) -> None:
         """Make the reservation of a message another process's."""
         number, moved = lease.number, lease._replace(holder=holder)

@@ -54,8 +54,12 @@ class PoolImports(Part):
         device: LocalDevice | str | None,
         readonly: Readonly,
         timeout: float | None,
+        reservation: int,
     ) -> ArenaImport:
-        """Return the arena of a block's pool, importing it at the first call."""
+        """Return the arena of a block's pool, importing it at the first call.
+
+        An owner that exits lets only those have it who show the reservation of a block.
+        """
         key = handle.pool.shared, device, readonly is True
         arena = self.arenas.get(key)
         if arena is not None and arena.is_open:
@@ -64,7 +68,7 @@ class PoolImports(Part):
         whole = handle.pool.arena
         timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
         check_readonly(readonly)
-        request = request_of(process, whole, device, readonly)
+        request = request_of(process, whole, device, readonly, reservation)
         use = Use(process, whole.core)
         try:
             process.part(ImportTable).acquire((request,), (use,), timeout_s)
@@ -138,7 +142,7 @@ def hold_block(
     process = current()
     pools = process.part(PoolImports)
     while True:
-        arena = pools.open(handle, device, readonly, timeout)
+        arena = pools.open(handle, device, readonly, timeout, reservation)
         if time.monotonic() >= arena.look_at:
             arena.look()
         kind = LinkedHold if is_linked else arena.hold_kind
