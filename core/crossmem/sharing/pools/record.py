@@ -10,7 +10,7 @@ from crossmem.control.records import Allow
 from crossmem.models import Access
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import wait_for_work
-from crossmem.sharing.base.forks import keep_from_children
+from crossmem.sharing.base.forks import forget_kept, keep_from_children
 from crossmem.sharing.exporter.allocation import Allocation, record_of
 
 __all__ = ["PoolRecord"]
@@ -89,4 +89,5 @@ class PoolRecord(Record):
         self.is_done = True
         self.process.deferred.waiting.discard(self)
         arena.close()
+        forget_kept(self.base)
         self.memory.free()
