@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import struct
+import sys
 import threading
 import time
 from collections import Counter
@@ -164,7 +165,7 @@ def use_up(pool: str, names: str) -> int:
 
 
 def wait_in_vain(pool: str, name: str) -> bool:
-    """Wait for a block while another process holds the one that was freed; whether it is refused."""
+    """Wait for a block that another process holds; whether that is refused."""
     use_up(pool, name)
     try:
         objects[pool].allocate(timeout=0.01)
@@ -339,7 +340,7 @@ class Steps(step_actions.Steps):
 
 
 def steps_of_owner(pool: str, lives: int) -> tuple[list[str], int, int]:
-    """Give blocks some lives; return the calls to the kernel, the barriers, and the calls of core."""
+    """Give blocks lives; return the calls to the kernel, the barriers, and the calls of core."""
     one = objects[pool]
 
     def live() -> None:
@@ -423,7 +424,7 @@ def import_lives(path: Any, early: int) -> list[dict[str, int]]:
 
 
 def work_in_threads(pool: str, threads: int, seconds: float) -> Counter[str]:
-    """Allocate, export, attach, reserve, withdraw and free in many threads; return what went wrong."""
+    """Allocate, export, attach, reserve, withdraw, free in threads; return what went wrong."""
     one, end = objects[pool], time.monotonic() + seconds
     wrong: Counter[str] = Counter()
     numbers = itertools.count(1)
@@ -475,28 +476,29 @@ def work_in_threads(pool: str, threads: int, seconds: float) -> Counter[str]:
 # Random deaths ------------------------------------------------------------------------------------
 
 
-def serve_blocks(pool: str, path: str, block_nbytes: int, seed: int) -> None:
-    """Give blocks stamps and lives, and their handles to who asks, until this process is killed.
+def serve_blocks(pool: str, path: str, seed: int, seconds: float = 1e9) -> int:
+    """Give blocks stamps and lives, and their handles to who asks; return how many lives.
 
     Each block is filled with a stamp. A block is written only before it is exported: so whoever
     holds it reads one stamp, the one that came with its handle.
     """
+    end = time.monotonic() + seconds
     import socket
 
     chance = random.Random(seed)
     one = objects[pool]
     lives = itertools.count(1)
-    live: list[Any] = []
+    live: list[tuple[crossmem.Block, bytes, bytes]] = []
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.bind(path)
     server.listen(64)
     server.settimeout(0.002)
-    while True:
+    while time.monotonic() < end:
         with contextlib.suppress(crossmem.OutOfMemoryError):
             while len(live) < one.blocks // 2:
                 block = one.allocate()
                 stamp = STAMP.pack(os.getpid(), next(lives))
-                block.write(stamp * (block_nbytes // STAMP.size))
+                block.write(stamp * (block.nbytes // STAMP.size))
                 live.append((block, stamp, block.export().to_bytes()))
         with contextlib.suppress(OSError):
             asking, _ = server.accept()
@@ -507,6 +509,11 @@ def serve_blocks(pool: str, path: str, block_nbytes: int, seed: int) -> None:
         chance.shuffle(live)
         for _ in range(chance.randrange(len(live) + 1)):
             live.pop()[0].free()
+    server.close()
+    os.unlink(path)  # noqa: PTH108
+    while live:
+        live.pop()[0].free()
+    return next(lives)
 
 
 def visit_owners(folder: str, seed: int, seconds: float) -> dict[str, int]:
@@ -521,8 +528,12 @@ def visit_owners(folder: str, seed: int, seconds: float) -> dict[str, int]:
 
     def look(mapping: Any, stamp: bytes) -> None:
         found["looked at"] += 1
-        if mapping.read() != stamp * (mapping.nbytes // STAMP.size):
+        seen = mapping.read()
+        if seen != stamp * (mapping.nbytes // STAMP.size):
             found["other bytes"] += 1
+            print("other bytes:", STAMP.unpack(seen[: STAMP.size]), STAMP.unpack(stamp), flush=True)
+            # The test looks for the end of each importer.
+            os.abort()
 
     while time.monotonic() < end:
         paths = [str(one) for one in Path(folder).glob("owner*")]
@@ -557,3 +568,152 @@ def visit_owners(folder: str, seed: int, seconds: float) -> dict[str, int]:
         look(mapping, stamp)
         mapping.unmap()
     return dict(found)
+
+
+# More of what owners and importers do -------------------------------------------------------------
+
+
+def seconds_of_attach(blob: bytes) -> float:
+    """Attach and unmap a block, and return how long that took."""
+    start = time.monotonic()
+    crossmem.attach(blob).unmap()
+    return time.monotonic() - start
+
+
+def become(ready: str, then: str) -> None:
+    """Become another program, which shares nothing or a pool of its own."""
+    code = "import os, sys, time\n"
+    if then == "a pool":
+        code += "import crossmem\npool = crossmem.device('host').pool(4096, 6)\n"
+        code += "blocks = [pool.allocate() for _ in range(6)]\n"
+        code += "_ = [one.export() for one in blocks]\n"
+    code += "open(sys.argv[1], 'w').close()\ntime.sleep(120)\n"
+    os.environ["PYTHONPATH"] = ":".join(sys.path)
+    os.execv(sys.executable, [sys.executable, "-c", code, ready])  # noqa: S606
+
+
+def segments_beyond(slots: int) -> list[int]:
+    """Return the first slot beyond so many that was ever used."""
+    server = current().server
+    assert server is not None
+    used = server.leases.slots._count
+    return [used] if used > slots else []
+
+
+def give_if_free(name: str, pool: str, data: bytes) -> bool:
+    """Give a block; whether there was one."""
+    return not unless("OutOfMemoryError", give, name, pool, data)
+
+
+def send(names: Sequence[str]) -> list[tuple[bytes, int]]:
+    """Return a message that reserves blocks or mappings of this process."""
+    memories = [objects[name] for name in names]
+    handles = [one.export() if isinstance(one, crossmem.Block) else one.handle for one in memories]
+    return [
+        (handle.to_bytes(), number)
+        for handle, number in zip(handles, reserve(handles), strict=True)
+    ]
+
+
+def wait_for_all(pool: str) -> int:
+    """Allocate all blocks, wait for one more in vain, and free them; return how many those were."""
+    taken = []
+    with contextlib.suppress(crossmem.OutOfMemoryError):
+        while True:
+            taken.append(objects[pool].allocate(timeout=0.05))
+    for one in taken:
+        one.free()
+    return len(taken)
+
+
+def is_next_life_untouched(pool: str, by: str) -> bool:
+    """Use a block that another thread frees meanwhile; whether its next life is as it was."""
+    block = objects[pool].allocate()
+    handle = block.export()
+    lives: list[Any] = []
+
+    def free_and_reuse(*_: object) -> bool:
+        if not lives:
+            thread = threading.Thread(target=block.free)
+            thread.start()
+            thread.join()
+            while not lives or lives[-1].ptr != pointer_of:
+                lives.append(objects[pool].allocate())
+        return False
+
+    pointer_of = block.ptr
+    with pytest.MonkeyPatch.context() as patch:
+        if by == "withdraw":
+            decoded = crossmem.ShareableHandle.from_bytes
+
+            def decode(blob: bytes) -> Any:
+                free_and_reuse()
+                return decoded(blob)
+
+            patch.setattr(crossmem.ShareableHandle, "from_bytes", decode)
+            assert unless("ClosedError", block.withdraw, handle.to_bytes())
+        else:
+            patch.setattr(Arena, "is_held", free_and_reuse)
+            block.free(busy="wait")
+    generation = handle.generation
+    arena = lives[-1]._record.arena
+    now = words.load(arena.words, arena.at + lives[-1]._record.index)
+    for one in lives:
+        one.free()
+    return bool(now == generation + 1)
+
+
+def is_freed_once_by_two_threads() -> bool:
+    """Free a block in two threads at once, the first of which is late; whether it is freed once."""
+    pool = crossmem.device("host").pool(4096, 1)
+    block = pool.allocate()
+    handle = block.export()
+    record, leave = type(block._record), type(block._record).leave_to_others
+    entered, go = threading.Event(), threading.Event()
+
+    def late(self: Any) -> bool:
+        if not entered.is_set():
+            entered.set()
+            go.wait(1)
+        return bool(leave(self))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record, "leave_to_others", late)
+        first = threading.Thread(target=block.free)
+        first.start()
+        entered.wait()
+        # It finds the record among what is ready to be given back.
+        second = threading.Thread(target=crossmem.collect)
+        second.start()
+        second.join(0.3)
+        go.set()
+        first.join()
+        second.join()
+    again = pool.allocate()
+    try:
+        return bool(again.export().generation == handle.generation + 2) and pool.stats().free == 0
+    finally:
+        again.free()
+        pool.close()
+
+
+def free_while_it_is_reserved(pool: str, name: str) -> bool:
+    """Free a block at the moment at which a message enters it; whether it is known to be freed."""
+    arena, block = arena_of(pool), objects[name]
+    handle = block.export()
+    is_first = True
+
+    class Entering(dict[int, Any]):
+        def get(self, key: int, default: Any = None) -> Any:
+            nonlocal is_first
+            found = super().get(key, default)
+            if is_first:
+                is_first = False
+                freeing = threading.Thread(target=block.free)
+                freeing.start()
+                freeing.join()
+            return found
+
+    arena.reserved = Entering()
+    assert unless("StaleHandleError", reserve, [handle])
+    return bool(arena.reserved[handle.index].is_retired)

@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-__all__ = ["ALIGNMENT", "CopyRange", "find_range", "pack_ranges"]
+__all__ = ["ALIGNMENT", "BLOCK_ALIGNMENT", "CopyRange", "find_range", "pack_ranges"]
 
 ALIGNMENT: Final = 256
 """Copies keep their addresses modulo this number, which keeps the alignment of elements."""
+
+BLOCK_ALIGNMENT: Final = 16
+"""The same for blocks of pools, whose room is limited: what an ordinary array has fits whole."""
 
 
 class CopyRange(NamedTuple):
@@ -33,7 +36,7 @@ class CopyRange(NamedTuple):
         return self.start + self.high - self.low
 
 
-def pack_ranges(extents: Iterable[tuple[int, int]]) -> list[CopyRange]:
+def pack_ranges(extents: Iterable[tuple[int, int]], alignment: int = ALIGNMENT) -> list[CopyRange]:
     """Return the merged ranges that arrays cover, in order and without overlaps."""
     ranges: list[CopyRange] = []
     for low, high in sorted(extents):
@@ -42,7 +45,7 @@ def pack_ranges(extents: Iterable[tuple[int, int]]) -> list[CopyRange]:
             ranges[-1] = CopyRange(first, max(last, high), start)
         else:
             end = ranges[-1].end if ranges else 0
-            ranges.append(CopyRange(low, high, end + (low - end) % ALIGNMENT))
+            ranges.append(CopyRange(low, high, end + (low - end) % alignment))
     return ranges
 
 

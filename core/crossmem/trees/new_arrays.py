@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar, cast
 
 from crossmem.arrays import Kind, Layout, dtype_of
 from crossmem.arrays.adapters import ADAPTERS
-from crossmem.arrays.copy_ranges import ALIGNMENT, find_range, pack_ranges
+from crossmem.arrays.copy_ranges import ALIGNMENT, BLOCK_ALIGNMENT, find_range, pack_ranges
 from crossmem.arrays.libraries import used
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import drain
@@ -148,7 +148,8 @@ def _device_of(pool: Pool | None, device: Device | str | None) -> Device | None:
 
 def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any]:
     """Return new arrays in one allocation or block, lying in it as others do in their memory."""
-    ranges = pack_ranges(leaf.bounds for leaf in leaves)
+    alignment = ALIGNMENT if pool is None else BLOCK_ALIGNMENT
+    ranges = pack_ranges((leaf.bounds for leaf in leaves), alignment)
     numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]
     counts = Counter(numbers)
     end = ranges[-1].high
@@ -158,11 +159,11 @@ def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any
         if counts[number] == 1 and high - low != found.layout.nbytes:
             # The array gets addresses after all others, without gaps and repetitions.
             layout = Layout(found.layout.dtype, found.layout.shape)
-            end += -end % ALIGNMENT
+            end += -end % alignment
             found = found._replace(pointer=end, layout=layout)
             end += layout.nbytes
         alike.append(leaf._replace(found=found))
-    ranges = pack_ranges(leaf.bounds for leaf in alike)
+    ranges = pack_ranges((leaf.bounds for leaf in alike), alignment)
     memory: Exportable
     if pool is not None:
         memory = take_block(pool, ranges[-1].end, "the arrays need", "empty_like")

@@ -12,7 +12,6 @@ from crossmem.errors import (
     UnsupportedError,
 )
 from crossmem.guards import clause, shorten
-from crossmem.sharing.base.forks import is_mapped
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import current
 from crossmem.sharing.exporter.allocation import Allocation
@@ -107,8 +106,7 @@ def refuse_unmapped(pointer: int, nbytes: int, where: Callable[[], str]) -> None
         It lies in one.
     """
     memory = current().arrays.find_inherited(pointer, nbytes)
-    # The child may have mapped something else there since.
-    if memory is not None and memory.is_block and not is_mapped(pointer, nbytes):
+    if memory is not None and memory.is_block:
         msg = f"{clause(where(), 60)} lies in a block of a pool, which a forked child does not have"
         hint = "send the block's handle to the child and attach it there, or start it with spawn"
         raise ForkedProcessError(msg, hint=hint, operation="share")

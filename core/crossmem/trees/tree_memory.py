@@ -11,7 +11,7 @@ from typing import cast
 
 from crossmem.arrays import Layout
 from crossmem.arrays.adapters import ADAPTERS
-from crossmem.arrays.copy_ranges import find_range, pack_ranges
+from crossmem.arrays.copy_ranges import ALIGNMENT, BLOCK_ALIGNMENT, find_range, pack_ranges
 from crossmem.control.records import Allow
 from crossmem.driver import CopyKind
 from crossmem.errors import CrossmemError, UnsupportedError
@@ -212,7 +212,8 @@ class TreeMemory:
         shared. On a device they are copied too, because only a kernel could leave them out.
         """
         home = self.host() if where is None else home_of(self.process, where)
-        ranges = pack_ranges(leaf.bounds for leaf in leaves)
+        alignment = ALIGNMENT if self.pool is None else BLOCK_ALIGNMENT
+        ranges = pack_ranges((leaf.bounds for leaf in leaves), alignment)
         numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]
         memory = self._allocate(home, ranges[-1].end, leaves[0])
         self.owned.append(memory)

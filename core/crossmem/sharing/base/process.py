@@ -30,6 +30,7 @@ from crossmem.plugin import Registry
 from crossmem.settings import Settings
 from crossmem.sharing.base.array_index import ArrayIndex
 from crossmem.sharing.base.deferred import DeferredWork
+from crossmem.sharing.base.forks import block_inherited
 from crossmem.sharing.base.regions import Described, RegionIndex
 
 __all__ = [
@@ -370,6 +371,7 @@ def _after_fork_in_child() -> None:
     global _current, _inherited, _inherited_arrays, _forked_backends  # noqa: PLW0603
     parent, _current = _current, None
     next(_releases)
+    block_inherited()
     if parent is not None:
         parent.is_inherited = True
         _inherited, _inherited_arrays = parent.registry, parent.arrays

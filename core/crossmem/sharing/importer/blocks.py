@@ -17,7 +17,7 @@ from crossmem.errors import StaleHandleError
 from crossmem.guards import check_timeout
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import LocalDevice
-from crossmem.sharing.base.forks import keep_from_children
+from crossmem.sharing.base.forks import forget_kept, keep_from_children
 from crossmem.sharing.base.process import Part, Process, current
 from crossmem.sharing.importer.block_holds import ASK_S, ArenaImport, BlockHold, LinkedHold
 from crossmem.sharing.importer.block_mapping import attach_bytes
@@ -117,6 +117,7 @@ class PoolImports(Part):
                 if arena.is_held:
                     continue
                 arena.is_open = False
+                forget_kept(arena.base)
                 process.deferred.ready[arena.use] = None
                 self.arenas.pop(key, None)
                 if key[1:] == _USUAL:

@@ -201,9 +201,12 @@ def make_pool(
         raise ConfigurationError(msg, operation="pool")
     limit = device.capabilities.max_allocation_nbytes
     size = check_size("block_nbytes", block_nbytes, limit=limit)
-    count = check_integer("blocks", blocks)
+    try:
+        count = check_integer("blocks", blocks)
+    except InvalidSizeError:
+        count = 0
     if not 0 < count <= _MAX_BLOCKS:
-        msg = f"blocks is {count}; it must be at least 1 and at most {_MAX_BLOCKS}"
+        msg = f"blocks is {shorten(blocks)}; it must be an integer from 1 to {_MAX_BLOCKS}"
         raise InvalidSizeError(msg, operation="pool")
     alignment = BLOCK_ALIGNMENT if device.capabilities.host_visible else _DEVICE_ALIGNMENT
     stride = -(-size // alignment) * alignment

@@ -10,7 +10,7 @@ from crossmem.control.records import Allow
 from crossmem.models import Access
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import wait_for_work
-from crossmem.sharing.base.forks import keep_from_children
+from crossmem.sharing.base.forks import forget_kept, keep_from_children
 from crossmem.sharing.exporter.allocation import Allocation, record_of
 from crossmem.sharing.importer.blocks import PoolImports
 
@@ -90,6 +90,7 @@ class PoolRecord(Record):
         self.is_done = True
         deferred.waiting.discard(self)
         arena.close()
+        forget_kept(self.base)
         self.memory.free()
         # This process may have blocks of its own pool imported.
         self.process.part(PoolImports).tend()
