@@ -76,8 +76,14 @@ def test_every_law_holds(run: KitRun, laws: list[str], tmp_path: Path) -> None:
     found = outcomes(run, laws, tmp_path)
 
     assert set(found) == set(laws)
-    # Some tests ask more than a pool has. Each law has others.
-    assert {law: one for law, one in found.items() if one["failed"] or not one["passed"]} == {}
+    # Some tests ask more than a pool has, of some laws all.
+    needs_passed = not run.on_blocks
+    wrong = {
+        law: one
+        for law, one in found.items()
+        if one["failed"] or (needs_passed and not one["passed"])
+    }
+    assert wrong == {}
 
 
 @pytest.mark.ci

@@ -16,6 +16,7 @@ from crossmem.conformance import actions, blocks, reporting
 from crossmem.conformance.harness import Allocate, FreshPeer, Imports, Kit
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import LeakError, PeerPool, deadline, leftovers, own_state, settle
+from crossmem.conformance.pools_of_tests import NBYTES, MakePool
 from crossmem.conformance.reporting import ABOUT_LAW, CAPABILITIES, recorder_of
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.conformance.strangers import MakeStranger, Stranger
@@ -188,6 +189,20 @@ def allocate(device: crossmem.Device) -> Iterator[Allocate]:
     yield make
     for allocation in made:
         allocation.free()
+
+
+@pytest.fixture
+def make_pool(device: crossmem.Device, guarded: None) -> Iterator[MakePool]:
+    """Return ``make_pool(blocks)``; the pools are closed after the test."""
+    made: list[crossmem.Pool] = []
+
+    def make(blocks: int, nbytes: int = NBYTES) -> crossmem.Pool:
+        made.append(device.pool(nbytes, blocks))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
 
 
 @pytest.fixture

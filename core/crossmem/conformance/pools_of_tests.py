@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of pools have in common: pools that are filled, shared and emptied."""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.peers import Peer
+from crossmem.models import BlockHandle
+
+__all__ = ["NBYTES", "MakePool", "are_free", "free_all", "index_of", "share", "take_all"]
+
+NBYTES: Final = 4096
+
+
+class MakePool(Protocol):
+    """Makes a pool of the device under test; the fixture closes it after the test."""
+
+    def __call__(self, blocks: int, nbytes: int = NBYTES) -> crossmem.Pool:
+        """Make it."""
+        ...
+
+
+def index_of(block: crossmem.Block) -> int:
+    """Return which block of its pool this is."""
+    handle = block.export()
+    assert isinstance(handle, BlockHandle)
+    return handle.index
+
+
+def take_all(pool: crossmem.Pool) -> list[crossmem.Block]:
+    """Allocate and export until the pool has no more blocks."""
+    taken: list[crossmem.Block] = []
+    while True:
+        try:
+            taken.append(pool.allocate())
+        except crossmem.OutOfMemoryError:
+            return taken
+        # The rows are read of blocks that were exported.
+        taken[-1].export()
+
+
+def free_all(blocks: list[crossmem.Block]) -> None:
+    """Free blocks."""
+    while blocks:
+        blocks.pop().free()
+
+
+def share(pool: crossmem.Pool, peer: Peer, name: str, data: bytes = b"") -> crossmem.Block:
+    """Allocate a block, and let a peer attach it under a name."""
+    block = pool.allocate()
+    if data:
+        block.write(data)
+    peer.call(actions.attach, name, block.export().to_bytes())
+    return block
+
+
+def are_free(pool: crossmem.Pool, count: int) -> Callable[[], list[str]]:
+    """Return a check that a pool has so many free blocks."""
+
+    def check() -> list[str]:
+        free = pool.stats().free
+        return [] if free == count else [f"{free} blocks are free, not {count}"]
+
+    return check
