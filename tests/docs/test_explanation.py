@@ -10,7 +10,7 @@ from typing import Any
 import kit_runs
 
 import crossmem.conformance
-from crossmem.conformance.report import LAWS
+from crossmem.conformance.report import LAWS, POOL_LAWS
 from crossmem.locks import _DRIVERS_RUN_UNDER, Rank
 
 GetPage = Callable[[str], Any]
@@ -50,6 +50,12 @@ def test_every_law_has_a_row_and_a_section(page: GetPage) -> None:
 
     assert [law for law, _ in rows] == list(LAWS)
     assert [tuple(one) for one in sections] == rows
+
+
+def test_every_law_of_pools_has_a_row(page: GetPage) -> None:
+    contract = page("explanation/contract.md")
+
+    assert re.findall(r"^\| (P\d+) \| [A-Z]", contract.text, re.MULTILINE) == list(POOL_LAWS)
 
 
 def test_tests_that_are_named_exist(pages: list[Any]) -> None:

@@ -18,7 +18,7 @@ from measuring import UNMEASURED
 
 import crossmem.conformance
 from crossmem.conformance.peers import Peer
-from crossmem.conformance.report import LAWS
+from crossmem.conformance.report import LAWS, POOL_LAWS
 from crossmem.conformance.servers import preload
 
 KIT: Final = Path(crossmem.conformance.__file__).parent
@@ -42,6 +42,8 @@ class KitRun(NamedTuple):
     """``default``, ``ci`` or ``long``."""
     profile: str = ""
     """Edition of the vendor's rules, where it is not the default one."""
+    on_blocks: bool = False
+    """Whether blocks of pools are tested in place of allocations."""
 
     @property
     def options(self) -> list[str]:
@@ -51,6 +53,7 @@ class KitRun(NamedTuple):
             [] if self.backend in {"host", "emulated"} else ["--crossmem-runtime", "emulated"]
         )
         options += ["--crossmem-core"] if self.part == "core" else []
+        options += ["--crossmem-blocks"] if self.on_blocks else []
         return options
 
     @property
@@ -83,6 +86,14 @@ RUNS: Final = (
         for mechanism in ("shareable", "key")
     ),
     *(KitRun("hip", "legacy", "whole", "long", profile) for profile in ("clr24", "clr26", "rocm5")),
+    KitRun("host", "memfd", "core", "ci", on_blocks=True),
+    *(
+        KitRun(backend, mechanism, "whole", "long", on_blocks=True)
+        for backend, mechanism in (
+            *(("host", "memfd"), ("emulated", "memfd"), ("hip", "legacy"), ("hip", "vmm")),
+            *(("ascend", "shareable"), ("ascend", "key"), ("cuda", "legacy"), ("cuda", "vmm")),
+        )
+    ),
     # ROCm 5 has no virtual memory.
     *(KitRun("hip", "vmm", "whole", "long", profile) for profile in ("clr24", "clr26")),
 )
@@ -151,13 +162,13 @@ class KitTest(NamedTuple):
 
     @property
     def law(self) -> str:
-        """The law that it tests, such as ``C1``."""
-        return f"C{int(self.name.removeprefix('test_c')[:2])}"
+        """The law that it tests, such as ``C1`` or ``P1``."""
+        return f"{self.name[5].upper()}{int(self.name[6:8])}"
 
 
 def kit_tests() -> list[KitTest]:
     """Return the functions of the kit that are tests."""
-    pattern = re.compile(r"^(@pytest\.mark\.crossmem_core\n)?def (test_c\d\d_\w+)", re.MULTILINE)
+    pattern = re.compile(r"^(@pytest\.mark\.crossmem_core\n)?def (test_[cp]\d\d_\w+)", re.MULTILINE)
     return [
         KitTest(path.stem, name, bool(core))
         for path in sorted(KIT.glob("test_*.py"))
@@ -170,21 +181,28 @@ def tables() -> str:
     all_tests = Counter(one.law for one in kit_tests())
     core = Counter(one.law for one in kit_tests() if one.is_core)
     lines = [
-        "| backend | mechanism | the kit's core runs in | the whole kit runs in |",
-        "|---|---|---|---|",
+        "| backend | mechanism | the kit's core runs in | the whole kit runs in | on blocks |",
+        "|---|---|---|---|---|",
     ]
     for backend, mechanism in dict.fromkeys((run.backend, run.mechanism) for run in RUNS):
         tiers = {
             run.part: run.tier
             for run in RUNS
-            if (run.backend, run.mechanism, run.profile) == (backend, mechanism, "")
+            if (run.backend, run.mechanism, run.profile, run.on_blocks)
+            == (backend, mechanism, "", False)
+        }
+        on_blocks = {
+            run.part: run.tier
+            for run in RUNS
+            if (run.backend, run.mechanism, run.on_blocks) == (backend, mechanism, True)
         }
         lines.append(
             f"| `{backend}` | `{mechanism}` | {tiers.get('core', tiers['whole'])} "
-            f"| {tiers['whole']} |"
+            f"| {tiers['whole']} "
+            f"| {', '.join(f'{part} in {tier}' for part, tier in on_blocks.items())} |"
         )
     lines += ["", "| law | tests | of these in the core |", "|---|---|---|"]
-    lines += [f"| {law} | {all_tests[law]} | {core[law]} |" for law in LAWS]
+    lines += [f"| {law} | {all_tests[law]} | {core[law]} |" for law in (*LAWS, *POOL_LAWS)]
     return "\n".join(lines) + "\n"
 
 

@@ -572,8 +572,8 @@ def test_p05_it_waits_as_long_as_was_said(make_pool: MakePool) -> None:
     assert 0.3 <= took_s < SOON_S
 
 
-@pytest.mark.crossmem_core
 @pytest.mark.parametrize("way", ["freed", "unmapped", "killed"])
+@pytest.mark.crossmem_core
 def test_p05_a_wait_ends_when_a_block_comes_back(
     make_pool: MakePool, fresh_peer: FreshPeer, way: str
 ) -> None:
