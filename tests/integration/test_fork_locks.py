@@ -18,7 +18,7 @@ else:
 DATA = {
     *("closed", "copied_nbytes", "device", "handle", "kept", "message", "nbytes", "offset"),
     *("readonly", "to_bytes", "backend", "capabilities", "driver", "identity", "info"),
-    *("block_nbytes", "blocks", "mechanism", "name", "ordinal", "public", "runtime"),
+    *("block_nbytes", "blocks", "is_block", "mechanism", "name", "ordinal", "public", "runtime"),
     *("for_mechanism", "__dlpack_device__"),
 }
 """What an object says of itself without its process."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from crossmem import InvalidHandleError, InvalidSizeError, ShareableHandle
 from crossmem.models import BlockHandle, PoolCore, ProcessIdentity
-from crossmem.models.block_handle import BLOCK_BODY, BLOCK_START
+from crossmem.models.block_handle import BLOCK_START
 
 THIS = ProcessIdentity.of_this_process()
 STRIDE, BLOCKS, SLOT = 4096, 8, 3
@@ -24,6 +24,7 @@ repeatable = examples(100)
 # Where the fields of the wire form begin. It is a fixed format, so that these may be numbers.
 FLAGS, CHECKSUM, BODY, OWNER = 6, 12, 16, 52
 READONLY, BLOCK = 1, 4
+BODY_LAYOUT = struct.Struct("<QQIQQ")
 
 
 def pool(**changes: object) -> PoolCore:
@@ -61,8 +62,8 @@ def changed(**fields: int) -> bytes:
     """Return a handle's bytes with other numbers in its body."""
     names = ("offset", "length", "index", "generation", "nbytes")
     blob = bytearray(block().to_bytes())
-    numbers = dict(zip(names, BLOCK_BODY.unpack_from(blob, BODY), strict=True))
-    BLOCK_BODY.pack_into(blob, BODY, *{**numbers, **fields}.values())
+    numbers = dict(zip(names, BODY_LAYOUT.unpack_from(blob, BODY), strict=True))
+    BODY_LAYOUT.pack_into(blob, BODY, *{**numbers, **fields}.values())
     return resealed(blob)
 
 
