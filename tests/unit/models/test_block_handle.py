@@ -75,7 +75,7 @@ def test_the_layout_is_the_one_that_the_reference_promises() -> None:
     assert struct.unpack_from("<HHI", blob, 4) == (1, READONLY | BLOCK, len(blob))
     assert struct.unpack_from("<QQIQQ", blob, BODY) == (5, 6, 5, 9, 1000)
     assert struct.unpack_from("<II", blob, OWNER) == (THIS.pid, THIS.uid)
-    assert struct.unpack_from("<IQ", blob, len(blob) - 12) == (SLOT, STRIDE)
+    assert struct.unpack_from("<II", blob, len(blob) - 8) == (SLOT, STRIDE // 64)
 
 
 def test_the_checksum_of_these_tests_is_the_right_one() -> None:
