@@ -125,7 +125,7 @@ def test_a_handle_refuses_assignments() -> None:
     with pytest.raises(AttributeError):
         block().nbytes = 5  # type: ignore[misc]
     with pytest.raises(AttributeError):
-        block().other = 5  # type: ignore[attr-defined]
+        block().other = 5
 
 
 def test_json_shows_block_and_generation_and_no_secret() -> None:
