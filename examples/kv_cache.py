@@ -28,7 +28,7 @@ DEADLINE_S = 60.0
 def prefill(pipe: Connection, device: str, blocks: int, nbytes: int, requests: int) -> None:
     """Fill a block for each request, as soon as one is free."""
     with crossmem.device(device).pool(nbytes, blocks) as pool:
-        sent = {}
+        sent: dict[int, crossmem.Block] = {}
         generator = np.random.default_rng(0)
         for request in range(requests):
             while len(sent) == blocks or pipe.poll():

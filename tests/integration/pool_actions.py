@@ -286,12 +286,13 @@ def outcomes_of(names: Sequence[str]) -> dict[str, str]:
 
 
 def is_mapped(address: int) -> bool:
-    """Whether this process has an address mapped."""
+    """Whether this process has memory mapped at an address; what nobody may touch is none."""
     with open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123
         for line in maps:
-            first, last = (int(one, 16) for one in line.split()[0].split("-"))
+            place, rights, *_ = line.split()
+            first, last = (int(one, 16) for one in place.split("-"))
             if first <= address < last:
-                return True
+                return rights != "---p"
     return False
 
 

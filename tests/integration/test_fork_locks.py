@@ -18,7 +18,18 @@ else:
 DATA = {
     *("closed", "copied_nbytes", "device", "handle", "kept", "message", "nbytes", "offset"),
     *("readonly", "to_bytes", "backend", "capabilities", "driver", "identity", "info"),
-    *("block_nbytes", "blocks", "mechanism", "name", "ordinal", "public", "runtime"),
+    *(
+        "access",
+        "allow",
+        "block_nbytes",
+        "blocks",
+        "is_block",
+        "mechanism",
+        "name",
+        "ordinal",
+        "public",
+        "runtime",
+    ),
     *("for_mechanism", "__dlpack_device__"),
 }
 """What an object says of itself without its process."""
@@ -28,6 +39,7 @@ SPECIAL = {
     **dict.fromkeys(("pickled imported", "pickled addresses", "pickled piece"), "UnsupportedError"),
     "pickled pool": "UnsupportedError",
     "pickled allocation": "ForkedProcessError",
+    "pickled block": "ForkedProcessError",
     "own memory": "1",
 }
 

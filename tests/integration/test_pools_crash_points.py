@@ -82,7 +82,12 @@ LEAVE = ["load", "store", "load"]
 """Whether anybody here holds it, that nobody does, and only then whether the owner waits."""
 
 IMPORTS: dict[str, tuple[Step, Step, list[str]]] = {
-    "the first attach from a pool": (nothing, attach("b"), ["load", "store", *HOLD, "load", *HOLD]),
+    "the first attach from a pool": (
+        nothing,
+        attach("b"),
+        # The mode of the row, the arena, the distance between blocks, whether the block is held.
+        ["load", "store", *HOLD, "load", "load", *HOLD],
+    ),
     "a later attach": (attach("b"), attach("c"), HOLD),
     "a repeated attach": (
         attach("b"),

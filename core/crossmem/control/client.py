@@ -98,17 +98,17 @@ class OwnerConnection:
         return not self.is_owner_dead(within_s=0.0)
 
     @property
-    def is_connected(self) -> bool:
-        """Whether there is a connection that the exporter has not closed."""
+    def open_link(self) -> Link | None:
+        """The connection, None if the exporter has closed it or there is none."""
         link = self._link
-        return link is not None and link.is_open
+        return link if link is not None and link.is_open else None
 
     def is_owner_dead(self, *, within_s: float) -> bool:
         """Whether the exporting process is dead, or dies within this many seconds."""
         if self._pidfd is not None:
             return is_dead(self._pidfd, within_s)
         # Without a pidfd, the end of the connection is the only sign of its death.
-        return not self.is_connected
+        return self.open_link is None
 
     def request(
         self,

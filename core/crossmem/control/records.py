@@ -100,6 +100,11 @@ class Unit:
     is_sealed: bool = False
     """Whether nothing was granted since its slots moved on to new, secret generations."""
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether something other than a row keeps the memory."""
+        return bool(self.leases or self.pins)
+
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Export:

@@ -181,7 +181,7 @@ class LeaseRegistry:
         if timeout_s:
             with self.lock:
                 rows.wish((unit,))
-        return self._waiters.wait(lambda: not (_is_kept(unit) or rows.is_held(unit)), timeout_s)
+        return self._waiters.wait(lambda: not (unit.is_kept or rows.is_held(unit)), timeout_s)
 
     def wait_all_idle(self, timeout_s: float) -> bool:
         """Wait until no lease is left; False if the time is over.
@@ -200,7 +200,7 @@ class LeaseRegistry:
                 # From here on, nothing is granted.
                 held = list({one.unit for one in self.granted.values()})
                 rows.wish(held)
-            while held and not (_is_kept(held[-1]) or rows.is_held(held[-1])):
+            while held and not (held[-1].is_kept or rows.is_held(held[-1])):
                 held.pop()
             return not held
 
@@ -386,7 +386,7 @@ class LeaseRegistry:
         if unit.withdrawn and not unit.is_retired:
             self._ends.settle(unit)
         try:
-            is_idle = unit.is_retired and not _is_kept(unit) and rows.seal(unit)
+            is_idle = unit.is_retired and not unit.is_kept and rows.seal(unit)
         except DriverError:
             # The barrier failed. The thread that frees the memory reports the error.
             is_idle = True
@@ -395,8 +395,3 @@ class LeaseRegistry:
                 self._ends.forget(unit)
         if is_idle:
             self._idle.append(unit)
-
-
-def _is_kept(unit: Unit) -> bool:
-    """Whether something other than a row keeps the memory."""
-    return bool(unit.leases or unit.pins)

@@ -57,6 +57,11 @@ def is_right(error: CrossmemError) -> bool:
     return len(lines) == 1 and len(lines[0]) <= 200 and 0 < len(error.hint or "") <= 200
 
 
+def end(*memories: crossmem.Mapping | Block) -> None:
+    for one in memories:
+        one.free() if isinstance(one, Block) else one.unmap()
+
+
 # Arguments --------------------------------------------------------------------------------
 
 
@@ -196,8 +201,7 @@ def test_both_names_of_a_block_see_its_bytes_and_no_others(pool: Pool) -> None:
     mappings = crossmem.attach_many(one.export() for one in blocks)
 
     assert [one.read() for one in mappings] == [bytes([n]) * 4096 for n in range(BLOCKS)]
-    for one in (*mappings, *blocks):
-        getattr(one, one._ended_by)()
+    end(*mappings, *blocks)
 
 
 # Handles ----------------------------------------------------------------------------------
@@ -223,7 +227,7 @@ def test_a_block_is_exported_as_its_pool_says(pool: Pool, arguments: dict[str, A
         with pytest.raises(UnsupportedError, match="a pool does not offer") as caught:
             block.export(**arguments)
         assert is_right(caught.value)
-        assert block.export(allow=Allow())
+        assert block.export(allow=Allow()) is block.export()
 
 
 def test_a_pool_with_another_access() -> None:
@@ -237,9 +241,10 @@ def test_a_pool_with_another_access() -> None:
             assert mapping.readonly
             with pytest.raises(AccessDeniedError):
                 mapping.write(b"x")
-        for wrong in ({"access": "rw"}, {"allow": Allow()}):
+        wrongs: list[dict[str, Any]] = [{"access": "rw"}, {"allow": Allow()}]
+        for wrong in wrongs:
             with pytest.raises(UnsupportedError):
-                block.export(**wrong)  # type: ignore[arg-type]
+                block.export(**wrong)
 
 
 def test_parts_and_bytes_and_imports(pool: Pool) -> None:
@@ -344,9 +349,10 @@ def test_freeing_a_held_block_can_be_refused(pool: Pool) -> None:
     mapping = crossmem.attach(block.export())
     pid = current().identity.pid
 
-    for options in ({"busy": "raise"}, {"busy": "wait", "timeout": 0.05}):
+    tries: list[dict[str, Any]] = [{"busy": "raise"}, {"busy": "wait", "timeout": 0.05}]
+    for options in tries:
         with pytest.raises(BusyError, match=rf"held by process {pid} \(1\)") as caught:
-            block.free(**options)  # type: ignore[arg-type]
+            block.free(**options)
         assert is_right(caught.value)
         # Nothing has changed.
         crossmem.attach(block.export()).unmap()
@@ -430,8 +436,7 @@ def test_an_exhausted_pool_says_who_holds_its_blocks(pool: Pool) -> None:
     mappings.pop().unmap()
     with pool.allocate() as block:
         assert block.nbytes == 4096
-    for one in (*mappings, *blocks):
-        getattr(one, one._ended_by)()
+    end(*mappings, *blocks)
 
 
 @pytest.mark.parametrize("is_held", [False, True])
@@ -534,8 +539,7 @@ def test_a_pool_is_one_line(pool: Pool) -> None:
     assert line.pool == PoolStats(BLOCKS, BLOCKS - 3, 3, 0, {pid: 3})
     assert (line.nbytes, line.waiting) == (BLOCKS * 4096, False)
     assert [one.pid for one in line.leases] == [pid]
-    for one in (*mappings, *blocks):
-        getattr(one, one._ended_by)()
+    end(*mappings, *blocks)
 
 
 def test_an_allocation_is_no_pool() -> None:
@@ -562,8 +566,7 @@ def test_the_blocks_of_a_pool_are_listed_on_request(pool: Pool) -> None:
     assert lines[2].handle == stale
     with crossmem.attach(handles[0]) as mapping:
         assert mapping.nbytes == 4096
-    for one in (*mappings, never, held, idle):
-        getattr(one, one._ended_by)()
+    end(*mappings, never, held, idle)
     assert pool.exports() == []
 
 

@@ -71,6 +71,9 @@ class ArenaImport:
         """Blocks whose hold has ended, and for which the owner waits for a message."""
         self.look_at = 0.0
         """When the next attach looks whether the owner lives."""
+        connection = record.connection if isinstance(record, RemoteImport) else None
+        self.link = None if connection is None else connection.open_link
+        """The connection to the program that made the pool."""
         if words.load(self.control, self.at - 1) != pool.stride:
             raise not_of_the_pool()
 
@@ -92,7 +95,8 @@ class ArenaImport:
         handle = self.pool.arena
         if not connection.is_owner_alive:
             raise _gone(handle.owner.pid, "died")
-        if connection.is_connected:
+        link = connection.open_link
+        if link is not None and link is self.link:
             return
         # Exec keeps pid and pidfd, but closes the connection. A server with too many connections
         # closes some too.
@@ -106,6 +110,7 @@ class ArenaImport:
         connection.give_back(answers)
         if isinstance(answers[0], Refusal):
             raise error_of(answers[0], handle)
+        self.link = connection.open_link
 
     @property
     def is_unwanted(self) -> bool:
