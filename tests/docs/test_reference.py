@@ -16,7 +16,7 @@ import pytest
 
 import crossmem
 from crossmem.driver import Driver, check_groups, groups
-from crossmem.models import EventKind, ProcessIdentity
+from crossmem.models import BlockHandle, EventKind, PoolCore, ProcessIdentity
 from crossmem.plugin import hookspecs
 from crossmem.settings import VARIABLES, Settings
 from crossmem_ascend.driver import AscendDriver
@@ -193,10 +193,9 @@ def test_the_drivers_of_host_memory_keep_the_groups_whole(backend: str) -> None:
     assert check_groups(crossmem.device(backend).driver) == []
 
 
-def byte_table(page: GetPage) -> dict[str, slice]:
-    rows = re.findall(
-        r"^\| (\d+) \| (\d+) \| ([\w. ]+) \|", page("reference/handles.md").text, re.MULTILINE
-    )
+def byte_table(page: GetPage, title: str = "Wire form, version 1") -> dict[str, slice]:
+    section = page("reference/handles.md").section(title)
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\w. ]+) \|", section, re.MULTILINE)
     return {name: slice(int(at), int(at) + int(size)) for at, size, name in rows}
 
 
@@ -206,6 +205,31 @@ def test_the_byte_table_has_no_gap_and_ends_where_the_names_begin(page: GetPage)
 
     assert [one.start for one in table.values()] == ends[:-1]
     assert f"From offset {ends[-1]} on" in page("reference/handles.md").text
+
+
+def test_the_byte_table_of_blocks_is_their_wire_form(page: GetPage) -> None:
+    arena = crossmem.ShareableHandle(
+        backend="acme",
+        mechanism="acme-file",
+        device="acme:0000",
+        owner=OWNER,
+        access="rw",
+        **{**HANDLE_FIELDS, "nbytes": 0x2222},
+    )
+    stride, slot = 0x100, 0x77
+    handle = BlockHandle(PoolCore.of(arena, slot, stride), (3, 5, 6, 9, 0xFF))
+    blob, plain = handle.to_bytes(), arena.to_bytes()
+    table = byte_table(page, "Blocks of pools")
+    fields = {name: int.from_bytes(blob[where], "little") for name, where in table.items()}
+    start = max(one.stop for one in table.values())
+    owner = byte_table(page)["owner.pid"].start
+
+    assert min(one.start for one in table.values()) == byte_table(page)["checksum"].stop
+    assert fields == {"offset": 3, "length": 5, "index": 6, "generation": 9, "nbytes": 0xFF}
+    assert f"| {start} | | pool |" in page("reference/handles.md").section("Blocks of pools")
+    assert blob[start:-12] == plain[owner:]
+    assert struct.unpack("<IQ", blob[-12:]) == (slot, stride)
+    assert int.from_bytes(blob[byte_table(page)["flags"]], "little") == 1 << 2
 
 
 def test_the_byte_table_is_the_wire_form(page: GetPage) -> None:

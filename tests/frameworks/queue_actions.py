@@ -68,3 +68,13 @@ def double(array: Any) -> Any:
     """Change an array where it lies, and return it."""
     array *= 2
     return array
+
+
+def send_blocks_and_exit(answers: "Queue[Any]", count: int) -> None:
+    """Send arrays in blocks of a pool, forget each at once, and leave."""
+    with crossmem.device("host").pool(4096, 2) as pool:
+        for number in range(count):
+            array = crossmem.empty(100, "float32", pool=pool, timeout=60)
+            array[:] = number
+            answers.put(array)
+            del array

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import crossmem
 from crossmem.arrays import libraries
 from crossmem.ray import reservations, serializers
 
@@ -72,3 +73,23 @@ def test_a_token_may_be_made_while_another_one_is(monkeypatch: pytest.MonkeyPatc
     making.join(5)
 
     assert len(tokens) == 3
+
+
+def test_each_block_that_was_received_has_a_token_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reservations, "_reserved", {})
+    monkeypatch.setattr(reservations, "_tokens", {})
+    tokens = [SimpleNamespace(binary=lambda name=name: name) for name in (b"1", b"2")]
+    with crossmem.device("host").pool(64, 2) as pool:
+        blocks = [pool.allocate() for _ in tokens]
+        mappings = crossmem.attach_many(one.export() for one in blocks)
+        for mapping, token in zip(mappings, tokens, strict=True):
+            reservations.keep_token(reservations.tie_of(mapping), token)
+
+        assert [reservations.token_of(one) for one in mappings] == tokens
+        for mapping, block in zip(mappings, blocks, strict=True):
+            mapping.unmap()
+            block.free()
+        del mapping, mappings
+        assert reservations._tokens == {}

@@ -240,15 +240,19 @@ def _attach_all(
     try:
         if requests:
             process.part(ImportTable).acquire(requests, uses, timeout_s)
-        opened = iter(uses)
-        for handle, number in wanted:
+        is_linked = ends_with_owner
+        # All of them, before anything is mapped that would have to be unmapped again.
+        taken = [
+            hold_block(one, device, readonly, timeout, holds, number, is_linked=is_linked)
+            for one, number in wanted
+            if isinstance(one, BlockHandle)
+        ]
+        opened, held = iter(uses), iter(taken)
+        for handle, _number in wanted:
             use: Use
             if isinstance(handle, BlockHandle):
-                is_linked = ends_with_owner
-                use = hold_block(
-                    handle, device, readonly, timeout, holds, number, is_linked=is_linked
-                )
-                mapping = mapping_of(use, handle, readonly)
+                use = hold = next(held)
+                mapping = mapping_of(hold, handle, readonly)
             else:
                 use = next(opened)
                 record = use.record
