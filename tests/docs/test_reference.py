@@ -227,8 +227,8 @@ def test_the_byte_table_of_blocks_is_their_wire_form(page: GetPage) -> None:
     assert min(one.start for one in table.values()) == byte_table(page)["checksum"].stop
     assert fields == {"offset": 3, "length": 5, "index": 6, "generation": 9, "nbytes": 0xFF}
     assert f"| {start} | | pool |" in page("reference/handles.md").section("Blocks of pools")
-    assert blob[start:-12] == plain[owner:]
-    assert struct.unpack("<IQ", blob[-12:]) == (slot, stride)
+    assert blob[start:-8] == plain[owner:]
+    assert struct.unpack("<II", blob[-8:]) == (slot, stride // 64)
     assert int.from_bytes(blob[byte_table(page)["flags"]], "little") == 1 << 2
 
 
