@@ -17,7 +17,7 @@ import weakref
 from typing import Any
 
 from crossmem.ray.session import new_token
-from crossmem.sharing.base.memory import Memory, usage_of, view_anchor_of
+from crossmem.sharing.base.memory import Memory, is_block, usage_of, view_anchor_of
 from crossmem.sharing.base.process import drain
 
 __all__ = ["keep_token", "tie_of", "token_for", "token_of"]
@@ -43,7 +43,7 @@ def tie_of(memory: Memory) -> Any:
 
     The blocks of a pool have their usage in common, so each mapping of a block stands for itself.
     """
-    return memory if memory.is_block else usage_of(memory)
+    return memory if is_block(memory) else usage_of(memory)
 
 
 def token_for(tie: Any, kept: object) -> Any:

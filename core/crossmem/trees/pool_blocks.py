@@ -2,7 +2,7 @@
 """Blocks of pools in which arrays are made, and arrays in blocks that a child does not have."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from crossmem.errors import (
     BusyError,
@@ -12,7 +12,7 @@ from crossmem.errors import (
     UnsupportedError,
 )
 from crossmem.guards import clause, shorten
-from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.memory import Memory, is_block, leave_to_views
 from crossmem.sharing.base.process import current
 from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.pools.block import Block
@@ -105,8 +105,8 @@ def refuse_unmapped(pointer: int, nbytes: int, where: Callable[[], str]) -> None
     ForkedProcessError
         It lies in one.
     """
-    memory = current().arrays.find_inherited(pointer, nbytes)
-    if memory is not None and memory.is_block:
+    memory = cast("Memory | None", current().arrays.find_inherited(pointer, nbytes))
+    if memory is not None and is_block(memory):
         msg = f"{clause(where(), 60)} lies in a block of a pool, which a forked child does not have"
         hint = "send the block's handle to the child and attach it there, or start it with spawn"
         raise ForkedProcessError(msg, hint=hint, operation="share")

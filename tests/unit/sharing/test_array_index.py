@@ -18,8 +18,6 @@ repeatable = examples(100)
 class Block:
     """Stands in for memory: it has a size and may be closed."""
 
-    is_block = False
-
     def __init__(self, start: int, nbytes: int) -> None:
         self.start = start
         self.nbytes = nbytes

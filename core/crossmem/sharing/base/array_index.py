@@ -19,11 +19,6 @@ class Indexed(Protocol):
     nbytes: int
 
     @property
-    def is_block(self) -> bool:
-        """Whether forked children do not have it mapped."""
-        ...
-
-    @property
     def closed(self) -> bool:
         """Whether the memory was closed."""
         ...

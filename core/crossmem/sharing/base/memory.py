@@ -16,7 +16,7 @@ from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.usage import Usage
 
-__all__ = ["Memory", "is_left_to_views", "leave_to_views", "usage_of", "view_anchor_of"]
+__all__ = ["Memory", "is_block", "is_left_to_views", "leave_to_views", "usage_of", "view_anchor_of"]
 
 
 class Memory(Copyable):
@@ -24,7 +24,7 @@ class Memory(Copyable):
 
     __slots__ = ("_anchor", "_is_lent")
 
-    is_block: ClassVar = False
+    _is_block: ClassVar = False
     """Whether it is a block of a pool, which a forked child does not have mapped."""
 
     def __init__(
@@ -277,6 +277,11 @@ def leave_to_views(memory: Memory) -> None:
 def is_left_to_views(memory: Memory) -> bool:
     """Whether the end of the last view releases the memory."""
     return memory._is_left
+
+
+def is_block(memory: Memory) -> bool:
+    """Whether memory is a block of a pool, which a forked child does not have mapped."""
+    return memory._is_block
 
 
 def usage_of(memory: Memory) -> Usage:

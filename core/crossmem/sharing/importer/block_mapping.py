@@ -65,7 +65,7 @@ class BlockMapping(Mapping):
 
     __slots__ = ("_named",)
 
-    is_block: ClassVar = True
+    _is_block: ClassVar = True
 
     _record: BlockHold | None
 

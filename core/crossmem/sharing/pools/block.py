@@ -106,7 +106,7 @@ class Block(Memory):
 
     __slots__ = ("_pointer",)
 
-    is_block: ClassVar = True
+    _is_block: ClassVar = True
     _ended_by: ClassVar = "free"
 
     _record: BlockRecord | None

@@ -11,7 +11,7 @@ from crossmem.guards import check_integer, check_size, shorten
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import Endable
-from crossmem.sharing.base.memory import Memory
+from crossmem.sharing.base.memory import Memory, is_block
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.exporter.allocation import Allocation, record_of
 from crossmem.sharing.importer.mapping import Import, children_of, record_of_import
@@ -228,7 +228,7 @@ def _source_of(memory: object) -> Source:
             record.usage,
             readonly=False,
         )
-    if (isinstance(memory, Memory) and memory.is_block) or (
+    if (isinstance(memory, Memory) and is_block(memory)) or (
         isinstance(memory, Import) and isinstance(memory.handle, BlockHandle)
     ):
         msg = "an address range takes whole allocations, not blocks of a pool"
