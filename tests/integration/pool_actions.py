@@ -371,7 +371,7 @@ def steps_of_importer(blobs: Sequence[bytes]) -> tuple[list[str], int, int]:
     return steps.kernel, steps.barriers, steps.calls.total()
 
 
-def own_lives(path: Any, lives: int, early: int, which: str) -> list[dict[str, int]]:
+def own_lives(path: Any, lives: int, early: int) -> list[dict[str, int]]:
     """Give blocks so many lives; return what this process occupied early and at the end."""
     import life_actions
 
@@ -391,7 +391,7 @@ def own_lives(path: Any, lives: int, early: int, which: str) -> list[dict[str, i
             if life == early:
                 found.append(occupied())
         importer.send(b"")
-        assert pool.stats().free == 64, which
+        assert pool.stats().free == 64
         found.append(occupied())
     pool.close()
     return found
