@@ -424,7 +424,9 @@ def import_lives(path: Any, early: int) -> list[dict[str, int]]:
 # Threads ------------------------------------------------------------------------------------------
 
 
-def work_in_threads(pool: str, threads: int, seconds: float) -> Counter[str]:
+def work_in_threads(  # noqa: C901 - one life after the other
+    pool: str, threads: int, seconds: float
+) -> Counter[str]:
     """Allocate, export, attach, reserve, withdraw, free in threads; return what went wrong."""
     one, end = objects[pool], time.monotonic() + seconds
     wrong: Counter[str] = Counter()
@@ -593,12 +595,16 @@ def become(ready: str, then: str) -> None:
     os.execv(sys.executable, [sys.executable, "-c", code, ready])  # noqa: S606
 
 
-def segments_beyond(slots: int) -> list[int]:
-    """Return the first slot beyond so many that was ever used."""
+def slots_used() -> int:
+    """Return how many slots were ever used."""
     server = current().server
     assert server is not None
-    used = server.leases.slots._count
-    return [used] if used > slots else []
+    return server.leases.slots._count
+
+
+def free_if_live(name: str) -> None:
+    """Free a block, which may be freed already."""
+    objects[name].free()
 
 
 def give_if_free(name: str, pool: str, data: bytes) -> bool:
