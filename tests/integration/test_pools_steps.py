@@ -11,10 +11,11 @@ from crossmem.conformance.speed import SLOWNESS
 from crossmem.control.arenas import BATCH
 
 if TYPE_CHECKING:
-    from tests.integration import pool_actions
+    from tests.integration import pool_actions, pool_life_actions
     from tests.integration.conftest import StartPeer
 else:
     import pool_actions
+    import pool_life_actions
 
 NBYTES = 4096
 LIVES = 10 * BATCH
@@ -28,7 +29,7 @@ def test_an_owner_makes_one_barrier_a_batch_and_no_other_call(start_peer: "Start
     owner = start_peer(tracing=False)
     owner.call(pool_actions.make, "pool", NBYTES, 2 * BATCH)
 
-    kernel, barriers, calls = owner.call(pool_actions.steps_of_owner, "pool", LIVES)
+    kernel, barriers, calls = owner.call(pool_life_actions.steps_of_owner, "pool", LIVES)
 
     assert kernel == []
     assert barriers <= LIVES // BATCH + 1
@@ -44,7 +45,7 @@ def test_an_importer_makes_no_call(start_peer: "StartPeer") -> None:
     # Whatever the owner does, nobody asks it.
     owner.stop()
 
-    kernel, barriers, calls = importer.call(pool_actions.steps_of_importer, blobs)
+    kernel, barriers, calls = importer.call(pool_life_actions.steps_of_importer, blobs)
 
     owner.cont()
     # A look at the owner is due once in half a second, and this takes less.
@@ -65,10 +66,10 @@ def test_an_importer_makes_no_call(start_peer: "StartPeer") -> None:
 def test_neither_process_grows(start_peer: "StartPeer", tmp_path: Path, lives: int) -> None:
     owner, importer = start_peer(tracing=False), start_peer(tracing=False)
     path, within = tmp_path / "lives", 60 + lives * 1e-3 * SLOWNESS
-    owning = owner.start(pool_actions.own_lives, path, lives, EARLY, within=within)
+    owning = owner.start(pool_life_actions.own_lives, path, lives, EARLY, within=within)
     while not path.exists():
         pass
-    importing = importer.start(pool_actions.import_lives, path, EARLY, within=within)
+    importing = importer.start(pool_life_actions.import_lives, path, EARLY, within=within)
 
     for one in (owning, importing):
         early, late = one.result()
