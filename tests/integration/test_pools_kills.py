@@ -14,10 +14,11 @@ from crossmem.conformance.pool import settle
 from crossmem.conformance.speed import SLOWNESS
 
 if TYPE_CHECKING:
-    from tests.integration import pool_actions
+    from tests.integration import pool_actions, pool_life_actions
     from tests.integration.conftest import StartPeer
 else:
     import pool_actions
+    import pool_life_actions
 
 NBYTES = 4096
 BLOCKS = 12
@@ -46,7 +47,11 @@ class Crowd:
             path = self.folder / f"owner{next(self.numbers)}"
             owner.call(pool_actions.make, "pool", NBYTES, BLOCKS)
             self.working[owner] = owner.start(
-                pool_actions.serve_blocks, "pool", str(path), next(self.seeds), within=FOR_EVER_S
+                pool_life_actions.serve_blocks,
+                "pool",
+                str(path),
+                next(self.seeds),
+                within=FOR_EVER_S,
             )
             self.owners.append((owner, path))
         while len(self.importers) < IMPORTERS:
@@ -57,7 +62,7 @@ class Crowd:
     def visit(self, importer: Peer, seconds: float) -> None:
         """Let an importer attach blocks; it ends itself if one shows other bytes."""
         self.working[importer] = importer.start(
-            pool_actions.visit_owners,
+            pool_life_actions.visit_owners,
             str(self.folder),
             next(self.seeds),
             seconds,
@@ -103,13 +108,13 @@ def test_random_deaths_lose_no_block(start_peer: "StartPeer", tmp_path: Path, ki
         crowd.fill()
     for owner, path in crowd.owners:
         crowd.check(owner)
-        path.unlink()
+        path.unlink(missing_ok=True)
         owner.kill()
     # The last owner outlives all its importers, and finds each of its blocks again.
     last = start_peer(tracing=False)
     last.call(pool_actions.make, "pool", NBYTES, BLOCKS)
     serving = last.start(
-        pool_actions.serve_blocks, "pool", str(tmp_path / "owner"), 0, 3.0, within=FOR_EVER_S
+        pool_life_actions.serve_blocks, "pool", str(tmp_path / "owner"), 0, 3.0, within=FOR_EVER_S
     )
     time.sleep(1)
     crowd.importers[0].kill()
@@ -126,10 +131,10 @@ def test_random_deaths_lose_no_block(start_peer: "StartPeer", tmp_path: Path, ki
     assert last.call(pool_actions.fill, "pool", b"z") == BLOCKS
     # One more, which does all its visits, says what it saw.
     again = last.start(
-        pool_actions.serve_blocks, "pool", str(tmp_path / "owner again"), 1, 3.0, within=60
+        pool_life_actions.serve_blocks, "pool", str(tmp_path / "owner again"), 1, 3.0, within=60
     )
     visitor = start_peer(tracing=False)
-    found = visitor.call(pool_actions.visit_owners, str(tmp_path), 2, 2.0, within=60)
+    found = visitor.call(pool_life_actions.visit_owners, str(tmp_path), 2, 2.0, within=60)
     again.result()
     assert found["looked at"] > 100
     assert "other bytes" not in found

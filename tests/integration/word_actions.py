@@ -28,7 +28,7 @@ from crossmem.sharing.exporter import record
 from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.importer.table import ImportTable
 
-ACCESSES = ("load", "store", "observe", "any_of", "barrier", "fence")
+ACCESSES: tuple[str, ...] = ("load", "store", "observe", "any_of", "barrier", "fence")
 
 _made: list[str] = []
 """The accesses since :func:`count`."""
