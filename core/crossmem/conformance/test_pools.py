@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pools promise beside what their blocks do as allocations: laws P1 to P5."""
+"""Laws P1 to P5: the promises of pools, besides those that their blocks keep as allocations."""
 
 import random
 import threading
@@ -25,10 +25,10 @@ NBYTES = 4096
 
 
 class MakePool(Protocol):
-    """Makes a pool of the device under test; the fixture closes it after the test."""
+    """Makes a pool on the device under test. The fixture closes the pool after the test."""
 
     def __call__(self, blocks: int, nbytes: int = NBYTES) -> crossmem.Pool:
-        """Make it."""
+        """Return a new pool."""
         ...
 
 
@@ -46,32 +46,32 @@ def make_pool(device: crossmem.Device, guarded: None) -> Iterator[MakePool]:
 
 
 def index_of(block: crossmem.Block) -> int:
-    """Return which block of its pool this is."""
+    """Return the index of a block in its pool."""
     handle = block.export()
     assert isinstance(handle, BlockHandle)
     return handle.index
 
 
 def take_all(pool: crossmem.Pool) -> list[crossmem.Block]:
-    """Allocate and export until the pool has no more blocks."""
+    """Allocate and export all blocks of a pool."""
     taken: list[crossmem.Block] = []
     while True:
         try:
             taken.append(pool.allocate())
         except crossmem.OutOfMemoryError:
             return taken
-        # The rows are read of blocks that were exported.
+        # The pool reads the rows only of exported blocks.
         taken[-1].export()
 
 
 def free_all(blocks: list[crossmem.Block]) -> None:
-    """Free blocks."""
+    """Free each of the blocks."""
     while blocks:
         blocks.pop().free()
 
 
 def share(pool: crossmem.Pool, peer: Peer, name: str, data: bytes = b"") -> crossmem.Block:
-    """Allocate a block, and let a peer attach it under a name."""
+    """Allocate a block, and have a peer attach it and keep it under a name."""
     block = pool.allocate()
     if data:
         block.write(data)
@@ -80,7 +80,7 @@ def share(pool: crossmem.Pool, peer: Peer, name: str, data: bytes = b"") -> cros
 
 
 def are_free(pool: crossmem.Pool, count: int) -> Callable[[], list[str]]:
-    """Return a check that a pool has so many free blocks."""
+    """Return a check that a pool has ``count`` free blocks."""
 
     def check() -> list[str]:
         free = pool.stats().free
@@ -89,7 +89,7 @@ def are_free(pool: crossmem.Pool, count: int) -> Callable[[], list[str]]:
     return check
 
 
-# P1: not given out again while it is held -------------------------------------------------
+# P1: a held block is not allocated again -------------------------------------------------
 
 
 @pytest.mark.crossmem_core
@@ -258,7 +258,7 @@ def test_p01_a_stopped_importer_keeps_what_it_holds_until_it_is_killed(
 
 
 def _attach_some(blobs: list[bytes], seconds: float) -> int:
-    """Attach blocks that are freed meanwhile; return how many had other contents than theirs."""
+    """Attach blocks while the owner frees them; return how many had another block's contents."""
     end = time.monotonic() + seconds
     wrong = 0
     while time.monotonic() < end:
@@ -282,7 +282,7 @@ def test_p01_who_attaches_while_a_block_is_freed_has_it_or_has_not(
     while blocks:
         time.sleep(0.02)
         blocks.pop().free()
-        # Others get new contents as soon as they can be given out again.
+        # The freed blocks get other contents as soon as they are allocated again.
         taken = [pool.allocate() for _ in range(8)]
         for one in taken:
             one.write(b"\xff" * 8)
@@ -293,7 +293,7 @@ def test_p01_who_attaches_while_a_block_is_freed_has_it_or_has_not(
     assert settle(are_free(pool, 64)) == []
 
 
-# P2: stale for ever -----------------------------------------------------------------------
+# P2: handles stay stale --------------------------------------------------------------------
 
 
 @pytest.mark.crossmem_core
@@ -366,7 +366,7 @@ def test_p02_who_holds_a_later_life_gets_no_earlier_one(make_pool: MakePool, pee
         for refused in (actions.attach, actions.import_):
             with pytest.raises(crossmem.StaleHandleError):
                 peer.call(refused, "never", blob)
-    # Who was refused took nothing from who holds it.
+    # The refused attach left the other hold unchanged.
     block.free()
     assert pool.stats().waiting == 1
     assert peer.call(actions.read, "mapped", 4) == b"live"
@@ -465,11 +465,11 @@ def test_p03_nor_a_block_that_is_waited_for(
     assert settle(are_free(pool, 2)) == []
 
 
-# P4: rubbish in a row ---------------------------------------------------------------------
+# P4: garbage in a row ---------------------------------------------------------------------
 
 
 def fill_row(seed: int, *, header: bool = False) -> None:
-    """Write rubbish into the row of this process: into all words of blocks, and the header."""
+    """Write random words into this process's row: the blocks' words, and perhaps the header."""
     chosen = random.Random(seed)
     for arena in current().part(PoolImports).arenas.values():
         first = 0 if header else arena.at - 1
@@ -502,7 +502,7 @@ def test_p04_rubbish_in_a_row_pins_blocks_at_worst(
         assert stats.free + stats.live + stats.waiting == 16
         crossmem.exports()
         crossmem.collect()
-        # It has no lease on the other pool, whose slots lie in the same segment.
+        # The rogue has no lease on the other pool, whose slots lie in the same segment.
         assert other.stats().free == 16
         taken = take_all(other)
         assert len(taken) == 16
@@ -522,7 +522,7 @@ def test_p04_words_of_blocks_that_one_has_no_lease_on_pin_nothing(
     pools = [make_pool(8) for _ in range(3)]
     rogue = fresh_peer()
     share(pools[0], rogue, "mapped").free()
-    # A pool of the same segment in which another process has its row.
+    # This pool lies in the same segment, and the peer has a lease on it.
     share(pools[1], peer, "mapped").free()
     rogue.call(fill_row, 1)
 
