@@ -39,21 +39,21 @@ nitpick_ignore_regex = [
     ("py:class", r"crossmem\.(control|settings|sharing|trees)\..*"),
     # Fields of dataclasses are documented as parameters.
     ("py:attr", r"(Backend|Block)\..*"),
-    # pluggy's own words about its marker.
+    # References in a docstring that crossmem inherits from pluggy.
     ("py:meth", r"PluginManager\..*"),
 ]
 
 html_theme = "furo"
 html_title = f"crossmem {version}"
 
-# Where names of the API are documented: under the module that users import them from.
+# Users import the API from these modules, and its names are documented under them.
 PUBLIC_MODULES = (crossmem, crossmem.driver, crossmem.models, crossmem.plugin)
 
 
 def resolve_public_name(
     app: Sphinx, environment: BuildEnvironment, node: pending_xref, text: Element
 ) -> Element | None:
-    """Resolve annotations, which name the module that defines a class, to the public name."""
+    """Resolve an annotation, which names the module that defines a class, to the public name."""
     target = str(node.get("reftarget", ""))
     name = target.rpartition(".")[2]
     for module in PUBLIC_MODULES:
@@ -69,5 +69,5 @@ def resolve_public_name(
 
 
 def setup(app: Sphinx) -> None:
-    """Register what this file adds to Sphinx."""
+    """Register the resolver of this file with Sphinx."""
     app.connect("missing-reference", resolve_public_name)

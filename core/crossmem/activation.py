@@ -19,9 +19,9 @@ def install() -> None:
     uses the pickler of ``multiprocessing``. Ray does so too if this process has imported it. All
     other arrays are sent as before. Plain ``pickle`` does not change.
 
-    Call it once in each process that sends, after its imports. A forked child inherits it. A
-    process that has received something through ``multiprocessing`` has it too. A process that only
-    receives does not need it. A second call does nothing and takes microseconds.
+    Call this function once in each process that sends, after the imports. A forked child inherits
+    the effect. A process does not need the call if it only receives, or if it has already received
+    shared memory through ``multiprocessing``. A second call does nothing and takes microseconds.
 
     Warns
     -----

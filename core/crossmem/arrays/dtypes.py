@@ -4,7 +4,7 @@
 A dtype's name is also its text on the wire, and each dtype has only one text::
 
     float32, bfloat16, float8_e4m3fn ...    the frameworks' common names, in native byte order
-    >f4, |S5, <U3, <M8[ns], |V16            NumPy's type strings, for what only NumPy has
+    >f4, |S5, <U3, <M8[ns], |V16            NumPy's type strings, for dtypes that only NumPy has
     [8,[["a",0,"int32"],["b",4,"int16"]]]   JSON for a packed struct: its itemsize and its fields,
                                             each with name, offset, dtype and, for a sub-array,
                                             shape
@@ -338,7 +338,7 @@ def _struct(itemsize: int, fields: list[Field]) -> DType:
         if end > itemsize:
             msg = f"{what} ends at byte {end} of a struct of {itemsize} bytes"
             raise ConfigurationError(msg)
-    # Checked before the text is made: nested structs may repeat the same few objects many times.
+    # This check comes first: nested structs may repeat a few objects many times in the text.
     if sum(len(one.name) + len(one.dtype.name) for one in fields) > MAX_TEXT:
         msg = f"the text of a struct has at most {MAX_TEXT} characters"
         raise ConfigurationError(msg)

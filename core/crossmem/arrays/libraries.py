@@ -37,7 +37,7 @@ def require(name: str) -> Any:
 
 
 def on_use(tell: Callable[[str], None]) -> None:
-    """Register a function that gets the name of each library at the library's first use here."""
+    """Register a function that is called with the name of each library at its first use."""
     _listeners.append(tell)
     # A copy: other threads may add libraries.
     for name in list(_known):
@@ -45,7 +45,7 @@ def on_use(tell: Callable[[str], None]) -> None:
 
 
 def used(name: str) -> Any:
-    """Return a library that was imported, else None: then no object of it can exist."""
+    """Return an imported library, or None. If it is None, no object of the library exists."""
     module = sys.modules.get(name)
     if name in _known:
         return module

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs cases of programs that lie beside this file, each in a fresh interpreter."""
+"""Runs the cases of the programs in this folder, each in a fresh interpreter."""
 
 import json
 import subprocess
@@ -17,11 +17,11 @@ _DEADLINE_S: Final = 600.0
 def run_case(
     suite: Suite, program: Literal["copies", "frameworks"], name: str, **arguments: Any
 ) -> dict[str, list[float]]:
-    """Measure one case and return its times; nothing if it fails, which is noted."""
+    """Measure one case and return its times. If it fails, note why and return no times."""
     path = str(Path(__file__).with_name(f"{program}.py"))
     try:
         done = subprocess.run(
-            # By its path, so that it imports what it names and not this package.
+            # A program that runs by its path does not import this package.
             [sys.executable, "-P", path, name, json.dumps(arguments)],
             check=True,
             capture_output=True,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to copy a dict of arrays into shared memory: a program of one case each.
+"""A program that times one way of copying a dict of arrays into shared memory.
 
-This file runs by its path, in a fresh interpreter with child processes of its own, started by
-spawn, and prints one line of JSON. Its cold cases time the first use of crossmem in a process, so
-it imports nothing of crossmem but what a user's program imports. Times are in seconds; the clock
-is the same in all processes.
+The suite runs this file by its path in a fresh interpreter. The program starts its own children by
+spawn and prints one line of JSON. Its cold cases time the first use of crossmem in a process, so it
+imports only those modules of crossmem that a user's program imports. Times are in seconds; the
+clock is the same in all processes.
 """
 
 import json
@@ -27,11 +27,11 @@ _JOIN_S: Final = 30.0
 _PAGE_NBYTES: Final = 4096
 
 Reply = Callable[[], float]
-"""Waits for the reader and returns when it had read every page."""
+"""Waits for the reader, and returns the time at which it had read every page."""
 
 
 def start_child(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
-    """Start a process that works for this one, and wait until it is ready."""
+    """Start a child that runs ``work``, and wait until it is ready."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, *arguments))
@@ -42,7 +42,7 @@ def start_child(work: Callable[..., None], *arguments: Any) -> tuple[Any, Connec
 
 
 def end_child(process: Any, connection: Connection) -> None:
-    """End a child of :func:`start_child`, by force where it does not go."""
+    """End a child of :func:`start_child`, and kill it if it does not end in time."""
     connection.close()
     process.join(_JOIN_S)
     if process.is_alive():
@@ -50,7 +50,7 @@ def end_child(process: Any, connection: Connection) -> None:
 
 
 def start_ray(nbytes: int) -> Any:
-    """Start a Ray of this machine alone, with room for objects of a size, and return its module."""
+    """Start Ray on this machine only, with room for objects of a size; return its module."""
     ray: Any = import_module("ray")
     ray.init(
         address="local",
@@ -85,12 +85,12 @@ def copied(kind: str, nbytes: int, arrays: int, rounds: int) -> dict[str, list[f
     kind
         ``"crossmem"``: ``share(copy=True)`` and ``receive``. ``"mp"``: one segment of
         ``multiprocessing.shared_memory``, created, filled and attached. ``"ray"``: ``put`` and
-        ``get`` of two actors. ``"torch"``: tensors that lie in shared memory already, sent as
-        ``torch.multiprocessing`` does, without a copy.
+        ``get`` of two actors. ``"torch"``: tensors that lie in shared memory already, sent without
+        a copy by ``torch.multiprocessing``.
     nbytes, arrays
-        Bytes of the dict, and how many arrays it has.
+        Size of the dict in bytes, and its number of arrays.
     rounds
-        How often it is repeated after the first time.
+        Number of repetitions after the first copy.
 
     Returns
     -------
@@ -156,7 +156,7 @@ def _read_dicts(connection: Connection, kind: str) -> None:
         except EOFError:
             return
         end = load(blob)
-        # The memory is released by now.
+        # The reader's function has released the memory.
         connection.send(end)
 
 
@@ -169,7 +169,7 @@ def _read_crossmem(blob: bytes) -> float:
 
 def _read_mp(blob: bytes) -> float:
     numpy: Any = import_module("numpy")
-    # What arrives comes from the parent of this very process.
+    # The bytes come from the parent of this process, so they may be unpickled.
     name, places = pickle.loads(blob)  # noqa: S301
     memory = SharedMemory(name)
     weights = {
@@ -184,7 +184,7 @@ def _read_mp(blob: bytes) -> float:
 
 
 def _read_torch(blob: bytes) -> float:
-    # What arrives comes from the parent of this very process.
+    # The bytes come from the parent of this process, so they may be unpickled.
     weights = pickle.loads(blob)  # noqa: S301
     _read_pages({name: tensor.numpy() for name, tensor in weights.items()})
     return perf_counter()
@@ -228,23 +228,23 @@ def _through_ray(nbytes: int, arrays: int, rounds: int) -> list[float]:
 
 
 def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict[str, list[float]]:
-    """Time the copies of a dict beside those of NumPy.
+    """Time crossmem's copies of a dict and NumPy's copies of the same dict.
 
     Parameters
     ----------
     nbytes, arrays
-        Bytes of the dict, and how many arrays it has.
+        Size of the dict in bytes, and its number of arrays.
     rounds
-        How often it is updated.
+        Number of updates.
     plain_first
         Whether NumPy's copy into fresh memory comes before crossmem's.
 
     Returns
     -------
     dict
-        ``"first share"``: ``share(copy=True)``, the first in its process. ``"faulting copy"``:
-        NumPy's, into fresh shared memory, which faults every page. ``"update"``, and
-        ``"touched copy"``: NumPy's, into memory of the process that was written before.
+        ``"first share"``: the first ``share(copy=True)`` of the process. ``"faulting copy"``:
+        NumPy's copy into fresh shared memory, where every page faults. ``"update"``: the updates.
+        ``"touched copy"``: NumPy's copies into private memory that was written before.
     """
     crossmem: Any = import_module("crossmem")
     numpy: Any = import_module("numpy")
@@ -257,7 +257,7 @@ def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict
         return perf_counter() - start
 
     def copy_into_fresh() -> float:
-        # Anonymous and shared, which the kernel backs by the pages that it gives a memfd.
+        # The kernel backs an anonymous shared mapping by the same kind of pages as a memfd.
         fresh = numpy.frombuffer(mmap.mmap(-1, nbytes), "float64")
         return copy(numpy.split(fresh[: nbytes // 8 // arrays * arrays], arrays))
 
@@ -290,7 +290,7 @@ def updated(nbytes: int, arrays: int, rounds: int, *, plain_first: bool) -> dict
 CASES: Final[Mapping[str, Callable[..., dict[str, list[float]]]]] = MappingProxyType(
     {"copied": copied, "updated": updated}
 )
-"""What can be measured, by name."""
+"""The cases, by name."""
 
 
 def main(arguments: list[str]) -> None:

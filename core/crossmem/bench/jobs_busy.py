@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What producer and consumer do where the consumer attaches while the producer is occupied.
+"""The job in which the consumer attaches while the producer is busy.
 
-The producer exports blocks, then does what a load says. The consumer attaches one block after
-another meanwhile; each attach is a sample. Any peer is a row of this table.
+The producer exports memory and then runs a load. Meanwhile the consumer attaches one allocation
+after another; each attach is a sample. Every peer can run this job.
 """
 
 import asyncio
@@ -32,20 +32,20 @@ _OTHERS: Final = 3
 _TASKS: Final = 4
 _TURNS_OF_TASK: Final = 2000
 _STOP_POLL_S: Final = 0.0005
-# PyDLL keeps the interpreter locked while the function runs, as some extensions do.
+# PyDLL keeps the GIL while the function runs, as some extensions do.
 _locked = ctypes.PyDLL(None, use_errno=True)
 
 Load = Callable[[Channel, list[bool]], None]
-"""Occupies the producer until its list is empty, which a message of the consumer sees to."""
+"""Keeps the producer busy until the list is empty. A message of the consumer empties it."""
 
 
 def _wait(_channel: Channel, _busy: list[bool]) -> None:
-    """Leave the main thread asleep; the exporter's own threads find the interpreter free."""
+    """Leave the main thread asleep, so the exporter's other threads can take the GIL."""
 
 
 def _spin(_channel: Channel, busy: list[bool]) -> None:
     turns = 0
-    while busy:  # pure Python: this thread gives the interpreter up only when made to
+    while busy:  # pure Python releases the GIL only on request
         turns += 1
 
 
@@ -80,7 +80,7 @@ LOADS: Final[Mapping[str, Load]] = MappingProxyType(
         STOPPED: _wait,
     }
 )
-"""What occupies the producer, by the name of the column."""
+"""The loads, by the name of their column."""
 
 
 def _produce_beside(
@@ -100,7 +100,7 @@ def _produce_beside(
             busy.clear()
 
     if load == HELD:
-        # In C, so that the message and the sleep are one stretch under the lock.
+        # Both calls keep the GIL, so the consumer's attaches begin while it is held.
         _locked.write(channel.fileno(), b"busy", 4)
         _locked.poll(None, 0, round(hold_s * 1e3))
         wait()
@@ -116,7 +116,7 @@ def _produce_beside(
 
 
 def _stop(pid: int) -> None:
-    """Stop a process, and return when none of its threads runs any more."""
+    """Stop a process, and return when all its threads have stopped."""
     os.kill(pid, signal.SIGSTOP)
     for thread in Path(f"/proc/{pid}/task").iterdir():
         while (thread / "stat").read_text().rpartition(")")[2].split()[0] != "T":
@@ -147,4 +147,4 @@ def _consume_beside(context: Context, *, load: str, **_: Any) -> dict[str, Any]:
 
 
 BUSY_JOBS: Final[Halves] = MappingProxyType({"beside": (_produce_beside, _consume_beside)})
-"""Producer's and consumer's half of every job, by its name."""
+"""The producer's and the consumer's half of each job, by the job's name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publish and subscribe of iceoryx2: samples that a publisher loans out of its own segment."""
+"""Publish and subscribe of iceoryx2: the publisher writes samples in its own segment."""
 
 import ctypes
 import os
@@ -14,17 +14,17 @@ from crossmem.bench.peer import Peer
 __all__ = ["Iceoryx2Peer"]
 
 _SMALL_NBYTES: Final = 64 << 10
-# A segment has room for the samples of every queue that a service declares, so one service for
-# all sizes would reserve a thousand times the largest.
+# iceoryx2 reserves a segment for as many samples as the queues of its service may contain. One
+# service for all sizes would therefore reserve room for thousands of the largest samples.
 _DEPTHS: Final = {True: 2000, False: 4}
 
 
 class Iceoryx2Peer(Peer):
     """Loan, send, receive and release, on one service for small samples and one for large ones.
 
-    A sample is sent once, to be received in the order of sending, and the subscriber maps it
-    read-only. The publisher takes a released sample back with a later loan, so :meth:`free` has
-    nothing left to do.
+    A sample can be sent once. Samples arrive in the order in which they were sent, and the
+    subscriber maps them read-only. The publisher recovers a released sample during a later loan, so
+    :meth:`free` does nothing.
     """
 
     title: ClassVar[str] = "iceoryx2"
@@ -37,7 +37,7 @@ class Iceoryx2Peer(Peer):
         super().__init__(device)
         self._api: Any = import_module("iceoryx2")
         self._api.set_log_level(self._api.LogLevel.Error)
-        # The worker's own signals end it.
+        # Without handlers of iceoryx2, a signal ends the worker.
         mode = self._api.SignalHandlingMode.Disabled
         builder = self._api.NodeBuilder.new().signal_handling_mode(mode)
         self._node: Any = builder.create(self._api.ServiceType.Ipc)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of a pool of crossmem's, through its public names."""
+"""Blocks of a crossmem pool, through crossmem's public names."""
 
 from typing import Any, ClassVar, Final
 
@@ -15,7 +15,7 @@ _MOST_NBYTES: Final = 1 << 30
 
 
 class PoolPeer(Peer):
-    """A block, attached from bytes. The pool is made with the first one of a size."""
+    """A block, attached from bytes. The first block of a size makes a pool."""
 
     title: ClassVar[str] = "crossmem pool"
     distribution: ClassVar[str | None] = "crossmem"

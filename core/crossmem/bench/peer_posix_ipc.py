@@ -23,7 +23,7 @@ class _Segment:
 
 
 class PosixIpcPeer(Peer):
-    """``shm_open`` under a chosen name, mapped with Python's mmap as its manual shows."""
+    """``shm_open`` under a chosen name, and Python's mmap, as in the manual of posix_ipc."""
 
     title: ClassVar[str] = "posix_ipc"
     distribution: ClassVar[str | None] = "posix_ipc"

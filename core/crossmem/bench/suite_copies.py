@@ -28,7 +28,7 @@ _NEEDS: Final = {"crossmem": "numpy", "mp": "numpy", "ray": "ray", "torch": "tor
 
 
 def run(suite: Suite) -> None:
-    """Measure, and add the rows to the suite's report; a brief run has none of them."""
+    """Measure, and add the rows to the suite's report. A brief run skips this part."""
     if suite.plan.is_brief:
         return
     if not find_spec("numpy"):
@@ -39,7 +39,7 @@ def run(suite: Suite) -> None:
 
 
 def _has_room(suite: Suite, nbytes: int, title: str) -> bool:
-    # The dict, its copy, and what a store keeps of former ones.
+    # Room for the dict, its copy, and earlier copies that Ray's store keeps.
     if available_nbytes() >= 6 * nbytes:
         return True
     suite.note(f"{title} at {size_name(nbytes)}: too little free memory")

@@ -35,7 +35,7 @@ def run(suite: Suite) -> None:
 
 
 def _collect(rounds: dict[str, list[float]], times: dict[str, Any] | None) -> None:
-    """Add the median of each list of seconds, or each number of seconds, as microseconds."""
+    """Add each time in microseconds: a number of seconds, or the median of a list of them."""
     for name, value in (times or {}).items():
         each = median(value) if isinstance(value, list) else value
         rounds.setdefault(name, []).append(each * _US)
@@ -74,7 +74,7 @@ def _system_calls(suite: Suite) -> None:
     except TraceError as error:
         suite.note(f"system calls of repeated imports were not counted: {error}")
         if not made:
-            repeat()  # what the pair keeps for it must go
+            repeat()  # the second job releases the memory of the first
         return
     suite.report.add("repeats", _PEER, "system calls", [len(calls)], "count")
     if calls:
@@ -118,7 +118,7 @@ def _bandwidth(suite: Suite) -> None:
 def _scale(suite: Suite) -> None:
     plan, add = suite.plan, suite.report.add
     suite.say(f"{plan.parts_of * plan.parts} live imports, {plan.separate} separate allocations")
-    suite.restart(_PEER)  # what is counted below must be all that there is
+    suite.restart(_PEER)  # the counts below must not include older memory
     found = suite.job(_PEER, "parts", allocations=plan.parts_of, parts=plan.parts)
     if found is not None:
         before, after = found["before"], found["after"]
@@ -140,7 +140,7 @@ def _scale(suite: Suite) -> None:
         for name in ("create", "attach", "unmap", "free"):
             add("scale", _PEER, f"separate {name}", [found[name] * _US], "us")
         add("scale", _PEER, "separate descriptors added", [found["descriptors"]], "count")
-    suite.restart(_PEER)  # frees that are still to come would make room
+    suite.restart(_PEER)  # pending frees would make room
     found = suite.job(_PEER, "exhaust", nbytes=4 * KIB, room=64)
     if found is not None:
         right = found["typed"] and found["names_limit"]
@@ -169,7 +169,7 @@ def _imports(suite: Suite) -> None:
     suite.say("importing in fresh interpreters")
     rounds: dict[str, list[float]] = {}
     environment = bytecode_cached_in(suite.folder, suite.environment)
-    for i in range(-1, suite.plan.imports):  # the first round warms the files up
+    for i in range(-1, suite.plan.imports):  # the first round fills the page cache
         for name, statement in IMPORTS.items():
             try:
                 seconds = time_import(statement, cpu=suite.cpus.producer, environment=environment)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kit on blocks: with ``--crossmem-blocks``, tests get blocks of pools for allocations.
+"""The kit on blocks: with ``--crossmem-blocks``, tests get blocks of pools as allocations.
 
 :meth:`crossmem.Device.allocate` then takes a block of a pool, in the test's process and in all of
-its peers. So each test says of blocks what it says of allocations.
+its peers. Each test of an allocation thereby tests a block.
 """
 
 import time
@@ -23,29 +23,29 @@ from crossmem.sharing.pools.block import Block, BlockRecord
 __all__ = ["BlockTracer", "allocate", "are_used", "close_idle", "close_pools", "exports", "use"]
 
 _BLOCKS: Final = 8
-"""How many blocks a pool has."""
+"""Number of blocks of a pool."""
 _SMALLEST_NBYTES: Final = 4096
 _LARGE_NBYTES: Final = 2**20
-"""A larger block has a pool of its own."""
+"""Largest block of a pool with several blocks. A larger block has its own pool."""
 
 _exports: Final = crossmem.exports
 _allocate: Any = None
-"""What allocates without a pool; None as long as allocations are allocations."""
+"""The function that allocates without a pool; None until :func:`use` replaces it."""
 
 
 class _Pools(Part):
-    """The pools that allocations of this process are taken from."""
+    """The pools from which this process takes blocks as allocations."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self.pools: dict[tuple[Any, ...], list[crossmem.Pool]] = {}
-        """By device, size of the blocks, and who may import them and how."""
+        """By device, size of the blocks, allow and access."""
         self.records: dict[tuple[Arena, int], BlockRecord] = {}
         """The last life of each block."""
 
 
 def use() -> None:
-    """Give blocks for allocations in this process and the children that it forks."""
+    """Make :meth:`crossmem.Device.allocate` return blocks here and in forked children."""
     global _allocate  # noqa: PLW0603 - a process has one kit
     if _allocate is None:
         _allocate = crossmem.Device.allocate
@@ -54,7 +54,7 @@ def use() -> None:
 
 
 def are_used() -> bool:
-    """Whether allocations are blocks."""
+    """Whether tests get blocks as allocations."""
     return _allocate is not None
 
 
@@ -65,9 +65,10 @@ def allocate(
     allow: crossmem.Allow | None = None,
     access: Access = "rw",
 ) -> crossmem.Allocation:
-    """Return a block that has what an allocation has, of a pool with this ``allow`` and ``access``.
+    """Return a block, typed as an allocation, of a pool with this ``allow`` and ``access``.
 
-    Where allocations are no blocks, return an allocation: its exports say who may import it.
+    Without ``--crossmem-blocks``, return an allocation. It has no ``allow`` of its own, because its
+    exports have one each.
     """
     if _allocate is None:
         return device.allocate(nbytes)
@@ -94,9 +95,9 @@ def _note(part: _Pools, block: Block) -> crossmem.Allocation:
 
 
 def close_pools() -> None:
-    """Close the pools of this process, and give back arenas of which no block is held here.
+    """Close the pools of this process, and release imported arenas without a held block.
 
-    So what is left belongs to blocks that are live or held.
+    The arenas that remain have live or held blocks.
     """
     process = current()
     part = process.part(_Pools)
@@ -107,7 +108,7 @@ def close_pools() -> None:
 
 
 def close_idle() -> None:
-    """Give back pools of others of which no block is held here."""
+    """Release the imported arenas of which this process holds no block."""
     current().part(PoolImports).close_idle()
 
 
@@ -118,9 +119,9 @@ def _arenas() -> list[Arena]:
 
 
 class BlockTracer(TracingDriver):
-    """A tracing driver to which each block is an allocation, and each held block an import.
+    """A tracing driver that counts each block as an allocation, and each held block as an import.
 
-    The arenas themselves are counted by :class:`crossmem.driver.TracingDriver` alone.
+    Only :class:`crossmem.driver.TracingDriver` counts the arenas themselves.
     """
 
     @property
@@ -144,7 +145,7 @@ class BlockTracer(TracingDriver):
 
 
 def _holders_in(arena: ArenaImport) -> dict[int, list[object]]:
-    """Return who holds blocks through one import of an arena."""
+    """Return the holders of each block through one import of an arena."""
     return {
         index: [one for one in list(holders) if one.arena is arena]
         for index, holders in list(arena.holders.items())
@@ -152,7 +153,7 @@ def _holders_in(arena: ArenaImport) -> dict[int, list[object]]:
 
 
 def exports() -> list[crossmem.ExportInfo]:
-    """Return each block that was exported as :func:`crossmem.exports` returns an allocation."""
+    """Return the exports of :func:`crossmem.exports`, with one entry for each exported block."""
     process = current()
     known = _exports()
     pools = {arena.export.handle.allocation: arena for arena in _arenas()}

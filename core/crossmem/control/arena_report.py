@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds which blocks of a pool, as words in rows and reservations of messages say."""
+"""The holders of a pool's blocks, from the words in rows and the reservations of messages."""
 
 import time
 from itertools import compress
@@ -15,18 +15,18 @@ __all__ = ["BlockReport", "report_of"]
 
 
 class BlockReport(NamedTuple):
-    """One generation of a block that was exported, with those who hold it.
+    """One exported generation of a block, with its holders.
 
     Parameters
     ----------
     handle
-        Names the whole capacity of the block.
+        The handle, for the whole capacity of the block.
     leases
-        Who holds it, oldest first.
+        The leases of its holders, oldest first.
     is_freed
-        Whether the block was freed and waits for these leases to end.
+        Whether the block was freed and waits for the end of these leases.
     is_withdrawn
-        Whether the block lives on in a later generation.
+        Whether the handle was withdrawn, and the block lives on in a later generation.
     """
 
     handle: BlockHandle
@@ -36,7 +36,7 @@ class BlockReport(NamedTuple):
 
 
 def report_of(arena: Arena) -> list[BlockReport]:
-    """Return the blocks that have a handle or a holder, in their order."""
+    """Return the blocks that have a handle or a holder, in the order of the blocks."""
     first, count, pool = arena.at, arena.fresh, arena.core
     with arena.registry.lock:
         found: dict[tuple[int, int], list[Lease]] = {}
@@ -46,7 +46,7 @@ def report_of(arena: Arena) -> list[BlockReport]:
         for lease, row in _leases_of(arena):
             mine = row[first : first + count]
             for index in compress(range(count), mine):
-                # What a stranger wrote into its row need not be a generation.
+                # A hostile process may write any word into its row: | 1 makes it a generation.
                 found.setdefault((index, mine[index] | 1), []).append(lease)
         for index, unit in arena.reserved.items():
             for export in unit.exports.values():
@@ -67,7 +67,7 @@ def report_of(arena: Arena) -> list[BlockReport]:
 
 
 def _leases_of(arena: Arena) -> list[tuple[Lease, memoryview]]:
-    """Return the rows with the lease that its process has on the arena. The lock is held."""
+    """Return each row with its process's lease on the arena. The caller holds the lock."""
     registry, export = arena.registry, arena.export
     unit, since = export.unit, export.since
     now = time.time()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner's side of a pool: which blocks are free, freed, or still held by a row.
+"""The owner's side of a pool: the blocks that are free, and those that are freed but still held.
 
-A block has a slot, as an export of an allocation has. Its generation is odd from its first export
-until it is freed. A freed block is reused after a barrier and a read of the rows: after the
-barrier, each importer that saw the old generation has its word in its row. Freed blocks share
-barriers.
+Each block has a slot, like the export of an allocation. Its generation is odd from the first export
+until the block is freed. The owner reuses a freed block after a barrier and a read of the rows:
+after the barrier, the row of each importer that saw the old generation contains the importer's
+word. One barrier serves many freed blocks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,9 +26,9 @@ from crossmem.models import BlockHandle, EventKind, PoolCore
 __all__ = ["BATCH", "Arena"]
 
 BATCH: Final = 32
-"""Freed blocks that share one barrier."""
+"""Largest number of freed blocks that wait for one barrier."""
 _FRESH: Final = 64
-"""Blocks that enter the list of free ones at once."""
+"""Number of unused blocks that enter the free list at once."""
 _STALE: Final = Refusal(Status.STALE, "the block was freed")
 
 
@@ -64,17 +64,17 @@ class Arena:
         self.wait_for_work = wait_for_work
         self.blocks = export.handle.nbytes // stride
         self.batch = max(1, min(BATCH, self.blocks // 2))
-        """Number of freed blocks that wait for the next read of the rows."""
+        """Number of freed blocks at which the rows are read."""
         self.free: list[int] = []
-        """Blocks without a user, the next one last."""
+        """Free blocks. The last one is allocated next."""
         self.fresh = 0
         """The first block that was never allocated."""
         self.freed: list[int] = []
-        """Blocks that were freed since the last read of the rows. Their slots have moved on."""
+        """Blocks that were freed since the last read of the rows. Their handles are stale."""
         self.held: dict[int, None] = {}
         """Freed blocks that a row, a message or this process itself held at the last read."""
         self.reserved: dict[int, Unit] = {}
-        """The units of blocks that messages in transit reserve, by block."""
+        """The lease units of the blocks that messages under way reserve, by block."""
         self.waiting: dict[object, None] = {}
         """Calls that wait for a block."""
         with registry.lock:
@@ -90,7 +90,7 @@ class Arena:
             self.core = PoolCore.of(export.handle, slot.number + BLOCKS_AT, stride)
             self.which = slot.number // SLOTS
             """The control segment."""
-            # Last: from here on, the pool can be closed.
+            # The last statement: from here on, the pool can be closed.
             registry.pools.arenas[export.handle.allocation] = self
 
     @property
@@ -101,7 +101,7 @@ class Arena:
     # The life of a block ----------------------------------------------------------------------
 
     def refill(self) -> bool:
-        """Add blocks that were never allocated to the free ones; False if there are none left."""
+        """Add blocks that were never allocated to the free list; False if none are left."""
         first = self.fresh
         last = min(self.blocks, first + _FRESH)
         with self.registry.lock:
@@ -127,7 +127,7 @@ class Arena:
                 unit.is_retired = True
 
     def retire_if_idle(self, index: int, generation: int) -> bool:
-        """Retire a block unless it has a holder; False if it has one, and then it lives on.
+        """Retire a block that has no holder. If it has one, return False; the block lives on.
 
         Raises
         ------
@@ -179,10 +179,10 @@ class Arena:
             busy = self._busy(looked_at)
             idle = [index for index in looked_at if index not in busy]
             if idle and not IS_ORDERED:
-                # A store under a hold may become visible after the 0 that ended the hold.
+                # A store to the block may become visible after the 0 that ended its hold.
                 words.barrier()
             for index in idle:
-                # A signal handler may have done so meanwhile.
+                # A signal handler may have reclaimed the block since.
                 if index in held:
                     free += (index,)
                     del held[index]
@@ -193,7 +193,7 @@ class Arena:
         return len(idle)
 
     def _busy(self, indices: Sequence[int]) -> set[int]:
-        """Return which of some blocks a row or a message holds. The lock is held."""
+        """Return those of some blocks that a row or a message holds. The caller holds the lock."""
         first = self.at
         look = itemgetter(first, *[first + index for index in indices])
         busy: set[int] = set()
@@ -212,7 +212,7 @@ class Arena:
         rows = list(self.export.rows.values())
         return rows if own is None else [*rows, own]
 
-    # Who waits --------------------------------------------------------------------------------
+    # Waiting ----------------------------------------------------------------------------------
 
     def is_held(self, index: int) -> bool:
         """Whether a row, a message or this process itself holds a block at this moment."""
@@ -222,9 +222,9 @@ class Arena:
             return is_reserved or words.any_of(self._rows(), self.at + index)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a block was freed, or a hold of a freed one has ended.
+        """Wait until a block is freed or a hold on a freed block ends.
 
-        A holder of a freed block sends a message when it ends its hold.
+        A holder of a freed block sends a message when it releases the block.
         """
         waiter = object()
         try:
@@ -233,8 +233,8 @@ class Arena:
                 for index in list(self.held):
                     at = self.at + index
                     words.store(self.words, at, words.load(self.words, at) + 2)
-                # An importer that does not see the new generation has written its 0 before the next
-                # read.
+                # An importer that ended its hold before it saw the generation sends no message.
+                # After the barrier, the next read sees its 0.
                 words.barrier()
             self.registry.wait(self._is_something_idle, timeout_s)
         finally:
@@ -245,7 +245,7 @@ class Arena:
         return bool(self.free or self.freed or (held and len(self._busy(held)) < len(held)))
 
     def tell(self) -> None:
-        """Tell observers which blocks were reclaimed. No lock is held."""
+        """Report reclaimed blocks to the observers. The caller holds no lock."""
         self.registry.events.tell()
 
     def ring(self) -> None:
@@ -254,7 +254,7 @@ class Arena:
             self.registry.hint(())
 
     def holders(self, indices: Iterable[int] | None = None) -> dict[Holder, int]:
-        """Return the number of blocks that each process holds, of all blocks or of some."""
+        """Return how many of all blocks, or of the given ones, each process holds."""
         found: dict[Holder, int] = {}
         with self.registry.lock:
             rows = [(row.holder, one) for row, one in self.export.rows.items()]
@@ -272,17 +272,17 @@ class Arena:
 
     @property
     def in_messages(self) -> int:
-        """How many blocks messages reserve that nobody has received."""
+        """Number of blocks that unreceived messages reserve."""
         with self.registry.lock:
             return sum(bool(unit.leases) for unit in list(self.reserved.values()))
 
     # Messages ---------------------------------------------------------------------------------
 
     def enter(self, index: int, generation: int, holder: Holder) -> Refusal | None:
-        """Make a block's export known to the registry, so that a message can reserve it.
+        """Add a block's export to the registry, so that a message can reserve it; else refuse.
 
-        Returns why not: the block is in its next life, is freed and ``holder`` does not hold it, or
-        the handle was withdrawn. The lock is held.
+        Refused are a handle of an earlier life, a freed block that ``holder`` does not hold, and a
+        withdrawn handle. The caller holds the lock.
         """
         if not 0 <= index < self.fresh or not generation % 2:
             return _STALE
@@ -291,13 +291,13 @@ class Arena:
         is_live = now == generation
         is_held = is_live or generation in self._words_of(holder, at)
         if now % 2 and not is_live:
-            # The block is not given out again while it is held.
+            # A held block is not allocated again, so a later generation means a withdrawal.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn") if is_held else _STALE
         known = self.reserved.get(index)
         if known is not None:
             (export,) = known.exports.values()
             if is_live and not export.has(generation):
-                # The handles of the other generations were withdrawn.
+                # The export's other generations belong to withdrawn handles.
                 export.generations += (generation,)
             return None if export.has(generation) else _STALE
         if not is_held:
@@ -313,8 +313,8 @@ class Arena:
         export.generations = (generation,)
         self.registry.exports.add(export)
         self.reserved[index] = unit
-        # The order matters: a thread that frees the block first moves on and then looks for its
-        # unit.
+        # This comes after the unit is entered: a thread that frees the block stores the generation
+        # first and then looks for the unit, so one of the two threads sees the other.
         unit.is_retired = words.load(self.words, at) != generation
         return None
 

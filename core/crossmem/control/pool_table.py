@@ -13,30 +13,30 @@ __all__ = ["PoolTable"]
 
 
 class _Arena(Protocol):
-    """A pool."""
+    """The part of a pool's arena that the table needs."""
 
     blocks: int
     export: Export
 
     def enter(self, index: int, generation: int, holder: Holder) -> Refusal | None:
-        """Let a message reserve a block, or return why not."""
+        """Let a message reserve a block, or return the refusal."""
         ...
 
     def close(self) -> None:
-        """Give the slots back."""
+        """Refuse later reservations of blocks."""
 
 
 class PoolTable:
-    """Finds pools, and has the rows in which this process holds its own blocks."""
+    """The pools of this process, and the rows of its holds on its own blocks."""
 
     def __init__(self) -> None:
         self.arenas: dict[int, _Arena] = {}
-        """By the number of the allocation."""
+        """The arenas, by the number of the allocation."""
         self.own_rows: dict[int, memoryview] = {}
-        """By control segment."""
+        """The rows, by control segment."""
 
     def close(self, allocation: int) -> None:
-        """Forget a pool that was not made to the end."""
+        """Remove a pool whose construction failed."""
         arena = self.arenas.get(allocation)
         if arena is not None:
             arena.close()
@@ -51,7 +51,7 @@ class PoolTable:
         return row
 
     def enter(self, wanted: Wanted | ShareableHandle, holder: Holder) -> Refusal | None:
-        """Let a message reserve a block of a pool, if that is what is asked for, or refuse it."""
+        """If a block is wanted, let a message reserve it or return the refusal."""
         arena = self.arenas.get(wanted.allocation)
         if arena is None or not wanted.export:
             return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much the messages of one process may reserve."""
+"""The limit of the exports that the messages of one process may reserve."""
 
 from crossmem.control.leases import Holder
 from crossmem.control.wire import Refusal, Status
@@ -15,11 +15,11 @@ def refuse_more(holder: Holder, count: int, limit: int, following: int = 0) -> R
     holder
         The process.
     count
-        How many the request reserves.
+        Number of exports that the request reserves.
     limit
-        How many the messages of one process may reserve.
+        Largest number of exports that the messages of one process may reserve.
     following
-        How many the same message reserves in later requests.
+        Number of exports that the same message reserves in later requests.
     """
     if len(holder.messages) + count + following <= limit:
         return None

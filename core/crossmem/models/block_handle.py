@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handle of a pool's block: the pool's arena, a slot and its generation, and a part."""
+"""The handle of a pool's block: the pool, the block's index and generation, and a part of it."""
 
 import struct
 from binascii import crc32
@@ -28,27 +28,27 @@ _BODY: Final = struct.Struct("<QQIQQ")
 # slot of the first block, distance between blocks in units of BLOCK_ALIGNMENT
 _GEOMETRY: Final = struct.Struct("<II")
 BLOCK_ALIGNMENT: Final = 64
-"""Bytes of which the distance between blocks is a multiple."""
+"""The distance between two blocks is a multiple of this number of bytes."""
 BLOCK_START: Final = HEADER.size + _BODY.size
-"""Where the bytes begin that all handles of a pool have in common."""
+"""Offset of the bytes that are the same in all handles of a pool."""
 _MIN_NBYTES: Final = BLOCK_START + MIN_CORE_NBYTES + _GEOMETRY.size
 
 
 class PoolCore(NamedTuple):
-    """What the handles of all blocks of a pool have in common.
+    """The contents that are the same in all handles of a pool.
 
     Parameters
     ----------
     arena
         The handle of the pool's memory.
     slot
-        The slot of the first block; the others follow.
+        The slot of the first block. The slots of the other blocks follow it.
     stride
         Bytes from one block to the next, which is the capacity of each.
     blocks
-        How many there are.
+        Number of blocks.
     shared
-        The end of each handle's bytes.
+        The last bytes of each handle, which encode the pool.
     head, head_checksum
         The first twelve bytes of each handle, and the checksum of the header with a zero in the
         checksum's place.
@@ -64,7 +64,7 @@ class PoolCore(NamedTuple):
 
     @classmethod
     def of(cls, arena: ShareableHandle, slot: int, stride: int) -> "PoolCore":
-        """Return what the handles of a pool have in common, from its arena and geometry."""
+        """Return the common contents of a pool's handles, from its arena and geometry."""
         core = arena.core
         shared = core[2:] + _GEOMETRY.pack(slot, stride // BLOCK_ALIGNMENT)
         flags = FLAG_BLOCK | int.from_bytes(core[:2], "little")
@@ -79,7 +79,7 @@ class BlockHandle(ShareableHandle):
     Attributes
     ----------
     pool
-        What all handles of the pool have in common.
+        The contents that are the same in all handles of the pool.
     """
 
     __slots__ = ("_fields", "pool")
@@ -89,12 +89,12 @@ class BlockHandle(ShareableHandle):
     """Offset and length of the part; index, generation and size of the block."""
 
     def __init__(self, pool: PoolCore, fields: tuple[int, int, int, int, int]) -> None:
-        """Name a part of a block. Only the owner of the pool makes new generations."""
+        """Make a handle of a part of a block. Only the pool's owner begins new generations."""
         _set_pool(self, pool)
         _set_fields(self, fields)
         _set_bytes(self, None)
 
-    # Properties take no store when a handle is made, which is what happens most.
+    # Properties cost no store when a handle is made, and most handles are made and dropped.
     _core = property(attrgetter("pool.arena._core"))
 
     @property
@@ -111,19 +111,19 @@ class BlockHandle(ShareableHandle):
 
     @property
     def index(self) -> int:
-        """Which block of the pool."""
+        """Index of the block in the pool."""
         return self._fields[2]
 
     @property
     @override
     def generation(self) -> int:  # type: ignore[override]
-        """Which of the block's lives: a handle of an earlier one is stale."""
+        """The generation of the block. A handle of an earlier generation is stale."""
         return self._fields[3]
 
     @property
     @override
     def export(self) -> int:  # type: ignore[override]
-        """Which of the pool's exports this is: 0 is the arena, block ``i`` has ``i + 1``."""
+        """The number of the export: 0 for the arena, ``i + 1`` for block ``i``."""
         return self._fields[2] + 1
 
     @property
@@ -170,7 +170,7 @@ class BlockHandle(ShareableHandle):
         )
 
 
-# A handle refuses assignments. The descriptors of its slots do not ask it.
+# A handle refuses attribute assignments. The descriptor of a slot bypasses that.
 _set_bytes: Final = ShareableHandle.__dict__["_bytes"].__set__
 _set_pool: Final = BlockHandle.__dict__["pool"].__set__
 _set_fields: Final = BlockHandle.__dict__["_fields"].__set__
@@ -179,7 +179,7 @@ _pack_head: Final = struct.Struct("<12sI").pack
 
 
 def _decode_block(blob: bytes) -> BlockHandle:
-    """Read the wire form of a block's handle, trusting nothing in it."""
+    """Decode the wire form of a block's handle. All its fields are untrusted."""
     if len(blob) < _MIN_NBYTES:
         raise refuse(f"{len(blob)} bytes, expected at least {_MIN_NBYTES}")
     pool = _decode_pool(blob[BLOCK_START:], blob[: HEADER.size - 4])
@@ -196,7 +196,7 @@ def _decode_block(blob: bytes) -> BlockHandle:
     return handle
 
 
-# The handles of one pool come again and again. Most processes have few pools.
+# A process decodes many handles of few pools.
 @lru_cache(maxsize=256)
 def _decode_pool(shared: bytes, head: bytes) -> PoolCore:
     _magic, _version, flags, total, _checksum = HEADER.unpack(head + bytes(4))

@@ -49,12 +49,12 @@ def empty(
         A PyTorch dtype gives a tensor. A name or a NumPy dtype gives an array: a NumPy array if the
         CPU can address the device's memory, else a CuPy array.
     device
-        Where the memory is allocated; ``host`` if None.
+        The device that holds the memory; ``host`` if None.
     pool
-        The array lies in a block of this pool, of whose device it is then. The block goes back to
-        the pool as memory goes back to a device.
+        The array lies in a block of this pool, on the pool's device. The block returns to the pool
+        when other memory would be freed.
     timeout
-        How long to wait for a block, in seconds, if the pool has none free.
+        Time limit of the wait for a free block of the pool, in seconds.
 
     Returns
     -------
@@ -64,11 +64,11 @@ def empty(
     Raises
     ------
     ConfigurationError, InvalidSizeError
-        Where shape or dtype have no meaning, or are too large. Both device and pool were given.
+        The shape or dtype is invalid or too large, or both device and pool were given.
     UnsupportedError
         The library is not installed, does not have the dtype, or cannot use memory of this device.
     OutOfMemoryError
-        Where the device has no room now, or no block of the pool became free in time.
+        The device has no room now, or no block of the pool became free in time.
     """
     check_pool(pool, device, "empty")
     home = _device_of(pool, device) or device_of(HOST_DEVICE)
@@ -97,11 +97,11 @@ def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | Non
     Parameters
     ----------
     tree
-        What :func:`crossmem.share` takes. The new array for an array with gaps or repetitions, such
-        as a column of a matrix, has none, unless it overlaps others.
+        A tree as for :func:`crossmem.share`. If an array has gaps or repetitions, such as a column
+        of a matrix, the new array has none, unless the array overlaps others.
     device
-        Where the memory is allocated. None: for arrays in memory of the host ``host``, for others
-        the device that they are on.
+        The device that holds the memory. None: ``host`` for arrays in host memory, and for other
+        arrays their own device.
     pool
         All arrays lie in one block of this pool, on its device.
 
@@ -110,14 +110,14 @@ def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | Non
     UnsupportedError
         Something in ``tree`` cannot be shared, or its library has no arrays on ``device``.
     ConfigurationError
-        If ``tree`` is nested too deep, or ``device`` is no device's name, or both device and pool
-        were given.
+        ``tree`` is nested too deep, ``device`` is not a device's name, or both device and pool were
+        given.
     InvalidSizeError
-        If a block of the pool is too small.
+        The blocks of the pool are too small.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         There is no such device here.
     OutOfMemoryError
-        If a device has no room now, or the pool has no free block.
+        A device has no room now, or the pool has no free block.
     """
     process = drain()
     check_pool(pool, device, "empty_like")
@@ -140,14 +140,14 @@ def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | Non
 
 
 def _device_of(pool: Pool | None, device: Device | str | None) -> Device | None:
-    """Return the device that is named, None if none is."""
+    """Return the device of a pool or of an argument; None if neither is given."""
     if pool is not None:
         return cast("Device", pool.device)
     return device if device is None or isinstance(device, Device) else device_of(device)
 
 
 def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any]:
-    """Return new arrays in one allocation or block, lying in it as others do in their memory."""
+    """Return new arrays in one allocation or block, with the same overlaps as the given arrays."""
     alignment = ALIGNMENT if pool is None else BLOCK_ALIGNMENT
     ranges = pack_ranges((leaf.bounds for leaf in leaves), alignment)
     numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]

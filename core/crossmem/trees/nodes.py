@@ -199,7 +199,7 @@ _PLAIN: Final[dict[type, Callable[[Any, tuple[Any, ...]], Any]]] = {
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """Return how a part of what is shared is reached."""
+    """Return the expression by which a part of the shared tree is reached, as text."""
     return clause("x" + "".join(f"[{shorten(step, 50)}]" for step in path), 60)
 
 

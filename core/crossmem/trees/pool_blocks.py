@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of pools in which arrays are made, and arrays in blocks that a child does not have."""
+"""Blocks of pools for new arrays, and arrays in blocks that a forked child lacks."""
 
 from collections.abc import Callable
 from typing import Final, cast
@@ -28,18 +28,18 @@ __all__ = [
 ]
 
 Exportable = Allocation | Block
-"""Memory of this process, of which it makes handles."""
+"""Memory that this process owns and can export."""
 
 _DROP_HINT: Final = "make a pool with larger blocks, or leave out pool="
 
 
 def check_pool(pool: object, device: object, operation: str) -> None:
-    """Refuse what is no pool, and a pool beside a device.
+    """Refuse a value that is not a pool, and a pool together with a device.
 
     Raises
     ------
     ConfigurationError
-        With what is wrong.
+        The value is not a pool, or a device was given too.
     """
     if pool is None:
         return
@@ -52,7 +52,7 @@ def check_pool(pool: object, device: object, operation: str) -> None:
 
 
 def take_block(pool: Pool, nbytes: int, what: str, operation: str, timeout: float = 0.0) -> Block:
-    """Return a block that is given back when the last array in it is gone.
+    """Return a block that is freed after the last array in it is gone.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def take_block(pool: Pool, nbytes: int, what: str, operation: str, timeout: floa
 
 
 def refuse_pool_elsewhere(pool: Pool, where: str, home: str) -> None:
-    """Refuse a pool for a copy that has to lie on another device.
+    """Refuse a pool if a copy must lie on another device.
 
     Raises
     ------
@@ -86,8 +86,8 @@ def refuse_pool_elsewhere(pool: Pool, where: str, home: str) -> None:
 def let_go(memory: Exportable) -> None:
     """Free memory that a tree owns.
 
-    A block with arrays that outlive the tree is freed with the last of them. Until then, no
-    process imports it by the handle that the tree had.
+    If arrays in a block outlive the tree, the block is freed with the last of them. The handle of
+    the tree is withdrawn at once, so no further process imports the block by it.
     """
     try:
         memory.free()
@@ -98,12 +98,12 @@ def let_go(memory: Exportable) -> None:
 
 
 def refuse_unmapped(pointer: int, nbytes: int, where: Callable[[], str]) -> None:
-    """Refuse an array in a block that this process inherited through fork: it is not mapped here.
+    """Refuse an array in a block of the parent: a forked child does not have the block mapped.
 
     Raises
     ------
     ForkedProcessError
-        It lies in one.
+        The array lies in such a block.
     """
     memory = cast("Memory | None", current().arrays.find_inherited(pointer, nbytes))
     if memory is not None and is_block(memory):

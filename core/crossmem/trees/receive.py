@@ -61,7 +61,7 @@ def receive(
     Parameters
     ----------
     shared
-        What :func:`crossmem.share` returned, or its bytes.
+        The object that :func:`crossmem.share` returned, or its bytes.
     readonly
         True: the device or the kernel forbids writes. NumPy arrays are marked read-only. PyTorch
         and CuPy have no read-only arrays, and a write to theirs kills the process. ``"advisory"``:

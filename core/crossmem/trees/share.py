@@ -63,14 +63,15 @@ def share(
         :attr:`crossmem.Shared.value`, or call :meth:`crossmem.Shared.update`. None or False: such
         an array is refused.
     device
-        Where copies of host memory go, which must be memory that the CPU can address;
-        ``host`` where None.
+        The device to which host memory is copied; ``host`` if None. The CPU must be able to address
+        its memory.
     pool
-        All copies lie in one block of this pool, which has memory of the device that copies go to.
+        All copies lie in one block of this pool. The pool must be on the device of the copies.
     allow, access
-        Who may receive, and whether they may write; see :meth:`crossmem.Allocation.export`. None:
-        all of the same user, and ``"rw"``; for arrays in blocks of a pool, what the pool says. For
-        what was received from others, their choice stands.
+        Which processes may receive, and whether they may write; see
+        :meth:`crossmem.Allocation.export`. None: all processes of the same user, and ``"rw"``; for
+        arrays in blocks of a pool, the settings of the pool. Arrays from another process keep the
+        settings of that process.
     neighbours
         ``"expose"`` allows importers to reach other memory in the same block of the vendor; see
         :meth:`crossmem.Device.adopt`.
@@ -83,18 +84,18 @@ def share(
     Raises
     ------
     UnsupportedError
-        Where something in ``x`` cannot be shared; the message says what and why. Where ``allow`` or
-        ``access`` differ from those of the pool in which an array lies.
+        Something in ``x`` cannot be shared, or an array lies in a pool with another ``allow`` or
+        ``access``. The message names it and says why.
     ConfigurationError
-        Where an argument has no meaning. Both device and pool were given.
+        An argument is invalid, or both device and pool were given.
     InvalidSizeError
-        Where the copies do not fit into a block of the pool; the message says both sizes.
+        The copies do not fit into a block of the pool. The message says both sizes.
     ForkedProcessError
-        Where an array lies in a block of a pool of the process that forked this one.
+        An array lies in a pool's block of the process that forked this one.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         There is no such ``device`` here.
     DriverError, OutOfMemoryError
-        Where a vendor's call failed, or the pool has no free block. Nothing is left then.
+        A vendor's call failed, or the pool has no free block. No copy is left then.
     """
     process = drain()
     if not isinstance(copy, bool):
@@ -105,14 +106,14 @@ def share(
     if pool is not None:
         device = cast("Device", pool.device)
     elif device is not None:
-        # Whether anything is copied there or not.
+        # This checks the device even if nothing is copied to it.
         device = host_device(device)
     tree, leaves = collect(x)
     may_copy = copy is True or copy == "allow"
     tree_memory = TreeMemory(
         process, allow, access, neighbours, may_copy, lambda: host_device(device), pool
     )
-    # Who receives from the pool may look at the version, too.
+    # The processes that may import from the pool may also read the version.
     readers = pool.allow if pool is not None and allow is None else allow
     try:
         handles, rows, copies = _rows(tree_memory, leaves)
@@ -126,10 +127,10 @@ def share(
 
 
 def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool] | None:
-    """Return what describes one array, the memory of crossmem in which it lies, and one wish.
+    """Return a message for one array, the array's memory, and whether it is only for reading.
 
-    That is whether the receiver is to be kept from writing, as this process was when it received
-    the array. None for any other array.
+    The last is true if this process received the array only for reading. Returns None for an array
+    that does not lie in memory of crossmem.
 
     Raises
     ------
@@ -153,9 +154,9 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
     if isinstance(memory, Mapping) and not memory.owner_alive:
         # No process can import it any more, so it counts as ordinary memory of this process.
         return None
-    # What came with a handle that only reads goes on with one, also where it comes from here.
+    # An array that came with a read-only handle is sent with one, even by its owner.
     access = memory.handle.access if isinstance(memory, Mapping) else None
-    # "advisory" is the wish of one reader, and not of those that it sends to.
+    # "advisory" applies to one reader, and not to the processes to which it sends.
     readonly = isinstance(memory, Mapping) and asked_readonly(memory) is True
     tree_memory = TreeMemory(
         drain(), None, access, None, copy=False, host=lambda: host_device(None)
@@ -178,10 +179,9 @@ def _check(name: str, value: object, known: tuple[str | bool | None, ...]) -> No
 def _rows(
     tree_memory: TreeMemory, leaves: list[Leaf]
 ) -> tuple[tuple[ShareableHandle, ...], tuple[Row, ...], dict[int, Exportable]]:
-    """Return the handles that the arrays lie in, each once, and where they lie there.
+    """Return the distinct handles of the arrays, a row for each array, and the copies' memory.
 
-    The dictionary has the memory of this process that arrays were copied to, by the numbers of the
-    handles.
+    The dictionary has the memory of this process that holds copies, by the number of the handle.
     """
     with_elements = [leaf for leaf in leaves if leaf.found.layout.extent is not None]
     places = iter(tree_memory.find(with_elements))

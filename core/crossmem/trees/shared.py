@@ -108,7 +108,7 @@ class Shared(Generic[_T_co]):
         Parameters
         ----------
         blob
-            What :meth:`to_bytes` returned.
+            The bytes that :meth:`to_bytes` returned.
         numbers
             The reservation number of each handle.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exportable memory for the arrays of a tree: their own, adopted, or a copy."""
+"""Exportable memory for the arrays of a tree: memory of crossmem, an adoption, or a copy."""
 
 import logging
 import math
@@ -47,16 +47,16 @@ class TreeMemory:
     process
         This process.
     allow, access
-        How its exports may be imported. None: by all of the same user, for writing; blocks of a
-        pool as their pool says.
+        Who may import the exports, and how. None: all processes of the same user, for reading and
+        writing; for blocks of a pool, the settings of the pool.
     neighbours
         Whether importers may reach neighbouring memory in the vendor's allocations.
     copy
         Whether arrays that cannot be shared in place may be copied.
     host
-        Where copies of host memory go.
+        Returns the device to which host memory is copied.
     pool
-        What copies lie in a block of; None: they lie in an allocation.
+        The pool whose blocks hold the copies. None: an allocation holds them.
     """
 
     process: Process
@@ -67,7 +67,7 @@ class TreeMemory:
     host: Callable[[], Device]
     pool: Pool | None = None
     owned: list[Exportable] = field(default_factory=list)
-    """Adoptions and copies, to be freed by whoever has this."""
+    """Adoptions and copies. The owner of this object frees them."""
     devices: set[Device] = field(default_factory=set)
     """Devices that hold memory of the tree."""
     copied_nbytes: int = 0
@@ -135,8 +135,8 @@ class TreeMemory:
     def give_up(self) -> None:
         """Free all memory after an error, because the tree is not shared.
 
-        Memory that the error's traceback keeps in use is freed with the traceback. A later call
-        retries what a vendor refuses.
+        Memory that the error's traceback keeps in use is freed with the traceback. If the
+        vendor refuses to free memory, a later call of crossmem tries again.
         """
         while self.owned:
             with suppress(CrossmemError):
@@ -192,7 +192,7 @@ class TreeMemory:
                 self._near[where] = way
                 return way, "", ""
         if report.mechanisms:
-            # As large tensors do in PyTorch's expandable segments.
+            # Large tensors in PyTorch's expandable segments do.
             return None, "it spans several allocations of the vendor", str(report)
         return None, f"it {report.ways[0].obstacle}", str(report)
 
@@ -206,10 +206,10 @@ class TreeMemory:
             )
 
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
-        """Copy each byte that arrays cover once, and all into one allocation or block.
+        """Copy every byte that the arrays cover, once, into one allocation or block.
 
-        If no other array lies in an array's gaps, the gaps are left out, because they were not
-        shared. On a device they are copied too, because only a kernel could leave them out.
+        The copy omits an array's gaps if no other array lies in them, because the user did not
+        share them. On a device it includes them, because only a kernel could omit them.
         """
         home = self.host() if where is None else home_of(self.process, where)
         alignment = ALIGNMENT if self.pool is None else BLOCK_ALIGNMENT
@@ -236,8 +236,8 @@ class TreeMemory:
             else:
                 layout = found.found.layout.at(start + found.found.pointer - low)
                 library = found.found.kind
-                # An element that occurs in many places is written once, because PyTorch refuses
-                # more.
+                # An element that occurs at many indices is written once, because PyTorch refuses
+                # to write it repeatedly.
                 once = tuple([slice(1) if step == 0 else slice(None) for step in layout.strides])
                 array = maker(memory, library)(layout)[once]
                 ADAPTERS[library].copy_to(array, found.value[once])

@@ -37,9 +37,9 @@ def _probe() -> Availability:
 
 
 def _fault_of_both() -> tuple[str, str]:
-    """Return why there is neither pyACL nor CANN's library, and the paths that were tried.
+    """Return why neither pyACL nor CANN's library was found, and the paths that were searched.
 
-    Both are empty if one of them is there.
+    Both texts are empty if one of the two was found.
     """
     if "acl" in sys.modules or find_spec("acl") is not None:
         return "", ""
@@ -86,7 +86,7 @@ def _find_acl() -> "Acl":
 
 @hookimpl
 def crossmem_backends(find_runtime: FindRuntime) -> tuple[Backend, ...]:
-    """Offer the NPUs of this machine, or an emulation of them if it is named."""
+    """Offer the NPUs of this machine, or an emulation if the caller names that runtime."""
     return (
         Backend(
             name="ascend",

@@ -30,9 +30,10 @@ class PeerAccess:
     def enable(self, peer: int) -> None:
         """Let the current device use the memory of another one.
 
-        The vendors document that an open does this, but AMD's did not for years. This asks each
-        time, because other code in the process may have disabled the access. It never disables the
-        access, because other code may rely on it.
+        The vendors document that opening a handle enables the access, but AMD's runtime did not do
+        so for years. This method asks the vendor at each call, because other code in the process
+        may have disabled the access. It never disables the access, because other code may rely on
+        it.
         """
         if not self._vendor.family.is_hip:
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the blocks of a pool are used, and who holds them."""
+"""Numbers of the free, live and waiting blocks of a pool, and of each process's holds."""
 
 from dataclasses import dataclass
 
@@ -10,22 +10,22 @@ __all__ = ["PoolStats", "stats_of"]
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """How the blocks of a pool are used at one moment.
+    """The use of a pool's blocks at one moment.
 
     Parameters
     ----------
     blocks
-        How many there are.
+        Number of blocks.
     free
-        Blocks that can be given out now.
+        Number of blocks that can be allocated now.
     live
-        Blocks that were given out and not freed.
+        Number of blocks that are allocated and not freed.
     waiting
-        Freed blocks that other processes, or messages, still hold.
+        Number of freed blocks that processes or messages still hold.
     holders
-        How many blocks each process holds, live or freed, by pid.
+        Number of blocks, live or freed, that each process holds, by pid.
     in_messages
-        How many blocks, live or freed, are in messages that nobody has received.
+        Number of blocks, live or freed, in messages that no process has received.
     """
 
     blocks: int
@@ -37,12 +37,12 @@ class PoolStats:
 
 
 def stats_of(arena: Arena) -> PoolStats:
-    """Return how the blocks are used, after a look at those that were freed.
+    """Return the use of the blocks. This reads the rows first, to reclaim freed blocks.
 
     Raises
     ------
     DriverError
-        The kernel forbids the barrier, or the device reports failed work.
+        The kernel refuses the barrier, or the device reports failed work.
     """
     arena.reclaim(all_of_them=True)
     arena.tell()

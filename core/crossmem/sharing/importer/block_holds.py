@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The holds of this process on blocks of pools: words in its rows, for each open arena."""
+"""The holds of this process on blocks: one word of its row for each block of an open arena."""
 
 import time
 from operator import attrgetter
@@ -24,9 +24,9 @@ from crossmem.sharing.importer.remote import RemoteImport
 __all__ = ["ASK_S", "ArenaImport", "BlockHold", "LinkedHold"]
 
 _LOOK_S: Final = 0.5
-"""How often an attach checks whether the owner lives."""
+"""Least interval between two checks of an attach whether the owner lives."""
 ASK_S: Final = 5.0
-"""How long an owner may take to confirm that it is still the program that made the pool."""
+"""Time limit for the owner's confirmation that it is still the program that made the pool."""
 
 
 class ArenaImport:
@@ -41,8 +41,8 @@ class ArenaImport:
     base
         Address of the first block.
     holders
-        The holders by block of the pool. The word in the row is not 0 if there is any. Imports of
-        one pool for reading, and for other devices, share rows and holders.
+        The holders of each block. The word of a block in the row is not 0 while the block has a
+        holder. All imports of one pool, read-only or for other devices, share row and holders.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class ArenaImport:
         """False after this process has released the arena. Guarded by the lock of the state."""
         self.is_readonly = record.access == "ro"
         self.is_asynchronous = not record.device.capabilities.host_visible
-        """Whether work of the device may still use a block when its mapping ends."""
+        """Whether running work of the device may still use a block when its mapping ends."""
         self.hold_kind = LinkedHold if self.is_asynchronous else BlockHold
         self.awaited: list[int] = []
-        """Blocks whose hold has ended, and for which the owner waits for a message."""
+        """Blocks whose hold has ended, and whose end the owner expects as a message."""
         self.look_at = 0.0
-        """When the next attach looks whether the owner lives."""
+        """Time from which on the next attach checks whether the owner lives."""
         connection = record.connection if isinstance(record, RemoteImport) else None
         self.link = None if connection is None else connection.open_link
         """The connection to the program that made the pool."""
@@ -88,7 +88,7 @@ class ArenaImport:
         now = time.monotonic()
         if isinstance(self.record, RemoteImport) and self.record.connection is not None:
             self._ask(self.record, self.record.connection)
-        # Last: an owner that is gone is gone for the next attach, too.
+        # The last statement: if the owner is dead, the next attach must find that, too.
         self.look_at = now + _LOOK_S
 
     def _ask(self, record: RemoteImport, connection: OwnerConnection) -> None:
@@ -114,7 +114,7 @@ class ArenaImport:
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether the owner waits for this process to close the arena, or is dead."""
+        """Whether the owner is dead, or waits until this process closes the arena."""
         if self.record.is_retired:
             return True
         slot = self.at - BLOCKS_AT
@@ -124,7 +124,7 @@ class ArenaImport:
         return True
 
     def has(self, index: int, generation: int) -> bool:
-        """Whether this process holds a generation of a block."""
+        """Whether this process holds this generation of the block."""
         return words.load(self.row, self.at + index) == generation
 
     @property
@@ -159,19 +159,20 @@ class BlockHold(Use):
         arena, index = self.arena, self.index
         at = arena.at + index
         row = arena.row
-        # The order matters: a signal handler that ends its own hold in between leaves the word.
+        # This hold is in the set before the store, so a signal handler that ends another hold of
+        # the block keeps the word.
         holders = arena.holders.get(index)
         if holders is None:
             holders = arena.holders.setdefault(index, set())
         holders.add(self)
         word = words.load(row, at)
         if word:
-            # Who has a freed block mapped can map it again.
+            # This process still maps the freed block, so it may map the block again.
             if word == generation:
                 return True
             if words.observe(arena.control, at) != generation:
                 return False
-            # The block is held by a handle that was withdrawn, and goes on by the new one.
+            # The present hold came by a withdrawn handle. The word takes the new generation.
             words.store(row, at, generation)
             return True
         words.store(row, at, generation)
@@ -181,12 +182,12 @@ class BlockHold(Use):
 
     @override
     def leave_to_others(self) -> bool:
-        """End the hold; False if the owner waits for a message. The lock of the state is held."""
+        """End the hold; False if the owner waits for a message. The state's lock is held."""
         arena, index = self.arena, self.index
         at = arena.at + index
         holders, row = arena.holders.get(index), arena.row
         if holders is None:
-            # An interrupt came before the hold began.
+            # An interrupt occurred before the hold began.
             self.is_done = True
             return True
         if not IS_ORDERED:
@@ -209,7 +210,7 @@ class BlockHold(Use):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """End the hold, after the running work of the device."""
+        """End the hold after the running work of the device has ended."""
         arena = self.arena
         failure = None
         if not self.is_done:
@@ -227,7 +228,7 @@ class BlockHold(Use):
 
 
 class LinkedHold(BlockHold):
-    """A hold whose end takes more than a store.
+    """A hold whose end needs more than one store.
 
     It belongs to an import object, to a mapping made through one, to an object that ends with its
     owner, or to a device whose running work must end first.

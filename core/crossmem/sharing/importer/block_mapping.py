@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What applications hold of another process's blocks: imports, and mappings with an address."""
+"""The objects by which an application holds blocks of another process: imports and mappings."""
 
 import struct
 from binascii import crc32
@@ -26,7 +26,7 @@ _unpack: Final = struct.Struct("<12sIQQIQQ").unpack_from
 
 
 class BlockImport(Import):
-    """A block of another process's pool, held here: it stays until this is closed."""
+    """A hold on a block of another process's pool, which lasts until this object is closed."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ class BlockImport(Import):
                 record_of_import(self)
                 hold.parent = parent
                 children_of(parent).add(hold)
-                # The import holds the block, of whatever generation.
+                # The import already holds the block, so the result of take() does not matter.
                 hold.take(self.handle.generation)
                 # A signal handler may have closed it since.
                 record_of_import(self)
@@ -88,19 +88,19 @@ class BlockMapping(Mapping):
         self._is_left = False
         self._pointer = pointer
         self._named = named
-        # Last: from here on, this object ends the hold.
+        # The last statement: from here on, the finaliser of this object ends the hold.
         self._record = hold
 
     @property
     @override
     def handle(self) -> ShareableHandle:  # type: ignore[override]
-        """What is mapped."""
+        """The handle of the mapped part."""
         named = self._named
         return ShareableHandle.from_bytes(named) if isinstance(named, bytes) else named
 
 
 def mapping_of(hold: BlockHold, handle: BlockHandle, readonly: Readonly) -> Mapping:
-    """Return a mapping of a block that is held."""
+    """Return a mapping for a hold."""
     arena = hold.arena
     pointer = arena.base + handle.index * arena.pool.stride + handle.offset
     is_readonly = arena.is_readonly or readonly is not False
@@ -108,9 +108,9 @@ def mapping_of(hold: BlockHold, handle: BlockHandle, readonly: Readonly) -> Mapp
 
 
 def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
-    """Attach a block of this pool by the bytes of its handle; None if its owner has to be asked.
+    """Attach a block of this pool by the bytes of its handle; None if that takes a message.
 
-    This is the path of all blocks but the first: it makes no system call.
+    Every attach of a pool takes this path after the first one. It makes no system call.
     """
     head, checksum, offset, length, index, generation, nbytes = _unpack(blob)
     pool = arena.pool

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of the blocks of pools: a hold and arithmetic, once the pool's arena is open here.
+"""Imports of blocks: a hold and an address, without a message once the pool's arena is open.
 
-The first block of a pool is attached by importing the pool's arena, which asks the owner. The arena
-stays open until the owner closes the pool or dies, so later blocks ask nobody.
+The first attach of a pool imports the pool's arena, which takes a message to the owner. The arena
+stays open until the owner closes the pool or dies, so later attaches take no message.
 """
 
 import time
@@ -29,11 +29,11 @@ from crossmem.sharing.importer.table import ImportTable
 __all__ = ["PoolImports", "hold_block"]
 
 _TIDY_S: Final = 0.2
-"""How often pools are looked at that their owner may have closed."""
+"""Interval of the checks for pools that their owners have closed."""
 _MOST_TURNS: Final = 20
-"""How often the generation of a reserved block is asked for."""
+"""Limit of the attempts to read the generation of a reserved block."""
 _USUAL: Final = (None, False)
-"""Device and access of most attachments."""
+"""Device and access of most attaches, which have a fast path."""
 
 
 class PoolImports(Part):
@@ -44,9 +44,9 @@ class PoolImports(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self.arenas: dict[tuple[bytes, LocalDevice | str | None, bool], ArenaImport] = {}
-        """By what the handles of the pool have in common, device, and whether it is read-only."""
+        """By the bytes that all handles of a pool share, the device, and whether read-only."""
         self._holders: dict[bytes, dict[int, set[BlockHold]]] = {}
-        """By what the handles of the pool have in common."""
+        """The holders of each block, by the bytes that all handles of the pool share."""
         self._thread = PassingThread(self._turn, self._is_needed)
 
     def open(
@@ -57,10 +57,10 @@ class PoolImports(Part):
         timeout: float | None,
         reservation: int = 0,
     ) -> ArenaImport:
-        """Return the arena of a block's pool, importing it at the first call.
+        """Return the arena of a block's pool. The first call imports it.
 
-        An owner that exits lets only receivers of messages, which have the number of a reservation,
-        import it.
+        An owner that is exiting accepts an import only with the number of a reservation, which the
+        receiver of a message has.
         """
         key = handle.pool.shared, device, readonly is True
         arena = self.arenas.get(key)
@@ -84,7 +84,7 @@ class PoolImports(Part):
             with process.state:
                 known = self.arenas.get(key)
                 if known is None or not known.is_open:
-                    # From here on the part gives it back.
+                    # From here on, this object releases the arena.
                     self.arenas[key] = known = arena
                     if key[1:] == _USUAL:
                         process.open_pools[key[0]] = partial(attach_bytes, arena)
@@ -104,11 +104,11 @@ class PoolImports(Part):
 
     @override
     def tend(self) -> None:
-        """Give back the arenas that their owners wait for, if no block of them is held here."""
+        """Release the arenas that their owners wait for, if this process holds no block of them."""
         self.close_idle(only_unwanted=True)
 
     def close_idle(self, *, only_unwanted: bool = False) -> None:
-        """Give back the arenas of which no block is held here."""
+        """Release the arenas of which this process holds no block."""
         process = self._process
         for key, arena in list(self.arenas.items()):
             if only_unwanted and not arena.is_unwanted:
@@ -142,7 +142,7 @@ def hold_block(
     *,
     is_linked: bool = False,
 ) -> BlockHold:
-    """Hold a block, and append the hold to ``holds``, whose user ends it if this raises.
+    """Hold a block, and append the hold to ``holds``. If this raises, the caller ends the holds.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def hold_block(
         holds.append(hold)
         with process.state:
             if not arena.is_open:
-                # The thread that gives the arena back was faster.
+                # The thread that releases idle arenas has just released this one.
                 hold.is_done = True
                 continue
             if hold.take(handle.generation):
@@ -177,7 +177,7 @@ def hold_block(
                 if hold.take(reserved):
                     return hold
                 BlockHold.leave_to_others(hold)
-            # An owner that began to wait for the block has moved on once more.
+            # The owner's free() waits for the block, and has begun another generation.
             tried = reserved
         arena.look()
         msg = f"the handle was withdrawn, or its owner (pid {handle.owner.pid}) freed the block"

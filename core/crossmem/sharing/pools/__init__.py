@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools: memory cut into equal blocks that are shared without a system call or a message."""
+"""Pools: memory in blocks of one size, which processes share without system calls or messages."""

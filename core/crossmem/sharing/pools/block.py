@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of pools: what an allocation is, without a vendor call of its own."""
+"""Blocks of pools: memory with the methods of an allocation, and no vendor call of its own."""
 
 import copyreg
 import time
@@ -28,7 +28,7 @@ _LONGEST_PAUSE_S: Final = 0.005
 
 
 class BlockRecord(Record):
-    """One life of a block, from before it leaves the list of free ones until it is freed."""
+    """One life of a block, from just before the block leaves the free list until it is freed."""
 
     __slots__ = ("arena", "generation", "handle", "index", "pool")
 
@@ -39,40 +39,40 @@ class BlockRecord(Record):
         self.pool = pool
         self.arena = pool.arena
         self.index = -1
-        """Which block; -1 as long as there is none."""
+        """Index of the block; -1 before it is allocated."""
         self.generation = 0
-        """The generation of the handles that were given out; 0 before the first."""
+        """The generation of the handles that were exported; 0 before the first export."""
         self.handle: BlockHandle | None = None
 
     @override
     def leave_to_others(self) -> bool:
-        """Free the block, unless it is time to look at the rows.
+        """Free the block, unless the rows must be read.
 
-        The lock of the state is held: another thread may work on the same record, and the block may
-        begin its next life as soon as it is in the list.
+        The caller holds the lock of the state, because another thread may use the same record. The
+        block may begin its next life as soon as it is in the free list.
         """
         arena: Arena = self.arena
         if self.is_done:
             return False
         if self.generation:
-            # As arena.retire() does, without a call more.
+            # The same as arena.retire(), without the cost of a call.
             words.store(arena.words, arena.at + self.index, self.generation + 1)
             if arena.reserved:
                 arena.retire(self.index, self.generation)
-        # No signal handler and no other thread comes in between these statements.
+        # No signal handler and no other thread runs between these statements.
         if self.generation or arena.wait_for_work is not None:
             if not self.is_done:
                 arena.freed += (self.index,)
                 self.is_done = True
         elif not self.is_done:
-            # No process ever heard of it.
+            # The block was never exported, so no process can hold it.
             arena.free += (self.index,)
             self.is_done = True
         return len(arena.freed) < arena.batch and not arena.waiting and not self.pool.is_closing
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Free the block, and look at the rows if enough were freed."""
+        """Free the block, and read the rows if enough blocks were freed."""
         if self.index < 0:
             self.is_done = True
             return
@@ -93,13 +93,13 @@ class BlockRecord(Record):
 class Block(Memory):
     """One block of a pool. Made by :meth:`crossmem.Pool.allocate`; a context manager.
 
-    It has all that an allocation has. :meth:`free` gives it back to the pool, which gives it out
-    again when no process holds it.
+    A block has the methods of an allocation. :meth:`free` returns the block to the pool. The pool
+    allocates the block again when no process holds it.
 
     Attributes
     ----------
     nbytes
-        Size that was asked for, in bytes.
+        Requested size, in bytes.
     device
         The device that holds the memory.
     """
@@ -122,7 +122,7 @@ class Block(Memory):
         self._is_lent = False
         self._is_left = False
         self._pointer = pool.base + record.index * pool.stride
-        # Last: from here on, this object gives the block back.
+        # The last statement: from here on, the finaliser of this object frees the block.
         self._record = record
 
     @override
@@ -138,7 +138,7 @@ class Block(Memory):
 
     @property
     def capacity(self) -> int:
-        """Bytes of each block of the pool."""
+        """Size of each block of the pool, in bytes."""
         record = self._record
         if record is None or not self._process.is_usable:
             raise self._ended()
@@ -162,21 +162,21 @@ class Block(Memory):
     ) -> ShareableHandle:
         """Return a handle with which other processes import this block.
 
-        Exporting again gives the same handle, until that is withdrawn (C3).
+        A second export returns the same handle, unless the first was withdrawn (C3).
 
         Parameters
         ----------
         allow, access
-            Those of the pool, or None: who has a pool's memory can reach all its blocks.
+            None, or the values of the pool: a process with the pool's memory can reach all blocks.
         lease
-            Only True.
+            Must be True.
         synchronize
             Wait for the device work issued so far before the handle is first given out (C21).
 
         Raises
         ------
         UnsupportedError
-            Something else was asked for than the pool has.
+            An argument differs from the settings of the pool.
         DriverError
             The vendor's call failed.
         ClosedError, ForkedProcessError
@@ -206,19 +206,19 @@ class Block(Memory):
         return handle
 
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
-        """Let no process import by a handle for the first time from now on (C28).
+        """Refuse all later first imports by a handle (C28).
 
-        The block stays. Processes that hold it keep it. :meth:`export` gives a new handle.
+        The block stays allocated, and its holders keep it. :meth:`export` returns a new handle.
 
         Parameters
         ----------
         handle
-            What :meth:`export` returned, or a part of it.
+            A handle that :meth:`export` returned, or a slice of one.
 
         Raises
         ------
         InvalidHandleError
-            It is no handle of this block.
+            The handle is not one of this block.
         ClosedError, ForkedProcessError
             The block may not be used any more.
         """
@@ -237,23 +237,23 @@ class Block(Memory):
                 # Another thread has freed the block, which may be in its next life.
                 raise self._ended()
             if handle.generation == record.generation:
-                # Export begins the next generation, too: this one is given to nobody.
+                # No handle has this generation, because export() begins the next one.
                 record.handle = None
                 record.generation = record.arena.begin(record.index)
 
     def free(self, *, busy: Busy = "defer", timeout: float | None = None) -> None:
-        """Give the block back to its pool. Freeing twice is harmless.
+        """Return the block to its pool. A second call does nothing.
 
-        From the moment this returns, the block's handles are stale (C6).
+        The block's handles are stale as soon as this method returns (C6).
 
         Parameters
         ----------
         busy
-            What to do while other processes hold the block. ``"defer"``: return at once; the block
-            is given out again when the last of them is done. ``"raise"``: raise and change nothing.
-            ``"wait"``: wait for them.
+            What to do if other processes hold the block. ``"defer"``: return at once; the pool
+            allocates the block again after the last of them releases it. ``"raise"``: raise and
+            change nothing. ``"wait"``: wait until they release it.
         timeout
-            How long ``"wait"`` may take, in seconds; ``CROSSMEM_TIMEOUT`` if None.
+            Time limit of ``"wait"`` in seconds; ``CROSSMEM_TIMEOUT`` if None.
 
         Raises
         ------
@@ -272,7 +272,7 @@ class Block(Memory):
         self._end()
 
     def _await_holders(self, record: BlockRecord, wait_s: float) -> None:
-        """Retire a block that nobody holds; raise if somebody does."""
+        """Retire a block that no process holds; raise if one still does after the wait."""
         arena, index = record.arena, record.index
         deadline = time.monotonic() + wait_s
         pause_s = _FIRST_PAUSE_S
@@ -280,7 +280,7 @@ class Block(Memory):
             if not arena.is_held(index):
                 with self._process.state:
                     self._refuse_if_used("free")
-                    # Another thread may have freed it: the block may be in its next life.
+                    # Another thread may have freed the block, which may be in its next life.
                     if self._record is None or arena.retire_if_idle(index, record.generation):
                         return
             left_s = deadline - time.monotonic()
@@ -299,12 +299,12 @@ def _reduce_block(block: Block) -> tuple[Any, ...]:
     return attach_again, (block.export().to_bytes(), False)
 
 
-# As for allocations: what is pickled attaches.
+# As with an allocation, unpickling attaches the memory.
 copyreg.pickle(Block, _reduce_block)
 
 
 def name_pids(holders: dict[Holder, int]) -> str:
-    """Return in words which processes hold blocks, with how many each has."""
+    """Return the processes that hold blocks as text, each with its number of blocks."""
     if not holders:
         return "a message that nobody received"
     ordered = sorted(holders.items(), key=lambda one: (-one[1], one[0].pid))
@@ -316,12 +316,12 @@ def name_pids(holders: dict[Holder, int]) -> str:
 def check_own_block(
     process: Process, handle: ShareableHandle, allow: object, access: object
 ) -> None:
-    """Refuse to share a block of this process in another way than its pool.
+    """Refuse export settings for a block of this process that differ from its pool's.
 
     Raises
     ------
     UnsupportedError
-        With what a pool does not offer.
+        A setting differs from the pool's; the message names it.
     """
     arena = process.start_server().leases.pools.arenas.get(handle.allocation)
     if isinstance(arena, Arena):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools: memory that is leased once, and whose blocks are shared without asking anybody."""
+"""Pools: an importer leases a pool once, and then attaches its blocks without a message."""
 
 import time
 from typing import Any, ClassVar, Final
@@ -29,9 +29,9 @@ _MAX_BLOCKS: Final = SLOTS - BLOCKS_AT
 
 
 class Pool(Endable):
-    """Memory cut into blocks of one size. Made by :meth:`crossmem.Device.pool`.
+    """Memory that is divided into blocks of one size. Made by :meth:`crossmem.Device.pool`.
 
-    A context manager: leaving it closes the pool.
+    A context manager that closes the pool at its end.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Pool(Endable):
     block_nbytes
         Capacity of each block, in bytes.
     blocks
-        How many there are.
+        Number of blocks.
     allow, access
         Who may import the blocks, and how.
     """
@@ -58,7 +58,7 @@ class Pool(Endable):
         self.blocks = record.arena.blocks
         self.allow = record.allow
         self.access = record.access
-        # Last: from here on, this object closes the pool.
+        # The last statement: from here on, the finaliser of this object closes the pool.
         self._record = record
 
     @override
@@ -75,16 +75,16 @@ class Pool(Endable):
         Parameters
         ----------
         nbytes
-            How many bytes of the block are asked for; None: all.
+            Requested bytes; None: the capacity of a block.
         timeout
-            How long to wait for a block, in seconds, if none is free.
+            Time limit of the wait for a free block, in seconds; 0 does not wait.
 
         Raises
         ------
         InvalidSizeError
             ``nbytes`` is not positive, or larger than a block.
         OutOfMemoryError
-            No block became free in time. The message says who holds how many.
+            No block became free in time. The message says how many blocks each process holds.
         ClosedError, ForkedProcessError
             The pool may not be used any more.
         """
@@ -98,7 +98,7 @@ class Pool(Endable):
         try:
             while True:
                 if free:
-                    # No signal handler and no other thread comes in between these statements.
+                    # No signal handler and no other thread runs between these statements.
                     index = free[-1]
                     del free[-1]
                     record.index = index
@@ -111,10 +111,10 @@ class Pool(Endable):
             raise
 
     def _wait_for_block(self, arena: Arena, timeout: object) -> None:
-        """Return when a block is free; raise if none is in time."""
+        """Return when a block is free; raise if none becomes free in time."""
         if arena.refill():
             return
-        # Blocks that were dropped are given back here.
+        # This frees blocks whose objects were dropped.
         drain()
         arena.reclaim(all_of_them=True)
         arena.tell()
@@ -141,7 +141,7 @@ class Pool(Endable):
         )
 
     def stats(self) -> PoolStats:
-        """Return how the blocks are used now.
+        """Return the number of blocks in each state, and their holders.
 
         Raises
         ------
@@ -155,10 +155,10 @@ class Pool(Endable):
         return stats_of(pool.arena)
 
     def exports(self) -> list[ExportInfo]:
-        """Return the blocks that were exported, with those who hold them, in their order.
+        """Return the exported blocks and their holders, in the order of the blocks.
 
-        :func:`crossmem.exports` has one line for the whole pool. Each handle here names the whole
-        capacity of its block. A process holds a block since it first leased the pool.
+        :func:`crossmem.exports` has one entry for the whole pool. Each handle here names the whole
+        capacity of its block. The start of each hold is the start of the process's pool lease.
 
         Raises
         ------
@@ -172,11 +172,11 @@ class Pool(Endable):
         return blocks_of(pool.arena, self._process.identity.pid)
 
     def close(self) -> None:
-        """Give out no more blocks. Closing twice is harmless.
+        """Allocate no more blocks. A second call does nothing.
 
-        Live blocks stay as they are. The memory is freed when the last block was freed, and the
-        last process that has the pool let it go, which takes it less than a second after the end of
-        its last mapping.
+        Live blocks stay valid. The memory is freed after the last block is freed and the last
+        importer has released the pool. An importer releases the pool less than a second after the
+        end of its last mapping.
         """
         self._end()
 
@@ -221,7 +221,7 @@ def make_pool(
 
 
 def _check_wait(timeout: object) -> float:
-    """Return how long to wait in seconds; 0 does not wait."""
+    """Return the time limit in seconds, after a check; 0 does not wait."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
         msg = f"timeout is {shorten(timeout)}; it must be a number of seconds, 0 or more"
         raise ConfigurationError(msg, operation="allocate")

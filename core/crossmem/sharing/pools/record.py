@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a pool: its memory, from before it is allocated until all of it is given back."""
+"""The record of a pool: it begins before its memory is allocated and ends after that is freed."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ class PoolRecord(Record):
     Parameters
     ----------
     memory
-        All of it. This record frees it.
+        The allocation of all blocks. This record frees it.
     stride
         Bytes from one block to the next.
     allow, access
@@ -59,7 +59,7 @@ class PoolRecord(Record):
         self.base = memory.ptr
         self.usage = record.usage
         self.is_closing = False
-        """Whether the pool was closed, and waits for its blocks."""
+        """Whether the pool was closed and waits for the end of its blocks."""
         handle = memory.export(allow=allow, access=access)
         server = self.process.start_server()
         wait = None
@@ -72,7 +72,7 @@ class PoolRecord(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Close the pool; its memory is freed when the last block is."""
+        """Close the pool. Its memory is freed after the last block."""
         self.is_closing = True
         self.end_if_unused()
 
@@ -92,5 +92,5 @@ class PoolRecord(Record):
         arena.close()
         forget_kept(self.base)
         self.memory.free()
-        # This process may have blocks of its own pool imported.
+        # This process may have imported blocks of its own pool.
         self.process.part(PoolImports).tend()

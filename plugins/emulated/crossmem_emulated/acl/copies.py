@@ -26,7 +26,7 @@ _DIRECTIONS: Final = {
     (True, False): Kind.DEVICE_TO_HOST,
     (True, True): Kind.DEVICE_TO_DEVICE,
 }
-"""By whether source and target are on a device."""
+"""The kind of a copy, by whether its source and its target are on a device."""
 
 _SIDES: Final = {kind: sides for sides, kind in _DIRECTIONS.items()}
 _SAME_DIRECTION: Final = {
@@ -47,9 +47,9 @@ class Side:
     device
         Host-wide index of the device for which the memory is mapped, None for the host.
     origins
-        The origins of its memory, empty for the program's own.
+        The origins of the memory; empty for the program's own host memory.
     parts
-        The emulation's own addresses of its bytes, and the size of each part.
+        The addresses at which the emulation itself accesses the bytes, and the size of each part.
     """
 
     pointer: int
@@ -111,7 +111,7 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
     asked = _SAME_DIRECTION.get(Kind(kind), Kind(kind))
     if asked not in {Kind.DEFAULT, real}:
         text = f"kind {kind} between {source.pointer:#x} and {target.pointer:#x}"
-        # An alleged device address that is none may not be a valid address at all any more.
+        # If an address is not a device's although the kind says so, its memory may be freed.
         claims = zip(_SIDES[asked], (source.device, target.device), strict=True)
         is_stale = any(on_device and device is None for on_device, device in claims)
         if process.profile.is_documented or is_stale:
@@ -129,7 +129,7 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
 
 
 def _is_far(process: AclProcess, side: Side) -> bool:
-    """Whether memory was imported by key for another device than its own."""
+    """Whether memory was imported by key on another device than the one that holds it."""
     return Origin.KEY in side.origins and any(
         piece.pages.device != side.device for piece in process.space.overlapping(side.pointer, 1)
     )
@@ -207,9 +207,9 @@ def copy(
     kind: int,
     stream: int | None = None,
 ) -> None:
-    """Copy ``nbytes`` from one address to another with room for ``largest`` bytes.
+    """Copy from a source, its address and the bytes to copy, to a target, its address and room.
 
-    With a stream's handle, the copy is work of that stream.
+    If a stream's handle is given, the copy is work of that stream.
     """
     sides = check(process, call, target, source, kind, is_async=stream is not None)
     if sides is None:
@@ -222,7 +222,7 @@ def copy(
     found = find_stream(process, stream)
     process.queues.submit(found, work)
     if not all(side.origins or is_page_locked(process, side.pointer) for side in sides):
-        # After the return, the memory is the program's again.
+        # The program may reuse pageable host memory as soon as the call returns.
         process.finish(found, until=work.sequence)
 
 
@@ -248,7 +248,7 @@ def fill(
     count: int,
     stream: int | None = None,
 ) -> None:
-    """Write a pattern repeatedly, ``count`` bytes in all; with a stream's handle, as its work."""
+    """Fill ``count`` bytes with a repeated pattern, as work of a stream if its handle is given."""
     pointer, largest = target
     if not pointer:
         raise Refused(Code.INVALID_PARAM, "the address is null")
@@ -268,7 +268,7 @@ def fill(
 
 
 def _write(side: Side, pattern: bytes) -> None:
-    # All parts begin and end at pages, and so at pattern boundaries.
+    # Each part begins and ends at a page boundary, so it contains only whole patterns.
     for place, size in side.parts:
         if len(pattern) == 1:
             ctypes.memset(place, pattern[0], size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies and fills of boxes: consecutive planes."""
+"""Copies and fills of boxes. A box consists of consecutive planes."""
 
 import ctypes
 from collections.abc import Callable
@@ -62,7 +62,7 @@ class _Space:
     height: int
 
     def check(self, x: int, width: int) -> None:
-        """Refuse rows that overlap, or that are longer than their distance."""
+        """Refuse a null address, and a pitch that is too small for the rows or too large."""
         if not self.pointer:
             raise Refused(Status.INVALID_VALUE, "an address is null", "HIP-X4")
         if self.pitch < self.width:
@@ -73,7 +73,7 @@ class _Space:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def plane(self, start: tuple[int, int, int], extent: tuple[int, int, int]) -> Plane:
-        """Return a box of it as rows. A size of 0 means no gaps."""
+        """Return a box in this memory. A pitch or height of 0 means that there are no gaps."""
         (x, y, z), (width, height, depth) = start, extent
         pitch, rows = self.pitch or x + width, self.height or y + height
         if y + height > rows:

@@ -133,5 +133,5 @@ CALLED: Final[Mapping[str, str]] = {
     "aclrtIpcMemImportByKey": "rt.ipc_mem_import_by_key",
     "aclrtIpcMemClose": "rt.ipc_mem_close",
 }
-"""The emulation's function, by the C function's name. Some C functions share one: their difference
-has no effect here (a schedule, or a condition that always holds), or it is an argument."""
+"""The emulation's function, by the C function's name. C functions share one if they differ only in
+an argument, or in a feature without effect here: a schedule, or a condition that always holds."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions with the per-thread default stream: those that end in ``_spt``.
+"""The functions that end in ``_spt``: their default stream belongs to the calling thread.
 
-Programs that are compiled for it call them under the usual names.
+A program that is compiled for this mode calls them under the usual names.
 """
 
 from collections.abc import Mapping
