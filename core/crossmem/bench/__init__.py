@@ -3,8 +3,8 @@
 
 Each peer has two processes: a producer and a consumer, each bound to its own CPU. Each round
 visits every peer. A reported number is the median over the rounds of the median inside each round.
-Each operation is timed in the process that performs it. The message that hands the token
-over is the same for all peers and is not included.
+Each operation is timed in the process that performs it. The message that hands the token over is
+the same for all peers and is not included.
 """
 
 from collections.abc import Callable, Sequence
