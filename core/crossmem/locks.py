@@ -32,7 +32,7 @@ CHECKED: Final = os.environ.get(_VARIABLE) == "1"
 
 
 class Rank(IntEnum):
-    """What a lock guards. A thread takes locks in ascending rank."""
+    """The state that a lock guards. A thread takes locks in ascending rank."""
 
     FORK = 1
     """The state of the process, while it is made or forked."""

@@ -19,8 +19,8 @@ class ArrayInfo(NamedTuple):
     kind
         Its library.
     pointer
-        Address of the element with all indices 0. For an empty array, the value that
-        the library reports.
+        Address of the element with all indices 0. For an empty array, the value that the
+        library reports.
     layout
         The elements' layout around that address; its offset is 0.
     device

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark suite: crossmem beside its peers, in one run.
 
-Each peer has two processes: a producer and a consumer, each bound to its own CPU. Rounds go around
-the peers. A number is the median of the rounds, and a round's number is the median inside that
-round. Each operation is timed in the process that performs it. The message that hands the token
-over is the same for all peers and is not included.
+Each peer has two processes: a producer and a consumer, each bound to its own CPU. Each round
+visits every peer. A reported number is the median over the rounds of the median inside each round.
+Each operation is timed in the process that performs it. The message that hands the token over is
+the same for all peers and is not included.
 """
 
 from collections.abc import Callable, Sequence

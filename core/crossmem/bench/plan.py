@@ -39,8 +39,8 @@ class Plan:
     separate
         Allocations that live at once.
     imports
-        Fresh interpreters that import crossmem, as many that import the other packages, and C
-        programs that start an interpreter.
+        Number of fresh interpreters for each import statement, and of C programs that start an
+        interpreter.
     traced
         Repeated imports under the system call tracer.
     tensors, tree_nbytes, tree_rounds
@@ -51,11 +51,11 @@ class Plan:
     readers
         Processes that read one array.
     copied_sizes, copied_pairs, copied_rounds
-        Sizes in bytes of the dicts that are shared with a copy, fresh pairs of processes for each,
-        and how often each pair repeats it.
+        Sizes in bytes of the dicts that are shared with a copy, fresh pairs of processes for each
+        size, and repetitions by each pair.
     updated_nbytes, updated_rounds
-        Size of the dict that is copied once and then updated, beside NumPy's copies, and how often
-        each of the fresh processes updates it.
+        Size in bytes of the dict that is copied once and then updated, and the number of updates in
+        each fresh process.
     is_brief
         Whether only the rows of the summary are measured, without targets.
     """

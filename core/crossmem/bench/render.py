@@ -13,7 +13,7 @@ from crossmem.bench.targets import size_name
 
 __all__ = ["make_tables", "render", "targets_table"]
 
-# What the columns of the busy exporter are called, by the load's name.
+# Column titles of the busy exporter's table, by the load's name.
 _BUSY_HEADS = {
     "idle": "idle",
     "busy": "1 thread\nspins",
@@ -35,7 +35,7 @@ _LIFE_HEADS = (
 
 
 def make_tables(report: Report) -> list[Table]:
-    """Return the tables of a report, the targets last; of a short run, the one table."""
+    """Return the tables of a report, with the targets last. A short run has one table."""
     if report.mode == "brief":
         return [make_summary(report)]
     tables = []
@@ -105,7 +105,7 @@ def _peers(
 
 
 def _copies(report: Report) -> Table:
-    """Return what sharing a dict of arrays with a copy takes in each way."""
+    """Return the table of times for sharing a dict of arrays with a copy."""
     found = [row for row in report.rows if row.section == "copies"]
     sizes = sorted({row.nbytes for row in found if row.nbytes})
     columns = [(nbytes, metric) for nbytes in sizes for metric in ("cold", "warm")]

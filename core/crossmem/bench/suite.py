@@ -129,7 +129,7 @@ class Suite:
     def job(
         self, peer: str, job: str, *, deadline_s: float = 120.0, row: str = "", **arguments: Any
     ) -> dict[str, Any] | None:
-        """Run a job; if it fails, note the reason and return None, also for later calls of it.
+        """Run a job. If it fails, note the reason and return None, now and at each later call.
 
         Parameters
         ----------
@@ -259,13 +259,13 @@ class Suite:
                 for peer in turn:
                     asks = peer_class(peer).asks_exporter
                     if asks and load == STOPPED:
-                        continue  # it waits until the exporter goes on
+                        continue  # the attach would wait until the exporter continues
                     times = self.job(
                         peer,
                         "beside",
                         row=load,
                         nbytes=4 * KIB,
-                        # Where the exporter must answer, only the first attach meets the lock.
+                        # If the exporter must answer, only the first attach waits for the held GIL.
                         count=1 if asks and load == HELD else plan.busy,
                         load=load,
                         hold_s=plan.hold_s,

@@ -194,8 +194,8 @@ def _without_sigint() -> Iterator[None]:
     The child would print a traceback. The signal is blocked and not ignored: the child inherits the
     block, and this process only delays the signal.
     """
-    # Started now: otherwise the start of the child would start it, and its start unblocks the
-    # signal.
+    # The tracker starts before the signal is blocked, because its start unblocks the signal.
+    # Otherwise the start of the child would start the tracker.
     resource_tracker.ensure_running()
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

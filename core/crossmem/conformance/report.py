@@ -14,7 +14,7 @@ LAWS: Final = tuple(f"C{number}" for number in range(1, 31))
 """The laws of the contract."""
 
 POOL_LAWS: Final = tuple(f"P{number}" for number in range(1, 6))
-"""The laws that pools have beside these."""
+"""The laws of pools, in addition to those of the contract."""
 
 TABLE: Final = "crossmem-laws"
 """Name of the pytest plugin that prints the table of laws: ``-p no:crossmem-laws`` omits it."""
@@ -69,7 +69,7 @@ class Recorder:
     def __init__(self, *, device: str, runtime: str | None, mechanism: str | None) -> None:
         self._device, self._runtime, self._mechanism = device, runtime, mechanism
         self.capabilities: Capabilities | None = None
-        """What the device says that it can do, once that is known."""
+        """The capabilities of the device; None until they are known."""
         self._outcomes: dict[str, dict[str, tuple[Outcome, str]]] = {
             law: {} for law in (*LAWS, *POOL_LAWS)
         }

@@ -160,7 +160,7 @@ def _close_all(closer: object) -> None:
             closing = _closing.popleft()
         except IndexError:
             _closers.discard(closer)
-            # If a list was queued between these two steps, its thread may have found eight closers.
+            # A thread that queued a list between these two steps may have found eight closers.
             if not _closing or len(_closers) >= _MAX_CLOSERS:
                 return
             _closers.add(closer)

@@ -351,7 +351,7 @@ class LeaseRegistry:
         return self.leases.find_reservation(reservation, allocation, which) is not None
 
     def forget(self, unit: Unit) -> None:
-        """Forget the exports of memory that nobody has."""
+        """Remove the exports of memory that no process holds."""
         self._ends.forget(unit)
 
     def reserve(self, export: Export, holder: Holder, number: int) -> None:

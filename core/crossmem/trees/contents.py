@@ -100,7 +100,7 @@ class Contents:
                 if isinstance(memory, Block):
                     memories[number] = memory
                     continue
-                # This process may write, whatever others may do.
+                # This process may write even if other processes may not.
                 mapping = attach(memory.export(allow=self._allow, access="rw"))
                 leave_to_views(mapping)
                 memories[number] = mapping
@@ -116,6 +116,6 @@ class Contents:
 
 
 def _map_pages(memory: Memory, low: int, high: int) -> None:
-    """Map pages that have been written through the descriptor of the memory only."""
+    """Map pages of the memory that were written only through its descriptor."""
     if memory.device.capabilities.host_visible:
         memory.view()[low:high:_READ_STEP].tobytes()

@@ -73,9 +73,9 @@ def collect(tree: Any) -> tuple[Any, list[Leaf]]:
     UnsupportedError
         Something in the tree cannot be shared; the message names it.
     ConfigurationError
-        If the tree is nested too deep, contains itself, or has too many values.
+        The tree is nested too deep, contains itself, or has too many values.
     ForkedProcessError
-        If an array lies in a block of a pool of the process that forked this one.
+        An array lies in a pool's block of the process that forked this one.
     """
     leaves: list[Leaf] = []
     numbers: dict[int, int] = {}

@@ -4,7 +4,7 @@
 ============== ==================================================================================
 in JSON        means
 ============== ==================================================================================
-null, true, 1  themselves; so do texts of Unicode and finite floats
+null, true, 1  themselves, as do Unicode strings and finite floats
 [...]          a list
 {"a": n}       the array of that number
 {"t": [...]}   a tuple
@@ -20,7 +20,7 @@ null, true, 1  themselves; so do texts of Unicode and finite floats
 {"i": [n, x]}  container n again, counted over all finished mutable containers; x repeats it
 ============== ==================================================================================
 
-The module ``classes`` says which classes are looked up, and how.
+The module ``classes`` describes the lookup of classes.
 """
 
 import math

@@ -322,10 +322,10 @@ class Virtual(Mechanism):
 
     @override
     def disown(self, block: Block) -> None:
-        # The handle, if the vendor refused its release right after the export.
+        # The handle is still there if the vendor refused its release right after the export.
         self._release_handle(block.reference)
 
-    # Steps that are done once, however often they are asked for ----------------------------
+    # Steps that have an effect only once --------------------------------------------------
 
     def _map_anywhere(self, owned: _Physical, capacity: int, ordinal: int) -> int:
         # The memory may be mapped already, if setting access failed before.

@@ -98,7 +98,7 @@ class Process:
         """Memory that may contain arrays."""
         self._parts: dict[type[Part], Any] = {}
         self.open_pools: dict[bytes, Callable[[bytes], Any]] = {}
-        """What attaches blocks of open pools, by what the bytes of their handles have in common."""
+        """Functions that attach blocks of open pools, by the bytes that a pool's handles share."""
         self.is_exiting = False
         """New exports and imports are refused."""
         self.is_closed = False

@@ -41,7 +41,7 @@ class ShareWay:
 
 @dataclass(frozen=True, slots=True)
 class ShareReport:
-    """What :func:`crossmem.how_can_share` found. ``str()`` gives lines for people.
+    """The result of :func:`crossmem.how_can_share`. ``str()`` returns lines for people.
 
     Parameters
     ----------

@@ -126,7 +126,7 @@ def attach(
     """
     process = drain()
     if on_owner_death is KEEP and readonly is False and device is None and type(handle) is bytes:
-        # A block of a pool that is open here asks nobody.
+        # If a block's pool is open here, the attach takes no message.
         attach_bytes = process.open_pools.get(handle[BLOCK_START:])
         block: Mapping | None = attach_bytes(handle) if attach_bytes else None
         if block is not None:
