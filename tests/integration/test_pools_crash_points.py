@@ -92,12 +92,12 @@ IMPORTS: dict[str, tuple[Step, Step, list[str]]] = {
     "a repeated attach": (
         attach("b"),
         lambda peer, blobs: peer.call(actions.attach, "again", blobs["b"]),
-        ["load"],
+        ["load", "observe"],
     ),
     "attach_many": (
         attach("b"),
         lambda peer, blobs: peer.call(actions.attach_many, ["b2", "c"], [blobs["b"], blobs["c"]]),
-        ["load", *HOLD],
+        ["load", "observe", *HOLD],
     ),
     "an import": (
         attach("b"),
@@ -107,7 +107,7 @@ IMPORTS: dict[str, tuple[Step, Step, list[str]]] = {
     "a map of an import, and its unmap": (
         both(attach("b"), lambda peer, blobs: peer.call(actions.import_, "c", blobs["c"])),
         lambda peer, _: peer.call(pool_actions.map_imported, "c"),
-        ["load", "load"],
+        ["load", "observe", "load"],
     ),
     "a close": (
         both(attach("b"), lambda peer, blobs: peer.call(actions.import_, "c", blobs["c"])),

@@ -136,7 +136,7 @@ class ArenaImport:
 class BlockHold(Use):
     """One user of a block: a mapping, or an import object."""
 
-    __slots__ = ("arena", "index")
+    __slots__ = ("arena", "index", "is_sure")
 
     # Most holds use these class attributes and need no store of their own.
     parent: Use | None = None
@@ -150,6 +150,8 @@ class BlockHold(Use):
         self.is_done = False
         self.arena = arena
         self.index = index
+        self.is_sure = False
+        """Whether the owner is certain to see the hold."""
 
     def take(self, generation: int) -> bool:
         """Hold the block; False if the owner has freed it, or has withdrawn the generation.
@@ -166,19 +168,20 @@ class BlockHold(Use):
             holders = arena.holders.setdefault(index, set())
         holders.add(self)
         word = words.load(row, at)
-        if word:
-            # This process still maps the freed block, so it may map the block again.
-            if word == generation:
-                return True
-            if words.observe(arena.control, at) != generation:
-                return False
-            # The present hold came by a withdrawn handle. The word takes the new generation.
+        if not word:
             words.store(row, at, generation)
-            return True
-        words.store(row, at, generation)
-        if arena.is_fenced:
-            words.fence()
-        return words.observe(arena.control, at) == generation
+            if arena.is_fenced:
+                words.fence()
+        if words.observe(arena.control, at) == generation:
+            if word and word != generation:
+                # The present hold came by a withdrawn handle. The word takes the new generation.
+                words.store(row, at, generation)
+            self.is_sure = True
+        else:
+            # This process may map a freed block again that it maps already. A hold that a signal
+            # handler interrupted does not count: its owner may not have seen the word.
+            self.is_sure = word == generation and any(one.is_sure for one in list(holders))
+        return self.is_sure
 
     @override
     def leave_to_others(self) -> bool:
