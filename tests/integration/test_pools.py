@@ -267,6 +267,8 @@ def test_the_owner_becomes_another_program(
             importer.call(actions.attach, "b", blobs["b"])
     assert importer.call(pool_actions.shown, "a") == b"a"
     importer.call(actions.unmap, "a")
+    # The other program answers no calls.
+    owner.kill()
 
 
 def test_an_importer_that_becomes_another_program_holds_until_it_ends(
