@@ -23,6 +23,7 @@ LIVES = 10 * BATCH
 EARLY = 5_000
 # What the allocators round to.
 NOISE_KIB = 2048
+NOISE_MAPPINGS = 4
 
 
 def test_an_owner_makes_one_barrier_a_batch_and_no_other_call(start_peer: "StartPeer") -> None:
@@ -74,5 +75,6 @@ def test_neither_process_grows(start_peer: "StartPeer", tmp_path: Path, lives: i
     for one in (owning, importing):
         early, late = one.result()
         assert late["descriptors"] == early["descriptors"]
-        assert late["mappings"] == early["mappings"]
+        # The C library maps memory of its own once in a while.
+        assert late["mappings"] - early["mappings"] < NOISE_MAPPINGS
         assert late["KiB"] - early["KiB"] < NOISE_KIB, (early, late)
