@@ -80,6 +80,7 @@ class PoolRecord(Record):
         """Free the memory if no block is live and no message reserves one."""
         arena, deferred = self.arena, self.process.deferred
         if self.is_done:
+            deferred.waiting.discard(self)
             return
         if arena.reserved:
             arena.reclaim(all_of_them=True)
@@ -87,10 +88,15 @@ class PoolRecord(Record):
         if arena.live or arena.reserved:
             deferred.waiting.add(self)
             return
-        self.is_done = True
+        with self.process.state:
+            if self.is_done:
+                return
+            # Other memory may get the address as soon as this record is done.
+            arena.close()
+            forget_kept(self.base)
+            self.is_done = True
         deferred.waiting.discard(self)
-        arena.close()
-        forget_kept(self.base)
+        # If a signal handler raises before this call, the finaliser frees the memory.
         self.memory.free()
         # This process may have imported blocks of its own pool.
         self.process.part(PoolImports).tend()
