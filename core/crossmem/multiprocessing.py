@@ -223,7 +223,7 @@ def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Re
 
 
 def _is_crossmems(pointer: int, nbytes: int) -> bool:
-    """Whether these addresses lie in crossmem's memory, allocated or inherited through fork."""
+    """Whether these addresses lie in crossmem's memory, here or in a parent before its fork."""
     arrays = current().arrays
     return arrays.find(pointer, nbytes) is not None or arrays.is_inherited(pointer, nbytes)
 

@@ -14,7 +14,7 @@ __all__ = ["ArrayIndex", "Indexed"]
 
 
 class Indexed(Protocol):
-    """Memory, as the index needs it."""
+    """The part of memory that the index needs."""
 
     nbytes: int
 
@@ -165,7 +165,7 @@ class ArrayIndex:
             if not spots:
                 del self._spots[bits]
         elif any(spot[:3] == gone for spot in self._new.copy()):
-            # The entry was added and died after the loop above had looked.
+            # The entry was added and died after the loop above.
             self._gone.append(gone)
 
 
