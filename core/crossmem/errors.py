@@ -6,7 +6,7 @@ allowed. The hint says what to do next. Each class also derives from the builtin
 Python reader expects::
 
     CrossmemError
-    ├── ConfigurationError      (ValueError)           a setting or argument has no meaning
+    ├── ConfigurationError      (ValueError)           a setting or argument is invalid
     ├── BackendNotFoundError    (LookupError)          no plugin offers the backend
     ├── BackendUnavailableError (RuntimeError)         the backend cannot work on this machine
     ├── DeviceNotFoundError     (LookupError)          no visible device has that identity

@@ -221,7 +221,7 @@ class OwnerConnection:
         self._send_ended()
 
     def _send_ended(self) -> None:
-        """Send the ended reservations, as far as possible without waiting."""
+        """Send as many ended reservations as possible without waiting."""
         link = self._link
         while self._ended and link is not None:
             # A repeated message is harmless, a lost one is not.

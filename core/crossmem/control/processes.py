@@ -193,7 +193,7 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
 def pidfd_number(pidfd: int | None) -> int:
     """Return a number that is unique to the process behind a pidfd during this boot.
 
-    0 if there is no pidfd, or if the kernel gives all pidfds one number (before Linux 6.9).
+    Return 0 if there is no pidfd, or if the kernel gives all pidfds one number (before Linux 6.9).
     """
     if pidfd is None:
         return 0

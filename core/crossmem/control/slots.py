@@ -2,7 +2,8 @@
 """The owner's side of leases: it writes control segments, and reads the importers' rows.
 
 A slot stands for one export. Its word in the control segment is the generation. The generation is
-odd while the export lives, becomes even when the memory is freed, and never repeats.
+odd while the export lives, becomes even when the memory is freed or the withdrawn export ends, and
+never repeats.
 """
 
 from heapq import heappop

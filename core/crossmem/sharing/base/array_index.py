@@ -75,8 +75,8 @@ class ArrayIndex:
         key = (pointer, pointer + memory.nbytes, next(self._numbers))
         reference = weakref.ref(anchor, lambda _: gone.append(key))
         self._new.append(_Spot(*key, weakref.ref(memory), reference))
-        # This never waits for the lock: the caller holds locks for which a finaliser may be waiting
-        # in the thread that holds this one. The next lookup updates the lists.
+        # This never waits for the lock. Its holder may be in a finaliser that waits for a lock of
+        # this caller. The next lookup updates the lists.
         taken: list[bool] = []
         try:
             call_into(taken, self._lock.acquire, False)  # noqa: FBT003

@@ -200,7 +200,7 @@ class ImportTable(Part):
                         late.append(pair)
                     is_unused = is_unused or not answer.is_recorded
                 if is_unused:
-                    # Another thread was faster, or the exporter revoked the lease because it frees,,
+                    # Another thread was faster, or the exporter revoked the lease because it frees,
                     # or tried to free, the memory.
                     connection.give_back(answers)
                 if late and not deadline.remaining_s:
