@@ -9,8 +9,8 @@ One process exports, and other processes attach::
     with crossmem.attach(blob) as mapping:     # in another process
         mapping.view()
 
-Leases keep the memory until every importer is done, whichever process frees it, exits or dies
-first. The documentation lists the laws that every backend keeps, C1 to C30.
+A lease keeps the memory until its importer is done, in whatever order the processes free it, exit
+or die. The documentation lists the laws that every backend keeps, C1 to C30.
 """
 
 import typing

@@ -16,8 +16,8 @@ def install() -> None:
 
     Arrays, tensors and trees in memory of crossmem then travel without a copy through
     ``multiprocessing``, ``concurrent.futures``, ``torch.multiprocessing``, and everything else that
-    uses the pickler of ``multiprocessing``. Ray does so too if this process has imported it. All
-    other arrays are sent as before. Plain ``pickle`` does not change.
+    uses the pickler of ``multiprocessing``. Ray sends them without a copy too, if this process has
+    imported Ray. All other arrays are sent as before. Plain ``pickle`` does not change.
 
     Call this function once in each process that sends, after the imports. A forked child inherits
     the effect. A process does not need the call if it only receives, or if it has already received

@@ -30,21 +30,20 @@ __all__ = ["allocator"]
 
 _NO_MEMORY: Final = 2
 """``hipErrorOutOfMemory`` and ``cudaErrorMemoryAllocation``: the only error after which CuPy's
-pools try again. CuPy does not export its name."""
+pools try again. CuPy exports no name for the code."""
 
 
 def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
     """Return an allocator for ``cupy.cuda.set_allocator``, or for a CuPy pool.
 
-    Each block that it returns is an allocation of crossmem. The next call of crossmem after the end
-    of CuPy's last reference frees it. If other processes have received it, it is freed after they
-    are done too. If the device has no room, CuPy gets the error for which its pools wait: they free
-    their unused blocks and try again.
+    Each block is an allocation of crossmem. crossmem frees a block soon after CuPy's last reference
+    and the last lease of another process have ended. If the device has no room, the allocator
+    raises the error after which CuPy's pools free their unused blocks and try again.
 
     Parameters
     ----------
     device
-        The device that holds the memory, whose mechanism shares it. It must be CuPy's current
+        The device that holds the memory. Its mechanism shares the memory. It must be CuPy's current
         device at each allocation. None: the device that is current at each allocation.
 
     Returns
@@ -55,8 +54,8 @@ def allocator(device: Device | str | None = None) -> Callable[[int], Any]:
     Raises
     ------
     UnsupportedError
-        CuPy has no arrays on the device, for example on one with an emulated runtime. A call of the
-        allocator raises it too if CuPy is not installed.
+        CuPy cannot use the device's memory, for example memory of an emulated runtime. A call of
+        the allocator also raises this error if CuPy is not installed.
     ConfigurationError
         At a call of the allocator: the current device is not the named one.
     CrossmemError

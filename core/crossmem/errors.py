@@ -6,7 +6,7 @@ allowed. The hint says what to do next. Each class also derives from the builtin
 Python reader expects::
 
     CrossmemError
-    ├── ConfigurationError      (ValueError)           a setting or argument has no meaning
+    ├── ConfigurationError      (ValueError)           a setting or argument is invalid
     ├── BackendNotFoundError    (LookupError)          no plugin offers the backend
     ├── BackendUnavailableError (RuntimeError)         the backend cannot work on this machine
     ├── DeviceNotFoundError     (LookupError)          no visible device has that identity
@@ -114,7 +114,7 @@ def _check_text(name: str, text: str) -> None:
 
 
 class ConfigurationError(CrossmemError, ValueError):
-    """A setting, device name or argument has no meaning."""
+    """A setting, device name or argument is invalid."""
 
 
 class BackendNotFoundError(CrossmemError, LookupError):
@@ -162,7 +162,7 @@ class WrongHostError(CrossmemError, RuntimeError):
 
 
 class AccessDeniedError(CrossmemError, PermissionError):
-    """The exporter does not admit this process, or another process holds its address."""
+    """The exporter does not admit this process, or another process has the exporter's address."""
 
 
 class BusyError(CrossmemError, RuntimeError):
@@ -178,7 +178,7 @@ class ForkedProcessError(CrossmemError, RuntimeError):
 
 
 class UnsupportedError(CrossmemError, NotImplementedError):
-    """The backend does not offer this, as its capabilities say."""
+    """The capabilities of the backend exclude this operation."""
 
 
 class DriverError(CrossmemError, RuntimeError):

@@ -56,12 +56,12 @@ def is_flag(value: object) -> bool:
 
 
 def is_within(value: object, first: int, last: float) -> bool:
-    """Return whether a value is an integer from ``first`` to ``last``. A ``bool`` is not."""
+    """Return whether a value is an integer, other than a ``bool``, from ``first`` to ``last``."""
     return isinstance(value, int) and not isinstance(value, bool) and first <= value <= last
 
 
 def read_flag(text: str) -> bool:
-    """Return the value of a switch in the environment, in any case; else raise ``ValueError``."""
+    """Return the value of a switch, in any letter case; raise ``ValueError`` for other texts."""
     word = text.lower()
     if word not in _TRUE | _FALSE:
         msg = f"{shorten(text)} is neither on nor off"
@@ -156,18 +156,18 @@ def check_timeout(timeout: object, *, default_s: float) -> float:
 
 
 def clause(text: str, most: int = _MAX_CLAUSE) -> str:
-    """Return a text that comes from elsewhere as one line of at most ``most`` characters."""
+    """Return a foreign text as one line of at most ``most`` characters."""
     return _cut(" ".join(text.split()), most)
 
 
 def shorten(value: object, most: int = _MAX_SHOWN) -> str:
-    """Return at most ``most`` characters of the ``repr`` of a value that a stranger may choose."""
+    """Return at most ``most`` characters of the ``repr`` of an untrusted value."""
     if isinstance(value, str | bytes):
-        # The repr of a long text would be made whole, only to be cut.
+        # Otherwise repr() would process the whole of a long text before the cut.
         value = value[: most + 1]
     try:
         shown = repr(value)
-    except Exception:  # noqa: BLE001 - any type may define it, and an int has a limit of digits
+    except Exception:  # noqa: BLE001 - any type may define __repr__, and int has a digit limit
         shown = f"<{type(value).__name__}>"
     return _cut(shown if shown.isprintable() else " ".join(shown.split()), most)
 

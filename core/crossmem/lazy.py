@@ -19,9 +19,9 @@ def names(
     Parameters
     ----------
     package
-        Its ``__name__``.
+        The ``__name__`` of the package.
     modules
-        By module: its names in the package.
+        By module: the names that the package takes from it.
     """
     sources = {name: module for module, some in modules.items() for name in some}
     own = vars(sys.modules[package])
@@ -30,7 +30,7 @@ def names(
         if name not in sources:
             msg = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(msg, name=name, obj=sys.modules[package])
-        # Stored, so that Python does not call this again.
+        # Python finds a stored name without another call of this function.
         own[name] = value = getattr(import_module(sources[name]), name)
         return value
 

@@ -6,7 +6,7 @@ locks of rank ``STATE`` and above only briefly: under them it calls no driver, p
 finaliser, and closes no descriptor of a peer.
 
 Every lock is a ``threading.RLock``, because its ``with`` statement is safe against exceptions of
-signal handlers. ``acquire`` with a timeout is not: record its result with
+signal handlers. ``acquire`` with a timeout is not safe: record its result with
 :func:`crossmem.driver.recording.call_into`.
 """
 
@@ -92,7 +92,7 @@ class DebugLock:
         del mine[len(mine) - 1 - mine[::-1].index(self)]
 
     def _is_owned(self) -> bool:
-        # threading.Condition calls this on a lock that it is given.
+        # threading.Condition calls this method of its lock.
         return self in getattr(_held, "locks", ())
 
     __enter__ = acquire

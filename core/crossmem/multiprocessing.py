@@ -5,10 +5,10 @@
 ``concurrent.futures``. Arrays in memory of crossmem, and arrays received from another process, then
 travel without a copy. All other arrays are sent as before. Plain ``pickle`` does not change.
 
-Each message reserves its memory until it is first received, until it is discarded, or until its
+Each message reserves its memory until a process receives or discards the message, or until the
 sender has exited. A worker may therefore drop an array as soon as ``put`` has returned. A received
 array stays as long as it is used. ``CROSSMEM_MAX_RESERVATIONS`` limits the number of reservations;
-at the limit a sender waits. :func:`crossmem.exports` shows them.
+at the limit a sender waits. :func:`crossmem.exports` shows the reservations.
 """
 
 import io
@@ -54,8 +54,8 @@ def discard(pickled: bytes | bytearray | memoryview) -> None:
     Parameters
     ----------
     pickled
-        The message as ``recv_bytes`` returns it. This runs no code that the message names, and
-        ignores objects of other libraries in it.
+        The message as ``recv_bytes`` returns it. This function runs no code that the message names,
+        and ignores objects of other libraries in the message.
 
     Raises
     ------
@@ -136,10 +136,10 @@ _sending = _Sending()
 def _dump(pickler: ForkingPickler, obj: Any) -> None:
     """Pickle a message. If that fails, its reservations end."""
     for library in _unregistered.copy():
-        # The library may have been imported since.
+        # The program may have imported the library since the last message.
         if used(library) is not None:
             _register(library)
-            # Only now: until then, other threads must not skip the registration.
+            # The last step: before it, no other thread may skip the registration.
             _unregistered.discard(library)
             pickler.dispatch_table.update(_registered)
     outer, reserved = _sending.reserved, list[tuple[ShareableHandle, int]]()
@@ -186,10 +186,10 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 
 
 def _alone(array: Any) -> Any:
-    """Return a copy of a tensor in memory of crossmem that cannot be sent as a handle, else None.
+    """Return a copy of a crossmem tensor that cannot travel as a handle; None for other arrays.
 
-    PyTorch would otherwise send all of the storage of which the tensor is a part. Such tensors lie
-    in memory that this process inherited through fork, for example, or have no elements.
+    PyTorch would otherwise send the whole storage of the tensor. Such a tensor has no elements, for
+    example, or lies in memory that this process inherited through fork.
     """
     try:
         found = describe(array)
@@ -208,8 +208,8 @@ def _alone(array: Any) -> Any:
 def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
     """Return the reducer for PyTorch's storages.
 
-    PyTorch moves a storage into its own shared memory, under all tensors that use it. Memory of
-    crossmem must not be moved, so this reducer passes PyTorch a copy of it.
+    PyTorch moves a storage, with all tensors that use it, into its own shared memory. Memory of
+    crossmem must stay in place, so this reducer passes PyTorch a copy.
     """
 
     def reduce(storage: Any) -> _Reduced:
@@ -223,7 +223,7 @@ def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Re
 
 
 def _is_crossmems(pointer: int, nbytes: int) -> bool:
-    """Whether memory of crossmem, of this process or of a forking parent, has these addresses."""
+    """Whether these addresses lie in crossmem's memory, here or in a parent before its fork."""
     arrays = current().arrays
     return arrays.find(pointer, nbytes) is not None or arrays.is_inherited(pointer, nbytes)
 
@@ -289,13 +289,13 @@ def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
 
 @contextmanager
 def _receiving(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
-    """End the reservations of a message that fails here: no process unpickles it again."""
-    # A receiver that forwards what it has received must not copy it.
+    """End a message's reservations if its receipt fails, because no process unpickles it again."""
+    # A receiver that forwards the arrays must not copy them.
     register()
     try:
         yield
     except CrossmemError:
-        # The exporter may be the one that does not reply.
+        # The exporter itself may be unresponsive.
         with suppress(CrossmemError):
             discard_reservations(reserved, timeout=_DISCARD_TIMEOUT_S)
         raise
@@ -331,6 +331,6 @@ def _default(array: Any) -> _Reduced:
 
 
 _unregistered = set(ADAPTERS)
-# There is no public function that returns registered reducers (PyTorch registers its own), and none
-# that reports the end of a message.
+# The standard library has no public function that returns registered reducers (PyTorch registers
+# its own), or that reports the end of a message.
 _registered: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001

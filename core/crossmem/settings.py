@@ -39,7 +39,7 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def _split_pairs(text: str) -> tuple[tuple[str, str], ...]:
-    """Split a comma list of ``name=value``; an item without the sign has an empty value."""
+    """Split a comma list of ``name=value``; an item without ``=`` has an empty value."""
     pairs = (item.partition("=") for item in _split(text))
     return tuple((name.strip(), value.strip()) for name, _, value in pairs)
 
@@ -159,7 +159,7 @@ class Settings:
 
     barrier: str = "membarrier"
     """How accesses to shared words are ordered. ``"membarrier"``: only the exporter pays, if the
-    kernel allows that. ``"fence"``: both sides pay. Read when crossmem is imported."""
+    kernel allows that. ``"fence"``: both sides pay. The import of crossmem reads the variable."""
 
     plugins: tuple[str, ...] = ()
     """Modules to load as plugins in addition to the entry points, in this order."""

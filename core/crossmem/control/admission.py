@@ -24,7 +24,7 @@ _MAX_ROWS: Final = 8
 """The most rows that one process may have: one for each control segment and each program."""
 
 _MAX_TEXT: Final = 300
-"""Characters of an error that a peer is told."""
+"""Maximum length of an error text in a reply."""
 
 
 class Admitted(NamedTuple):
@@ -125,7 +125,7 @@ class Admission:
             return refusal
         export = registry.exports.get(allocation, number)
         if export.generations and not is_reserved:
-            # A generation that is live is not asked for.
+            # A live generation needs no request: its importers write their rows.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 

@@ -54,7 +54,7 @@ class Batch(NamedTuple):
         nonce, context
             The importer's nonce, and the context that the proofs cover.
         this
-            The importer: its start time, its session, and which rows it has.
+            The importer: its start time, its session, and its known rows as bits.
         """
         wanted: list[Wanted] = []
         for one, reservation in zip(self.handles, self.reservations, strict=True):
@@ -83,7 +83,7 @@ class Leased:
     """Whether an import has taken over the hold and will end it."""
 
     def close_descriptors(self) -> None:
-        """Close the descriptors that no one took. An interrupted call can be repeated."""
+        """Close the descriptors that no import took. An interrupted call can be repeated."""
         # No call, and so no signal handler, runs between these two statements.
         self.row += self.exported.descriptors
         self.exported.descriptors = ()
@@ -91,7 +91,7 @@ class Leased:
 
 
 class LateReplies:
-    """Replies that are still to come, by the number of their request."""
+    """Replies that have not arrived yet, by the number of their request."""
 
     def __init__(self) -> None:
         self._pages: dict[int, int] = {}
@@ -129,7 +129,7 @@ class LateReplies:
         return number, bool(flags & LAST)
 
     def drop(self, link: Link, deadline: Deadline) -> None:
-        """Receive and close late replies. The deadline stops this if the exporter never does."""
+        """Receive late replies and close their descriptors, until the deadline at the latest."""
         received: list[int] = []
         try:
             while link.has_messages and deadline.remaining_s:
@@ -152,7 +152,7 @@ def receive_reply(
     descriptors: list[int],
     deadline: Deadline,
 ) -> bytes:
-    """Receive the pages of one reply. ``descriptors`` receives theirs, even if this raises.
+    """Receive the pages of one reply. ``descriptors`` gets their descriptors, even if this raises.
 
     Parameters
     ----------

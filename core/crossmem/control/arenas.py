@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner's side of a pool: the blocks that are free, and those that are freed but still held.
+"""The owner's side of a pool: the free blocks, and the freed blocks that still have holders.
 
 Each block has a slot, like the export of an allocation. Its generation is odd from the first export
 until the block is freed. The owner reuses a freed block after a barrier and a read of the rows:
@@ -74,7 +74,7 @@ class Arena:
         self.held: dict[int, None] = {}
         """Freed blocks that a row, a message or this process itself held at the last read."""
         self.reserved: dict[int, Unit] = {}
-        """The lease units of the blocks that messages under way reserve, by block."""
+        """The lease units of the blocks that messages in transit reserve, by block."""
         self.waiting: dict[object, None] = {}
         """Calls that wait for a block."""
         with registry.lock:
@@ -89,7 +89,7 @@ class Arena:
             """Index of the first block's word."""
             self.core = PoolCore.of(export.handle, slot.number + BLOCKS_AT, stride)
             self.which = slot.number // SLOTS
-            """The control segment."""
+            """Number of the control segment."""
             # The last statement: from here on, the pool can be closed.
             registry.pools.arenas[export.handle.allocation] = self
 
@@ -127,7 +127,7 @@ class Arena:
                 unit.is_retired = True
 
     def retire_if_idle(self, index: int, generation: int) -> bool:
-        """Retire a block that has no holder. If it has one, return False; the block lives on.
+        """Retire a block without holders. If it has a holder, return False; the block lives on.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class Arena:
                         unit.is_retired = False
 
     def reclaim(self, *, all_of_them: bool = False) -> int:
-        """Make freed blocks without holders free again, and return their number.
+        """Move freed blocks without holders to the free list, and return their number.
 
         Parameters
         ----------
@@ -193,7 +193,7 @@ class Arena:
         return len(idle)
 
     def _busy(self, indices: Sequence[int]) -> set[int]:
-        """Return those of some blocks that a row or a message holds. The caller holds the lock."""
+        """Return the given blocks that a row or a message holds. The caller holds the lock."""
         first = self.at
         look = itemgetter(first, *[first + index for index in indices])
         busy: set[int] = set()
@@ -281,7 +281,7 @@ class Arena:
     def enter(self, index: int, generation: int, holder: Holder) -> Refusal | None:
         """Add a block's export to the registry, so that a message can reserve it; else refuse.
 
-        Refused are a handle of an earlier life, a freed block that ``holder`` does not hold, and a
+        This refuses a handle of an earlier life, a freed block that ``holder`` does not hold, and a
         withdrawn handle. The caller holds the lock.
         """
         if not 0 <= index < self.fresh or not generation % 2:

@@ -126,16 +126,16 @@ class OwnerConnection:
         handles
             The handles to import; all of one backend.
         reservations
-            The number that came with each handle in a message, else 0. Of a RESERVE: new numbers.
+            The number that came with each handle in a message, else 0. For a RESERVE: new numbers.
         reported
             This process's number for the exporter's whitelist.
         deadline, kind
-            When all of it must be over, and what is asked for.
+            The deadline of the whole call, and the type of the request.
 
         Returns
         -------
         list
-            One answer for each handle. The caller owns the descriptors, and holds.
+            One answer for each handle. The caller owns their descriptors and their holds.
 
         Raises
         ------
@@ -203,8 +203,8 @@ class OwnerConnection:
             self.send_hint(leased.slot)
 
     def send_hint(self, slot: int) -> None:
-        """Tell the exporter that a hold has ended of which it waits; never waits itself."""
-        # If it cannot be sent now, the exporter looks at the row by itself.
+        """Tell a waiting exporter that a hold has ended. This never waits."""
+        # If the hint cannot be sent now, the exporter's next read of the row finds the end.
         if (link := self._link) is not None:
             link.send_now(pack_ids(MessageType.HINT, (slot,)))
 
@@ -221,7 +221,7 @@ class OwnerConnection:
         self._send_ended()
 
     def _send_ended(self) -> None:
-        """Send the ended reservations, as far as possible without waiting."""
+        """Send as many ended reservations as possible without waiting."""
         link = self._link
         while self._ended and link is not None:
             # A repeated message is harmless, a lost one is not.
@@ -237,7 +237,7 @@ class OwnerConnection:
         Raises
         ------
         OwnerUnresponsiveError, WrongHostError, AccessDeniedError
-            The owner cannot be told. If it is gone, so are its reservations.
+            The owner cannot be reached. A dead owner is no error: its reservations have ended.
         """
         taken: list[bool] = []
         try:
@@ -261,7 +261,7 @@ class OwnerConnection:
         Parameters
         ----------
         timeout_s
-            The time limit for all of it.
+            The time limit of the whole call.
         """
         self._send_ended()
         if not (self._ended or self._late_replies):
@@ -288,7 +288,7 @@ class OwnerConnection:
                 self.lock.release()
 
     def close(self) -> None:
-        """Close the connection and stop watching the owner. Leases that are left stay."""
+        """Close the connection and stop watching the owner. Remaining leases stay."""
         self._disconnect()
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
@@ -296,7 +296,7 @@ class OwnerConnection:
         self._holds.close()
 
     def close_at_exit(self) -> None:
-        """Send delayed messages and close. The exit ends the wait of a thread for the owner."""
+        """Send delayed messages and close, unless another thread waits for the owner's reply."""
         if self.lock.acquire(blocking=False):
             try:
                 self._send_ended()

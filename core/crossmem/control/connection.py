@@ -76,7 +76,7 @@ class ServerConnection:
         self.nonce = os.urandom(NONCE_NBYTES)
         self.holder: Holder | None = None
         self.is_full = False
-        """Whether the peer must read before more can be sent. epoll reports that it has read."""
+        """Whether the peer must read before the next send. epoll reports that the peer has read."""
         self._buffer = buffer
         self._is_refusing = refuses(connection)
         self._replies: list[Reply] = []
@@ -90,7 +90,7 @@ class ServerConnection:
         Parameters
         ----------
         at_most
-            How many messages to read. With 1 there is no second read that finds the socket empty.
+            Number of messages to read. 1 saves the second read, which would find the socket empty.
 
         Raises
         ------

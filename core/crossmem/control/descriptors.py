@@ -112,7 +112,7 @@ def is_behind(most: int) -> bool:
 
 
 def is_closing() -> bool:
-    """Whether something waits to be closed, or is being closed."""
+    """Whether a descriptor or connection waits to be closed, or is being closed."""
     return bool(_closing or _closers)
 
 

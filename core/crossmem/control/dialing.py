@@ -22,7 +22,7 @@ __all__ = ["dial"]
 _CONNECT_RETRY_S: Final = 0.005
 _DYING_S: Final = 0.2
 _MAX_CLOSING: Final = 8
-"""How many replies of owners may wait to be closed when a connection begins."""
+"""Maximum number of replies that may wait to be closed when a connection begins."""
 
 
 def dial(

@@ -191,13 +191,13 @@ def _is_dead(path: Path) -> bool:
     """Whether no process has a socket at a path, in any namespace.
 
     A living server does not notice this check. The kernel refuses a datagram socket at once because
-    the server's socket has another type. It gives another error if no process has the socket any
-    more.
+    the server's socket has another type. The kernel gives another error if no process has the
+    socket any more.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         if not _is_refused(probe, path):
             return False
-    # The path may be removed after this, so a connection is tried first. It reaches no process.
+    # The caller may remove the path, so a connection attempt confirms the result.
     with new_socket() as connection:
         return _is_refused(connection, path)
 

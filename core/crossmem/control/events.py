@@ -12,7 +12,7 @@ __all__ = ["ENDED", "LOST", "EventQueue"]
 
 ENDED: Final = (EventKind.LEASE_ENDED, EventKind.RESERVATION_ENDED)
 LOST: Final = (EventKind.LEASE_LOST, EventKind.RESERVATION_LOST)
-"""The event kinds for a lease and for a reservation."""
+"""The event kinds for the loss of a lease and of a reservation."""
 
 
 class EventQueue:

@@ -55,7 +55,7 @@ class ExportEnds:
             slot = export.slot
             if slot is not None:
                 self._granted.pop(slot.number, None)
-                # Statements that no signal handler can separate.
+                # No signal handler runs between these statements.
                 export.slot = None
                 if slot.length == 1:
                     heappush(self._slots.free, slot.number)
@@ -115,6 +115,6 @@ class ExportEnds:
 
 
 def _is_reserved(export: Export) -> bool:
-    """Whether a message or this process itself has an export."""
+    """Whether a message or this process itself has a lease on an export."""
     leases = export.unit.leases
     return any(one.export == export.handle.export for one in list(leases.values()))

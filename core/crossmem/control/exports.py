@@ -17,7 +17,7 @@ class ExportTable:
         self._exports: dict[int, dict[int, Export]] = {}
         """By the numbers of allocation and export."""
         self._made: dict[int, int] = {}
-        """How many exports each allocation has had, while it has at least one."""
+        """Number of exports that each allocation has had, while it has at least one."""
         self._newest_allocation = 0
         self.is_exiting = False
         """Whether only messages in transit may still lease their reserved memory."""
@@ -47,15 +47,15 @@ class ExportTable:
         return list({id(one.unit): one.unit for one in exports}.values())
 
     def refusal(self, allocation: int, export: int, *, is_reserved: bool = False) -> Refusal | None:
-        """Return why an export is refused to everyone, None if it can be leased.
+        """Return why every requester is refused an export, None if it can be leased.
 
         Parameters
         ----------
         allocation, export
             The requested export.
         is_reserved
-            Whether the requester has a reservation for it. It is then leased even after it was
-            freed or withdrawn, and while this process exits.
+            Whether the requester has a reservation for the export. The export is then leased even
+            if it was freed or withdrawn, and while this process exits.
         """
         if self.is_exiting and not is_reserved:
             return Refusal(Status.EXITING, "the exporting process is exiting")

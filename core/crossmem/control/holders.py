@@ -29,8 +29,8 @@ class HolderTable:
         self._loop = loop
         self._on_death = on_death
         self._holders: dict[tuple[int, int, int], Holder] = {}
-        """By pid, user and a number: 0 if the pid is visible, otherwise that of the pidfd, or
-        without one the session."""
+        """By pid, a number and user. The number is 0 if the pid is visible, else the number of the
+        pidfd, or the session if the pidfd has none."""
         self._detached: set[Holder] = set()
         """Processes without a connection that may still hold something."""
 
@@ -122,7 +122,7 @@ class HolderTable:
         _close_pidfd(holder)
 
     def forget_unused(self) -> None:
-        """Do so for all processes without a connection: their memory may have been freed since."""
+        """Stop watching unused processes without a connection, whose memory may be freed by now."""
         for holder in list(self._detached):
             self.forget_if_unused(holder)
 

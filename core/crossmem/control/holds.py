@@ -33,7 +33,7 @@ class HoldTable:
         self._segments: dict[int, tuple[Segment, Segment, bool]] = {}
         """By number: control segment, row, and whether this process uses fences."""
         self._holders: dict[int, set[object]] = {}
-        """By slot: its holders. The word in the row is not 0 if there is any."""
+        """By slot: its holders. The word in the row is not 0 while the slot has a holder."""
 
     def add(self, number: int, descriptors: Sequence[int]) -> None:
         """Map a control segment and the row that belongs to it. The caller closes both descriptors.
@@ -97,7 +97,7 @@ class HoldTable:
         words.release()
         word = words.load(row.words, at)
         holders.discard(holder)
-        # No signal handler, which may begin to hold, runs between this check and the store.
+        # A signal handler may begin a hold, but none runs between this check and the store.
         if holders or not word:
             return False
         words.store(row.words, at, 0)

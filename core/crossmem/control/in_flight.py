@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limit of unread descriptors of another user, so that all other peers still get theirs.
 
-The kernel counts the descriptors that a user has sent and that no process has read. From ``ulimit
--n`` on, it refuses to send more to any peer. The close of a connection does not lower that number
-while the peer can still read.
+The kernel counts the descriptors that a user has sent and that no process has read. If that number
+reaches ``ulimit -n``, the kernel refuses to send more to any peer. The close of a connection does
+not lower the number while the peer can still read.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ from crossmem.control.wire import MAX_DESCRIPTORS
 __all__ = ["InFlight"]
 
 _PART: Final = 4
-"""One user may leave this fraction of the limit unread."""
+"""Divisor of the limit: one user may leave this part of the descriptors unread."""
 _NOTHING: Final = bytes(4)
 
 

@@ -101,8 +101,8 @@ class Lease(NamedTuple):
 class LeaseTable:
     """The leases of this process itself and the reservations of messages. The caller holds a lock.
 
-    Each change is one statement or can be repeated: after an exception of a signal handler, a
-    second call ends every lease that is half recorded.
+    Each change is one statement or can be repeated. After an exception of a signal handler, a
+    second call ends every half-recorded lease.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class LeaseTable:
     def give(
         self, export: Export, holder: Holder, number: int = 0, *, in_message: bool = False
     ) -> Lease:
-        """Record a new lease, under the number of a message's sender or under a new one."""
+        """Record a new lease, under a number that a message's sender chose or a new number."""
         number = number or new_number()
         unit = export.unit
         lease = Lease(number, unit, export.handle.export, holder, time.time(), in_message)
@@ -123,7 +123,7 @@ class LeaseTable:
     def find_reservation(self, number: int, allocation: int, export: int | None) -> Lease | None:
         """Return the reservation with that number if it is for this export, else None.
 
-        With None for the export, the reservation may be for any block of a pool.
+        If ``export`` is None, the reservation may be for any block of a pool.
         """
         lease = self._leases.get(number)
         if lease is None or not lease.in_message:
@@ -132,9 +132,9 @@ class LeaseTable:
         return lease if is_of_it else None
 
     def reserves(self, number: int, export: Export) -> bool:
-        """Whether a reservation lets its message's receiver have an export that others do not get.
+        """Whether a reservation entitles a message's receiver to an export that others are refused.
 
-        One of a pool's block lets it have the pool, too.
+        The reservation of a block also entitles the receiver to the block's pool.
         """
         lease = self._leases.get(number)
         if lease is None or not lease.in_message:

@@ -87,7 +87,7 @@ class Link:
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES))
         self.pidfd = pidfd
         self.is_broken = False
-        """Whether the owner was found to have closed the connection."""
+        """Whether this process has seen that the owner closed the connection."""
         self._readable = select.poll()
         self._readable.register(self._number, select.POLLIN)
         self.nonce = os.urandom(NONCE_NBYTES)
@@ -258,9 +258,10 @@ class Link:
 
 
 def raise_if_dead(owner: ProcessIdentity, this: ProcessIdentity, dying_s: float) -> bool:
-    """Raise if the owner is dead or dies within that time, because its sockets close first.
+    """Raise if the owner is dead or dies within ``dying_s`` seconds.
 
-    Return whether the owner is known to live.
+    A dying process closes its sockets before its death is visible. Return whether the owner is
+    known to live.
     """
     try:
         pidfd = open_owner(owner, this, dying_s)

@@ -20,7 +20,7 @@ __all__ = ["Listeners"]
 _log = logging.getLogger(__name__)
 
 _CLOSING_PART: Final = 8
-"""Connections of other users that wait to be closed may take this fraction of the descriptors."""
+"""Divisor of the descriptor limit: closing connections of other users may take this part."""
 
 
 class Listeners:

@@ -27,7 +27,7 @@ class EventLoop:
         try:
             self._sockets += socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for one in self._sockets:
-                # An unread byte wakes the loop as well as a second one would.
+                # One unread byte suffices to wake the loop, so a full socket needs no wait.
                 one.setblocking(False)  # noqa: FBT003
             self.watch(self._sockets[1].fileno(), self._take_wake)
         except BaseException:

@@ -10,7 +10,7 @@ __all__ = ["PeerLog"]
 _EVERY_S: Final = 1.0
 _MAX_PEERS: Final = 1024
 _MAX_LINES: Final = 10
-"""In a second, about all peers: each fork of a peer is a new peer."""
+"""Limit of the lines in a second about all peers. Each fork of a peer is a new peer."""
 
 
 class PeerLog:
@@ -27,7 +27,7 @@ class PeerLog:
         self._written: dict[int, tuple[float, int]] = {}
         """By pid: the time of the last line, and the number of lines omitted since."""
         self._second = 0.0
-        """When the current second began."""
+        """Start of the current second."""
         self._lines = 0
         """Number of lines in this second, including omitted ones."""
         self._unwritten = 0

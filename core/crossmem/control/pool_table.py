@@ -51,7 +51,7 @@ class PoolTable:
         return row
 
     def enter(self, wanted: Wanted | ShareableHandle, holder: Holder) -> Refusal | None:
-        """If a block is wanted, let a message reserve it or return the refusal."""
+        """Let a message reserve the wanted block, or return the refusal; ignore other exports."""
         arena = self.arenas.get(wanted.allocation)
         if arena is None or not wanted.export:
             return None

@@ -40,7 +40,7 @@ _ALL_UIDS: Final = 2**32 - 1
 
 _PIDFS_MAGIC: Final = 0x50494446
 _STATFS_WORDS: Final = 32
-"""More than struct statfs has; the first word is the type of the file system."""
+"""Enough words for a struct statfs; the first word is the type of the file system."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -126,9 +126,9 @@ def own_uid() -> int | None:
 
 
 def is_anybody(uid: int) -> bool:
-    """Whether the kernel shows users without a number in this user namespace as this one.
+    """Whether a uid stands for all users without a number in this user namespace.
 
-    A user whom the namespace gives this number cannot be distinguished from them.
+    A user to whom the namespace gives this number cannot be distinguished from them.
     """
     try:
         overflow_uid = int(_OVERFLOW_UID.read_text("utf-8"))
@@ -193,7 +193,7 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
 def pidfd_number(pidfd: int | None) -> int:
     """Return a number that is unique to the process behind a pidfd during this boot.
 
-    0 if there is no pidfd, or if the kernel gives all pidfds one number (before Linux 6.9).
+    Return 0 if there is no pidfd, or if the kernel gives all pidfds one number (before Linux 6.9).
     """
     if pidfd is None:
         return 0
@@ -212,8 +212,8 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
     start_time
         Start time of the expected process, in clock ticks after boot.
     dying_s
-        How long to wait for the death of a process that ``/proc`` does not show. While a killed
-        process ends, its first thread may be gone already and its sockets may be closed.
+        Time limit of the wait for the death of a process that ``/proc`` does not show. While a
+        killed process ends, its first thread may be gone already and its sockets may be closed.
 
     Returns
     -------

@@ -120,14 +120,14 @@ class Export:
     rows: dict[Any, memoryview] = field(default_factory=dict)
     """The rows of all processes that were ever given a lease, and their words."""
     since: dict[Any, float] = field(default_factory=dict)
-    """When each of those leases began that were not seen to have ended."""
+    """Start times of the leases whose end this process has not seen, by row."""
     generations: tuple[int, ...] = ()
-    """Of a pool's block: the generations of those handles that messages may reserve."""
+    """For a pool's block: the generations of the handles that messages may reserve."""
     is_arena: bool = False
     """Whether it is a pool's memory: only processes whose death can be seen may import it."""
 
     def has(self, generation: int) -> bool:
-        """Whether a handle of that generation names this export; 0 is no block's."""
+        """Whether a handle of that generation names this export. Only blocks have one above 0."""
         return generation in (self.generations or (0,))
 
     def __post_init__(self) -> None:

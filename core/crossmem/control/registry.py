@@ -34,19 +34,19 @@ class LeaseRegistry:
     registry
         The plugins. They receive events, outside of the lock.
     limit
-        How many exports the messages of one process may reserve.
+        Number of exports that the messages of one process may reserve.
     """
 
     def __init__(self, identity: ProcessIdentity, registry: Registry, limit: int) -> None:
         self.lock = ordered_lock(Rank.LEASES)
-        """Held for moments: no driver, plugin or finaliser runs under it."""
+        """Held briefly: no driver, plugin or finaliser runs under this lock."""
         self.max_reservations = limit
         self._idle: deque[Unit] = deque()
         """Retired memory whose last lease has ended, and whose owner was not notified yet."""
         self._waiters = Waiters(self.lock)
-        """Who waits for the end of a lease."""
+        """The threads that wait for the end of a lease."""
         self.myself = Holder(identity.pid, identity.uid)
-        # The rest is used under the lock, here and by who admits peers.
+        # This class and the admission of peers use the attributes below under the lock.
         self.events = EventQueue(registry)
         self.exports = ExportTable()
         self.leases = LeaseTable()
@@ -64,7 +64,7 @@ class LeaseRegistry:
             self.exports.add(export)
 
     def withdraw(self, unit: Unit, handle: ShareableHandle) -> Refusal | None:
-        """Refuse every later first import by a handle (law C28). Return why that cannot be done.
+        """Refuse every later first import by a handle (law C28). Return the reason on failure.
 
         Holders of the export, and messages in transit that reserve it, keep it. A second call does
         nothing.
@@ -137,7 +137,7 @@ class LeaseRegistry:
         numbers
             A new number for each reservation. The caller ends them if this raises.
         timeout_s
-            How long to wait.
+            Time limit of the wait.
         """
         refusal: Refusal | None = None
 
@@ -281,7 +281,7 @@ class LeaseRegistry:
     def receive(self, number: int, export: Export, holder: Holder) -> Holder | None:
         """Transfer a message's reservation to its receiver, which ends it after opening the memory.
 
-        If the receiver dies before, the reservation ends with it, not with the sender. If the
+        From then on, the reservation ends with the receiver's death, not with the sender's. If the
         reservation does not exist any more, nothing happens.
 
         Returns
@@ -339,13 +339,13 @@ class LeaseRegistry:
             self._waiters.ring()
 
     def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until something holds that peers bring about; False if the time is over."""
+        """Wait for a condition that peers bring about; False if the time is over."""
         return self._waiters.wait(is_over, timeout_s)
 
     # Under the lock ------------------------------------------------------------------------
 
     def is_reserved(self, reservation: int, allocation: int, export: int) -> bool:
-        """Whether a reservation is for an export, or for a block of the pool that it is."""
+        """Whether a reservation is for an export, or for a block if the export is a pool's."""
         found = self.exports.find(allocation, export)
         which = None if found is not None and found.is_arena else export
         return self.leases.find_reservation(reservation, allocation, which) is not None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exporter's view of leases in the rows of importers. The caller holds the lock.
 
-For an export, the exporter reads only the rows of processes that were given a lease on it, so a row
-can hold nothing else. The exporter never writes a row. It forgets the row of a dead process.
+For each export, the exporter reads only the rows of processes with a grant, so a row can hold only
+granted exports. The exporter never writes a row. It forgets the row of a dead process.
 """
 
 import time

@@ -38,7 +38,7 @@ _LINKS: Final = tuple(f"/memfd:{name} (deleted)" for name in (CONTROL_NAME, ROW_
 SLOTS: Final = 1 << 20
 """Number of slots in a segment. Only pages with used words take memory."""
 BLOCKS_AT: Final = 2
-"""Slots of a pool before those of its blocks: its arena's, and one whose word in the control
+"""Slots of a pool before its blocks' slots: the arena's slot, and a slot whose word in the control
 segment is the distance between blocks."""
 HEADER_WORDS: Final = 8
 """Number of words before those of the slots."""
@@ -68,7 +68,7 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Segment:
-    """Words at an address of this process. A forked child does not have them.
+    """Words at an address of this process. A forked child does not have them mapped.
 
     Parameters
     ----------

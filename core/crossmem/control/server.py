@@ -2,7 +2,7 @@
 """The lease server of an exporting process: one daemon thread that answers importers.
 
 The thread reads, decides and answers. It never frees memory, synchronises a device or waits for a
-peer. It records what it learns, and other threads act on that. Only this thread uses connections.
+peer. It records ended leases, and other threads free the memory. Only this thread uses connections.
 Signal handlers run in the main thread, so they cannot interrupt its work. An application thread
 that needs the importers' latest messages asks this thread to read them
 (:meth:`LeaseServer.catch_up`).
@@ -71,7 +71,7 @@ class LeaseServer:
     registry
         Receives events, outside of any lock.
     max_reservations
-        How many exports the messages of one process may reserve.
+        Number of exports that the messages of one process may reserve.
 
     Raises
     ------
@@ -95,7 +95,7 @@ class LeaseServer:
         self._skipped: set[int] = set()
         """Connections that wait for the next round."""
         self._bells: deque[Bell] = deque()
-        """Each rings when all messages that had arrived by then are read."""
+        """Each rings after the thread has read all messages that had arrived."""
         self._stopping = False
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES + 1))
         self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
@@ -181,7 +181,7 @@ class LeaseServer:
             self._bells.popleft().ring()
 
     def _answer_bells(self) -> None:
-        """Read all messages that have arrived, for the threads that wait for that."""
+        """Read all messages that have arrived, then ring the bells of the waiting threads."""
         bells = list(self._bells)
         try:
             for _ in range(_MAX_CAUGHT_UP):
@@ -242,7 +242,7 @@ class LeaseServer:
         end is the only sign of the importer's death is kept.
         """
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # Each costs two descriptors after its first request: its own, and the pidfd of its process.
+        # After its first request, a connection costs two descriptors: its own and a pidfd.
         if len(self._connections) < soft // 4:
             return
         for connection in list(self._connections.values()):
@@ -269,7 +269,7 @@ class LeaseServer:
             self._holders.forget_if_unused(holder)
 
     def _serve(self, connection: ServerConnection) -> None:
-        """Handle one message of a peer, of one connection for each process in a round."""
+        """Handle one message of a connection. A round serves one connection of each process."""
         process = connection.pid, connection.uid
         if process in self._served:
             self._skipped.add(connection.number)
@@ -368,7 +368,7 @@ class LeaseServer:
             self._holders.forget_if_unused(holder)
 
     def _lose(self, holder: Holder) -> None:
-        """End all leases of a dead process, and the reservations that it had ended."""
+        """End all leases of a dead process, and the reservations that its unread messages end."""
         for connection in list(self._connections.values()):
             if connection.holder is holder:
                 # It may have ended reservations of messages that it received.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner's side of leases: it writes control segments, and reads the importers' rows.
 
-A slot stands for one export. Its word in the control segment is the generation. It is odd while the
-export lives, even after the memory was freed, and never repeats.
+A slot stands for one export. Its word in the control segment is the generation. The generation is
+odd while the export lives, becomes even when the memory is freed or the withdrawn export ends, and
+never repeats.
 """
 
 from heapq import heappop
@@ -20,7 +21,7 @@ MODE: Final = 0
 REGISTERED: Final = 1
 """The writer uses the barrier of ``membarrier``, or lets others use it."""
 FENCED: Final = 2
-"""The writer uses its own fences, and the other side must do so as well."""
+"""The writer uses its own fences, and the other side must use fences as well."""
 OWN_MODE: Final = REGISTERED if IS_REGISTERED else FENCED
 """The mode of this process."""
 
@@ -37,8 +38,8 @@ class Slot(NamedTuple):
     at
         Index of the word, in the control segment and in each row.
     length
-        Number of slots that are released with it: all of a pool's for the pool's slot, none for a
-        block's.
+        Number of slots that are released together with this slot: all slots of the pool for a
+        pool's slot, none for a block's slot.
     """
 
     number: int

@@ -14,7 +14,7 @@ from crossmem.driver.recording import call_into
 __all__ = ["LOOK_AGAIN_S", "Bell", "PassingThread", "Waiters", "start_thread"]
 
 LOOK_AGAIN_S: Final = 0.5
-"""How often a waiting thread reads the rows, because the message about an end may fail."""
+"""Interval of a waiting thread's reads of the rows, because the message about an end may fail."""
 _STOP_S: Final = 5.0
 _log = logging.getLogger(__name__)
 

@@ -120,21 +120,21 @@ class Status(IntEnum):
     EXITING = 4
     FAILED = 5
     FULL = 6
-    """The sender's messages hold all reservations that it may have; some may be free later."""
+    """The sender's messages hold all reservations of the limit; some may be free later."""
     TOO_MANY = 7
     """One message asks for more than a sender may ever reserve."""
     WITHDRAWN = 8
     NO_ROW = 9
-    """The process has as many rows as it may."""
+    """The process has reached the limit of its rows."""
     UNWATCHED = 10
-    """The exporter would not learn of the process's death, which a pool's owner must."""
+    """The kernel would not report the process's death, which a pool's owner must know."""
 
 
 _GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)
 
 
 class Hello(NamedTuple):
-    """The server's first message. ``mode`` is how it orders its accesses to shared words."""
+    """The server's first message. ``mode``: how it orders accesses to shared words."""
 
     version: int
     nonce: bytes
@@ -210,7 +210,7 @@ def prove(secret: bytes, role: bytes, *parts: bytes) -> bytes:
 
 
 def verify(proof: bytes, secret: bytes, role: bytes, *parts: bytes) -> bool:
-    """Whether a proof is right, in constant time."""
+    """Return whether a proof is valid. The comparison takes constant time."""
     return compare_digest(proof, prove(secret, role, *parts))
 
 
@@ -230,7 +230,7 @@ def pages(kind: MessageType, request: int, body: bytes) -> list[bytes]:
 
 
 def max_pages(asked: int) -> int:
-    """Return the most messages that a reply for this many exports can have."""
+    """Return the maximum number of messages in a reply for this many exports."""
     nbytes, descriptors = asked * MAX_GRANT_NBYTES, asked * (MAX_GRANT_DESCRIPTORS + 2)
     room = MAX_MESSAGE_NBYTES - HEADER.size
     return 2 + nbytes // room + descriptors // MAX_DESCRIPTORS
@@ -325,12 +325,12 @@ def unpack_replies(body: bytes, count: int = 1) -> Iterator[Grant | Refusal]:
 
 
 def _printable(reason: str) -> str:
-    """Return what a peer says as one short line that no terminal obeys."""
+    """Return a peer's text as one short line without terminal control characters."""
     return clause(repr(reason)[1:-1], _MAX_REASON)
 
 
 pack_terms = struct.Struct("<QIQ").pack
-"""Returns reservation, export and generation as proofs cover them, besides the handle's core."""
+"""Pack reservation, export and generation, which proofs cover besides the handle's core."""
 
 
 def pack_ids(kind: MessageType, ids: Sequence[int]) -> bytes:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations on words that processes share. All accesses to such words use these functions.
 
-A word has 8 bytes, is aligned, and is written by one process alone. CPython copies an item of a
+A word has 8 bytes and is aligned. Only one process writes it. CPython copies an item of a
 ``memoryview`` with format ``Q`` in one move of the processor, so no reader sees half a store.
 
 x86-64 keeps stores in order and loads in order, but a load may become visible before an earlier

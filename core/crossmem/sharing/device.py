@@ -28,11 +28,11 @@ class Device(LocalDevice):
     backend
         Name of the backend, such as ``"cuda"``.
     ordinal
-        Its number in this process.
+        Number of the device in this process.
     info
         Identity, name and size.
     capabilities
-        Its abilities and limits.
+        Abilities and limits.
     driver
         The backend's driver; for backend authors and tests.
     runtime
@@ -79,7 +79,7 @@ class Device(LocalDevice):
         allow: Allow | None = None,
         access: Access = "rw",
     ) -> Pool:
-        """Allocate memory for blocks of one size, which are shared without asking anybody.
+        """Allocate memory for blocks of one size, which processes share without messages.
 
         A process that attaches a first block leases the whole pool. From then on, attaching,
         unmapping and freeing blocks take no system call and no message in either process.
@@ -90,10 +90,10 @@ class Device(LocalDevice):
             Size of each block in bytes, rounded up to 64 bytes on host memory and to 512 on other
             devices.
         blocks
-            How many; at most 1,048,574.
+            Number of blocks; at most 1,048,574.
         allow
-            Which processes may import blocks; None: all of the same user (C13). Who has one block
-            can reach the memory of all.
+            The processes that may import blocks; None: all processes of the same user (C13). A
+            process with one block can access the memory of all blocks.
         access
             ``"ro"`` makes importers' mappings read-only.
 
@@ -106,7 +106,7 @@ class Device(LocalDevice):
         UnsupportedError
             The backend does not offer ``access``.
         DriverError
-            The vendor's call failed otherwise.
+            The vendor's call failed for another reason.
         """
         process = drain()
         if process is not self._process:
@@ -118,14 +118,14 @@ class Device(LocalDevice):
     ) -> Adoption:
         """Make memory of another library exportable, without a copy.
 
-        :func:`crossmem.how_can_share` reports in advance whether this would raise, and why.
+        :func:`crossmem.how_can_share` reports in advance whether this call would raise, and why.
 
         Parameters
         ----------
         ptr
             Address of the first byte, in vendor memory of this device.
         nbytes
-            Number of bytes from there. All of them lie in one allocation of the vendor.
+            Number of bytes from there. All of them must lie in one allocation of the vendor.
         owner
             The object that keeps the memory allocated, such as a tensor. The adoption holds a
             reference to it until the adoption is freed and the last lease on it has ended. The
@@ -137,8 +137,8 @@ class Device(LocalDevice):
         Returns
         -------
         Adoption
-            Export it as you would export an allocation. Free it, or use it as a context manager:
-            that drops the reference to the owner and does not free the memory.
+            Export it like an allocation. Free it, or use it as a context manager. The end of the
+            adoption drops the reference to the owner and does not free the memory.
 
         Raises
         ------
@@ -207,8 +207,8 @@ def device(
         Name of the vendor binding. None: the binding in ``CROSSMEM_RUNTIME`` for the backend, else
         the backend's own choice.
     mechanism
-        How memory allocated on the device is shared, one of its capability ``mechanisms``; None:
-        the preferred one. Imports always use the handle's mechanism.
+        The mechanism that shares memory allocated on the device: one of the capability
+        ``mechanisms``. None: the preferred one. Imports always use the handle's mechanism.
 
     Raises
     ------

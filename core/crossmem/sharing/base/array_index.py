@@ -14,7 +14,7 @@ __all__ = ["ArrayIndex", "Indexed"]
 
 
 class Indexed(Protocol):
-    """Memory, as the index needs it."""
+    """The part of memory that the index needs."""
 
     nbytes: int
 
@@ -75,8 +75,8 @@ class ArrayIndex:
         key = (pointer, pointer + memory.nbytes, next(self._numbers))
         reference = weakref.ref(anchor, lambda _: gone.append(key))
         self._new.append(_Spot(*key, weakref.ref(memory), reference))
-        # This never waits for the lock: the caller holds locks for which a finaliser may be waiting
-        # in the thread that holds this one. The next lookup updates the lists.
+        # This never waits for the lock. Its holder may be in a finaliser that waits for a lock of
+        # this caller. The next lookup updates the lists.
         taken: list[bool] = []
         try:
             call_into(taken, self._lock.acquire, False)  # noqa: FBT003
@@ -165,7 +165,7 @@ class ArrayIndex:
             if not spots:
                 del self._spots[bits]
         elif any(spot[:3] == gone for spot in self._new.copy()):
-            # The entry was added and died after the loop above had looked.
+            # The entry was added and died after the loop above.
             self._gone.append(gone)
 
 

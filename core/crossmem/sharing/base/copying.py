@@ -128,9 +128,9 @@ class Copyable(Endable):
         offset: int = 0,
         source_offset: int = 0,
     ) -> None:
-        """Copy other memory of the device into this memory, without a detour over the host.
+        """Copy other memory of the device into this memory, without a copy through the host.
 
-        The two ranges must not overlap. Otherwise the result is undefined.
+        If the two ranges overlap, the result is undefined.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ class Copyable(Endable):
             other_copies.pop(other, None)
 
     def _begin_copy(self, copy: object) -> int:
-        """Register a copy and return the address. The caller removes the entry in any case."""
+        """Register a copy and return the address. The caller removes the entry after any error."""
         # Checked before the lock, which in a forked child may be held for ever.
         self.ptr  # noqa: B018
         with self._process.state:

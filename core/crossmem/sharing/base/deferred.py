@@ -34,14 +34,14 @@ class Record:
         """Whether everything was released."""
 
     def leave_to_others(self) -> bool:
-        """Leave a resource that other users keep. Return whether that is all there is to do.
+        """Leave a resource that other users keep. Return whether nothing is left to do.
 
         The caller holds the lock of the state.
         """
         return False
 
     def give_back(self, *, blocking: bool) -> None:
-        """Release what is left, and then set ``is_done``.
+        """Release the remaining resources, and then set ``is_done``.
 
         Any thread may call this at any time, also concurrently, and again after it raised.
 
@@ -59,7 +59,7 @@ class Record:
 
 
 class Call(Record):
-    """A delayed call: its thread held a lock when it was made."""
+    """A call that is delayed because its thread held a lock."""
 
     __slots__ = ("_call",)
 
@@ -90,7 +90,7 @@ class DeferredWork:
         self.idle: dict[Record, None] = {}
         """Freed memory whose last lease has ended. The lease server enters records."""
         self._look_at = 0.0
-        """When the reaper checks ``waiting`` next, 0 if no time is set."""
+        """Time of the reaper's next check of ``waiting``; 0 if no time is set."""
         self._reaper = PassingThread(self._reap, self._is_pending)
 
     def run(self, record: Record, *, blocking: bool = True) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices as data, and the search for one by name or by identity."""
+"""Devices as data, and their lookup by name or identity."""
 
 import logging
 from dataclasses import replace
@@ -51,11 +51,11 @@ class LocalDevice:
     backend
         Name of the backend, such as ``"cuda"``.
     ordinal
-        Its number in this process.
+        Number of the device in this process.
     info
         Identity, name and size.
     capabilities
-        Its abilities and limits.
+        Abilities and limits.
     driver
         The backend's driver; for backend authors and tests.
     runtime
@@ -257,7 +257,7 @@ def _restore(backend: str, identity: str, runtime: str | None, mechanism: str) -
 def runtime_in_use(process: Process, backend: str) -> str | None:
     """Return the one runtime through which this process uses a backend.
 
-    None, the backend's own choice, if there is none or more than one.
+    Without such a runtime, or with more than one, return None: the backend's own choice.
     """
     used = {
         runtime for known, runtime in list(process.part(_DeviceTable).found) if known == backend

@@ -24,7 +24,7 @@ class Endable:
     """Name of the method that ends it."""
 
     _is_left: bool
-    """Whether the object is meant to end by being dropped; unset if not."""
+    """Whether the end of the last reference ends the object; unset if not."""
 
     _process: Process
     _record: Record | None
@@ -57,7 +57,7 @@ class Endable:
             return
         if process.is_inherited:
             # Checked before any lock: a thread of the parent, which this child does not have, may
-            # hold it.
+            # hold the lock.
             refuse_foreign(process, self)
         if process.is_closed:
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that a forked child does not have mapped, and whose addresses it uses for nothing else."""
+"""Mappings that forked children do not inherit, and whose addresses stay blocked in them."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ _mmap.argtypes = [
 ]  # fmt: skip
 
 _kept: dict[int, int] = {}
-"""Sizes of what no child gets, by address."""
+"""Sizes of the mappings that children do not inherit, by address."""
 
 
 def keep_from_children(pointer: int, nbytes: int) -> None:
@@ -33,26 +33,26 @@ def keep_from_children(pointer: int, nbytes: int) -> None:
     pointer
         Start of the mapping, at a page.
     nbytes
-        Its length; the last page counts whole.
+        Length of the mapping; the last page counts whole.
     """
     size = -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
-    # It fails for what is no mapping of the kernel's, and a child does not get that either.
+    # The call fails if the kernel has no mapping there. A child inherits nothing there either.
     if _madvise(pointer, size, _MADV_DONTFORK) == 0:
         _kept[pointer] = size
 
 
 def forget_kept(pointer: int) -> None:
-    """Forget a mapping that ends. Doing so twice is harmless."""
+    """Forget a mapping that ends. A second call does nothing."""
     _kept.pop(pointer, None)
 
 
 def block_inherited() -> None:
-    """Let nothing be mapped in this child where its parent had what the child does not get.
+    """Block the addresses of mappings that this child has not inherited.
 
-    Else an array that the child inherited would show, and change, whatever comes there next.
+    Otherwise an inherited array could read and change an unrelated later mapping.
     """
     flags = _PRIVATE | _ANONYMOUS | _NORESERVE | _FIXED_NOREPLACE
     for pointer, size in _kept.items():
-        # It fails if something is there already, which then stays.
+        # The call fails if another mapping exists there already. That mapping stays.
         _mmap(pointer, size, _PROT_NONE, flags, -1, 0)
     _kept.clear()

@@ -270,7 +270,7 @@ def view_anchor_of(memory: Memory) -> ViewAnchor:
 
 
 def leave_to_views(memory: Memory) -> None:
-    """Release memory when its last view ends, and with it the object."""
+    """Let the end of the last view release the memory, with its object."""
     memory._is_left = True
 
 

@@ -100,13 +100,13 @@ class Process:
         self.open_pools: dict[bytes, Callable[[bytes], Any]] = {}
         """Functions that attach blocks of open pools, by the bytes that a pool's handles share."""
         self.is_exiting = False
-        """New exports and imports are refused."""
+        """Whether new exports and imports are refused."""
         self.is_closed = False
-        """No object is usable any more. Set under the lock of the state."""
+        """Whether no object is usable any more. Set under the lock of the state."""
         self.is_inherited = False
-        """This process is a forked child of the process that made this state."""
+        """Whether this process is a forked child of the process that made this state."""
         self._servers: list[LeaseServer] = []
-        """The lease server from before its thread starts."""
+        """The lease server, entered before its thread starts."""
         self.server: LeaseServer | None = None
         """The lease server, None before the first leased export."""
 
@@ -120,7 +120,7 @@ class Process:
 
     @property
     def is_usable(self) -> bool:
-        """Whether objects of this process can be used: it is not a parent, and not exiting."""
+        """Whether objects of this state can be used: it is neither closed nor a parent's."""
         return not (self.is_closed or self.is_inherited)
 
     @property
@@ -132,7 +132,7 @@ class Process:
         """
         for notify in self._notifies:
             try:
-                # Documented to raise if the thread does not hold the lock.
+                # The documentation says that this raises if the thread does not hold the lock.
                 notify(0)
             except RuntimeError:
                 continue

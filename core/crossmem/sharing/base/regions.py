@@ -38,7 +38,7 @@ class RegionIndex(Generic[_T]):
         self._regions: dict[_T, tuple[int, int, object]] = {}
         """First address, end address, and the space of the addresses."""
         self._keys: list[_Key[_T]] = []
-        """Sorted. An object may have been removed since."""
+        """Sorted keys. The objects of some keys may have been removed."""
         self._new: deque[_T] = deque()
         """Objects that have no key in the list yet."""
 
@@ -48,7 +48,7 @@ class RegionIndex(Generic[_T]):
         Parameters
         ----------
         what
-            The object. After an interrupt, its removal is sufficient.
+            The object. If a signal handler interrupts this call, :meth:`remove` cleans up.
         start, nbytes
             Its addresses.
         space

@@ -17,7 +17,7 @@ __all__ = ["Viewable", "array", "capsule", "dlpack_device", "kind_of_arrays", "m
 
 
 class Viewable(Protocol):
-    """Memory, as this module needs it."""
+    """The part of memory that this module needs."""
 
     device: LocalDevice
     nbytes: int

@@ -67,7 +67,7 @@ class AdoptionRecord(AllocationRecord):
     @property
     @override
     def source(self) -> Block:
-        """Raise: ranges take memory that was made for them."""
+        """Raise, because an address range cannot map adopted memory."""
         msg = "an address range cannot map adopted memory"
         raise UnsupportedError(msg, operation="map", backend=self.device.backend)
 
@@ -86,7 +86,7 @@ class AdoptionRecord(AllocationRecord):
 
     @override
     def _release(self) -> CrossmemError | None:
-        # The owner frees the memory and waits for the device's work on it. Adoptions only leave.
+        # The owner waits for the device's work and frees the memory. The adoption only ends.
         self._leave()
         return None
 

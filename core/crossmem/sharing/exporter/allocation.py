@@ -151,8 +151,8 @@ class Allocation(Memory):
         Parameters
         ----------
         handle
-            What :meth:`export` returned, or a part of it. The export is withdrawn with all its
-            parts. Other exports of this memory stay valid.
+            A handle that :meth:`export` returned, or a part of one. The export is withdrawn with
+            all its parts. Other exports of this memory stay valid.
 
         Raises
         ------
@@ -186,7 +186,7 @@ class Allocation(Memory):
             freed when the last lease ends. ``"raise"``: raise and change nothing. ``"wait"``: wait
             for the leases to end.
         timeout
-            How long ``"wait"`` may take, in seconds; None: ``CROSSMEM_TIMEOUT``.
+            Time limit of ``"wait"`` in seconds; None: ``CROSSMEM_TIMEOUT``.
 
         Raises
         ------
@@ -209,7 +209,7 @@ class Allocation(Memory):
         self._end()
 
     def _await_leases(self, record: AllocationRecord, wait_s: float) -> None:
-        """Retire the memory and check that it has no leases in one step; raise if it has."""
+        """Retire the memory in one atomic step with the check for leases; raise if one remains."""
         process = self._process
         deadline = time.monotonic() + wait_s
         turns = 0

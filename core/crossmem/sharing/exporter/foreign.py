@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that another library allocated: what the driver reports of it, and its adoptions."""
+"""Memory that another library allocated: the driver's report about it, and its adoptions."""
 
 import itertools
 from typing import Final
@@ -36,7 +36,7 @@ def check_address(name: str, value: object) -> int:
 
 
 def look_at(process: Process, device: LocalDevice, pointer: int) -> Foreign:
-    """Return what the driver reports of the memory at an address, with any obstacle to adoption.
+    """Return the driver's report about the memory at an address, with any obstacle to adoption.
 
     The driver is not asked about memory of crossmem itself.
 
@@ -76,9 +76,9 @@ class ForeignAllocation(BlockRecord):
     Attributes
     ----------
     number
-        Names the allocation in handles. Each adoption is an export of it.
+        Number of the allocation in handles. Each adoption is an export of the allocation.
     foreign
-        What the driver reported of the memory when it was adopted.
+        The driver's report about the memory at the time of the first adoption.
     users
         The records of its adoptions.
     """
@@ -103,8 +103,8 @@ class ForeignAllocation(BlockRecord):
     def disown(self) -> None:
         """Have the driver give the block up. If this raises, call it again.
 
-        The caller holds the lock of the foreign allocations, and no adoption is left. In the lock
-        order a block's lock comes before that lock, so it is not taken here.
+        The caller holds the lock of the foreign allocations, and no adoption is left. A block's
+        lock precedes that lock in the lock order, so this method does not take the block's lock.
         """
         if self.blocks:
             self.release_exports(self.blocks[0])
@@ -130,7 +130,7 @@ class ForeignAllocations(Part):
         self._known: RegionIndex[ForeignAllocation] = RegionIndex(process.index_lock)
 
     def enter(self, device: LocalDevice, foreign: Foreign, user: AllocationRecord) -> None:
-        """Make the one record of a vendor's allocation the memory of one more adoption.
+        """Add an adoption to the record of its vendor's allocation, which the first adoption makes.
 
         Raises
         ------

@@ -226,7 +226,7 @@ class AllocationRecord(Record):
             raise failure
 
     def _release(self) -> CrossmemError | None:
-        """Free the memory and return the error that the device's work before it had.
+        """Wait for the device's work, free the memory, and return the error of that work.
 
         The caller holds the lock.
         """

@@ -24,19 +24,19 @@ class LeaseInfo:
     Parameters
     ----------
     pid
-        Its pid as this process sees it; 0 if the process is not visible from here.
+        Pid of the process as this process sees it; 0 if the process is not visible from here.
     uid
-        Its user.
+        User of the process.
     since
-        When it got the lease, in seconds since the epoch.
+        Time of the grant, in seconds since the epoch.
     in_message
         Whether the lease belongs to a message that was sent and not received yet. The process is
         then the message's sender; during the receipt it is the receiver.
     ends_with
-        What ends the lease if the process does not release it: ``"process"``, the death of the
-        process, or ``"connection"``, the end of its last connection to this process. The second
-        applies if the kernel does not report the death of that process here. See the capability
-        ``lease_end``.
+        The event that ends the lease if the process does not release it: ``"process"``, the death
+        of the process, or ``"connection"``, the end of its last connection to this process. The
+        second applies if the kernel does not report the death of that process here. See the
+        capability ``lease_end``.
     """
 
     pid: int
@@ -53,7 +53,7 @@ class ExportInfo:
     Parameters
     ----------
     handle
-        What :meth:`crossmem.Allocation.export` returned.
+        The handle that :meth:`crossmem.Allocation.export` returned.
     nbytes, capacity
         Requested and reserved size of the allocation, in bytes.
     leases
@@ -65,8 +65,8 @@ class ExportInfo:
     withdrawn
         Whether the export was withdrawn. It is listed until these leases have ended.
     pool
-        How the blocks of a pool are used, for the one line of its whole memory; else None. The
-        leases are then of processes that have the pool open.
+        The use of the blocks, if this is the export of a pool's whole memory; else None. The leases
+        of such an export belong to processes that have the pool open.
     """
 
     handle: ShareableHandle
@@ -82,8 +82,8 @@ class ExportInfo:
 def exports() -> list[ExportInfo]:
     """Return every leased export of this process, the oldest allocation first.
 
-    A pool is one of them; :meth:`crossmem.Pool.exports` returns its blocks. Frees memory whose last
-    lease has ended first.
+    A pool has one entry; :meth:`crossmem.Pool.exports` returns its blocks. This call first frees
+    memory whose last lease has ended.
     """
     process = drain()
     if process.server is None:
@@ -148,9 +148,9 @@ def _info_of(lease: Lease, own_pid: int) -> LeaseInfo:
 
 
 def collect() -> int:
-    """Release now what otherwise waits for the next call; return how many allocations were freed.
+    """Do all deferred work now, and return the number of freed allocations.
 
-    This frees memory whose last lease has ended, releases dropped objects, and sends delayed
+    This call frees memory whose last lease has ended, releases dropped objects, and sends delayed
     messages to exporters.
     """
     process = current()

@@ -22,14 +22,14 @@ class ShareWay:
     Parameters
     ----------
     mechanism
-        Its name, for :meth:`crossmem.Device.for_mechanism`.
+        Name of the mechanism, for :meth:`crossmem.Device.for_mechanism`.
     base, nbytes
         The vendor's allocation around the address; zeros if there is an obstacle.
     exposed_nbytes
-        How many bytes importers can reach if part of that allocation is exported. If it is more
-        than the adopted size, importers can also reach neighbouring memory.
+        Number of bytes that importers can access if part of that allocation is exported. If this
+        number exceeds the adopted size, importers can also access neighbouring memory.
     obstacle
-        Why the mechanism does not apply, None if it does.
+        The reason why the mechanism does not apply; None if it applies.
     """
 
     mechanism: str
@@ -48,7 +48,7 @@ class ShareReport:
     ptr
         The address.
     device
-        Name of the device that was asked about.
+        Name of the device.
     ways
         One entry for each mechanism of the device, the preferred one first.
     """
@@ -79,7 +79,8 @@ def _describe(way: ShareWay) -> str:
 def how_can_share(ptr: int, device: LocalDevice | str) -> ShareReport:
     """Report which mechanisms can share memory of another library, and why the others cannot.
 
-    The report is true for :meth:`crossmem.Device.adopt` at this moment. Nothing is exported.
+    The report applies to a call of :meth:`crossmem.Device.adopt` at this moment. Nothing is
+    exported.
 
     Parameters
     ----------

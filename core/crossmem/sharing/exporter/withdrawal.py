@@ -28,7 +28,7 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
             raise _no_export(record, handle)
         # Other adoptions of the same memory have the same number.
         if record.allocations.exported.get(export) is record:
-            # The first step: the record forgets the export in time even if the rest is interrupted.
+            # The first step: after an interrupt of the rest, the record still forgets the export.
             record.loose_exports.add(export)
         for arguments, known in list(record.handles.items()):
             if known.core == handle.core:

@@ -55,15 +55,15 @@ def import_handle(
     handle
         A handle or its bytes.
     device
-        The device that shall use the memory; None: the device that holds it. Another device needs
-        the capability ``peer_access``. The memory stays on its device (C24).
+        The device that uses the memory; None: the device that holds the memory. Another device
+        needs the capability ``peer_access``. The memory stays on its device (C24).
     readonly
         True: read-only, enforced by the device or kernel. ``"advisory"``: read-only in crossmem's
         own API. Handles of read-only exports are always read-only.
     timeout
         How long the exporter may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
     on_owner_death
-        What happens when the exporter dies. ``"keep"``: the import stays until it is closed.
+        The effect of the exporter's death. ``"keep"``: the import stays until it is closed.
         ``"release"``: a thread of crossmem closes the import and its mappings within a second. If
         views or arrays of them are alive, it closes them when the last view ends (C29). Uses of the
         closed objects raise :class:`ClosedError`.
@@ -241,7 +241,7 @@ def _attach_all(
         if requests:
             process.part(ImportTable).acquire(requests, uses, timeout_s)
         is_linked = ends_with_owner
-        # All of them, before anything is mapped that would have to be unmapped again.
+        # All blocks are held before the first mapping, so a refusal leaves nothing to unmap.
         taken = [
             hold_block(one, device, readonly, timeout, holds, number, is_linked=is_linked)
             for one, number in wanted
@@ -333,7 +333,7 @@ def _open(
 
 
 def _give_up(process: Process, uses: Sequence[Use], error: BaseException) -> None:
-    """End the uses of a call that raises. Later calls retry what the vendor refuses now.
+    """End the uses of a call that raises. Later calls repeat releases that the vendor refuses now.
 
     Another thread may be asking for the same memory with a longer timeout. The reaper ends the use
     after that request, because the deadline of this call may have passed.

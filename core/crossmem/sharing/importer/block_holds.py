@@ -24,7 +24,7 @@ from crossmem.sharing.importer.remote import RemoteImport
 __all__ = ["ASK_S", "ArenaImport", "BlockHold", "LinkedHold"]
 
 _LOOK_S: Final = 0.5
-"""Least interval between two checks of an attach whether the owner lives."""
+"""Minimum time between two checks by attaches whether the owner lives."""
 ASK_S: Final = 5.0
 """Time limit for the owner's confirmation that it is still the program that made the pool."""
 
@@ -68,9 +68,9 @@ class ArenaImport:
         """Whether running work of the device may still use a block when its mapping ends."""
         self.hold_kind = LinkedHold if self.is_asynchronous else BlockHold
         self.awaited: list[int] = []
-        """Blocks whose hold has ended, and whose end the owner expects as a message."""
+        """Blocks whose hold has ended. The owner waits for a message about each."""
         self.look_at = 0.0
-        """Time from which on the next attach checks whether the owner lives."""
+        """The first attach after this time checks whether the owner lives."""
         connection = record.connection if isinstance(record, RemoteImport) else None
         self.link = None if connection is None else connection.open_link
         """The connection to the program that made the pool."""
@@ -138,7 +138,7 @@ class BlockHold(Use):
 
     __slots__ = ("arena", "index", "is_sure")
 
-    # Most holds use these class attributes and need no store of their own.
+    # Most holds use these class attributes, so the constructor does not set them.
     parent: Use | None = None
     children: set[object] | None = None
     ends_with_owner = False
@@ -178,8 +178,8 @@ class BlockHold(Use):
                 words.store(row, at, generation)
             self.is_sure = True
         else:
-            # This process may map a freed block again that it maps already. A hold that a signal
-            # handler interrupted does not count: its owner may not have seen the word.
+            # A process that maps a freed block may map the block again. A hold that a signal
+            # handler interrupted does not count: the owner may not have seen the word.
             self.is_sure = word == generation and any(one.is_sure for one in list(holders))
         return self.is_sure
 
@@ -197,7 +197,7 @@ class BlockHold(Use):
             words.release()
         word = words.load(row, at)
         holders.discard(self)
-        # No signal handler, which may begin to hold, runs between this check and the store.
+        # A signal handler may begin a hold, but none runs between this check and the store.
         if holders or not word:
             self.is_done = True
             return True

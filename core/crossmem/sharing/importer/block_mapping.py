@@ -110,7 +110,7 @@ def mapping_of(hold: BlockHold, handle: BlockHandle, readonly: Readonly) -> Mapp
 def attach_bytes(arena: ArenaImport, blob: bytes) -> BlockMapping | None:
     """Attach a block of this pool by the bytes of its handle; None if that takes a message.
 
-    Every attach of a pool takes this path after the first one. It makes no system call.
+    After the first attach of a pool, every attach takes this path. It makes no system call.
     """
     head, checksum, offset, length, index, generation, nbytes = _unpack(blob)
     pool = arena.pool

@@ -104,11 +104,11 @@ class PoolImports(Part):
 
     @override
     def tend(self) -> None:
-        """Release the arenas that their owners wait for, if this process holds no block of them."""
+        """Release arenas whose owners wait for that, if this process holds none of their blocks."""
         self.close_idle(only_unwanted=True)
 
     def close_idle(self, *, only_unwanted: bool = False) -> None:
-        """Release the arenas of which this process holds no block."""
+        """Release arenas if this process holds none of their blocks."""
         process = self._process
         for key, arena in list(self.arenas.items()):
             if only_unwanted and not arena.is_unwanted:

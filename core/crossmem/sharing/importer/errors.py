@@ -97,7 +97,7 @@ def error_of(refusal: Refusal, handle: ShareableHandle) -> CrossmemError:
 
 
 def not_of_the_pool() -> InvalidHandleError:
-    """Return the error for the handle of a block that its pool does not have."""
+    """Return the error for a handle whose block its pool does not have."""
     return InvalidHandleError(
         "the bytes are no handle: the pool has no such blocks",
         hint="pass the bytes of handle.to_bytes() unchanged",

@@ -16,7 +16,7 @@ from crossmem.sharing.importer.watcher import end_with_owner
 __all__ = ["Import", "Mapping", "Readonly", "asked_readonly", "children_of", "record_of_import"]
 
 Readonly = bool | Literal["advisory"]
-"""``True``: enforced by device or kernel, or refused. ``"advisory"``: kept by crossmem's API."""
+"""``True``: the device or kernel refuses writes. ``"advisory"``: only crossmem refuses them."""
 
 
 class Import(Endable):
@@ -100,8 +100,8 @@ class Import(Endable):
             return mapping
         except BaseException:
             process.deferred.ready[use] = None
-            # Another thread may hold the lock, so the use ends later. It has no mapping, so the
-            # import can be closed before that.
+            # Another thread may hold the lock, so the use may end later. The use has no mapping, so
+            # the import can be closed before that.
             if parent.children is not None:
                 parent.children.discard(use)
             process.drain()

@@ -2,7 +2,7 @@
 """Messages with reservations: the memory of their handles stays until they are received.
 
 The sender of a handle may drop the memory right after sending, because the message's reservation
-keeps it. :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` send and receive with::
+keeps it. :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` use these functions::
 
     numbers = reserve(handles)                  # the sender: one number for each handle
     message = list(zip(handles, numbers))       # both travel, 64 bits for each number
@@ -13,9 +13,9 @@ keeps it. :mod:`crossmem.trees` and :mod:`crossmem.multiprocessing` send and rec
 A reservation is a record in the exporter that belongs to the sending process. It ends when the
 message is first received, when the message is discarded, or when its sender dies. While it lasts,
 the handle is not stale: :func:`~crossmem.sharing.importer.attach.attach_reserved` gets memory that
-was freed in the meantime, also from an exporter that waits at its exit. After its end, the
-message's handle is like any other. Any number of processes may receive one message; each gets the
-memory if it still exists.
+was freed in the meantime, also from an exporter that waits at its exit. After the reservation's
+end, the handle is stale if the memory was freed. Any number of processes may receive one message;
+each gets the memory if it still exists.
 
 Any process may forward memory that it has imported, as long as the exporter lives. A number is the
 right to end its reservation, so keep it as secret as the handle. A message needs one number for
@@ -96,7 +96,7 @@ def reserve(handles: Sequence[ShareableHandle], *, timeout: float | None = None)
     given: dict[ProcessIdentity, list[int]] = {}
     try:
         for owner, part in wanted.items():
-            # The numbers are in the dictionary before the first request.
+            # The numbers enter the dictionary before the request, so a failure ends all of them.
             numbers = given[owner] = [new_number() for _ in part]
             asked = list(part.values())
             if owner == process.identity:
@@ -180,7 +180,7 @@ def _reserve_at(
     deadline: Deadline,
     numbers: list[int],
 ) -> None:
-    """Ask another process. Ask again until the deadline while it has no free reservation."""
+    """Reserve at another process; retry until the deadline while it has no free reservation."""
     pause_s = _FIRST_PAUSE_S
     with process.part(ImportTable).connected(owner) as connection:
         while True:

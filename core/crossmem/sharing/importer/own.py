@@ -71,7 +71,7 @@ class OwnImport(ImportRecord):
 
     @override
     def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
-        """Return this process's own control segment, and a row that nobody else sees."""
+        """Return this process's own control segment, and a row that no other process maps."""
         server = self.process.start_server()
         which = slot // SLOTS
         with server.leases.lock:
@@ -85,7 +85,7 @@ class OwnImport(ImportRecord):
     def reserved_generation(
         self, handle: ShareableHandle, reservation: int, deadline: Deadline
     ) -> int:
-        """Look into this process's own registry."""
+        """Read the generation from this process's own registry."""
         leases = self.process.start_server().leases
         with leases.lock:
             held = leases.leases.find_reservation(reservation, handle.allocation, handle.export)
@@ -96,7 +96,7 @@ class OwnImport(ImportRecord):
 
     @override
     def hint(self, slot: int) -> None:
-        """Let this process's own threads look that wait for a block."""
+        """Make the threads of this process that wait for a block check again."""
         self.process.start_server().leases.hint((slot,))
 
     @property
@@ -157,7 +157,7 @@ class OwnImport(ImportRecord):
 
 
 def own_memory_gone(process: Process, handle: ShareableHandle) -> CrossmemError:
-    """Return the error for memory that this process never had or has freed."""
+    """Return the error for memory that this process has freed or never exported."""
     server = process.server
     # The registry has no entry for a raw handle that no process has imported.
     refusal = None

@@ -35,7 +35,7 @@ class State(Enum):
     """Nothing is open yet."""
     OPEN = "open"
     CLOSING = "closing"
-    """The last user has left, and the vendor has not closed all of it yet."""
+    """The last user has left, and the vendor has not closed everything yet."""
     CLOSED = "closed"
 
 
@@ -112,7 +112,7 @@ class ImportRecord:
         self.lock = ordered_lock(Rank.IMPORT)
         self.state = State.NEW
         self.uses: set[Use] = set()
-        """The users, from before the memory is open."""
+        """The users, entered before the memory is open."""
         self.mapped_uses: set[Use] = set()
         """The users that have it mapped."""
         self.mapped: list[Mapped] = []
@@ -121,7 +121,7 @@ class ImportRecord:
         self.is_leaving = False
         """Whether the users have lost the address while the vendor still has it mapped."""
         self.leases: dict[bytes, Any] = {}
-        """The leases, by the core of the handle that each was given for."""
+        """The leases, by the core of the leased handle."""
         self.ending: list[Any] = []
         """Leases without users that are not ended yet."""
         self.shortcuts: list[tuple[bytes, object, object]] = []
@@ -157,7 +157,7 @@ class ImportRecord:
         Returns
         -------
         CrossmemError or None
-            The error of the device's work that this waited for.
+            The error of the device's work for which this call waited.
         """
         with self.process.state:
             self.mapped_uses.discard(use)
@@ -176,7 +176,7 @@ class ImportRecord:
     def end_unused(self) -> CrossmemError | None:
         """End the leases without users, so that their owner can free the memory. The lock is held.
 
-        Users of other exports keep the vendor's open. The return value is that of :meth:`leave`.
+        Users of other exports keep the vendor's import open. Returns the same as :meth:`leave`.
         """
         with self.process.state:
             used = {one.core for one in self.uses}
@@ -230,19 +230,19 @@ class ImportRecord:
         raise NotImplementedError
 
     def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
-        """Return where blocks of a pool are held, once its arena is open.
+        """Return the words that record the holds on blocks of an open arena.
 
         Parameters
         ----------
         core
             The core of the arena's handle.
         slot
-            The slot of the arena, as the handle of a block has it.
+            The slot of the arena, from the handle of a block.
 
         Returns
         -------
         tuple
-            The owner's control segment, this process's row, and whether it takes fences.
+            The owner's control segment, this process's row, and whether this process uses fences.
 
         Raises
         ------
@@ -259,17 +259,17 @@ class ImportRecord:
         Raises
         ------
         CrossmemError
-            The message does not reserve it, or the owner does not answer.
+            The message does not reserve the block, or the owner does not answer.
         """
         raise NotImplementedError
 
     def hint(self, slot: int) -> None:
-        """Tell the owner of a pool, which waits for that, that a block is held no longer."""
+        """Tell the waiting owner of a pool that this process has released a block."""
         raise NotImplementedError
 
     @property
     def is_retired(self) -> bool:
-        """Whether it is known without asking that its owner has freed the memory."""
+        """Whether this process knows, without a request, that the owner has freed the memory."""
         return False
 
     @property
@@ -330,7 +330,7 @@ class Use(Record):
 
     @override
     def leave_to_others(self) -> bool:
-        """Leave an import if other users keep it open, and mapped if this one has it mapped."""
+        """Leave the import if other users keep it open, and also mapped if this user maps it."""
         record = self.record
         if record is None or self.parent is not None or len(record.leases) != 1:
             return False

@@ -134,7 +134,7 @@ class RemoteImport(ImportRecord):
 
     @override
     def end_reservations(self, numbers: list[int]) -> None:
-        """Tell the exporter, at once if its socket has room."""
+        """Send the numbers to the exporter, at once if the socket has room, else later."""
         if self.connection is not None:
             self.connection.end_reservations(numbers)
 
@@ -153,7 +153,7 @@ class RemoteImport(ImportRecord):
     def reserved_generation(
         self, handle: ShareableHandle, reservation: int, deadline: Deadline
     ) -> int:
-        """Ask the owner."""
+        """Ask the owner for the generation."""
         connection, device = self.connection, self.device
         assert connection is not None  # noqa: S101 - a pool has no raw handles
         reported = device.driver.peer_identity()
@@ -168,7 +168,7 @@ class RemoteImport(ImportRecord):
 
     @override
     def hint(self, slot: int) -> None:
-        """Send it, if that is possible without waiting."""
+        """Send the hint if that is possible without waiting."""
         if self.connection is not None:
             self.connection.send_hint(slot)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked of an import before its exporter is asked."""
+"""The checks of an import before the request to its exporter."""
 
 from crossmem.errors import ConfigurationError, UnsupportedError, WrongHostError
 from crossmem.guards import shorten
@@ -19,7 +19,7 @@ __all__ = ["check_readonly", "request_of"]
 
 
 def check_readonly(readonly: object) -> None:
-    """Refuse what is no answer to whether an import is read-only.
+    """Refuse an invalid value of ``readonly``.
 
     Raises
     ------
@@ -40,9 +40,9 @@ def request_of(
     readonly: Readonly,
     reservation: int = 0,
 ) -> ImportRequest:
-    """Return the request for an import, after checking all that needs no exporter.
+    """Return the request for an import, after all checks that need no exporter.
 
-    ``readonly`` was checked by :func:`check_readonly`.
+    The caller has checked ``readonly`` with :func:`check_readonly`.
     """
     if handle.owner.boot_id != process.identity.boot_id:
         msg = (
@@ -67,7 +67,7 @@ def request_of(
             msg = f"{chosen.name} does not offer memory of backend {handle.backend!r}"
             hint = f"import on a device of backend {handle.backend!r}"
             raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=hint)
-    # What holds for the memory is decided by how it was made, not by what the target prefers.
+    # The memory's mechanism decides the capabilities, not the mechanism that the target prefers.
     if chosen.mechanism != handle.mechanism:
         chosen = chosen.for_mechanism(handle.mechanism)
     capabilities = chosen.capabilities

@@ -60,7 +60,7 @@ class ImportTable(Part):
         record = self._shortcuts.get((use.core, device, readonly))
         if record is not None:
             with self._process.state:
-                # Its lease may have ended while other exports keep the memory open.
+                # The lease may have ended while other exports keep the memory open.
                 if record.is_ready_for(use.core):
                     use.record = record
                     record.uses.add(use)
@@ -200,8 +200,8 @@ class ImportTable(Part):
                         late.append(pair)
                     is_unused = is_unused or not answer.is_recorded
                 if is_unused:
-                    # Another thread was faster, or the exporter revoked the lease because it frees
-                    # the memory or tried to.
+                    # Another thread was faster, or the exporter revoked the lease because it frees,
+                    # or tried to free, the memory.
                     connection.give_back(answers)
                 if late and not deadline.remaining_s:
                     raise deadline.passed(connection.owner)

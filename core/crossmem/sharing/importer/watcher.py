@@ -58,7 +58,7 @@ class OwnerWatcher(Part):
         self._watched: dict[OwnerConnection, dict[int, _Watched]] = {}
         """By owner, and by the identity of the record. Guarded by the lock of the state."""
         self._suspects: set[OwnerConnection] = set()
-        """Owners that were dead at the last check."""
+        """Owners that looked dead at the last check."""
         self._thread = PassingThread(self._look, self._is_needed)
 
     def watch(self, shown: Endable, record: Record, imported: ImportRecord) -> None:
@@ -71,7 +71,8 @@ class OwnerWatcher(Part):
         record
             Its record.
         imported
-            The import that it maps. The owner of this process's own memory cannot die first.
+            The import that the object uses. An import of this process's own memory is ignored,
+            because this process cannot outlive itself.
 
         Raises
         ------
@@ -141,7 +142,7 @@ def _is_owner_dead(connection: OwnerConnection) -> bool:
     try:
         return connection.is_owner_dead(within_s=0.0)
     except (OSError, TypeError, ValueError):
-        # The last import of that owner was closed meanwhile, and the connection with it.
+        # Another thread has closed the last import from that owner, and with it the connection.
         return False
 
 

@@ -250,10 +250,10 @@ class Block(Memory):
         ----------
         busy
             What to do if other processes hold the block. ``"defer"``: return at once; the pool
-            allocates the block again after the last of them releases it. ``"raise"``: raise and
-            change nothing. ``"wait"``: wait until they release it.
+            allocates the block again after the last holder releases it. ``"raise"``: raise and
+            change nothing. ``"wait"``: wait until all holders release it.
         timeout
-            Time limit of ``"wait"`` in seconds; ``CROSSMEM_TIMEOUT`` if None.
+            Time limit of ``"wait"`` in seconds; None: ``CROSSMEM_TIMEOUT``.
 
         Raises
         ------
@@ -272,7 +272,7 @@ class Block(Memory):
         self._end()
 
     def _await_holders(self, record: BlockRecord, wait_s: float) -> None:
-        """Retire a block that no process holds; raise if one still does after the wait."""
+        """Retire the block when no process holds it; raise if one still does after the wait."""
         arena, index = record.arena, record.index
         deadline = time.monotonic() + wait_s
         pause_s = _FIRST_PAUSE_S

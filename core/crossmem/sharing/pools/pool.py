@@ -42,7 +42,7 @@ class Pool(Endable):
     blocks
         Number of blocks.
     allow, access
-        Who may import the blocks, and how.
+        The processes that may import the blocks, and their access.
     """
 
     __slots__ = ("access", "allow", "block_nbytes", "blocks", "device")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a pool: it begins before its memory is allocated and ends after that is freed."""
+"""The record of a pool, from before its memory is allocated until after the memory is freed."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ class PoolRecord(Record):
     stride
         Bytes from one block to the next.
     allow, access
-        Who may import, and how.
+        The processes that may import blocks, and their access.
     """
 
     __slots__ = (

@@ -21,7 +21,7 @@ from crossmem.sharing.ranges.record import PieceRecord, RangeRecord, Source
 __all__ = ["AddressRange", "Piece", "reserve"]
 
 _MAX_NBYTES: Final = 1 << 47
-"""The most addresses that a 64-bit process has for itself."""
+"""Number of addresses of a 64-bit process."""
 
 
 class AddressRange(Endable):
@@ -33,7 +33,7 @@ class AddressRange(Endable):
     Attributes
     ----------
     device
-        The device whose memory the pieces map, and which uses them.
+        The device whose memory the pieces map. It also uses the pieces.
     nbytes
         Size in bytes: the requested size, rounded up to the granularity.
     """
@@ -95,7 +95,7 @@ class AddressRange(Endable):
         BusyError
             Another piece overlaps.
         UnsupportedError
-            Where the range cannot take this memory; see above. Also for a block of a pool.
+            The range cannot map this memory (see ``memory``), or the memory is a block of a pool.
         DriverError, OutOfMemoryError
             The vendor's call failed.
         ClosedError, ForkedProcessError
@@ -104,7 +104,7 @@ class AddressRange(Endable):
         record, process = self._live(), self._process
         source = _source_of(memory)
         offset = check_integer("at", at)
-        # A dropped piece occupies its place until it is released.
+        # A dropped piece occupies its place until its release.
         process.drain()
         piece = PieceRecord(record, source, offset, (self, memory))
         try:
