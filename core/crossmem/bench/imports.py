@@ -14,7 +14,7 @@ _DEADLINE_S: Final = 60.0
 IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "import crossmem": "import crossmem",
-        # Its modules are imported at the first use of their names; these need nearly all of them.
+        # crossmem imports a module at the first use of its names. These two need nearly all modules.
         "import crossmem, device and attach": "from crossmem import attach, device",
         # pydantic loads its parts at their first use, and every user of pydantic has a model.
         "import pydantic, pluggy": "import pydantic, pluggy; pydantic.BaseModel",

@@ -96,8 +96,8 @@ class Report:
     settings
         Rounds, counts and CPUs of this run.
     absent
-        What a table's line says where a way of sharing outside :attr:`peers` was not measured, by
-        the way's name.
+        Ways of sharing outside :attr:`peers` that were not measured: the text of each one's line in
+        a table, by the way's name.
     peers
         Name of every peer: its title, version, and state: ``"measured"``, ``"not installed"`` or
         the error.
