@@ -14,9 +14,9 @@ _DEADLINE_S: Final = 60.0
 IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "import crossmem": "import crossmem",
-        # crossmem imports a module at the first use of its names. These two need nearly all modules.
+        # crossmem imports a module at the first use of its names; these need nearly all modules.
         "import crossmem, device and attach": "from crossmem import attach, device",
-        # pydantic loads its parts at their first use, and every user of pydantic has a model.
+        # pydantic loads its parts at their first use, and every program with pydantic has a model.
         "import pydantic, pluggy": "import pydantic, pluggy; pydantic.BaseModel",
         "import pydantic, pluggy, with one model": (
             "import pydantic, pluggy\nclass Model(pydantic.BaseModel):\n    number: int"

@@ -14,7 +14,7 @@ SCHEMA: Final = 1
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the smallest value that so many percent of the values do not exceed."""
+    """Return the smallest value that ``percent`` percent of the values do not exceed."""
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 

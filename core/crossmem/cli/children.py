@@ -122,7 +122,7 @@ class Children:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # A child ends if its pipe is closed. After an error or Ctrl-C, the exit does not wait for it.
+        # A child ends if its pipe is closed. After an error or Ctrl-C, this does not wait for it.
         for child in self._all:
             child.connection.close()
         deadline = time.monotonic() + (_GRACE_S if kind is None else 0.0)
