@@ -77,7 +77,7 @@ class SharingMachine(RuleBasedStateMachine):
             self.at(place, blocks.close_idle)
 
     def attempt(self, expected: type[Exception] | None, call: Callable[[], Any]) -> bool:
-        """Make a call that must succeed, or must raise ``expected``; return whether it succeeded."""
+        """Make a call that must succeed or raise ``expected``; return whether it succeeded."""
         try:
             call()
         except crossmem.CrossmemError as error:
@@ -283,7 +283,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_process_holds_what_the_model_says(self) -> None:
-        """Compare each process's resources with the model. The effects of a death may take a while."""
+        """Compare each process's resources with the model. A death may take effect late."""
         for place in PLACES:
             problems = settle(lambda where=place: self.differences(where))
             assert not problems, problems

@@ -77,7 +77,7 @@ def test_c09_each_adoption_keeps_its_own_owner(stranger: MakeStranger, peer: Pee
     first.free()
     second.free()
     # The vendor's memory stays open for the second adoption, but that must not keep the first
-    # owner.
+    # owner alive.
     peer.call(actions.unmap, "first")
 
     assert settle(lambda: let_go(kept[0])) == []

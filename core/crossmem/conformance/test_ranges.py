@@ -65,7 +65,7 @@ def test_c01_consecutive_pieces_are_one_stretch_of_memory(
 ) -> None:
     device = imports.device
     unit = device.capabilities.granularity_nbytes
-    # In another order than that of the addresses, and from two processes.
+    # The imports come from two processes, and not in the order of the addresses.
     last, first, middle = (
         imports.of(one, name, unit)
         for one, name in ((peer, "last"), (peer2, "first"), (peer, "middle"))
