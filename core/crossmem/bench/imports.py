@@ -23,7 +23,7 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
-"""Modules are imported at the first use of their names; these names need nearly all of them."""
+"""Modules are imported at the first use of their names; these need nearly all modules."""
 
 _PROGRAM: Final = """\
 import os, sys

@@ -276,7 +276,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.peers[place] = type(self).start()
         self.model.kill(place)
         if blocks.are_used():
-            # An attach of a further block checks the owner's life every half second.
+            # An attach of a further block checks the owner's life only each half second.
             time.sleep(0.6)
 
     # What must always hold --------------------------------------------------------------------

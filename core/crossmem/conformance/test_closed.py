@@ -222,7 +222,7 @@ def test_c17_a_with_block_of_an_import_ends_by_its_own_error(peer: Peer) -> None
     with pytest.raises(KeyError):
         use()
 
-    # The import ends with its object, and its mapping lives on.
+    # The import ends when its object is dropped, and its mapping lives on.
     kept[0].read(1)
     kept.pop().unmap()
     assert settle(lambda: [repr(one) for one in peer.call(actions.exports) if one.leases]) == []

@@ -169,7 +169,7 @@ def test_c12_a_killed_exporter_is_seen_to_be_dead(
         assert _alive(imported) == []
         start = time.monotonic()
         if blocks.are_used():
-            # An attach of a further block checks the owner's life every half second.
+            # An attach of a further block checks the owner's life only each half second.
             time.sleep(0.5)
         with pytest.raises(crossmem.OwnerGoneError, match=str(exporter.pid)):
             crossmem.attach(other)

@@ -224,7 +224,7 @@ def test_c16_a_refused_close_is_tried_again(stranger: MakeStranger, fresh_peer: 
         importer.call(probes.fail_once, "close")
         with pytest.raises(crossmem.DriverError, match="EIO"):
             importer.call(actions.unmap, "m")
-        # The other adoption uses the same vendor open, which must be closed first.
+        # Both adoptions share one vendor open, so this attach must repeat the refused close first.
         importer.call(actions.attach, "other", other.export().to_bytes())
         importer.call(actions.unmap, "other")
         importer.call(actions.collect)

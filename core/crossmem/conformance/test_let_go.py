@@ -251,7 +251,7 @@ def threads_of_a_forked_child() -> int:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dead-owner", "living-owner"])
 def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> None:
-    # Without a tracer, the importer starts crossmem after it registers the reporting finaliser.
+    # Without a tracer, report_threads_at_exit is the importer's first use of crossmem.
     exporter, importer = fresh_peer(), fresh_peer(tracing=False)
     blob = exporter.call(actions.offer, "memory", _NBYTES)
     importer.call(report_threads_at_exit)
