@@ -101,7 +101,7 @@ def time_calls(count: int, *, folder: str, environment: dict[str, str]) -> dict[
 
 def _run(command: list[str], emulation: Emulation, environment: dict[str, str]) -> dict[str, float]:
     variables = {
-        # Counting is for reports, and would add to the times.
+        # This variable requests a count of calls, which would add to the times.
         name: value
         for name, value in emulation.environment(environment).items()
         if name != "CROSSMEM_EMULATED_CALLS"

@@ -57,7 +57,7 @@ def tree(kind: str, tensors: int, nbytes: int, rounds: int) -> dict[str, list[fl
     if kind == "crossmem":
         pool = crossmem.device(_DEVICE).allocate(tensors * nbytes)
         memory = pool.as_tensor()
-        # The page faults occur before the measurement, as for the other kind.
+        # This write takes the page faults before the measurement, as for the other kind.
         memory.fill_(1)
     for _ in range(rounds):
         if pool is not None:
@@ -214,7 +214,7 @@ def readers(count: int, nbytes: int) -> dict[str, list[float]]:
 
 
 def _read_array(connection: Connection) -> None:
-    # The costs that every reader has once are not those of the array.
+    # A first import pays the reader's one-time costs, which are not costs of the array.
     with crossmem.device(_DEVICE).allocate(1) as warm:
         crossmem.receive(crossmem.share(warm.as_array()))
     connection.send("ready")
@@ -231,7 +231,7 @@ def _read_array(connection: Connection) -> None:
     connection.send(median(times))
     connection.recv_bytes()
     connection.send(_counted(array.__array_interface__["data"][0]))
-    # The readers that are counted later still share the memory with this one.
+    # This reader keeps the memory, because the later readers' shares depend on it.
     with suppress(EOFError):
         connection.recv_bytes()
 

@@ -14,16 +14,16 @@ _DEADLINE_S: Final = 60.0
 IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "import crossmem": "import crossmem",
-        # Its modules are imported at the first use of their names; these need nearly all of them.
+        # crossmem imports a module at the first use of its names; these need nearly all modules.
         "import crossmem, device and attach": "from crossmem import attach, device",
-        # pydantic loads its parts at their first use, and every user of pydantic has a model.
+        # pydantic loads its parts at their first use, and every program with pydantic has a model.
         "import pydantic, pluggy": "import pydantic, pluggy; pydantic.BaseModel",
         "import pydantic, pluggy, with one model": (
             "import pydantic, pluggy\nclass Model(pydantic.BaseModel):\n    number: int"
         ),
     }
 )
-"""Modules are imported at the first use of their names; these names need nearly all of them."""
+"""Modules are imported at the first use of their names; these need nearly all modules."""
 
 _PROGRAM: Final = """\
 import os, sys

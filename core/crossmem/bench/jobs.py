@@ -145,7 +145,7 @@ def _consume_churn(context: Context, **_: Any) -> dict[str, Any]:
 def _produce_held(context: Context, *, nbytes: int, count: int) -> dict[str, Any]:
     """Do each step for all blocks before the next step, and return the means of the steps.
 
-    Means, because a peer may put off what it does for many blocks to a single one of them.
+    A peer may defer the work for many blocks to one of them, so a median would miss that work.
     """
     peer, channel = context.peer, context.channel
     create_s, memories = timed(lambda: [peer.create(nbytes) for _ in range(count)])

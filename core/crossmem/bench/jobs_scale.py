@@ -136,7 +136,7 @@ def _produce_exhaust(context: Context, *, nbytes: int, room: int) -> dict[str, A
 
 
 def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str, Any]:
-    """Read the rows of many importers for an export that all may hold and none holds."""
+    """Read the rows of many importers for one export that none of them holds."""
     memory = context.peer.create(4096)
     handle = crossmem.ShareableHandle.from_bytes(context.peer.export(memory))
     table, unit = SlotTable(), Unit(handle.allocation, None, lambda: None)
@@ -154,7 +154,7 @@ def _produce_rows(context: Context, *, importers: int, repeats: int) -> dict[str
 
 
 def _produce_block_rows(context: Context, *, importers: int, batches: int) -> dict[str, Any]:
-    """Free blocks of a pool that so many importers have open, none of which holds one."""
+    """Free blocks of a pool that many importers have open without holding a block."""
     pool = crossmem.device(context.peer.device).pool(4096, 2 * BATCH)
     first = pool.allocate()
     first.export()

@@ -33,7 +33,7 @@ class Peer(ABC):
     """Whether creation fills every page, so that big sizes take long and need free memory."""
 
     is_read_only: ClassVar[bool] = False
-    """Whether the consumer must not write into what it attached."""
+    """Whether the consumer must not write into the attached memory."""
 
     needs_reader: ClassVar[bool] = False
     """Whether memory that was exported can be freed only after the consumer attached it."""
@@ -73,11 +73,11 @@ class Peer(ABC):
 
     @abstractmethod
     def detach(self, mapping: Any) -> None:
-        """Unmap it and release everything that :meth:`attach` acquired."""
+        """Unmap the memory and release all resources of :meth:`attach`."""
 
     @abstractmethod
     def free(self, memory: Any) -> None:
-        """Unmap it in the producer and free it."""
+        """Unmap the memory in the producer and free it."""
 
     @abstractmethod
     def view(self, memory: Any) -> memoryview:

@@ -22,7 +22,7 @@ class Plan:
     rounds, count
         Rounds of the rows with whole lifetimes, and lifetimes in each.
     budget_s
-        Seconds after which a peer's round ends early. This is for peers that fill their memory.
+        Seconds after which a peer's round ends early. The limit stops peers that fill their memory.
     batch, batch_rounds
         Number of allocations in the churned, held and batched rows, and rounds of those rows.
     busy

@@ -14,7 +14,7 @@ SCHEMA: Final = 1
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the smallest value that so many percent of the values do not exceed."""
+    """Return the smallest value that ``percent`` percent of the values do not exceed."""
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 
@@ -96,8 +96,8 @@ class Report:
     settings
         Rounds, counts and CPUs of this run.
     absent
-        What a table's line says where a way of sharing outside :attr:`peers` was not measured, by
-        the way's name.
+        Ways of sharing outside :attr:`peers` that were not measured: the text of each one's line in
+        a table, by the way's name.
     peers
         Name of every peer: its title, version, and state: ``"measured"``, ``"not installed"`` or
         the error.

@@ -35,7 +35,7 @@ def run(suite: Suite) -> None:
 
 
 def _collect(rounds: dict[str, list[float]], times: dict[str, Any] | None) -> None:
-    """Add each time in microseconds: a number of seconds, or the median of a list of them."""
+    """Add each time to its rounds, in microseconds. A list of times counts as its median."""
     for name, value in (times or {}).items():
         each = median(value) if isinstance(value, list) else value
         rounds.setdefault(name, []).append(each * _US)

@@ -76,7 +76,7 @@ def _life(report: Report) -> Iterator[Target]:
 
 
 def _pools(report: Report) -> Iterator[Target]:
-    """Yield the targets of pools: blocks, turn by turn and many at once, against other peers."""
+    """Yield the targets of pools: blocks in turn and many at once, against other peers."""
     for section, rival, title, limit in (
         ("life", "umf-disjoint", "UMF disjoint", 1.0),
         ("life", "floor", "the floor", 0.25),

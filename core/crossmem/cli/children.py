@@ -122,7 +122,7 @@ class Children:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # A child whose pipe is closed ends. After an error or Ctrl-C there is no wait for that.
+        # A child ends if its pipe is closed. After an error or Ctrl-C, this does not wait for it.
         for child in self._all:
             child.connection.close()
         deadline = time.monotonic() + (_GRACE_S if kind is None else 0.0)
@@ -189,13 +189,13 @@ def gather(
 
 @contextmanager
 def _without_sigint() -> Iterator[None]:
-    """Start a child with Ctrl-C blocked, which reaches the whole process group.
+    """Start a child with SIGINT blocked, because Ctrl-C reaches the whole process group.
 
-    The child would print a traceback. The signal is blocked and not ignored: the child inherits the
-    block, and this process only delays the signal.
+    Otherwise the child would print a traceback. The signal is blocked and not ignored: the child
+    inherits the block, and this process only delays the signal.
     """
-    # The tracker starts before the signal is blocked, because its start unblocks the signal.
-    # Otherwise the start of the child would start the tracker.
+    # The start of a child starts the resource tracker, and the tracker's start unblocks the
+    # signal. Therefore the tracker starts before the signal is blocked.
     resource_tracker.ensure_running()
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

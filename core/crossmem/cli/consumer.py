@@ -40,7 +40,7 @@ CHUNK_NBYTES: Final = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A consumer's orders: the handles, as bytes, and the longest wait in seconds."""
+    """A consumer's task: the handles, as bytes, and the longest wait in seconds."""
 
     handle: bytes
     parts: tuple[bytes, ...]
@@ -54,7 +54,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The number of further bytes that are done."""
+    """The number of bytes that the child processed since its last report."""
 
     nbytes: int
 
@@ -78,7 +78,7 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of a consumer's check, and its time in seconds. It still holds the memory."""
+    """The result and time of a consumer's check. The consumer still holds the memory."""
 
     check_s: float
     sha256: str
@@ -87,7 +87,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One process's mapped part of the memory, in bytes, as the kernel counts it.
+    """The part of the memory that one process has mapped, in bytes, by the kernel's count.
 
     ``resident`` counts every page in full. ``proportional`` divides each page by the number of
     processes that have it mapped. None if the kernel does not report it.
@@ -98,7 +98,7 @@ class Measured:
 
 
 class _Memory(Protocol):
-    """The part of an allocation and of a mapping that the demo reads."""
+    """The methods of allocations and mappings that the demo uses."""
 
     @property
     def nbytes(self) -> int: ...
@@ -115,8 +115,8 @@ def visit(
 ) -> None:
     """Call a function with the bytes of a memory, in order and in chunks.
 
-    The chunks are the memory itself if the host can address it, else copies. They end with the
-    call, so that they do not prevent the unmapping.
+    The chunks are the memory itself if the host can address it, else copies. Each is
+    released after its call, because a live view prevents the unmapping.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ def _check(whole: _Memory, parts: Sequence[_Memory], connection: Connection) -> 
 
 
 def receive_copy(connection: Connection, source: Connection, nbytes: int) -> None:
-    """Read bytes from a pipe into memory of this process that is allocated before.
+    """Read bytes from a pipe into memory that this process allocated beforehand.
 
     Sends :class:`Ready` when it waits for the first byte, :class:`Ready` again when it has the last
     byte, and then the digest as text.

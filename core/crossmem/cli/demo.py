@@ -216,7 +216,7 @@ class Demo:
         gather(crew, timeout=self.timeout)
         start_s = time.perf_counter() - starting
 
-        # One after the other: concurrent consumers would wait for this machine's CPUs.
+        # The checks are sequential, because concurrent consumers would wait for CPUs.
         attached: list[Attached] = []
         for child in crew:
             child.send(task)

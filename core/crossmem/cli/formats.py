@@ -18,7 +18,7 @@ from typing import IO, Final, Literal
 __all__ = ["Format", "Layout", "Stored", "Tensor", "read_layout"]
 
 Format = Literal["safetensors", "npy", "npz", "bytes"]
-"""The format as which a file was read."""
+"""The format by which a file was read."""
 
 Stored = Literal["raw", "deflated"]
 """Whether the stored bytes are the tensor itself, or compressed."""

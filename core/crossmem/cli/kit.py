@@ -63,8 +63,8 @@ def run_kit(
     with tempfile.TemporaryDirectory(prefix="crossmem-conformance-") as folder:
         path = Path(folder, "report.json")
         # pytest settings and conftest files of another project, in the current folder, must not
-        # affect the kit. Therefore it gets an empty configuration and its own root, and is given as
-        # a path: for a name, pytest would load the folder's conftest files.
+        # affect the kit. Therefore the kit gets an empty configuration and its own root. The kit is
+        # named by its path: for a module name, pytest would load the folder's conftest files.
         command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null"]
         # The command itself prints the table of laws, with the reasons of skips.
         command += ["--rootdir", folder, "-p", "no:cacheprovider", "-p", f"no:{TABLE}"]

@@ -38,7 +38,7 @@ class TensorReport(FrozenModel):
     """None if the file does not state it."""
 
     offset: int
-    """Start in the allocation, in bytes."""
+    """Start of the tensor in the allocation, in bytes."""
 
     nbytes: int
     stored: Stored
@@ -76,10 +76,10 @@ class ConsumerReport(FrozenModel):
 
     pid: int
     attach_s: float
-    """From the bytes of the handle to a mapping."""
+    """Time from the bytes of the handle to a mapping."""
 
     parts_attach_s: float
-    """The same for the handles of all tensors together."""
+    """Time to attach the handles of all tensors, together."""
 
     check_s: float
     """Time to read everything twice and to compute the digests."""
@@ -96,7 +96,7 @@ class ConsumerReport(FrozenModel):
     """The process's mapped part of the memory, every page counted in full (Rss)."""
 
     proportional_nbytes: int | None
-    """The same, each page divided by the number of processes that have it mapped (Pss)."""
+    """The same part, each page divided by the number of processes that map it (Pss)."""
 
 
 class CopyReport(FrozenModel):
@@ -138,7 +138,7 @@ class DemoReport(FrozenModel):
     """The leases while all consumers held the memory."""
 
     leases_after: int
-    """The number of leases after their end."""
+    """The number of leases after the consumers' end."""
 
     resident_sum_nbytes: int | None
     """Rss of the memory, summed over the exporter and all consumers."""
@@ -192,7 +192,7 @@ class NeighbourReport(FrozenModel):
     """0 if it is not visible."""
 
     mode: Literal["membarrier", "fence"]
-    """How it and a process like this one order their accesses to shared words."""
+    """How the exporter and a process like this one order their accesses to shared words."""
 
 
 class BarrierReport(FrozenModel):

@@ -32,7 +32,7 @@ _UNITS: Final = {
     "t": 2**40,
 }
 _MIN_GENERATED_NBYTES: Final = 64 * 1024
-_LAYERS: Final = 8  # at least; fewer than four times as many
+_LAYERS: Final = 8  # the minimum; a file has fewer than four times as many
 _NARROWEST: Final = 8
 _POOL_NBYTES: Final = 2**20
 
@@ -155,7 +155,7 @@ class GeneratedSource:
         self._pool = memoryview(self._random.randbytes(2 * _POOL_NBYTES))
 
     def readinto(self, target: memoryview) -> int:
-        """Fill the start of ``target`` with the next bytes and return how many they were."""
+        """Fill the start of ``target`` with the next bytes and return their number."""
         if self._header:
             count = min(len(self._header), len(target))
             target[:count] = self._header[:count]

@@ -79,7 +79,7 @@ def begin(
     tracing: bool,  # noqa: FBT001
     on_blocks: bool = False,  # noqa: FBT001, FBT002
 ) -> None:
-    """Set up a peer: which device it uses, whether its drivers are traced, and if it has blocks."""
+    """Set the device of a peer, the tracing of its drivers, and its use of blocks."""
     global _spec, _runtime, _mechanism
     _spec, _runtime, _mechanism = spec, runtime, mechanism
     if tracing:
@@ -95,7 +95,7 @@ def use_device(spec: str) -> None:
 
 
 def device(spec: str | None = None) -> crossmem.Device:
-    """Return the device under test, or another one of its runtime and mechanism."""
+    """Return the device under test, or another device with its runtime and mechanism."""
     return crossmem.device(spec or _spec, runtime=_runtime, mechanism=_mechanism)
 
 
@@ -110,7 +110,7 @@ def tracer() -> TracingDriver:
 
 
 def allocate(name: str, nbytes: int, *, spec: str | None = None, **options: Any) -> tuple[int, int]:
-    """Allocate, for exports with these options; return address and capacity."""
+    """Allocate memory for exports with these options; return its address and capacity."""
     allocation = objects[name] = blocks.allocate(device(spec), nbytes, **options)
     return allocation.ptr, allocation.capacity
 
@@ -237,7 +237,7 @@ def place(name: str, addresses: str, memory: str, *, at: int) -> int:
 
 
 def place_alone(name: str, addresses: str, memory: str) -> int:
-    """Reserve as much as an allocation or import needs, map it there, return the address."""
+    """Reserve addresses for an allocation or import, map it there, and return the address."""
     reserve(addresses, objects[memory].nbytes)
     return place(name, addresses, memory, at=0)
 
@@ -279,7 +279,7 @@ def call(name: str, method: str, *args: Any, keep: str | None = None, **options:
 
 
 def drop(*names: str) -> None:
-    """Delete objects as a program that loses them does, and collect garbage."""
+    """Drop objects without closing them, and collect garbage."""
     for name in names:
         del objects[name]
     gc.collect()
@@ -344,7 +344,7 @@ def violations() -> list[str]:
 
 
 def vendor_violations() -> list[str] | None:
-    """Return what a strict emulation of the vendor recorded, in all processes; None without one."""
+    """Return a strict emulation's record of violations in all processes; None without one."""
     witness = witness_of(tracer().inner)
     return None if witness is None else witness.violations()
 
@@ -358,7 +358,7 @@ def use_environment(name: str, value: str | None) -> None:
 
 
 def reset() -> dict[str, Any]:
-    """Release all resources of the named objects, and return what is left."""
+    """Release all resources of the named objects, and return the remaining resources."""
     for one in objects.values():
         if isinstance(one, memoryview):
             one.release()
@@ -381,7 +381,7 @@ def reset() -> dict[str, Any]:
 
 
 def state(ignored: frozenset[int] = frozenset()) -> dict[str, Any]:
-    """Return what a process holds: for comparing before and after."""
+    """Return the resources of this process, for a comparison before and after."""
     blocks.close_pools()
     crossmem.collect()
     return {

@@ -67,8 +67,8 @@ def allocate(
 ) -> crossmem.Allocation:
     """Return a block, typed as an allocation, of a pool with this ``allow`` and ``access``.
 
-    Without ``--crossmem-blocks``, return an allocation. It has no ``allow`` of its own, because its
-    exports have one each.
+    Without ``--crossmem-blocks``, return an allocation. An allocation has no ``allow``, because
+    each of its exports has one.
     """
     if _allocate is None:
         return device.allocate(nbytes)

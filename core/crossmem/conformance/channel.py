@@ -77,7 +77,7 @@ def _guarded(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    # The test process has given up long before. A peer in a hanging call must not outlive it.
+    # A hanging call must not keep the peer alive. The test gives up long before this limit.
     faulthandler.dump_traceback_later(limit_s, exit=True)
     pid = os.getpid()
     is_result, trace = True, ""
@@ -87,9 +87,9 @@ def _guarded(
         is_result, value, trace = False, error, traceback.format_exc()
     faulthandler.cancel_dump_traceback_later()
     if os.getpid() != pid:
-        os._exit(70)  # a forked child came back from a function that should have ended it
+        os._exit(70)  # a forked child returned from a function that should have ended the child
     try:
         send(stream, (number, is_result, value, trace))
-    except Exception as error:  # noqa: BLE001 - the value cannot be pickled: say so instead
+    except Exception as error:  # noqa: BLE001 - the value cannot be pickled
         failure = RuntimeError(f"{function.__name__} gave {value!r}: {error!r}")
         send(stream, (number, False, failure, trace))

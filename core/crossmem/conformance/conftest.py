@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what the device, or blocks of pools, do not offer."""
+    """Skip a test of a feature that the device, or blocks of pools, lack."""
     if item.config.getoption("crossmem_blocks"):
         for marker in item.iter_markers("crossmem_not_of_blocks"):
             pytest.skip(f"not of blocks: {marker.args[0]}")
@@ -227,7 +227,7 @@ def stranger(guarded: None) -> Iterator[MakeStranger]:
 def imports(device: crossmem.Device, request: pytest.FixtureRequest) -> Iterator[Imports]:
     """Return the imports from peers and the ranges of a test; all are released after the test."""
     for name in {"peer", "peer2", "fresh_peer"}.intersection(request.fixturenames):
-        # Set up first, so checked last: an exporter holds its memory while it is imported.
+        # Peers are set up first and checked last: imports keep an exporter's memory alive.
         request.getfixturevalue(name)
     with ExitStack() as undo:
         yield Imports(device, undo)
@@ -253,9 +253,9 @@ def peer2(kit: Kit, guarded: None) -> Iterator[Peer]:
 
 @pytest.fixture
 def fresh_peer(kit: Kit, guarded: None, request: pytest.FixtureRequest) -> Iterator[FreshPeer]:
-    """Return a function that starts peers for this test only: to kill, stop or configure."""
+    """Return a function that starts peers for one test, which may kill or stop them."""
     for name in {"peer", "peer2"}.intersection(request.fixturenames):
-        # Set up first, so checked last: other peers are connected to a fresh peer while it lives.
+        # Other peers are set up first and checked last: they are connected to living fresh peers.
         request.getfixturevalue(name)
     started: list[Peer] = []
 

@@ -112,7 +112,7 @@ class Kit:
         # The lease server starts at the first export and stays. It must not count as a test's leak.
         with self.device.allocate(1) as allocation:
             allocation.export()
-        # Each test collects garbage twice. The objects of pytest need not be visited.
+        # Each test collects garbage twice. The freeze exempts the objects of pytest.
         gc.collect()
         gc.freeze()
 

@@ -37,8 +37,9 @@ class Interrupts:
     number
         Counts from 1. If the block has fewer places, this raises nothing.
     counts
-        Whether a file is under test. A place counts if a frame returns True and no frame returns
-        False. None is for neutral files, such as those of the standard library.
+        Called with the file of each frame: True if the file is under test, False if it prevents
+        counting, None for neutral files such as the standard library's. A place counts if a frame
+        returns True and no frame returns False.
 
     Attributes
     ----------
@@ -62,7 +63,7 @@ class Interrupts:
         # min() calls the key for both arguments of the handler, number and frame, and compares the
         # results. All of that is C code except the key, during which no signal is pending.
         handler: Any = partial(min, key=self._step)
-        # CPython 3.11 runs handlers for ever at one place of a traced function.
+        # If a function is traced, CPython 3.11 runs handlers at one place for ever.
         self._tracer = sys.gettrace()
         sys.settrace(None)
         self._before = signal.signal(_SIGNAL, handler)

@@ -72,12 +72,12 @@ class SharingMachine(RuleBasedStateMachine):
         return f"{kind}{next(self.names)}"
 
     def give_pools_back(self, place: int) -> None:
-        """Do at once what a process does by itself with pools of which it holds no block."""
+        """Release at once the imported pools of which a process holds no block."""
         if blocks.are_used():
             self.at(place, blocks.close_idle)
 
     def attempt(self, expected: type[Exception] | None, call: Callable[[], Any]) -> bool:
-        """Make a call that must succeed, or must raise ``expected``; return the success."""
+        """Make a call that must succeed or raise ``expected``; return whether it succeeded."""
         try:
             call()
         except crossmem.CrossmemError as error:
@@ -203,7 +203,7 @@ class SharingMachine(RuleBasedStateMachine):
         try:
             self.at(place, actions.attach_many, names, blobs, readonly=readonly)
         except crossmem.CrossmemError as error:
-            # The laws do not say which of several reasons is reported.
+            # If several handles are refused, the laws do not say which error is raised.
             if type(error) not in refusals and not self.model.is_lost(error, chosen):
                 raise
             return
@@ -276,14 +276,14 @@ class SharingMachine(RuleBasedStateMachine):
         self.peers[place] = type(self).start()
         self.model.kill(place)
         if blocks.are_used():
-            # Attaching a further block looks at its owner every half second.
+            # An attach of a further block checks the owner's life only each half second.
             time.sleep(0.6)
 
     # What must always hold --------------------------------------------------------------------
 
     @invariant()
     def every_process_holds_what_the_model_says(self) -> None:
-        """Compare each process's resources with the model. A death may take a while."""
+        """Compare each process's resources with the model. A death may take effect late."""
         for place in PLACES:
             problems = settle(lambda where=place: self.differences(where))
             assert not problems, problems

@@ -49,7 +49,7 @@ class Handle:
 
     @property
     def span(self) -> slice:
-        """The range of the block that it names."""
+        """The range of the block that the handle names."""
         return slice(self.handle.offset, self.handle.offset + self.handle.length)
 
 
@@ -105,7 +105,7 @@ class Model:
         """Return the error of an import, None if it must succeed."""
         entry = self.entries.get((place, handle.block.name, access))
         if blocks.are_used() and not handle.block.is_orphaned:
-            # Each import of a pool holds its blocks by the same words.
+            # All imports of a pool in one process hold a block by the same lease words.
             entry = entry or self.entries.get((place, handle.block.name, "rw"))
             entry = entry or self.entries.get((place, handle.block.name, "ro"))
         if entry is not None and handle.handle.access in entry.exports:
@@ -181,8 +181,8 @@ class Model:
             and (not one.is_freed or self.holders(one))
         ]
         entries = [one for (where, *_), one in self.entries.items() if where == place]
-        # A process does not import its own memory, but it imports that of a dead process with its
-        # number.
+        # A process does not import its own memory, but it may import an orphaned block of a dead
+        # process that had the same number.
         foreign = [one for one in entries if one.block.place != place or one.block.is_orphaned]
         expected = {
             "blocks": len(blocks),

@@ -26,14 +26,14 @@ except crossmem.CrossmemError as error:
 def refuse(config: pytest.Config) -> int | None:
     """Report why the device cannot be used, and return the exit code; None if it can be used."""
     names = ("crossmem_device", "crossmem_runtime", "crossmem_mechanism")
-    # In a separate process: this one may be a mere reporter, which loads no vendor's library.
+    # The check has its own process, because an xdist controller must not load vendor libraries.
     done = subprocess.run(
         [sys.executable, "-c", _OPEN, *(config.getoption(name) or "" for name in names)],
         check=False,
         stderr=subprocess.PIPE,
         text=True,
     )
-    # Other errors than crossmem's are left to the kit, whose traceback says more.
+    # The kit reports errors of other classes than crossmem's, because its traceback says more.
     if done.returncode != _UNUSABLE:
         return None
     sys.stderr.write(done.stderr)

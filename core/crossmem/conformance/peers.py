@@ -105,19 +105,19 @@ class Peer:
     Parameters
     ----------
     device, runtime, mechanism
-        The result of :func:`crossmem.conformance.actions.device` in the peer.
+        The device that :func:`crossmem.conformance.actions.device` returns in the peer.
     environment
-        Variables to set, or with None to remove, relative to this process's.
+        Changes to this process's variables for the peer; None removes a variable.
     tracing
         Whether drivers are wrapped in :class:`crossmem.driver.TracingDriver`.
     fresh
-        Whether it is a new interpreter instead of a child of a warm one. For tests of start, exit,
-        exec and fork, and for vendor libraries that do not survive a fork.
+        Whether the peer is a new interpreter, not a fork of a warm one. Tests of start, exit, exec
+        and fork need this, and so do vendor libraries that do not survive a fork.
 
     Notes
     -----
-    The process leads a process group, so that :meth:`destroy` ends its forked children too. A
-    context manager that destroys it.
+    The process leads a process group, so that :meth:`destroy` ends its forked children too. The
+    end of its context destroys the peer.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class Peer:
         """Stop it with SIGSTOP, and wait until it has stopped."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
         deadline = time.monotonic() + GRACE_S
-        # Only its parent, which may be a fork server, can wait for this.
+        # Only the peer's parent, which may be a fork server, can wait for the stop.
         while self._state() != b"T":
             if time.monotonic() > deadline:
                 raise PeerTimeoutError(f"{self!r} does not stop")
@@ -387,7 +387,7 @@ def _save_coverage() -> None:
 
 
 def kill_all() -> None:
-    """Destroy every peer of this process, so that no thread waits for one any more."""
+    """Destroy every peer of this process, so that no thread still waits for a peer."""
     for peer in list(_alive):
         peer.destroy()
 

@@ -112,7 +112,10 @@ class PeerPool:
         return self._peers[:count]
 
     def _acquaint(self, peer: Peer) -> None:
-        """Connect the peer and all other processes to each other, because connections are kept."""
+        """Connect the peer and all other processes to each other.
+
+        Processes keep connections, so a first connection in a test would count as a leak.
+        """
         blob = peer.call(actions.offer, "hello", 1)
         with actions.device().allocate(1) as mine:
             crossmem.attach(blob).unmap()
@@ -159,13 +162,13 @@ def own_state() -> State:
     """Return the resources of this process, without those of the kit itself."""
     gc.collect()
     state = actions.state(kit_descriptors())
-    # The breaches of all processes are read only here, so that no peer is blamed for another one.
+    # Only this process reads the breaches of all, so that no peer is blamed for another peer's.
     state["violations"] += actions.vendor_violations() or []
     return state
 
 
 def leftovers(before: State, after: State) -> list[str]:
-    """Return texts for the resources that a process has only after a test."""
+    """Describe the resources that a process has only after a test."""
     found = [
         f"{count - before['live'][kind]} {kind} are left"
         for kind, count in after["live"].items()
@@ -181,7 +184,7 @@ def settle(check: Any, *, within: float = SOON_S) -> list[str]:
     """Repeat a check until it finds nothing or time is up; return its last findings."""
     end = time.monotonic() + within
     for pause in itertools.chain((0.001, 0.005, 0.02), itertools.repeat(0.05)):
-        # Read before the check: a check that takes long must not be the last one for that reason.
+        # The clock is read before the check, so a check that began in time is not the last one.
         is_last = time.monotonic() > end
         found: list[str] = check()
         if not found or is_last:

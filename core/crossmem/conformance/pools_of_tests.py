@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of pools have in common: pools that are filled, shared and emptied."""
+"""Helpers of the pool tests: they fill, share and empty pools."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -18,12 +18,12 @@ class MakePool(Protocol):
     """Makes a pool of the device under test; the fixture closes it after the test."""
 
     def __call__(self, blocks: int, nbytes: int = NBYTES) -> crossmem.Pool:
-        """Make it."""
+        """Make a pool."""
         ...
 
 
 def index_of(block: crossmem.Block) -> int:
-    """Return which block of its pool this is."""
+    """Return the index of a block in its pool."""
     handle = block.export()
     assert isinstance(handle, BlockHandle)
     return handle.index
@@ -37,7 +37,7 @@ def take_all(pool: crossmem.Pool) -> list[crossmem.Block]:
             taken.append(pool.allocate())
         except crossmem.OutOfMemoryError:
             return taken
-        # The rows are read of blocks that were exported.
+        # Importers' rows are read only for blocks that were exported.
         taken[-1].export()
 
 
@@ -57,7 +57,7 @@ def share(pool: crossmem.Pool, peer: Peer, name: str, data: bytes = b"") -> cros
 
 
 def are_free(pool: crossmem.Pool, count: int) -> Callable[[], list[str]]:
-    """Return a check that a pool has so many free blocks."""
+    """Return a check that a pool has ``count`` free blocks."""
 
     def check() -> list[str]:
         free = pool.stats().free

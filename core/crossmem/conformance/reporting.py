@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kit's report, as a plugin of pytest.
 
-With pytest-xdist, tests run in workers, and a process without tests reports. That process never
-imports the kit's ``conftest.py``, so these hooks are in this module.
+With pytest-xdist, workers run the tests and the controller reports. The controller never imports
+the kit's ``conftest.py``, so these hooks are in this module.
 """
 
 import pickle

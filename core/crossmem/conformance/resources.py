@@ -36,7 +36,7 @@ _CLOSED_WITHIN_S: Final = 0.5
 def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
     """Return the target of each open descriptor, without the numbers that change, sorted.
 
-    crossmem's closer threads close peers' descriptors; this waits briefly for them.
+    crossmem's closer threads close peers' descriptors. This function waits briefly for them.
     """
     end = time.monotonic() + _CLOSED_WITHIN_S
     while is_closing() and time.monotonic() < end:
@@ -87,8 +87,8 @@ def named_files() -> set[NamedFile]:
     These are the files that it maps shared, and those that it has open for writing.
     """
     lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
-    # Fields: address, permissions, offset, device, inode, path. The fourth permission is the
-    # sharing.
+    # Fields: address, permissions, offset, device, inode, path. The fourth permission is
+    # ``s`` for a shared mapping.
     rows = [line.split(maxsplit=5) for line in lines]
     paths = {row[5] for row in rows if len(row) > 5 and row[1].endswith("s")}
     for entry in Path("/proc/self/fd").iterdir():
@@ -107,7 +107,7 @@ def remaining(files: Iterable[NamedFile]) -> list[str]:
 
 
 def _identify(path: str) -> NamedFile | None:
-    """Return what distinguishes a regular file from a later one of its name, or None."""
+    """Return the identity of a regular file, None if the path names no regular file."""
     try:
         status = os.lstat(path)
     except (OSError, ValueError):

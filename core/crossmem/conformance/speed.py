@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slowness of this machine, by which deadlines grow: slow is not broken."""
+"""The slowness of this machine. Deadlines are multiplied by it."""
 
 import os
 import statistics

@@ -58,7 +58,7 @@ def handles(draw: st.DrawFn) -> ShareableHandle:
 
 @st.composite
 def parts(draw: st.DrawFn, nbytes: int) -> tuple[int, int]:
-    """Draw offset and length of a part that lies inside ``nbytes`` bytes, its edges among them."""
+    """Draw offset and length of a part of ``nbytes`` bytes. The part may reach the edges."""
     offset = draw(st.integers(0, nbytes - 1))
     return offset, draw(st.integers(1, nbytes - offset))
 

@@ -227,7 +227,7 @@ def test_c13_foreign_uids_are_declined(
 @pytest.mark.crossmem_requires("fork_safe")
 def test_c13_not_even_root_is_admitted_to_another_users_memory(fresh_peer: FreshPeer) -> None:
     with tempfile.TemporaryDirectory(prefix="crossmem-") as folder:
-        # In a folder that every user may traverse. pytest's own folders are closed to other users.
+        # Every user may traverse this folder. pytest's own folders are closed to other users.
         os.chown(folder, _NOBODY, _NOBODY)
         exporter = fresh_peer(CROSSMEM_RUN_DIR=folder)
         exporter.call(actions.allocate, "warm", 1)

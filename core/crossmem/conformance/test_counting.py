@@ -17,14 +17,14 @@ NBYTES = 5000
 
 
 class Calls:
-    """The driver calls of a block of code in some process."""
+    """Counts the driver calls that a block of code causes in one process."""
 
     def __init__(self, read: Callable[[], dict[str, int]]) -> None:
         self._read = read
         self._before = read()
 
     def made(self) -> Counter[str]:
-        """Return the calls since the last time."""
+        """Return the calls since the previous call of this method."""
         now = self._read()
         made = Counter(now)
         made.subtract(self._before)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Law C20: the actions of a normal exit, and the absence of remains after it."""
+"""Law C20: the actions of a normal exit, and the resources that it must not leave behind."""
 
 import json
 import multiprocessing
@@ -164,7 +164,7 @@ def test_c20_nothing_is_taken_from_importers_by_a_call(peer: Peer, fresh_peer: F
 
     words = last_words(exporter.exit())
 
-    # Leased memory ends with the process, and not before.
+    # Leased memory ends with the process, not before.
     assert words["live"] == {**NOTHING["live"], "blocks": 1, "exports": 1}
     assert words["violations"] == []
 
@@ -296,7 +296,7 @@ def test_c20_a_program_that_fails_exits_normally_too(
     peer.call(actions.offer, "memory", _NBYTES)
     peer.call(actions.attach, "mapped", allocation.export().to_bytes())
 
-    # The peer catches none of these.
+    # The peer catches none of these exceptions.
     peer.start(_fail, ending)
 
     assert peer.wait_exit() == exitcode

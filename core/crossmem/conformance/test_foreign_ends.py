@@ -77,7 +77,7 @@ def test_c09_each_adoption_keeps_its_own_owner(stranger: MakeStranger, peer: Pee
     first.free()
     second.free()
     # The vendor's memory stays open for the second adoption, but that must not keep the first
-    # owner.
+    # owner alive.
     peer.call(actions.unmap, "first")
 
     assert settle(lambda: let_go(kept[0])) == []
@@ -224,7 +224,7 @@ def test_c16_a_refused_close_is_tried_again(stranger: MakeStranger, fresh_peer: 
         importer.call(probes.fail_once, "close")
         with pytest.raises(crossmem.DriverError, match="EIO"):
             importer.call(actions.unmap, "m")
-        # The other adoption uses the same vendor open, which must be closed first.
+        # Both adoptions share one vendor open, so this attach must repeat the refused close first.
         importer.call(actions.attach, "other", other.export().to_bytes())
         importer.call(actions.unmap, "other")
         importer.call(actions.collect)

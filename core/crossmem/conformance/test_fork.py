@@ -180,7 +180,7 @@ def _run_forked_child_to_its_end() -> int | None:
     return process.exitcode
 
 
-# What the child may do for itself -----------------------------------------------------------
+# Calls that a child may make for itself -----------------------------------------------------
 
 
 @pytest.mark.crossmem_requires("fork_safe")
@@ -207,7 +207,7 @@ def test_c18_a_childs_leases_are_its_own(allocate: Allocate, fresh_peer: FreshPe
     assert _holders_of(blob) == {child, peer.pid}
     peer.kill()
     assert settle(lambda: _others_than(child, blob)) == []
-    # After this, the peer's process group consists of the child.
+    # Only the child is left in the peer's process group; destroy() kills it.
     peer.destroy()
     allocation.free(busy="wait", timeout=SOON_S)
 

@@ -234,7 +234,7 @@ def _share_the_array(**options: Any) -> tuple[int, bytes]:
     return shared.copied_nbytes, shared.to_bytes()
 
 
-# What a child must not wait for, and not close ----------------------------------------------
+# Locks and descriptors that a child must not touch ------------------------------------------
 
 
 @pytest.mark.crossmem_not_of_blocks("a block has no lock of its own")
@@ -309,7 +309,7 @@ def _try_each() -> dict[str, str]:
 @pytest.mark.crossmem_core
 def test_c18_a_fork_after_exit_closes_no_descriptor(fresh_peer: FreshPeer) -> None:
     peer = fresh_peer(CROSSMEM_EXIT_WAIT="0")
-    # Both directions: the peer has pidfds of this process as its importer and as its exporter.
+    # The peer exports and imports, so it has pidfds of this process in both roles.
     with actions.device().allocate(_NBYTES) as allocation:
         peer.call(actions.attach, "mapping", allocation.export().to_bytes())
         with crossmem.attach(peer.call(actions.offer, "allocation", _NBYTES)):
@@ -332,7 +332,7 @@ def _fork_after_exit() -> tuple[list[int], list[int]]:
     numbers = sorted(before - _open_numbers())
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for number in numbers:
-        # One of the numbers is that of `null` itself.
+        # One of the numbers is the number of `null`.
         os.dup2(null, number, inheritable=False)
     return numbers, in_child(_not_null, numbers)
 

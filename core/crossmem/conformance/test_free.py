@@ -79,7 +79,7 @@ def test_c09_collect_says_how_much_it_freed(device: crossmem.Device, peer: Peer)
     peer.call(actions.unmap, "m0", "m1", "m2")
 
     def what_waits() -> list[str]:
-        # Some of it may be free already, which needs no call (C27).
+        # Some of the memory may be free already, without a call (C27).
         assert 0 <= crossmem.collect() <= 3
         return [str(one) for one in crossmem.exports()]
 

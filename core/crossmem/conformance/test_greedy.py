@@ -38,7 +38,7 @@ def test_c23_the_device_or_kernel_keeps_importers_from_writing_a_read_only_expor
     allocation = allocate(NBYTES, b"kept")
     peer = fresh_peer()
     peer.call(import_for_writing)
-    # Refused at the open or map, or killed at the write.
+    # The driver refuses the open or map, or the kernel kills the peer at its write.
     with pytest.raises((crossmem.CrossmemError, PeerDiedError)) as caught:
         write_anyhow(peer, allocation.export(access="ro").to_bytes())
 
@@ -46,7 +46,7 @@ def test_c23_the_device_or_kernel_keeps_importers_from_writing_a_read_only_expor
         assert caught.value.exitcode == -signal.SIGSEGV
     assert allocation.read(4) == b"kept"
 
-    # The same with a writable export succeeds, so the export made the difference.
+    # The same write to a writable export succeeds, so the read-only export prevented it.
     peer = fresh_peer()
     peer.call(import_for_writing)
     write_anyhow(peer, allocation.export().to_bytes())

@@ -107,7 +107,7 @@ def test_c29_an_import_is_kept_unless_somebody_asks(
     exporter.kill()
 
     assert settle(lambda: shows(asked)) == []
-    # They share one vendor import, which stays while one of them uses it.
+    # All imports share one vendor import, which stays while one of them uses it.
     assert held(tracer, before) == []
     for one in kept:
         assert shows(one)
@@ -251,7 +251,7 @@ def threads_of_a_forked_child() -> int:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dead-owner", "living-owner"])
 def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> None:
-    # Without a tracer, crossmem starts in the importer after the reporting finaliser.
+    # Without a tracer, report_threads_at_exit is the importer's first use of crossmem.
     exporter, importer = fresh_peer(), fresh_peer(tracing=False)
     blob = exporter.call(actions.offer, "memory", _NBYTES)
     importer.call(report_threads_at_exit)

@@ -115,7 +115,7 @@ def test_c16_a_failed_call_of_the_exporter_leaves_nothing(
 
     assert left == NOTHING | {"blocks": int(method == "export")}
 
-    # The failed call works the next time.
+    # The failed call succeeds when repeated.
     blob = owner.call(actions.offer, "b", NBYTES, b"next")
     peer.call(actions.attach, "m", blob)
 
@@ -179,7 +179,7 @@ def test_c16_a_failure_in_a_batch_leaves_nothing(
 
 
 def held_but(count: int) -> list[str]:
-    """Return a fault if the number of this process's leases differs."""
+    """Return a fault if this process has not granted exactly ``count`` leases."""
     given = sum(len(one.leases) for one in crossmem.exports())
     return [] if given == count else [f"{given} leases"]
 

@@ -123,7 +123,7 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
     sender.call(actions.free, "sent")
     sender.request_exit()
     if blocks.are_used():
-        # Asking would open the pool.
+        # A trial attach would open the pool.
         time.sleep(1.0)
     else:
         assert settle(lambda: not_refused(peer, message[0][0])) == []
@@ -140,7 +140,7 @@ def test_c20_an_exit_waits_for_messages_and_serves_their_receivers(
 
 
 def not_refused(peer: Peer, blob: bytes) -> list[str]:
-    """Return other results than the refusal of an exiting exporter, which comes after a moment."""
+    """Return any result except an exiting exporter's refusal, which begins after a moment."""
     try:
         peer.call(actions.attach, "m", blob)
     except crossmem.OwnerGoneError:

@@ -58,7 +58,7 @@ def test_c21_only_the_first_time_that_a_handle_is_given_out(
 
     assert tracer.calls["synchronize"] == before + 1
 
-    # A handle with other rights is new, because other processes may get it.
+    # An export with other rights synchronises again, because other processes may receive it.
     allocation.export(allow=crossmem.Allow(uids=[12345]))
 
     assert tracer.calls["synchronize"] == before + 2
@@ -137,7 +137,7 @@ def test_c22_the_vendors_rules_are_kept(kit: Kit) -> None:
     if violations is None:
         pytest.skip("no strict emulation under this driver")
 
-    # Each test checks its own part. This checks the run so far, in every process.
+    # Each test checks its own calls. This one checks the whole run so far, in every process.
     assert violations[kit.violations_before :] == []
 
 

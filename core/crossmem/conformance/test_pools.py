@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pools promise beside what their blocks do as allocations: laws P1 and P2."""
+"""Laws P1 and P2, which pools keep in addition to the laws of allocations."""
 
 import random
 import time
@@ -193,7 +193,7 @@ def test_p01_a_stopped_importer_keeps_what_it_holds_until_it_is_killed(
 
 
 def _attach_some(blobs: list[bytes], seconds: float) -> int:
-    """Attach blocks that are freed meanwhile; return how many had other contents than theirs."""
+    """Attach blocks while they are freed; return how many mappings had foreign contents."""
     end = time.monotonic() + seconds
     wrong = 0
     while time.monotonic() < end:
@@ -217,7 +217,7 @@ def test_p01_who_attaches_while_a_block_is_freed_has_it_or_has_not(
     while blocks:
         time.sleep(0.02)
         blocks.pop().free()
-        # Others get new contents as soon as they can be given out again.
+        # Reused blocks get new contents at once.
         taken = [pool.allocate() for _ in range(8)]
         for one in taken:
             one.write(b"\xff" * 8)
@@ -301,7 +301,7 @@ def test_p02_who_holds_a_later_life_gets_no_earlier_one(make_pool: MakePool, pee
         for refused in (actions.attach, actions.import_):
             with pytest.raises(crossmem.StaleHandleError):
                 peer.call(refused, "never", blob)
-    # Who was refused took nothing from who holds it.
+    # The refused imports took nothing from the holder of the live block.
     block.free()
     assert pool.stats().waiting == 1
     assert peer.call(actions.read, "mapped", 4) == b"live"

@@ -65,7 +65,7 @@ def test_c01_consecutive_pieces_are_one_stretch_of_memory(
 ) -> None:
     device = imports.device
     unit = device.capabilities.granularity_nbytes
-    # In another order than that of the addresses, and from two processes.
+    # The imports come from two processes, and not in the order of the addresses.
     last, first, middle = (
         imports.of(one, name, unit)
         for one, name in ((peer, "last"), (peer2, "first"), (peer, "middle"))
@@ -147,7 +147,7 @@ def test_c07_the_exact_calls_of_a_ranges_life(allocate: Allocate, fresh_peer: Fr
 def test_c07_mapped_in_many_places_it_is_opened_once(imports: Imports, peer: Peer) -> None:
     blob = peer.call(actions.offer, "a", NBYTES, b"once")
     before = dict(actions.calls())
-    # Only this mapping allows the driver to release what further mappings need.
+    # In an attach, the driver may release resources that only a further mapping needs.
     attached = crossmem.attach(blob, device=imports.device)
     with crossmem.import_handle(blob, device=imports.device) as imported:
         addresses = imports.range_for(imported, imported, imported)

@@ -147,7 +147,7 @@ def test_c22_own_and_imported_memory_do_not_share_a_range(
     # The vendor may have bound the addresses permanently.
     with pytest.raises(crossmem.UnsupportedError, match="first"):
         addresses.map(second, at=0)
-    # An import of this process's own memory is that memory.
+    # An import of this process's own memory counts as the same memory.
     with crossmem.import_handle(own.export(), device=imports.device) as local:
         if own_first:
             with addresses.map(local, at=0), addresses.map(own, at=at) as piece:

@@ -64,7 +64,7 @@ def _racing(function: Callable[..., Any], *args: Any, count: int = 6) -> None:
 
 
 def _made(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
-    """Return the driver calls since then that acquire or release."""
+    """Return the counts since ``before`` of driver calls that acquire or release."""
     names = ("import_", "close", "map", "unmap", "allocate", "export", "free")
     return {name: tracer.calls[name] - before.get(name, 0) for name in names}
 
@@ -192,7 +192,7 @@ def test_c19_closing_twice_at_once_is_harmless(peer: Peer, tracer: TracingDriver
         for end in (mapping.unmap, attached.unmap, imported.close):
             _racing(end)
 
-        # One user is left, and the others' closes must not have counted it away.
+        # One user is left, and the other users' closes must not have released its import.
         made = _made(tracer, before)
         assert (made["import_"], made["map"], made["unmap"], made["close"]) == (1, 1, 0, 0)
         assert kept.read(4) == b"data"

@@ -82,7 +82,7 @@ def test_c26_an_exporter_that_goes_on_answers_and_lost_nothing(fresh_peer: Fresh
 def test_c26_a_busy_exporter_answers(peer: Peer, fresh_peer: FreshPeer) -> None:
     exporter = fresh_peer()
     blob = exporter.call(actions.offer, "memory", _NBYTES, b"data")
-    # It is still busy when this test kills it.
+    # The exporter is still busy when the end of this test kills it.
     working = exporter.start(actions.busy, 30.0)
 
     for _ in range(3):

@@ -33,7 +33,7 @@ def refuses(peer: Peer, blob: bytes) -> None:
     with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
         peer.call(actions.attach_many, ["never"], [blob])
 
-    # A process may open a pool of which it gets no block.
+    # With blocks, the refused peer may have opened the pool.
     assert blocks.are_used() or peer.call(actions.calls) == before
 
 
@@ -142,7 +142,7 @@ def test_c28_other_exports_stay(allocate: Allocate, peer: Peer) -> None:
     allocation.withdraw(handle)
 
     assert allocation.export(allow=crossmem.Allow(uids=[54321])) == other
-    # A process that has the memory by another handle would import by this one for the first time.
+    # The peer has the memory by another handle, so this import is its first by the withdrawn one.
     peer.call(actions.attach, "other", other.to_bytes())
     refuses(peer, handle.to_bytes())
     assert peer.call(actions.read, "other", 5) == b"other"
