@@ -103,7 +103,7 @@ def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
 
 
 class HostLostError(Exception):
-    """This process cannot use the emulated host, or can no longer use it."""
+    """The emulated host is unusable for this process, or no longer usable."""
 
 
 class Machine:

@@ -32,7 +32,7 @@ class NoRoomError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Pages:
-    """This process's share of memory of a device.
+    """The share of this process in memory of a device.
 
     Parameters
     ----------
