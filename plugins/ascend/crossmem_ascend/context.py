@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device and context for calls on any thread, and their restoration afterwards (law C19).
+"""The choice of device and context on any thread, and their restoration afterwards (law C19).
 
-A process opens a device once, in a separate thread, because ``set_device`` changes the calling
-thread and cannot be undone without closing the device for others. crossmem never resets a device,
-because torch_npu or the application may be using it.
+A process opens a device once, in a separate thread, because ``set_device`` changes the context of
+the calling thread. Only a reset of the device for all users would undo this change. crossmem never
+resets a device, because torch_npu or the application may be using it.
 """
 
 import threading
@@ -53,7 +53,7 @@ class Contexts:
         self._lock = threading.RLock()
         self._opened: dict[int, int] = {}
         self._thread = threading.local()
-        """The contexts that must still be restored, by thread."""
+        """For each thread, the contexts that must still be restored."""
 
     @property
     def opened(self) -> list[int]:
@@ -123,8 +123,8 @@ class Contexts:
             try:
                 self._pay_first(debts)
             except CrossmemError as error:
-                # The application does not want a context back that it destroyed. Another context
-                # may be gone already, with a device that was reset.
+                # A context that the application destroyed needs no restoration. A context that is
+                # not current may have ended with a reset of the device.
                 if is_current and not (
                     isinstance(error, DriverError) and error.code == PARAM_INVALID
                 ):

@@ -31,8 +31,7 @@ def find_devices(vendor: Vendor, environ: Mapping[str, str]) -> tuple[DeviceInfo
             ordinal=ordinal,
             identity=_uuid_of(vendor, ordinal) or f"npu:{_physical_id(ordinal, environ)}",
             name=name,
-            # The vendor reports it only for an open device, and opening a device takes memory of
-            # it.
+            # The vendor reports the size only for an open device, and an open device uses memory.
             total_nbytes=None,
         )
         for ordinal in range(count)

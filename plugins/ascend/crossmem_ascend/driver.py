@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver: device, context and peers around the calls of a mechanism."""
+"""The driver for Ascend NPUs: it prepares device, context and peers for a mechanism's calls."""
 
 import os
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ __all__ = ["AscendDriver"]
 
 _DLPACK_EXTENSION: Final = 12
 _MAX_ALLOCATION_NBYTES: Final = 1 << 40
-"""More than any device has. A device that is not open does not report its size."""
+"""An upper bound, because a device that is not open does not report its size."""
 
 _HOST_KINDS: Final = {CopyKind.HOST_TO_DEVICE: 1, CopyKind.DEVICE_TO_HOST: 2}
 _DEVICE_TO_DEVICE: Final = 3
@@ -168,8 +168,8 @@ class AscendDriver(VendorDriver):
                     hint="copy the memory to another allocation and export that",
                     backend=BACKEND,
                 )
-            # This may not be the lease server's thread, because a thread that frees helps to read
-            # messages.
+            # A thread other than the lease server's may run this, because a thread that frees
+            # memory also reads messages.
             with self._current.on(block.ordinal):
                 mechanism.admit(block, tgids)
             owned.admitted.update(tgids)
@@ -182,7 +182,7 @@ class AscendDriver(VendorDriver):
             fault = "which is not a process number"
         elif peer.reported == own:
             fault = "which is the exporter's"
-        # This process's numbers are the driver's only if it is not in a container.
+        # The process numbers here equal the driver's only outside of a container.
         elif own == os.getpid() and peer.pid and peer.pid != peer.reported:
             fault = f"but is process {peer.pid}"
         if fault is not None:

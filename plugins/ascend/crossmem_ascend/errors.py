@@ -206,7 +206,7 @@ def error_for(call: str, code: int, detail: str = "") -> CrossmemError:
     code
         The result code.
     detail
-        CANN's text about it, empty if there is none.
+        CANN's text about the failure, empty if there is none.
     """
     known = CODES.get(code)
     name, hint, kind = known or Code(

@@ -56,8 +56,8 @@ class Key(Mechanism):
 
     @override
     def allocate(self, ordinal: int, nbytes: int) -> Block:
-        # Whole huge pages: otherwise the memory may not be page-aligned, or may share a page with
-        # other memory.
+        # The capacity is whole huge pages. Otherwise the memory may not be page-aligned, or may
+        # share a page with other memory.
         capacity = -(-nbytes // GRANULARITY_NBYTES) * GRANULARITY_NBYTES
         owned = _Keyed(self)
         made: list[tuple[int, int]] = []
@@ -77,7 +77,7 @@ class Key(Mechanism):
         owned: _Keyed = block.reference
         close, key = self._rt.ipc_mem_close, owned.key
         if key:
-            # If this fails, the memory stays, because freeing it under a key is undefined.
+            # If the close fails, the memory stays: to free it under a key is undefined behaviour.
             owned.key = ""
             code = close(key)
             if code:
@@ -128,8 +128,8 @@ class Key(Mechanism):
 
     @override
     def close(self, imported: Imported) -> None:
-        # The vendor opens a key at the map and closes it at the unmap, so this is for a mapping
-        # that failed and could not be undone.
+        # The vendor opens a key at the map and closes it at the unmap. If a mapping and its undo
+        # both failed, only this call can retry the undo.
         self.unmap(imported)
 
     @override

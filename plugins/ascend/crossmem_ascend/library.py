@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``libascendcl`` through ctypes, with the interface of pyACL.
 
-It needs no pyACL and releases the GIL during calls. It has functions that pyACL lacks: access to
-mappings, handles of mapped memory, and the second edition of shareable handles.
+This binding needs no pyACL, and releases the GIL during calls. It has functions that pyACL lacks:
+access to mappings, handles of mapped memory, and version 2 of shareable handles.
 """
 
 import ctypes
@@ -123,7 +123,7 @@ def open_acl() -> Acl:
     Raises
     ------
     BackendUnavailableError
-        It cannot be loaded.
+        The library cannot be loaded.
     """
     try:
         library = acl_library()

@@ -23,7 +23,7 @@ class Mechanism(Protocol):
     needs
         Functions of ``acl.rt`` that it needs.
     whitelist_limit
-        The most processes on the vendor's whitelist of one export.
+        The maximum number of processes on the vendor's whitelist of one export.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Mechanism(Protocol):
         ...
 
     def export(self, block: Block, *, raw: bool) -> bytes:
-        """Return the bytes for importers. The vendor exports once."""
+        """Return the bytes for importers. The vendor exports an allocation only once."""
         ...
 
     def admit(self, block: Block, tgids: list[int]) -> None:
@@ -59,7 +59,7 @@ class Mechanism(Protocol):
         ...
 
     def keep_mapped(self, imported: Imported) -> None:
-        """Release what only a further mapping would need."""
+        """Release the resources that only a further mapping needs."""
         ...
 
     def unmap(self, imported: Imported) -> None:
@@ -76,9 +76,9 @@ class Reference:
     mechanism
         The mechanism that shares it.
     raw
-        The kind of the vendor's export; None before the first.
+        Whether the vendor's export is raw; None before the export.
     admitted
-        Processes on the whitelist, which cannot be removed.
+        The processes on the whitelist. The vendor removes none of them.
     """
 
     mechanism: Mechanism

@@ -42,13 +42,13 @@ class PeerAccess:
         Raises
         ------
         DriverError
-            The driver, which does this in the background, does not finish in time.
+            The driver enables the access in the background, and does not finish in time.
         """
         if (ordinal, peer) in self._enabled:
             return
         vendor, rt = self._vendor, self._vendor.rt
         with self._contexts.on(ordinal):
-            # Other code in this process may have enabled it, torch_npu for example.
+            # Other code in this process, such as torch_npu, may have enabled the access.
             if not self._is_enabled(ordinal, peer):
                 vendor.check("rt.device_enable_peer_access", rt.device_enable_peer_access(peer, 0))
             deadline = time.monotonic() + _TIMEOUT_S

@@ -43,7 +43,7 @@ COMMON: Final = frozenset(
         "synchronize_stream",
     }
 )
-"""Functions of ``acl.rt`` that everything needs."""
+"""Functions of ``acl.rt`` that both mechanisms need."""
 
 SHAREABLE: Final = frozenset(
     {
@@ -159,9 +159,9 @@ class Vendor:
     Raises
     ------
     BackendUnavailableError
-        It lacks a function that everything needs.
+        The runtime lacks a function that both mechanisms need.
     DriverError
-        It cannot be initialised.
+        The runtime cannot be initialised.
     """
 
     def __init__(self, acl: Acl) -> None:
@@ -197,15 +197,14 @@ class Vendor:
             The result code.
         """
         if code != SUCCESS:
-            # A binding that failed itself, without the vendor, reports its own error.
+            # A binding reports its own failures, which are not the vendor's, by crossmem_fault.
             told: Callable[[], CrossmemError | None] | None
             told = getattr(self.acl, "crossmem_fault", None)
             fault = told() if told is not None else None
             if fault is not None:
                 raise fault
             recent = getattr(self.acl, "get_recent_err_msg", None)
-            # The text has several lines with names of source files, and the error must fit one
-            # line.
+            # The text has several lines with names of source files, but an error has only one line.
             detail = " ".join((recent() or "").split()) if recent is not None else ""
             raise error_for(call, code, detail)
 

@@ -2,8 +2,8 @@
 """Sharing by shareable handles of physical memory.
 
 The vendor's rules: a physical handle is exported once, mapped whole, and freed after it is
-unmapped. Its pages live until the last process has freed its handle. An export without the
-whitelist cannot be undone. An export with the whitelist cannot be changed either.
+unmapped. The pages live until every process has freed its handle. An export has the whitelist or
+not, and this choice is final.
 """
 
 import struct
@@ -28,7 +28,7 @@ _LOCATION_DEVICE: Final = 1
 _GRANULARITY_MINIMUM: Final = 0
 _SHARE: Final = struct.Struct("<Q")
 _NO_RAW_EXPORT: Final = frozenset({FEATURE_NOT_SUPPORT, PARAM_INVALID})
-"""The answers of drivers that are too old for exports without a whitelist."""
+"""The result codes of drivers that are too old for exports without a whitelist."""
 
 
 @dataclass(slots=True)
@@ -37,11 +37,11 @@ class _Physical(Reference):
 
     handle: int
     addresses: int = 0
-    """The start of the addresses that are reserved for it."""
+    """The start of the addresses that are reserved for the memory."""
     is_mapped: bool = False
-    """Whether it is mapped at these addresses."""
+    """Whether the memory is mapped at these addresses."""
     pieces: dict[int, bool] = field(default_factory=dict)
-    """The addresses at which it is mapped in address ranges."""
+    """The addresses of the memory's mappings in address ranges."""
     share: int | None = None
     """The value of the vendor's one export. 0 is a valid value."""
 
@@ -57,7 +57,7 @@ class Shareable(Mechanism):
 
     name = "shareable"
     needs = SHAREABLE
-    # The limit of one call. No source gives a limit for all calls together.
+    # The limit of one call. The vendor documents no limit for all calls together.
     whitelist_limit = 65535
 
     def __init__(self, vendor: Vendor) -> None:
@@ -98,7 +98,7 @@ class Shareable(Mechanism):
             share, code = self._rt.mem_export_to_shareable_handle(owned.handle, 0, int(raw))
             if raw and code in _NO_RAW_EXPORT:
                 if code == FEATURE_NOT_SUPPORT:
-                    # The driver exported, and only then found that its whitelist stays on.
+                    # The driver has exported the memory, but could not switch the whitelist off.
                     owned.share, owned.raw = share, False
                 raise UnsupportedError(
                     "this driver cannot export without a whitelist, which raw handles need",
@@ -139,7 +139,7 @@ class Shareable(Mechanism):
     @override
     def close(self, imported: Imported) -> None:
         owned: _Physical = imported.reference
-        # Only this call can undo a mapping that failed and could not be undone.
+        # If a mapping and its undo both failed, only this call can retry the undo.
         self.unmap(imported)
         self._free_physical(owned)
 
@@ -211,7 +211,7 @@ class Shareable(Mechanism):
                 pieces[pointer] = True
             self._vendor.check("rt.unmap_mem", code)
 
-    # Steps that are done once, however often they are asked for ----------------------------
+    # Steps that have an effect only once --------------------------------------------------
 
     def _map_anywhere(self, owned: _Physical, capacity: int) -> int:
         if owned.is_mapped:

@@ -3,7 +3,7 @@
 
 A strict emulation returns addresses that the host cannot access, like a real device's: an access
 kills the process at that point. The emulation itself has the memory at other addresses. A lax
-emulation maps the memory at the device's addresses too. Both map host memory there.
+emulation maps the memory at the device's addresses too. Host memory is there in both emulations.
 """
 
 import itertools
@@ -22,7 +22,7 @@ BLOCK_NBYTES: Final = 2 << 20
 """Size of the huge pages of devices. Device addresses are reserved at multiples of it."""
 
 numbers: Final = itertools.count(1).__next__
-"""Gives each memory of this process a unique number."""
+"""Gives each piece of memory a number that is unique in this process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class Region:
     start, nbytes
         Its start and size in bytes.
     is_reservation
-        Whether the program reserved it, and chooses the mappings in it.
+        Whether the program reserved the region and chooses its mappings.
     device
         Device to which it is bound, None before the first mapping.
     """
@@ -58,7 +58,7 @@ class Piece:
     pages, offset
         The memory, and the offset of its first byte.
     origin
-        The function by which it came here, in the vendor's terms.
+        The vendor's function that put the memory at these addresses.
     source
         The object from which it was mapped.
     is_small
@@ -70,9 +70,9 @@ class Piece:
     is_read_only
         Whether the program may only read it.
     is_synchronous
-        Whether the host waits for every copy of which it is a part.
+        Whether the host waits for every copy that has an end in the memory.
     number
-        A number that no other memory of this process ever has.
+        A number that is unique in this process, also among memory that was freed.
     """
 
     start: int
@@ -180,7 +180,7 @@ class Space:
         return [one for one in found if one.end > pointer]
 
     def spans(self, pointer: int, nbytes: int) -> Iterator[tuple[Piece, int, int]]:
-        """Yield the pieces in a range, each with the own address of its bytes and their number.
+        """Yield the pieces in a range, each with the emulation's address and number of its bytes.
 
         Unmapped parts are omitted, so the numbers may not sum up to ``nbytes``.
         """

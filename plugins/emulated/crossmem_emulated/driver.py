@@ -43,7 +43,7 @@ class EmulatedDriver(MemfdDriver):
     Raises
     ------
     DriverError
-        If this kernel gives no memfds.
+        This kernel creates no memfds.
     """
 
     backend = "emulated"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest fixture for the effect of ``crossmem emulate``.
+"""A pytest fixture with the effect of ``crossmem emulate``.
 
 Put ``pytest_plugins = ["crossmem_emulated.fixtures"]`` into the project's ``conftest.py``.
 """
@@ -22,9 +22,9 @@ class Emulated:
     Parameters
     ----------
     api
-        Which library, ``"hip"`` or ``"ascend"``.
+        The library's name, ``"hip"`` or ``"ascend"``.
     options
-        Those of :class:`crossmem.plugin.EmulationRequest`.
+        The options of :class:`crossmem.plugin.EmulationRequest`.
     """
 
     def __init__(self, api: str, **options: Any) -> None:
@@ -37,7 +37,7 @@ class Emulated:
 
     @property
     def violations(self) -> tuple[Breach, ...]:
-        """Uses, by any process so far, that the vendor forbids or leaves undefined."""
+        """The API misuse of all processes so far: forbidden or undefined uses."""
         return self._emulation.report().violations
 
     def close(self) -> None:

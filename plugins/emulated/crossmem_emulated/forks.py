@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this process is a forked child, and the release of inherited memory."""
+"""The detection of forked children, and the release of inherited memory."""
 
 import os
 
@@ -17,7 +17,7 @@ def generation() -> int:
 
 
 def expect() -> None:
-    """Make forked children release inherited memory, so that they keep nothing alive."""
+    """Make forked children release inherited memory, so that they do not keep it alive."""
     global _is_expected  # noqa: PLW0603 - of the process, as the memory is
     _is_expected = True
 

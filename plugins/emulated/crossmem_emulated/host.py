@@ -16,10 +16,10 @@ from crossmem_emulated.memory import PAGE_NBYTES
 __all__ = ["CHECKED_NBYTES", "HostDriver"]
 
 CHECKED_NBYTES: Final = 64 << 20
-"""Capacity from which an allocation reads the limits. Smaller ones are too frequent."""
+"""Capacity from which an allocation reads the limits. Smaller allocations are too frequent."""
 
 _FRESH_S: Final = 0.1
-"""How long one reading of the limits is valid, in seconds."""
+"""The time for which one reading of the limits is valid, in seconds."""
 
 _MAX_ALLOCATION_NBYTES: Final = 1 << 46
 """Half of the addresses of a process on x86-64. Below that, the limits decide."""
@@ -29,7 +29,7 @@ _MAX_NAME: Final = 50
 
 
 class HostDriver(MemfdDriver):
-    """The host's memory in pages, up to what the machine and the process's cgroups allow.
+    """The host's memory in pages, within the limits of the machine and the process's cgroups.
 
     Parameters
     ----------
@@ -39,15 +39,15 @@ class HostDriver(MemfdDriver):
     Raises
     ------
     DriverError
-        If this kernel gives no memfds.
+        This kernel creates no memfds.
     """
 
     backend = "host"
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        # The bytes that may be allocated without another reading, and until when. Two threads may
-        # lose an update of each other; the other half of the free memory covers that.
+        # The bytes that may be allocated without another reading, and the end of its validity. In
+        # a race, a thread's update may be lost. The other half of the free memory covers that.
         self._spare_nbytes = 0
         self._fresh_until_s = 0.0
         device = DeviceInfo(
@@ -73,8 +73,8 @@ class HostDriver(MemfdDriver):
     def _check(self, capacity: int) -> None:
         """Raise if the limits leave less than a capacity.
 
-        A reading takes as long as ten allocations, whose time must not depend on their size.
-        Therefore one reading serves the following allocations, up to half of the free memory.
+        A reading takes as long as ten allocations, but the time of an allocation must not depend
+        on its size. So one reading serves further allocations, up to half of the free memory.
         """
         if capacity <= self._spare_nbytes and monotonic() < self._fresh_until_s:
             self._spare_nbytes -= capacity

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The violations that an emulated vendor noticed, and the injected faults, of the whole host."""
+"""The violations that an emulation found, and the injected faults, of the whole host."""
 
 import os
 from typing import NamedTuple
@@ -49,7 +49,7 @@ class Journal:
 
 
 class Faults:
-    """Injected faults, in this process or in any of the host."""
+    """Injected faults, in this process or in any process of the host."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -72,7 +72,7 @@ class Faults:
         count
             Number of calls that fail after that.
         pid
-            The process whose calls count; None: those of all processes together.
+            The process whose calls count; None counts the calls of all processes together.
 
         Returns
         -------

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that this process can still get, and the limit that decides it.
+"""The memory that this process can still allocate, and the limit that applies.
 
-The kernel allocates pages at the first access. A process that accesses more than there is gets no
-error: the kernel kills it or another one. The limits are therefore read in advance.
+The kernel allocates pages at the first access. If no page is free, the access returns no error: the
+kernel kills this process or another one. The limits are therefore read in advance.
 """
 
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ class Limit:
     name
         The file that sets the limit, or ``the machine's memory``.
     remedy
-        What the user can do for more room.
+        What the user can do to get more memory.
     total_nbytes
         The limit in bytes.
     free_nbytes
-        Bytes that can still be allocated under it: unused ones, page cache that the kernel can
-        drop, and swap space.
+        Bytes that can still be allocated under the limit: unused bytes, page cache that the kernel
+        can drop, and swap space.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Limit:
 
 
 class _Files(NamedTuple):
-    """The files with the numbers of one cgroup, in a version of cgroups."""
+    """The files with a cgroup's numbers, in one version of cgroups."""
 
     limit: str
     usage: str
     droppable: frozenset[str]
-    """Lines of ``memory.stat`` that count what the kernel can drop; shared memory is not in it."""
+    """Lines of ``memory.stat`` for memory that the kernel can drop, without shared memory."""
 
 
 _V1: Final = _Files(
@@ -107,7 +107,7 @@ class Limits:
                 yield limit
 
     def _own_cgroups(self) -> Iterator[tuple[Path, _Files]]:
-        """Yield the folder of each cgroup that limits this process: its own, and those above.
+        """Yield the folder of each cgroup that limits this process: its own, and the ancestors.
 
         A container may see its own cgroup as the mounted root, while the path is the host's.
         Folders that do not exist below the root are skipped.

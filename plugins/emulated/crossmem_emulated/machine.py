@@ -2,10 +2,11 @@
 """One emulated host: the kernel's knowledge of device memory on a real host.
 
 Vendor drivers live in the kernel, which sees every process, survives all of them and cleans up
-after each. Here an SQLite database replaces it. A transaction is atomic, and the locks are the
-kernel's own, so a process that is killed at any instruction blocks no other one. The next process
-that reads the tables removes the entries of killed processes. The memory itself is a memfd of the
-process that allocated it: it lives while any process maps it, and needs no deletion.
+after each. Here an SQLite database replaces the kernel. A transaction is atomic, and the kernel
+releases the locks of a killed process, so a process that is killed at any instruction blocks no
+other one. The next process that reads the tables removes the entries of killed processes. The
+memory itself is a memfd of the process that allocated it: it lives while any process maps it, and
+needs no deletion.
 
 All processes of one emulated host are in one pid namespace and have one user.
 """
@@ -35,7 +36,7 @@ _RETRY_S: Final = 0.001
 _PRIMARY: Final = 0xFF
 _VERSION: Final = 2
 _SPARE_NBYTES: Final = 128 << 10
-"""SQLite allocates room in such pieces. With less room, a failed write means a full disk."""
+"""The unit in which SQLite allocates space. With less free space, a failed write is a full disk."""
 
 _UNUSABLE: Final = frozenset(
     {
@@ -85,10 +86,10 @@ def ticks_since_boot() -> int:
 
 
 def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
-    """Take a step as soon as no other process is in a transaction.
+    """Run a step as soon as no other process is in a transaction.
 
-    SQLite itself would wait too, but in growing steps, and not at the first open or the last close
-    of the file.
+    SQLite itself would wait too, but with growing pauses, and not at the first open or the last
+    close of the file.
     """
     deadline = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
@@ -102,7 +103,7 @@ def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
 
 
 class HostLostError(Exception):
-    """The emulated host cannot be used by this process, or not any more."""
+    """The emulated host is unusable for this process, or no longer usable."""
 
 
 class Machine:
@@ -111,8 +112,8 @@ class Machine:
     Parameters
     ----------
     folder
-        The folder of the tables: one folder is one host. It is created if it does not exist, but
-        its parent is not: a process that removed the parent wants no new contents in it.
+        The folder of the tables: one folder is one host. The folder is created if it does not
+        exist. Its parent is not created, because another process may have removed it on purpose.
     schema
         Further tables of one vendor, each created only if it does not exist. Rows of a process
         refer to ``process`` with ``ON DELETE CASCADE``, and are deleted at its death.
@@ -137,7 +138,7 @@ class Machine:
         self._is_inside = False
         """Whether the thread that holds the lock is in a transaction."""
         self._undo = contextlib.ExitStack()
-        """The steps for a rollback of that transaction."""
+        """The steps for a rollback of the transaction in progress."""
         self._is_busy = False
         """Whether another thread was using the tables when a fork began."""
         self._opens = 0
@@ -164,7 +165,7 @@ class Machine:
 
     @property
     def boot(self) -> Path:
-        """The database of this boot: process numbers of another boot mean nothing."""
+        """The database of this boot, because process numbers of another boot are meaningless."""
         path = Path("/proc/sys/kernel/random/boot_id")
         try:
             boot_id = path.read_text("utf-8").strip()
@@ -184,8 +185,8 @@ class Machine:
             )
         if self._connection is None:
             self._connection = _in_time(self._open)
-            # Releases at the exit still need it. So the interpreter leaves it to the kernel,
-            # because Python 3.13 warns of a connection that is dropped open.
+            # Releases at the exit still need the connection, so only the kernel closes it then.
+            # The extra reference avoids Python 3.13's warning of a connection deleted open.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
             self._closing = weakref.finalize(self, _end, self._connection)
             self._closing.atexit = False
@@ -257,7 +258,7 @@ class Machine:
     def _roll_back(self, tables: sqlite3.Connection) -> None:
         # This transaction may have created the entry of this process.
         self._me = None
-        # On a full disk, SQLite has already done so.
+        # On a full disk, SQLite has already rolled back.
         if tables.in_transaction:
             tables.execute("ROLLBACK")
 
@@ -267,7 +268,7 @@ class Machine:
 
     @property
     def version(self) -> tuple[int, int]:
-        """A value that changes when another process has changed something."""
+        """A value that changes when another process has changed the tables."""
         with self._lock:
             tables = self._opened()
             (number,) = _in_time(tables.execute, "PRAGMA data_version").fetchone()
@@ -308,7 +309,7 @@ class Machine:
     def fault_of(self, error: Exception) -> CrossmemError | None:
         """Return the error for a database that the system makes unusable, None for another error.
 
-        The emulated vendor has no code for this, so its driver would blame the vendor.
+        The emulated vendor has no code for this, so crossmem's driver would blame the vendor.
         """
         code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
         if code == sqlite3.SQLITE_FULL or (code in _UNUSABLE and self._is_full()):
@@ -344,7 +345,7 @@ class Machine:
         """Close the database; the next use opens it again."""
         with self._lock:
             if self._connection is not None and self._closing is not None:
-                # Not by a call, which does nothing at the exit.
+                # The finaliser is not called for this, because it does nothing at the exit.
                 self._closing.detach()
                 _end(self._connection)
                 self._closing = self._connection = None
@@ -353,10 +354,10 @@ class Machine:
     # Fork -------------------------------------------------------------------------------------
 
     def prepare_fork(self) -> None:
-        """Prevent connections from crossing a fork, if possible: SQLite's belong to one process.
+        """Close the connection before a fork, if possible: it belongs to one process.
 
-        This does not wait for another thread's call, which may wait for a lock that is already held
-        for the fork.
+        This method does not wait for another thread's call, because that call may wait for a lock
+        that is already held for the fork.
         """
         self._is_busy = not self._lock.acquire(blocking=False)
         if not self._is_busy:
@@ -376,8 +377,8 @@ class Machine:
         self._me = None
         if self._closing is not None:
             self._closing.detach()
-            # Another connection would trust SQLite's record of this one's locks. Closing it would
-            # take the lock of a thread that does not exist here.
+            # A new connection would trust SQLite's record of the old connection's locks. To close
+            # the old one, SQLite would take the lock of a thread that does not exist here.
             _lost.add(self.identity)
 
 
@@ -401,7 +402,7 @@ _machines: "weakref.WeakSet[Machine]" = weakref.WeakSet()
 _lost: set[tuple[int, int]] = set()
 """Hosts that this process, or a forked ancestor, may not use any more."""
 _is_sqlite_lost = False
-"""Whether this applies to all hosts."""
+"""Whether this process may not use any host any more."""
 
 
 _beginning = threading.Lock()

@@ -2,7 +2,7 @@
 """All driver methods as system calls on memfds: the base of both drivers of this plugin.
 
 The driver keeps no record of blocks and imports. A block's reference is its file. An import's
-reference is its descriptor or, after the descriptor is closed, the mapping that keeps the memory.
+reference is its descriptor. After the descriptor is closed, it is the mapping.
 """
 
 import errno
@@ -34,7 +34,7 @@ _Operation = Literal["allocate", "attach", "export", "free", "release", "reserve
 
 @dataclass(slots=True)
 class _Kept:
-    """An import without a descriptor: its mapping keeps the memory."""
+    """An import without a descriptor: its mapping keeps the memory alive."""
 
     mapped: Mapped
 
@@ -58,7 +58,7 @@ class MemfdDriver(Driver):
     Raises
     ------
     DriverError
-        If this kernel gives no memfds.
+        This kernel creates no memfds.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class MemfdDriver(Driver):
     @override
     def map(self, imported: Imported, *, remappable: bool) -> Mapped:
         if isinstance(imported.reference, _Kept) and imported.reference.mapped.pointer:
-            # The mapping of a call that was interrupted at its very end.
+            # An earlier call created this mapping, and was interrupted at its end.
             kept: Mapped = imported.reference.mapped
             return kept
         mapped = Mapped(imported, 0)
@@ -253,8 +253,8 @@ class MemfdDriver(Driver):
             if self._advise_huge and imported.capacity > _HUGE_PAGE_NBYTES:
                 memory.advise_huge(mapped.pointer, imported.capacity)
             if not remappable:
-                # The mapping keeps the memory, so it needs no descriptor even if there are ten
-                # thousand.
+                # The mapping keeps the memory alive, so even ten thousand imports hold no
+                # descriptor.
                 descriptor, reference = imported.reference, _Kept(mapped)
                 imported.reference = reference
                 close(descriptor)

@@ -75,7 +75,7 @@ _SIZE_SEALS: Final = F_SEAL_SHRINK | F_SEAL_GROW
 _ALL_SEALS: Final = _SIZE_SEALS | F_SEAL_SEAL
 _TMPFS_MAGIC: Final = 0x01021994
 _STATFS_WORDS: Final = 32
-"""More than struct statfs has; the first word is the type of the file system."""
+"""More words than struct statfs has. The first word is the type of the file system."""
 _FAILED: Final = -1
 _MOST_NBYTES: Final = (1 << 64) - 1
 _HUGE_PAGE_SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
@@ -132,8 +132,8 @@ def libc_error(call: str) -> SystemCallError:
 def creation_flags() -> int:
     """Return the flags for :func:`create` that this kernel supports.
 
-    Memory that cannot be executed is tried first (Linux 6.3), because a system may refuse the other
-    type. Older kernels know only the other type.
+    Non-executable memory is tried first, because a system may refuse executable memory. Kernels
+    before Linux 6.3 create only executable memory.
     """
     flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL
     try:
@@ -195,11 +195,11 @@ def map_shared(
     Parameters
     ----------
     descriptor, nbytes
-        All of this memory is mapped.
+        The memory, and its size in bytes. All of it is mapped.
     protection
         The access of the mapping.
     is_inherited
-        Whether forked children have the mapping too. It keeps the pages alive there.
+        Whether forked children inherit the mapping, which keeps the pages alive in them.
     at
         The address in a reservation of :func:`reserve`; 0 for any address.
     """
@@ -231,7 +231,8 @@ def unmap(pointer: int, nbytes: int) -> None:
 def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
     """Reserve addresses without memory, where any access faults, and return the first.
 
-    A forked child has the mappings there according to :func:`map_shared`, and nothing in between.
+    A forked child inherits the mappings in the reservation as :func:`map_shared` says. It does not
+    inherit the addresses between them.
 
     Parameters
     ----------
@@ -294,13 +295,13 @@ def cover(pointer: int, nbytes: int) -> None:
 
 
 def populate(pointer: int, nbytes: int) -> None:
-    """Give a writable mapping all its pages (Linux 5.14)."""
+    """Populate all pages of a writable mapping (Linux 5.14)."""
     if _madvise(pointer, nbytes, _MADV_POPULATE_WRITE):
         raise libc_error("madvise(MADV_POPULATE_WRITE)")
 
 
 def advise_huge(pointer: int, nbytes: int) -> None:
-    """Ask for huge pages. The kernel may ignore this, so a refusal is no error."""
+    """Request huge pages. The kernel may ignore the request, so a refusal is no error."""
     _madvise(pointer, nbytes, _MADV_HUGEPAGE)
 
 
@@ -349,7 +350,7 @@ def sealed_nbytes(descriptor: int) -> int | None:
         status = (ctypes.c_long * _STATFS_WORDS)()
         if _fstatfs(descriptor, status) or status[0] != _TMPFS_MAGIC:
             return None
-        # Cheaper than fstat. No process uses the position of this file.
+        # A seek is cheaper than fstat. No process uses the position of this file.
         return lseek(descriptor, 0, SEEK_END)
     except OSError:
         return None
@@ -358,9 +359,9 @@ def sealed_nbytes(descriptor: int) -> int | None:
 def reopen_readonly(descriptor: int) -> int:
     """Return a new descriptor of the same memory that cannot be used for writing.
 
-    Its holder could otherwise open the file again for writing. So the file becomes read-only for
-    all first. Other users cannot change that; the same user can, but only on purpose. Descriptors
-    that are open for writing stay so.
+    The file becomes read-only first. Otherwise the descriptor's holder could reopen it for writing.
+    Only the same user can revert that, and only on purpose. Descriptors that are open for writing
+    stay writable.
     """
     call = "fchmod"
     opened: list[int] = []
@@ -394,10 +395,10 @@ def wants_huge_page_advice(settings: Path = _HUGE_PAGE_SETTINGS) -> bool:
 
 
 def close_inherited() -> None:
-    """Close, in a forked child, all descriptors of such memory from the parent.
+    """Close, in a forked child, all descriptors of memory from the parent.
 
-    They are found by name. This works at any moment, without a record in every allocation and
-    import, and it closes no number that now belongs to another file.
+    The search finds the descriptors by the memory's name. This works at any moment, and needs no
+    record in every allocation and import. It closes no number that now belongs to another file.
     """
     try:
         # pathlib would be slow, because there may be many thousands of descriptors.
@@ -417,7 +418,7 @@ def close_inherited() -> None:
 
 
 def unmap_inherited() -> None:
-    """Unmap, in a forked child, the parent's memory that is not for children.
+    """Unmap, in a forked child, the parent's memory that children must not inherit.
 
     The child has such a mapping only if, at the fork, another thread of the parent had created it
     and not protected it yet.

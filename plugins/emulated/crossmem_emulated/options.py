@@ -68,7 +68,7 @@ def _default_capacity() -> int:
 
 
 def _default_state() -> Path:
-    # In memory, so that it ends with the boot of its processes.
+    # A folder in memory ends with the boot, like its processes.
     shared = Path("/dev/shm")  # noqa: S108 - the machine checks whose the folder is
     parent = shared if os.access(shared, os.W_OK) else Path("/tmp")  # noqa: S108
     return parent / f"crossmem-emulated-{os.geteuid()}"
@@ -106,7 +106,7 @@ class Options:
     poison: bool = False
     """Whether fresh memory is filled with 0xA5 (``CROSSMEM_EMULATED_POISON``).
 
-    It is zero otherwise; what programs may rely on is neither (law C2).
+    Otherwise fresh memory is zero. Programs may rely on neither (law C2).
     """
 
     visible_devices: tuple[int, ...] | None = None
@@ -121,7 +121,7 @@ class Options:
     (``CROSSMEM_EMULATED_STRICT``)."""
 
     slow_streams: bool = False
-    """Whether their streams execute work only when a thread waits for it
+    """Whether streams of vendors' emulations execute work only when a thread waits for it
     (``CROSSMEM_EMULATED_SLOW_STREAMS``)."""
 
     acl_profile: str = "documented"
@@ -210,7 +210,7 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "hip_peers": read_flag,
     "hip_quirks": _parse_names,
 }
-"""By field: a function that makes the value from a variable's text, or raises ValueError."""
+"""For each field, a function that converts a variable's text, or raises ValueError."""
 
 _HINTS: Final = {"hip_quirks": f"quirks: {', '.join(get_args(_Quirk))}"}
 

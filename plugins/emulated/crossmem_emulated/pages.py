@@ -17,7 +17,7 @@ from crossmem_emulated.machine import Machine
 __all__ = ["HOST", "NoRoomError", "PageStore", "Pages"]
 
 HOST: Final = -1
-"""In place of a device: memory of the host itself, which is charged to no device."""
+"""The device index for memory of the host itself, which is charged to no device."""
 
 _POISON: Final = 0xA5
 _POISONED_NBYTES: Final = 64 << 10
@@ -32,7 +32,7 @@ class NoRoomError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Pages:
-    """The share of this process in some memory of a device.
+    """The share of this process in memory of a device.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class PageStore:
     def receive(self, descriptor: int) -> Pages | None:
         """Return labelled memory of this host by a descriptor, None for another file.
 
-        The descriptor stays the caller's. The holders of the memory may all have ended.
+        The caller closes the descriptor. The holders of the memory may all have ended.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class PageStore:
                 raise
         except OSError as error:
             if error.errno == EACCES:
-                # It is open for reading only, which no descriptor of device memory is.
+                # The descriptor is read-only, and descriptors of device memory never are.
                 return None
             raise NoRoomError(str(error)) from None
         try:
@@ -227,7 +227,7 @@ class PageStore:
         self._let_go(pages)
 
     def _let_go(self, pages: Pages) -> None:
-        """Unmap and close, if that was not done yet."""
+        """Unmap the memory and close the descriptor, if this was not done yet."""
         address, pages.address = pages.address, 0
         if address:
             memory.unmap(address, pages.nbytes)

@@ -34,7 +34,7 @@ class Work:
 
     call: str
     ranges: tuple[tuple[int, int], ...]
-    """Address and size in bytes of all memory that it accesses."""
+    """Address and size in bytes of each memory range that the work accesses."""
     run: Callable[[], None]
     after: tuple["Queue", int] | None = None
     """Another stream, and the last piece of its work for which this one waits."""
@@ -68,7 +68,7 @@ class Queues:
     is_slow
         Whether work is executed only when a thread waits for it.
     coupled
-        Returns the streams that wait for a stream, and it for them.
+        Returns the streams with mutual waits: they wait for a stream, and it waits for them.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Queues:
         coupled: Callable[[Any, Collection[Any]], Collection[Any]] = _uncoupled,
     ) -> None:
         self.changed = threading.Condition(lock)
-        """Notified when a program function is to be called, or has ended."""
+        """Notified when a thread must call a program function, or a function has ended."""
         self.reports: dict[int, list[tuple[Queue, Work]]] = {}
         """Functions that a thread will call."""
         self.sequence = itertools.count(1)
@@ -107,9 +107,9 @@ class Queues:
         timeout_ms: int = -1,
         late: Exception | None = None,
     ) -> bool:
-        """Execute the work of some streams, and the work for which it waits.
+        """Execute the work of some streams, and the work for which these streams wait.
 
-        This waits for program functions; other calls run meanwhile.
+        This method waits for program functions. Other calls run meanwhile.
 
         Parameters
         ----------

@@ -24,7 +24,7 @@ def refuse_capture(vendor: Vendor) -> None:
     BusyError
         The message says what to do.
     DriverError
-        The vendor refused the question for another reason.
+        The vendor refused the query for another reason.
     """
     if not vendor.has("streamIsCapturing"):
         return
@@ -32,14 +32,14 @@ def refuse_capture(vendor: Vendor) -> None:
         try:
             is_capturing = vendor.rt.streamIsCapturing(stream)
         except vendor.error as error:
-            # The vendor refuses the question about the default stream while a stream that waits for
-            # it is captured.
+            # While a stream that waits for the default stream is captured, the vendor refuses the
+            # query of the default stream.
             if getattr(error, "status", None) not in CAPTURE:
                 raise vendor.refusal("streamIsCapturing", error) from error
             is_capturing = True
         except RuntimeError:
-            # CuPy raises this for a ROCm without this function, and for a capture that is lost
-            # already.
+            # CuPy raises RuntimeError if ROCm lacks this function, or if the capture is already
+            # lost.
             is_capturing = False
         if is_capturing:
             raise BusyError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device for calls on any thread, and its restoration afterwards (law C19).
+"""The choice of a device on any thread, and the restoration of the previous one (law C19).
 
 The current device belongs to the thread. Reading it creates no context. The vendor creates the
 device's own context, the only one that crossmem uses, at the first call that needs it. crossmem
@@ -31,7 +31,7 @@ class Current:
     def __init__(self, vendor: Vendor) -> None:
         self._vendor = vendor
         self._thread = threading.local()
-        """The device that must still be restored, by thread."""
+        """For each thread, the device that must still be restored."""
 
     @contextmanager
     def on(self, ordinal: int) -> Iterator[None]:

@@ -27,7 +27,7 @@ from crossmem_hip.virtual import Virtual
 __all__ = ["GpuDriver"]
 
 _UNKNOWN_NBYTES: Final = 1 << 40
-"""More than any device has."""
+"""An upper bound for a device that does not report its size."""
 
 _KINDS: Final = {
     CopyKind.HOST_TO_DEVICE: 1,
@@ -54,7 +54,7 @@ class GpuDriver(VendorDriver):
         Returns the streams that the libraries of this process use now, besides the default one.
     is_emulated
         Whether the runtime is an emulation within Python. CuPy and PyTorch call the vendor's
-        library, which does not know the emulation's addresses, so they can have no array there.
+        library, which does not know the emulation's addresses. So they cannot have arrays there.
 
     Raises
     ------
@@ -127,7 +127,7 @@ class GpuDriver(VendorDriver):
         return found
 
     def _reached_by(self, ordinal: int) -> tuple[int, ...]:
-        """Return the devices that use a device's mappings: itself, and its peers."""
+        """Return the devices that use a device's mappings: the device itself, and its peers."""
         if not self.capabilities(ordinal, None).peer_access:
             return (ordinal,)
         return (ordinal, *(one.ordinal for one in self._devices if one.ordinal != ordinal))
@@ -189,7 +189,7 @@ class GpuDriver(VendorDriver):
                 call_into(
                     made, partial(way.import_, ordinal, exported, capacity, access, home=home)
                 )
-            # Only now, because core closes them if this raises.
+            # The descriptors are closed last, because core closes them if this method raises.
             while exported.descriptors:
                 descriptor, *others = exported.descriptors
                 exported.descriptors = tuple(others)

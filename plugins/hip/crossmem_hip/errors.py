@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Result codes of HIP and CUDA and crossmem's error for each.
 
-Numbers that both vendors have mean the same; the names differ. After some calls a code has another
-meaning.
+A number has the same meaning for both vendors, but its names differ. After some calls a code has
+another meaning.
 """
 
 from typing import Final, NamedTuple
@@ -39,7 +39,7 @@ NO_DEVICE: Final = 100
 INVALID_DEVICE: Final = 101
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
 CAPTURE: Final = frozenset(range(900, 909))
-"""The vendors' answers about streams that are being captured."""
+"""The vendors' result codes for calls that a capture forbids."""
 
 CAPTURE_HINT: Final = "end the capture first; share and release memory outside of captured work"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two vendors whose APIs have one shape, and their differences."""
+"""The two vendors with similar APIs, and their differences."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -44,9 +44,9 @@ class Family:
     library
         The name of the vendor's runtime library.
     masks
-        The variables that mask the visible devices.
+        The environment variables that restrict the visible devices.
     device_files
-        Pattern below ``/dev`` of the device files. Without them there is no device.
+        Glob pattern of the device files below ``/dev``.
     tool
         Command that shows the devices.
     install_hint

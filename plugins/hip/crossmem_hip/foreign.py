@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of other libraries: the vendor's information about it, and whether it can be shared.
 
-For legacy IPC, the queries begin with those that every version answers. Older versions do not know
-whether legacy IPC can carry the memory. Only an export answers that, and it is not tried before the
-adoption, because some releases never free memory that was exported once.
+For legacy IPC, the queries begin with those that every version answers. Older versions do not
+report whether legacy IPC can carry the memory. On these versions, only an export shows it. The
+export waits for the adoption, because some releases never free memory that was exported once.
 """
 
 from typing import Any, Final
@@ -16,7 +16,7 @@ from crossmem_hip.runtime import VIRTUAL, Vendor
 __all__ = ["ADDED", "inspect", "inspect_mapping", "knows_mappings", "try_export"]
 
 ADDED: Final = ("memGetAddressRange", "pointerGetAttributes")
-"""The functions that a runtime needs for this."""
+"""The functions that a runtime needs to share other libraries' memory by legacy IPC."""
 
 _UNIT_NBYTES: Final = 2 << 20
 """The vendor puts smaller allocations into blocks of this size, and shares whole blocks."""
@@ -58,7 +58,7 @@ _NOT_CAPABLE = (
 
 
 def inspect(vendor: Vendor, ordinal: int, pointer: int) -> Foreign:
-    """Return the vendor's information about the memory at an address. Its device is current."""
+    """Return the vendor's information about the memory at an address of the current device."""
     rt = vendor.rt
     asking = "pointerGetAttributes"
     try:
@@ -95,7 +95,7 @@ def _why_of_no_device(
 def _is_hosts(vendor: Vendor, pointer: int) -> bool:
     """Whether memory that CuPy reports as a device's is pinned host memory.
 
-    CuPy translates the type numbers as ROCm 5 needs it, and later versions need no translation.
+    CuPy translates the type numbers of every version, but only those of ROCm 5 need it.
     """
     if not vendor.family.is_hip or vendor.family.is_old(vendor.version):
         return False
@@ -103,12 +103,12 @@ def _is_hosts(vendor: Vendor, pointer: int) -> bool:
 
 
 def try_export(vendor: Vendor, base: int) -> bytes:
-    """Export memory if only an export can tell whether it can be shared; else return nothing.
+    """Export memory if only an export shows whether it can be shared; else return empty bytes.
 
     Raises
     ------
     UnsupportedError
-        The vendor refuses; the message says what is known of the reason.
+        The vendor refuses. The message lists the possible reasons.
     """
     if _attribute(vendor, _IS_LEGACY_IPC_CAPABLE, base) is not None:
         return b""

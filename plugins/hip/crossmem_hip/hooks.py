@@ -41,7 +41,7 @@ def _probe(family: Family) -> Availability:
 
 
 def _has_devices(family: Family) -> bool:
-    """Whether there are devices without files: other systems differ, and emulations have none."""
+    """Whether the runtime finds devices without files, as on some systems and in emulations."""
     from crossmem_hip.cupy import import_cupy  # noqa: PLC0415
     from crossmem_hip.library import open_runtime  # noqa: PLC0415
 

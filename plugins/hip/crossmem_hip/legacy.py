@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharing by handles of legacy IPC: whole blocks, opened once.
 
-The vendors' rules: the exporter's memory outlives every import. An import is closed by its own
-call, once for each open. The argument is the address that the open returned, which is that of the
-whole block even if a part was exported. No work may use the memory at that time.
+The vendors' rules: the exporter's memory outlives every import. A separate call closes an import,
+once for each open. Its argument is the address that the open returned. This is the address of the
+whole block, even if a part was exported. No work may use the memory during the close.
 """
 
 from dataclasses import dataclass
@@ -46,9 +46,9 @@ class _Opened(Reference):
     handle: bytes
     home: int
     base: int = 0
-    """The address at which it is open."""
+    """The address of the open memory; 0 if it is not open."""
     is_checked: bool = False
-    """Whether it has the size that its exporter claims."""
+    """Whether the memory has the size that its exporter claims."""
 
 
 class Legacy(Mechanism):
@@ -136,7 +136,7 @@ class Legacy(Mechanism):
 
     @override
     def close(self, imported: Imported) -> None:
-        # For a mapping that failed and could not be undone.
+        # If a mapping and its undo both failed, only this call can retry the undo.
         self.unmap(imported)
 
     @override
@@ -150,7 +150,7 @@ class Legacy(Mechanism):
         refuse_capture(self._vendor)
         if opened.home != imported.ordinal:
             self._peers.enable(opened.home)
-        # This may take seconds. No lock is held here.
+        # The open may take seconds, so no lock is held here.
         made: list[int] = []
         try:
             with self._vendor.calling("ipcOpenMemHandle"):

@@ -40,7 +40,7 @@ class LibraryError(RuntimeError):
     status
         The vendor's code.
     name
-        The vendor's name of it.
+        The vendor's name of the code.
     """
 
     def __init__(self, status: int, name: str) -> None:
@@ -54,7 +54,7 @@ class LibraryError(RuntimeError):
 
 
 class _Calls:
-    """Functions of a runtime library, which raise their failures.
+    """Functions of a runtime library, whose failures raise exceptions.
 
     Parameters
     ----------
@@ -81,8 +81,8 @@ class _Calls:
     def _attempt(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         answer = self._functions.call(name, *arguments)
         if answer[-1] != _SUCCESS:
-            # Otherwise the application would get this error when it asks for the last error of its
-            # own calls.
+            # getLastError clears the error. Otherwise the application would mistake it for a
+            # failure of its own calls.
             self._functions.call("getLastError")
         return answer
 
@@ -97,7 +97,7 @@ class _DriverCalls(_Calls):
     error
         Makes the error for a code.
     make_context
-        Makes a call of the runtime library that gives the thread a context.
+        Gives the thread a context, by a call of the runtime library.
     """
 
     def __init__(
@@ -172,9 +172,9 @@ def open_runtime(family: Family) -> Runtime:
     Raises
     ------
     BackendUnavailableError
-        It cannot be loaded.
+        The library cannot be loaded.
     DriverError
-        It does not report its version.
+        The library does not report its version.
     """
     try:
         library = runtime_library(family)
@@ -220,7 +220,7 @@ def _calls_beside_hip(family: Family, module: Any) -> _Calls | None:
     try:
         version = module.runtimeGetVersion()
     except error:
-        # The driver asks again and reports this.
+        # The driver queries the version again, and reports the failure.
         return None
     return _Calls(Functions(library, hip_prototypes(family, version)), error)
 

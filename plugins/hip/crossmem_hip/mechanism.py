@@ -26,7 +26,7 @@ class Mechanism(Protocol):
     address_ranges
         Whether memory can be mapped at reserved addresses.
     foreign_memory
-        Whether it can report about memory that other libraries allocated.
+        Whether the mechanism can inspect and share memory that other libraries allocated.
     """
 
     name: str
@@ -60,9 +60,9 @@ class Mechanism(Protocol):
     def import_(
         self, ordinal: int, exported: Exported, capacity: int, access: Access, *, home: int
     ) -> Imported:
-        """Open another process's memory. The caller has checked sizes and numbers of the payloads.
+        """Open another process's memory. The caller closes the descriptors.
 
-        The caller closes descriptors.
+        The caller has checked the sizes of the payloads and the number of descriptors.
         """
         ...
 
@@ -75,7 +75,7 @@ class Mechanism(Protocol):
         ...
 
     def keep_mapped(self, imported: Imported) -> None:
-        """Release what only a further mapping would need. No device is current for this."""
+        """Release the resources that only a further mapping needs, without a current device."""
         ...
 
     def unmap(self, imported: Imported) -> None:
@@ -91,7 +91,7 @@ class Mechanism(Protocol):
         ...
 
     def disown(self, block: Block) -> None:
-        """Undo that; the memory stays."""
+        """Undo an adoption. The memory stays."""
         ...
 
 

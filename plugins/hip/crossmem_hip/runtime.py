@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The port: the part of ``cupy.cuda.runtime`` that the driver uses, with its own interface.
 
-Pointers and streams are integers, handles are 64 ``bytes``. A function that fails raises
-``CUDARuntimeError``, with the vendor's code as its ``status``; on HIP too. CuPy's module, the
-vendors' libraries in :mod:`crossmem_hip.library`, and the emulation have this interface. CuPy has
-none of the vendors' calls for virtual memory. Here they follow the style of the others, and each
-member of the vendors' structs is a separate argument.
+Pointers and streams are integers. IPC handles are 64 ``bytes``. A function that fails raises
+``CUDARuntimeError``, on HIP too. Its ``status`` is the vendor's code. CuPy's module, the vendors'
+libraries in :mod:`crossmem_hip.library`, and the emulation have this interface. CuPy has none of
+the vendors' calls for virtual memory. Here these calls follow the style of the others. Each member
+of the vendors' structs is a separate argument.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,9 +44,9 @@ NEEDED: Final = (
 class VirtualMemory(Protocol):
     """The vendors' virtual memory management: ``hipMem*``, and ``cuMem*`` of CUDA's driver.
 
-    Handles and addresses are plain integers. A location is its type, 1 for a device, and its id,
-    the device's number in this process. A handle type is a bit mask: 0 for memory that is never
-    exported, 1 for a file descriptor.
+    Handles and addresses are plain integers. A location has a type and an id: type 1 is a device,
+    and its id is the device's number in this process. A handle type is a bit mask: 0 for memory
+    that is never exported, 1 for a file descriptor.
     """
 
     # Physical memory. The allocation type is 1 for pinned memory, the usual type.
@@ -71,7 +71,7 @@ class VirtualMemory(Protocol):
 
     def memRelease(self, handle: int, /) -> None: ...
     def memRetainAllocationHandle(self, pointer: int, /) -> int:
-        """Return the handle of the mapping at an address. The caller releases it once more."""
+        """Return the handle of the mapping at an address. Each call needs its own release."""
         ...
 
     def memGetAllocationPropertiesFromHandle(self, handle: int, /) -> tuple[int, int, int, int]:
@@ -99,7 +99,7 @@ class VirtualMemory(Protocol):
         ...
 
     def memImportFromShareableHandle(self, descriptor: int, handle_type: int, /) -> int:
-        """Return a handle. The descriptor stays the caller's; the memory does not need it.
+        """Return a handle. The caller closes the descriptor, which the memory does not need.
 
         The runtime knows whether the vendor takes the descriptor itself or a pointer to it.
         """
@@ -156,14 +156,16 @@ class Vendor:
     Raises
     ------
     BackendUnavailableError
-        It lacks a function, or finds no driver.
+        The runtime lacks a function.
+    DriverError
+        The runtime does not report its version.
 
     Attributes
     ----------
     error
-        The exception class of its functions.
+        The exception class of the runtime's functions.
     version
-        Its version, in the vendor's numbering.
+        The runtime's version, in the vendor's numbering.
     """
 
     def __init__(
@@ -191,7 +193,7 @@ class Vendor:
     def refusal(self, function: str, error: Exception) -> CrossmemError:
         """Return the error for an exception of one of the runtime's functions.
 
-        A binding that failed itself, without the vendor, reports that through ``crossmem_fault``.
+        A binding reports its own failures, which are not the vendor's, by ``crossmem_fault``.
         """
         told: Callable[[], CrossmemError | None] | None = getattr(self.rt, "crossmem_fault", None)
         fault = told() if told is not None else None

@@ -38,7 +38,7 @@ def runtime_library(family: Family) -> ctypes.CDLL:
 
 
 def cuda_driver() -> ctypes.CDLL | None:
-    """Load the library of NVIDIA's driver, of which only one copy exists; None if it is missing."""
+    """Load the only copy of NVIDIA's driver library; return None if it is missing."""
     try:
         return open_library((f"{_CUDA_DRIVER}.1",), (), _CUDA_DRIVER)
     except OSError:
@@ -46,10 +46,10 @@ def cuda_driver() -> ctypes.CDLL | None:
 
 
 def library_of(module: Any) -> ctypes.CDLL | None:
-    """Return the functions of the very copy of a library that a module calls.
+    """Return the functions of the copy of a library that a module calls.
 
-    The loader looks them up in the libraries with which the module is linked. Another copy, which
-    the process may have loaded too, would not know the module's allocations.
+    The loader looks functions up in the libraries with which the module is linked. The process may
+    have loaded another copy too, which does not know the module's allocations.
     """
     path = getattr(module, "__file__", None)
     return ctypes.CDLL(path) if path else None

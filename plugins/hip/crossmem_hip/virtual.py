@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharing by file descriptors of physical memory, which can be mapped at any address.
 
-The vendors' rules: sizes and places are multiples of a granularity. A mapping starts at the
-memory's beginning, and is unmapped whole. A device may use it only after its access is set. Every
-export is a descriptor that the caller closes. Memory lives as long as a handle, a mapping or a
-descriptor of it, in any process.
+The vendors' rules: sizes and addresses are multiples of a granularity. A mapping starts at the
+memory's beginning, and is unmapped whole. A device may use a mapping only after its access to the
+mapping is set. Every export is a descriptor that the caller closes. Memory lives until every
+process has released its handles, mappings and descriptors.
 """
 
 import logging
@@ -40,7 +40,7 @@ _ON_DEVICE: Final = 1
 _RECOMMENDED: Final = 1
 _READ_WRITE: Final = 3
 _TOKEN_NBYTES: Final = 16
-"""Identifies exports of the same memory for importers, because descriptors do not."""
+"""The size of the token by which importers recognise an export. Descriptors do not identify it."""
 
 
 @dataclass(slots=True)
@@ -49,11 +49,11 @@ class _Physical(Reference):
 
     handle: int = 0
     addresses: int = 0
-    """The start of the addresses that are reserved for it."""
+    """The start of the addresses that are reserved for the memory."""
     is_mapped: bool = False
-    """Whether it is mapped at these addresses."""
+    """Whether the memory is mapped at these addresses."""
     pieces: dict[int, bool] = field(default_factory=dict)
-    """The addresses at which it is mapped in address ranges."""
+    """The addresses of the memory's mappings in address ranges."""
 
 
 class Virtual(Mechanism):
@@ -66,8 +66,8 @@ class Virtual(Mechanism):
     devices
         Number of devices.
     reached_by
-        Returns the devices that use a device's mappings: itself, and the others if all devices can
-        access each other.
+        Returns the devices that use a device's mappings: the device itself, and all others if all
+        devices can access each other.
     """
 
     name = "vmm"
@@ -148,7 +148,7 @@ class Virtual(Mechanism):
 
     @contextmanager
     def _handle_of(self, owned: _Physical, pointer: int) -> Iterator[int]:
-        """Yield the handle of the mapping at an address, temporarily if it was released."""
+        """Yield the memory's handle. If it was released, retain it for the time of the block."""
         if owned.handle:
             yield owned.handle
             return
@@ -202,7 +202,7 @@ class Virtual(Mechanism):
         copies: list[int] = []
         try:
             if not descriptor:
-                # If the argument is the descriptor itself, AMD's runtime takes 0 for none.
+                # A runtime of AMD that takes the descriptor itself treats 0 as no descriptor.
                 descriptor = call_into(copies, fcntl, descriptor, F_DUPFD_CLOEXEC, 1)
             with self._vendor.calling("memImportFromShareableHandle"):
                 call_into(made, self._rt.memImportFromShareableHandle, descriptor, _DESCRIPTOR)
@@ -221,7 +221,7 @@ class Virtual(Mechanism):
     @override
     def close(self, imported: Imported) -> None:
         owned: _Physical = imported.reference
-        # Only this call can undo a mapping that failed and could not be undone.
+        # If a mapping and its undo both failed, only this call can retry the undo.
         self.unmap(imported)
         self._release_handle(owned)
 
@@ -241,8 +241,7 @@ class Virtual(Mechanism):
 
     @override
     def keep_mapped(self, imported: Imported) -> None:
-        # The mapping keeps the memory, so it needs no handle even if there are ten thousand of
-        # them.
+        # The mapping keeps the memory alive, so even ten thousand imports hold no handle.
         self._release_handle(imported.reference)
 
     @override
@@ -322,7 +321,7 @@ class Virtual(Mechanism):
 
     @override
     def disown(self, block: Block) -> None:
-        # The handle is still there if the vendor refused its release right after the export.
+        # A handle remains if the vendor refused to release it after the export.
         self._release_handle(block.reference)
 
     # Steps that have an effect only once --------------------------------------------------

@@ -5,7 +5,7 @@ A library is built at its first use, with the machine's C compiler, from the dec
 vendor's package here (:class:`~crossmem_emulated.abi.library.Library`). The library is thin: every
 function jumps through a table. The first call fills the table with callbacks into Python: the
 calling process's own Python, or an embedded interpreter if it has none. So the load of the library
-has no effect, and a program may fork before its first call, as programs for the real libraries do.
+has no effect, and a program may fork before its first call, as with the real libraries.
 
-The rules are elsewhere: a callback only converts arguments and calls the emulation.
+A callback only converts arguments and calls the emulation, which implements the vendor's rules.
 """

@@ -24,7 +24,7 @@ __all__ = ["build", "compiler", "link"]
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _OPTIONS: Final = ("-shared", "-fPIC", "-O1", "-std=gnu11", "-w", "-pthread")
-# Code that Python still calls back into must stay, even where a program closes the library.
+# Python keeps pointers to the library's code, so the code must outlive a dlclose by a program.
 _LINK_OPTIONS: Final = ("-Wl,-z,nodelete", "-Wl,-z,now", "-ldl")
 _PACKAGES: Final = (
     "crossmem",
@@ -33,7 +33,7 @@ _PACKAGES: Final = (
     "typing_extensions",
     "_cffi_backend",
 )
-"""Python still calls back into this code, so it must stay even if a program closes the library."""
+"""The packages of the emulation, which a program's own Python must find too."""
 _TIMEOUT_S: Final = 120
 _SHOWN_LINES: Final = 8
 
@@ -128,7 +128,7 @@ def _run(command: Sequence[str], what: str) -> None:
         raise ConfigurationError(msg, hint=hint, details=str(error)) from None
     if done.returncode:
         text = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_SHOWN_LINES])
-        # The first error, without the place in a file that nobody knows.
+        # The first error, without its position in a temporary file.
         fault = text[text.find("error:") :] if "error:" in text else text
         raise ConfigurationError(
             f"{what} could not be built; {shorten(command[0], 50)} says: {clause(fault, 90)}",
@@ -192,13 +192,13 @@ def build(library: Library, environ: Mapping[str, str] = os.environ) -> Path:
     Returns
     -------
     Path
-        A folder with the library under all its names, and with no other file for programs. It
-        stays, see :func:`~crossmem_emulated.abi.cache.kept`.
+        A folder with the library under all its names, and with no other file for programs. The
+        folder is kept, see :func:`~crossmem_emulated.abi.cache.kept`.
 
     Raises
     ------
     ConfigurationError
-        Something is missing that the build needs; the message says what to install.
+        The build lacks a compiler or a package. The message says what to install.
     """
     script = version_script(library)
 

@@ -68,7 +68,7 @@ def kept(
     name
         The start of the folder's name.
     parts
-        All inputs of its contents, except this machine.
+        All inputs of the folder's contents, except the properties of this machine.
     make
         Fills a folder. The arguments are that folder, and the final one.
     stamp
@@ -82,7 +82,7 @@ def kept(
         The cache cannot be used, or another user could have written in it.
     """
     root = cache_folder(environ)
-    # Several machines may share a home, and systems with different C libraries a folder.
+    # Several machines, or systems with different C libraries, may share a home folder.
     machine = (platform.machine(), str(sysconfig.get_config_var("SOABI")), *platform.libc_ver())
     key = hashlib.blake2b("\0".join([__version__, *machine, *parts]).encode(), digest_size=8)
     folder = root / f"{name}-{__version__}-{key.hexdigest()}"
@@ -158,7 +158,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder exists with all built files and no others.
+    """Whether a folder exists with exactly the built files.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def _publish(made: Path, folder: Path) -> None:
         try:
             folder.rename(made.with_name(f"damaged-{attempt}"))
         except FileNotFoundError:
-            # Another builder was about to do the same.
+            # Another builder replaced the folder first.
             continue
     msg = f"damaged files keep replacing {shorten(str(folder))}"
     raise ConfigurationError(msg, hint="remove the folder", details=str(folder))

@@ -16,13 +16,13 @@ __all__ = ["VARIABLE", "Calls", "read_calls"]
 _log = logging.getLogger(__name__)
 
 VARIABLE: Final = "CROSSMEM_EMULATED_CALLS"
-"""Folder to which processes write their calls at their end. Without it, nothing is counted."""
+"""Folder to which processes write their calls at their end. Without it, no call is counted."""
 
 _SUFFIX: Final = ".json"
 
 
 def read_calls(folder: Path) -> Mapping[str, int]:
-    """Return the calls of all processes that wrote to a folder; log those that failed to write."""
+    """Return the calls of all processes that wrote to a folder; log processes that failed to."""
     counts: Counter[str] = Counter()
     for path in sorted(folder.glob("*")):
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dependencies of a shared library: other libraries and their symbols. Read from ELF.
 
-It reads only the parts that the dynamic loader reads, and only 64-bit little-endian files, which
-vendors build for Linux.
+This module reads only the parts that the dynamic loader reads. It reads only 64-bit little-endian
+files, which vendors build for Linux.
 """
 
 import mmap
@@ -45,8 +45,8 @@ class Needs:
     libraries
         Names of the libraries.
     symbols
-        Undefined and not weak symbols, each with the library that provides it and its version. Both
-        are empty if the file does not name them.
+        Undefined, strong symbols, each with the library that provides it and the symbol's version.
+        Library and version are empty if the file does not name them.
     """
 
     libraries: tuple[str, ...]
@@ -131,7 +131,7 @@ class _File:
 
 
 def needs_of(path: Path) -> Needs | None:
-    """Return the dependencies of a file, None if it is not such a library.
+    """Return the dependencies of a file, None if it is not a shared library of this kind.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code in the process that uses an emulated library: callbacks behind the C functions."""
+"""The callbacks behind the C functions, in the process that uses an emulated library."""
 
 import ctypes
 import logging
@@ -28,8 +28,7 @@ _kept: Final[dict[int, object]] = {}
 def _declared(library: Library, folder: Path) -> Any:
     """Return the FFI object with a library's declarations."""
     if stamp_of(folder) != stamp(library):
-        # An environment outlives an upgrade of crossmem, and so does a library that was built for
-        # it.
+        # An environment, and the library that was built for it, may outlive an upgrade of crossmem.
         raise ConfigurationError(
             f"another version of crossmem built it, or {shorten(str(folder))} is damaged",
             hint=f"run `crossmem emulate {library.name} --print-env` again for a new environment, "

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The part that all emulated libraries share: it finds Python, or starts it, at the first call.
+ * The common part of all emulated libraries. At the first call, it finds or starts Python.
  *
- * Nothing of Python is linked, and none of its headers is needed: the functions below are looked
- * up in the process. Where it is a Python, they are there already, whichever way that Python was
- * built. Where it is a C program, the shared library of the interpreter that built this file is
- * loaded.
+ * This file is not linked with Python and needs none of Python's headers: it looks the functions
+ * below up in the process. If the process is a Python interpreter, it contains these functions,
+ * whether Python is linked statically or not. If the process is a C program, this file loads the
+ * shared library of the interpreter that built it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,7 +27,7 @@ static const char cm_start_code[] = CM_START_CODE;
 static const char cm_exit_code[] = CM_EXIT_CODE;
 static const char *const cm_python_libraries[] = {CM_PYTHON_LIBRARIES};
 
-/* What is used of Python; all of it is in its stable interface, but for Py_SetProgramName. */
+/* The functions of Python in use. All except Py_SetProgramName are in Python's stable ABI. */
 static struct {
     int (*Py_IsInitialized)(void);
     void (*Py_InitializeEx)(int);
@@ -41,16 +41,16 @@ static struct {
     void (*PyOS_AfterFork_Child)(void);
 } cm_python;
 
-/* Who holds it never waits for the GIL, because who has the GIL may wait for it. */
+/* The thread that holds this mutex never waits for the GIL: the GIL's holder may wait for it. */
 static pthread_mutex_t cm_mutex = PTHREAD_MUTEX_INITIALIZER;
-/* Guarded by the mutex: how many threads are in a first call, and who waits until none is. */
+/* Guarded by the mutex: the number of threads in a first call, and the wait for their end. */
 static int cm_starting;
 static pthread_cond_t cm_over = PTHREAD_COND_INITIALIZER;
-/* Guarded by the mutex: whether Python is there, 1, or cannot be had, -1. */
+/* Guarded by the mutex: 1 if Python is loaded, -1 if it cannot be loaded. */
 static int cm_loaded;
 /* Whether this library started Python. */
 static int cm_started;
-/* Set by Python when the table is filled, 1, or cannot be, -1. */
+/* Python sets this to 1 if the table is filled, or to -1 if it cannot be filled. */
 static atomic_int cm_ready;
 
 static void cm_complain(const char *what, const char *why)
@@ -102,8 +102,8 @@ static void *cm_open_python(void)
     return NULL;
 }
 
-/* A thread that is cancelled while it has the GIL, or any other lock, leaves the rest of the
- * program waiting for ever. So it is not cancelled before its call is over. */
+/* If a thread is cancelled while it holds the GIL or another lock, the other threads deadlock.
+ * So a thread cannot be cancelled before the end of its call. */
 static inline int cm_shield(void)
 {
     int before;
@@ -116,8 +116,8 @@ static inline void cm_unshield(int before)
     pthread_setcancelstate(before, NULL);
 }
 
-/* Runs what the program registered with Python's atexit, such as the flushing of logs. Python
- * itself stays: destructors of the program may still call the library. */
+/* Runs the functions that are registered with Python's atexit, such as the flush of logs. Python
+ * is not finalised, because destructors of the program may still call the library. */
 static void cm_at_exit(void)
 {
     if (cm_python.Py_IsInitialized()) {
@@ -146,11 +146,11 @@ static int cm_start_python(void *handle)
         cm_complain("this Python cannot be embedded: Py_SetProgramName", " is missing");
         return 0;
     }
-    /* PYTHONHOME and the like are meant for other Pythons than this one. What it imports beside
-     * the standard library is in folders that the start code names. */
+    /* PYTHONHOME and similar variables are for other interpreters. The start code names the
+     * folders of all imports except the standard library. */
     cm_set(handle, "Py_IgnoreEnvironmentFlag");
     cm_set(handle, "Py_NoSiteFlag");
-    /* Python sets the locale, which is the program's business. */
+    /* Python changes the locale, which belongs to the program, so it is restored. */
     const char *current = setlocale(LC_ALL, NULL);
     char *locale = current ? strdup(current) : NULL;
     wchar_t *program = decode(cm_executable, NULL);
@@ -167,7 +167,7 @@ static int cm_start_python(void *handle)
     return 1;
 }
 
-/* Makes sure that there is a running Python. The mutex is held; there is no GIL to wait for. */
+/* Finds or starts Python. The caller holds the mutex; no step here waits for the GIL. */
 static int cm_load(void)
 {
     void *handle = RTLD_DEFAULT;
@@ -179,7 +179,7 @@ static int cm_load(void)
     return cm_look_up(handle) && (cm_python.Py_IsInitialized() || cm_start_python(handle));
 }
 
-/* Fills the table. Another thread may do the same meanwhile; Python lets one of them wait. */
+/* Fills the table. If two threads race, Python makes one of them wait. */
 static void cm_fill(void)
 {
     char code[sizeof cm_start_code + 128];
@@ -209,7 +209,7 @@ static int cm_start(void)
     return atomic_load(&cm_ready) > 0;
 }
 
-/* Whether the table can be used: not where Python could not begin, 0, or has ended, -1. */
+/* Returns 1 if the table is usable, 0 if Python could not start, and -1 if Python has ended. */
 static inline int cm_enter(void)
 {
     if (atomic_load_explicit(&cm_ready, memory_order_acquire) <= 0)
@@ -217,9 +217,9 @@ static inline int cm_enter(void)
     return cm_python.Py_IsInitialized() ? 1 : -1;
 }
 
-/* Python has to know of a fork that it does not do itself. Its own has the GIL. */
+/* Python must be told of forks by other code. In a fork by Python, the thread holds the GIL. */
 enum { CM_NOTHING_BEGUN = -2, CM_KNOWN = -1 };
-/* One of these, or what Python gets back. */
+/* One of these, or the GIL state that Python gets back. */
 static __thread int cm_fork_state;
 static __thread int cm_fork_shield;
 
@@ -229,15 +229,15 @@ static void cm_before_fork(void)
     pthread_mutex_lock(&cm_mutex);
     cm_fork_state = CM_KNOWN;
     if (cm_loaded > 0 && cm_python.Py_IsInitialized() && cm_python.PyGILState_Check()) {
-        /* A first call needs the GIL to go on, so this fork cannot wait for it. */
+        /* This thread holds the GIL, which a first call needs. A wait for it would deadlock. */
         pthread_mutex_unlock(&cm_mutex);
         return;
     }
-    /* What a thread has locked in a first call would stay locked in the child. */
+    /* A lock that another thread holds in a first call would stay locked in the child. */
     while (cm_starting)
         pthread_cond_wait(&cm_over, &cm_mutex);
     if (!cm_loaded) {
-        /* Nothing begins before the fork is done: the mutex stays locked. */
+        /* The mutex stays locked until the end of the fork, so no first call begins. */
         cm_fork_state = CM_NOTHING_BEGUN;
         return;
     }
@@ -261,19 +261,19 @@ static void cm_after_fork_in_parent(void)
 
 static void cm_after_fork_in_child(void)
 {
-    /* Other threads, which are not here, may have had these. */
+    /* Threads of the parent, which do not exist here, may have held these. */
     cm_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     cm_over = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     if (cm_starting && !atomic_load(&cm_ready)) {
-        /* What that thread was importing is locked for ever. */
+        /* That thread's import locks are never released here. */
         atomic_store(&cm_ready, -1);
         cm_complain("this process was forked while another thread made the first call", "");
     }
     cm_starting = 0;
     if (cm_fork_state >= 0) {
         cm_python.PyOS_AfterFork_Child();
-        /* What Python knows of this thread stays: Python 3.11 aborts where it knows of none, and
-         * the thread that started it is not here. */
+        /* Python's state of this thread is kept: Python 3.11 aborts without any thread state, and
+         * the thread that started Python does not exist here. */
         cm_python.PyEval_SaveThread();
     }
     cm_unshield(cm_fork_shield);

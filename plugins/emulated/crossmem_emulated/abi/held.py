@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders that last as long as their process, and are removed after its death.
 
-A process holds a lock on a file in its folder. The kernel releases the lock at the end of the
-process, for whatever reason it ends. A folder whose lock is free has no owner any more.
+A process holds a lock on a file in its folder. The kernel releases the lock at any end of the
+process, even if it is killed. A folder whose lock is free has no owner any more.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ class HeldFolder:
     Parameters
     ----------
     parent
-        The folder in which it is made.
+        The parent of the new folder.
     prefix
-        The start of its name.
+        The start of the folder's name.
 
     Raises
     ------
     OSError
-        It cannot be made.
+        The folder cannot be created.
     """
 
     def __init__(self, parent: Path, prefix: str) -> None:
@@ -47,7 +47,7 @@ class HeldFolder:
             lock = _locked(self.path, operation=fcntl.LOCK_EX)
             if lock is not None:
                 break
-            # Before the lock was taken, another process took the folder for an abandoned one.
+            # In a race, another process removed the folder as abandoned before the lock was taken.
         else:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         self._lock = lock
@@ -63,7 +63,7 @@ class HeldFolder:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove folders of dead processes of this user. Other processes may do the same now."""
+    """Remove folders of dead processes of this user. Other processes may race with this one."""
     for path in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             status = path.lstat()
@@ -106,7 +106,7 @@ def _remove(path: Path) -> None:
 
 
 def _after_fork_in_child() -> None:
-    # A child that lives on must not keep its parent's folders.
+    # A child that outlives its parent must not keep the parent's folders alive.
     for lock in _held:
         os.close(lock)
     _held.clear()

@@ -2,8 +2,8 @@
 """Stand-ins for ROCm libraries with which a package is linked, so that it can be imported.
 
 CuPy's import loads the libraries for linear algebra, Fourier transforms and so on, even if they are
-not used. The needed symbols are read from CuPy's own files. Each function returns that it is not
-supported, and logs that once.
+not used. The needed symbols are read from CuPy's own files. Each function returns the code for "not
+supported", and logs that once.
 """
 
 import ctypes.util
@@ -69,7 +69,7 @@ def installed_users() -> list[Path]:
 
 
 def _is_installed(soname: str, environ: Mapping[str, str]) -> bool:
-    """Whether there is a real library with that name, which must not be replaced."""
+    """Whether a real library has that name. A stand-in must not replace it."""
     folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     for variable in ("ROCM_PATH", "ROCM_HOME"):
         folders += [os.path.join(environ[variable], "lib")] if environ.get(variable) else []  # noqa: PTH118
@@ -115,8 +115,8 @@ def _script(symbols: Mapping[str, str]) -> str:
     for name, version in sorted(symbols.items()):
         nodes.setdefault(version, []).append(f"{name};")
     if "" in nodes and len(nodes) > 1:
-        # Symbols with and without a version cannot be mixed; the loader accepts any version for
-        # those without.
+        # A script cannot mix symbols with and without a version. The loader accepts any version
+        # for a symbol that needs none.
         nodes.setdefault(next(filter(None, nodes)), []).extend(nodes.pop(""))
     if not nodes:
         return "{ local: *; };\n"

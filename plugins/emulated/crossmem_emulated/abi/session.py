@@ -32,7 +32,7 @@ _FAULT: Final = re.compile(r"(?P<call>\w+)=(?P<code>-?\d+)(?::(?P<skip>\d+)(?::(
 _STATE: Final = "CROSSMEM_EMULATED_STATE"
 _OWN: Final = "crossmem-emulate-"
 _ROOT_VARIABLES: Final = ("ROCM_PATH", "ROCM_HOME")
-"""Variables with folders that some programs search before the loader does."""
+"""Variables with folders that some programs search before the loader's folders."""
 
 
 def _variables(library: Library, request: EmulationRequest) -> dict[str, str]:

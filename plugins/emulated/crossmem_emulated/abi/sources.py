@@ -34,7 +34,7 @@ def _forwarder(one: Prototype, library: Library) -> str:
     if one.result == "void":
         return _function(one, f"if (state > 0)\n        {call};", "")
     if one.result == "const char *":
-        # A caller prints the returned text.
+        # Callers print the result, so it must not be null.
         failure = '"unknown error"'
     elif one.result.endswith("*"):
         failure = "NULL"
@@ -80,10 +80,11 @@ def source(
     python_libraries
         Names of that interpreter's shared library, in the order in which they are tried.
     start
-        Python code that returns a function. It is called with the addresses of the table and of the
-        number that marks it as filled, and whether Python was started for that.
+        Python code that returns a function. The arguments of that function are the address of the
+        table, the address of the number that marks the table as filled, and whether Python was
+        started for this.
     end
-        Python code that runs at the end of a program for which Python was started.
+        Python code that runs at the end of a program for which the library started Python.
     """
     macros = {
         "CM_FILE": _text(soname),

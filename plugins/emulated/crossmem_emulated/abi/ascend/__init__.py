@@ -2,8 +2,8 @@
 """``libascendcl.so``: Huawei's ACL for C and C++ programs.
 
 ``types.h`` and ``functions.h`` are this project's own declarations of the emulated functions.
-``plain.c`` defines functions that need no device. Functions in ``unsupported.txt`` can be linked
-and called, and return that they are not supported.
+``plain.c`` defines functions that need no device. Programs can link and call the functions in
+``unsupported.txt``, which return that they are not supported.
 """
 
 from importlib import resources
@@ -58,19 +58,19 @@ def _bind(ffi: Any, soname: str) -> Binding:
 LIBRARY: Final = Library(
     name="ascend",
     sonames=("libascendcl.so",),
-    # The name that loaders fall back to, and the name with which newer editions link. Both are one
-    # file, so that a program with both names has one device.
+    # Loaders fall back to the first name, and newer editions link with the second. Both names are
+    # one file, so that a program that loads both has one emulation.
     links=("libascendcl.so.1", "libacl_rt.so"),
     types=_read("types.h"),
     prototypes=_prototypes(),
     code=_read("plain.c"),
     # The vendor's "internal error".
     unknown=500000,
-    # "No context": the process has no state any more.
+    # "No context", because the process has no state any more.
     ended=107002,
     profiles=tuple(PROFILES),
     profile_field="acl_profile",
-    # Unsupported functions can fail in no other way.
+    # No fault can be injected into unsupported functions, which always fail.
     entry_of=CALLED.get,
     bind=_bind,
 )

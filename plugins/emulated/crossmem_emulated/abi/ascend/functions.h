@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The functions of Huawei's ACL that are emulated.
+ * The emulated functions of Huawei's ACL.
  */
 aclError aclInit(const char *configPath);
 aclError aclFinalize(void);

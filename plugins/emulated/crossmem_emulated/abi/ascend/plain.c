@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Functions of ACL that know nothing of devices.
+ * Functions of ACL that use no device.
  */
 #include <stdarg.h>
 #include <sys/syscall.h>
@@ -88,7 +88,7 @@ EXPORTED float aclFloat16ToFloat(aclFloat16 value)
         uint32_t bits;
         float number;
     } result;
-    if (bits >= 0x7C00) /* infinite, or no number */
+    if (bits >= 0x7C00) /* infinity, or NaN */
         result.bits = 0x7F800000 | (bits & 0x3FF) << 13;
     else if (bits >= 0x400)
         result.bits = (bits << 13) + ((127 - 15) << 23);
@@ -105,13 +105,13 @@ EXPORTED aclFloat16 aclFloatToFloat16(float value)
         uint32_t bits;
     } given = {value};
     uint32_t sign = given.bits >> 16 & 0x8000, bits = given.bits & 0x7FFFFFFF;
-    if (bits > 0x7F800000) /* no number */
+    if (bits > 0x7F800000) /* NaN */
         return sign | 0x7E00;
     if (bits >= 0x477FF000) /* rounds to more than the largest */
         return sign | 0x7C00;
     if (bits < 0x33000001) /* rounds to 0 */
         return sign;
-    /* What is cut off, with the last bit that stays, decides: to the nearest, ties to even. */
+    /* Round to nearest, ties to even. */
     uint32_t shift = 13, mantissa = bits - ((127 - 15) << 23);
     if (bits < 0x38800000) { /* subnormal */
         shift = 126 - (bits >> 23);
@@ -122,7 +122,7 @@ EXPORTED aclFloat16 aclFloatToFloat16(float value)
     return sign | (kept + (cut > half || (cut == half && kept & 1)));
 }
 
-/* Logs go where nobody looks, as the real ones do, unless they are asked for. */
+/* Logs are discarded, unless the user requests them. The real library hides its logs too. */
 EXPORTED void aclAppLog(aclLogLevel logLevel, const char *func, const char *file, uint32_t line,
                         const char *fmt, ...)
 {

@@ -32,7 +32,7 @@ def text_of(ffi: Any, pointer: Any) -> str:
 
 
 def _check_count(binding: _Binding, name: str, count: int, most: int) -> int:
-    """Refuse a list that is too long before it is read: its count may be wrong."""
+    """Refuse a list that is too long before it is read, because its count may be wrong."""
     if count <= most:
         return 0
     return binding.finish(name, Code.RT_PARAM_INVALID, f"{count} entries are more than {most}")
@@ -360,7 +360,7 @@ def _ipc_mem_get_export_key(  # noqa: PLR0917 - the vendor's order
 ) -> int:
     if key == binding.ffi.NULL:
         return binding.missing(name)
-    # pyACL alone uses the rest of the room.
+    # Only pyACL uses the rest of the buffer.
     room = min(length, KEY_NBYTES)
     address = _address(binding.ffi, pointer)
     outputs, code = binding.call(name, address, size, room, flags)

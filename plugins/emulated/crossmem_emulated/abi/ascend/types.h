@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Types of Huawei's ACL (acl/acl_rt.h and acl/acl_base.h, ACL 1.17): what the emulated functions
- * take, with the sizes and offsets that programs are compiled for.
+ * Types of Huawei's ACL (acl/acl_rt.h and acl/acl_base.h, ACL 1.17) in the emulated functions,
+ * with the sizes and offsets in compiled programs.
  */
 typedef int aclError;
 typedef uint16_t aclFloat16;

@@ -58,7 +58,7 @@ _ENTRIES: Final = {
     "MemsetD8Async": "memsetAsync",
     "StreamGetCaptureInfo_v2": "streamGetCaptureInfo",
 }
-"""The entries behind functions without an entry of their own; names without HIP's prefix."""
+"""The entries for functions that share another function's entry, by names without the prefix."""
 
 
 def _entry_of(name: str) -> str | None:

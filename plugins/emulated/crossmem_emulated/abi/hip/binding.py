@@ -20,7 +20,7 @@ __all__ = ["HipBinding"]
 
 _NOT_SUPPORTED: Final = 801
 _INTERNAL_ERROR: Final = 11
-"""Of the codes of the kernel compiler, the nearest to "not supported"."""
+"""The code of the kernel compiler that is nearest to "not supported"."""
 _UNKNOWN: Final = 999
 _PROFILE_VARIABLE: Final = "CROSSMEM_EMULATED_HIP_PROFILE"
 _OF_ROCM_5: Final = "libamdhip64.so.5"
@@ -74,7 +74,7 @@ class HipBinding(Binding):
     @override
     def refuse(self, name: str) -> int:
         if name.startswith("hiprtc"):
-            # Its results are not failures that the thread remembers.
+            # The kernel compiler's results are not recorded as the thread's last error.
             return _INTERNAL_ERROR
         return self._runtime.refuse(name, _NOT_SUPPORTED)
 

@@ -52,8 +52,8 @@ FACTS: Final[Mapping[str, Any]] = {
     "unifiedAddressing": 1,
     "wallClockRate": 100_000,
 }
-"""By the names of the fields of ``hipDeviceProp_t``, or of attributes without a field. Missing ones
-are 0, for example all image attributes, because this device has no images."""
+"""Values by field of ``hipDeviceProp_t``, or by attribute without a field. A missing value is 0,
+for example that of each image attribute, because this device has no images."""
 
 _FIRST_OF_AMD: Final = 10_000
 # Numbers count from 0. A dash marks a number that AMD's runtime refuses too. A digit after a dot is
@@ -98,4 +98,4 @@ ATTRIBUTES: Final[Mapping[int, str]] = {
 """The field for each number of ``hipDeviceAttribute_t``."""
 
 POINTERS: Final = frozenset({"hdpMemFlushCntl", "hdpRegFlushCntl"})
-"""Fields that are addresses, and are written as such. The emulated device has no registers."""
+"""Fields that are written as addresses. The emulated device has no registers."""

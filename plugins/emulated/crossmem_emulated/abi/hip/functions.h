@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * HIP's functions that are emulated. Those that are refused have no prototype here; their names
- * are in symbols.txt.
+ * The emulated functions of HIP. Refused functions have no prototype here. symbols.txt has their
+ * names.
  */
 
 /* Library and errors */
@@ -226,7 +226,7 @@ hipError_t hipStreamGetCaptureInfo_spt(hipObject stream, int *status, unsigned l
 hipError_t hipStreamGetCaptureInfo_v2_spt(hipObject stream, int *status, unsigned long long *number, hipObject *graph, hipAddress *nodes, size_t *count);
 hipError_t hipEventRecord_spt(hipObject event, hipObject stream);
 
-/* Not emulated, with results that are no codes */
+/* Not emulated, with results that are not error codes */
 const char *hipApiName(uint32_t id);
 const char *hipGetCmdName(unsigned int op);
 const char *hipKernelNameRef(hipObject function);

@@ -17,7 +17,7 @@ _SIZES: Final = {2: 4, 6: 1, 7: 8, 8: 1, 9: 4, 10: 4, 11: 8, 12: 8, 13: 1, 14: 4
 
 
 class _Memory:
-    """Functions that convert more than a result."""
+    """Functions that convert arguments, or more than one result."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert
@@ -215,7 +215,7 @@ def functions(convert: Converter) -> dict[str, Function]:
         "hipPointerGetAttribute": memory.attribute,
         "hipDrvPointerGetAttributes": memory.several,
         "hipPointerSetAttribute": memory.set_attribute,
-        # No device exports its memory as a dma-buf; the attribute says so.
+        # No emulated device exports its memory as a dma-buf, as its attribute reports.
         "hipMemGetHandleForAddressRange": lambda *_arguments: convert.null(
             "memGetHandleForAddressRange"
         ),

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Functions of HIP that know nothing of devices, or whose result is no code: what is computed is
- * right, and what asks for something that is not here gets nothing.
+ * Functions of HIP that use no device, or whose result is not an error code. Computations are
+ * complete. Queries of features that are not emulated return an empty result.
  */
 
-/* What compilers call to convert numbers of half the usual precision. */
+/* The functions that compilers call to convert half-precision numbers. */
 EXPORTED float __gnu_h2f_ieee(unsigned short half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = (half >> 10) & 31;
@@ -33,7 +33,7 @@ EXPORTED unsigned short __gnu_f2h_ieee(float value)
     sign = bits >> 16 & 0x8000;
     size = bits & 0x7FFFFFFF;
     if (size > 0x7F800000)
-        return (unsigned short)(sign | 0x7E00 | (size >> 13 & 0x3FF)); /* no number */
+        return (unsigned short)(sign | 0x7E00 | (size >> 13 & 0x3FF)); /* NaN */
     if (size >= 0x47800000)
         return (unsigned short)(sign | 0x7C00); /* too large, or infinite */
     if (size < 0x33000000)
@@ -48,7 +48,7 @@ EXPORTED unsigned short __gnu_f2h_ieee(float value)
         rest = fraction & ((1u << shift) - 1);
         half = 1u << (shift - 1);
     }
-    /* To the nearest, and to the even one of two that are as near. */
+    /* Round to nearest, ties to even. */
     kept += rest > half || (rest == half && (kept & 1));
     return (unsigned short)(sign | kept);
 }
@@ -82,14 +82,14 @@ EXPORTED const char *hiprtcGetErrorString(int result)
     return result == 100 ? "HIPRTC_ERROR_LINKING" : "unknown error";
 }
 
-/* Headers that were compiled beforehand: there are none. */
+/* Precompiled headers: there are none. */
 EXPORTED void __hipGetPCH(const char **pch, unsigned int *size)
 {
     *pch = NULL;
     *size = 0;
 }
 
-/* Which build of AMD's this is, for debuggers: none. */
+/* The id of AMD's build, for debuggers: there is none. */
 EXPORTED const char *amd_dbgapi_get_build_name(void)
 {
     return "";
@@ -105,7 +105,7 @@ EXPORTED size_t amd_dbgapi_get_build_id(void)
     return 0;
 }
 
-/* Says whether calls are reported now: they are not. */
+/* Whether calls are reported: they are not. */
 EXPORTED _Bool hipEnableActivityCallback(unsigned int op, _Bool enable)
 {
     (void)op;

@@ -55,7 +55,7 @@ class _Pools:
     def set_access(self, pool: int, access: Any, count: int) -> int:
         if not access:
             return self._convert.null("memPoolSetAccess")
-        # The count may be wrong, so at most one entry more than there are devices is read.
+        # The count may be wrong, so the limit is one entry more than the number of devices.
         _, devices = self._call("getDeviceCount")
         listed = access[0 : min(count, (devices or 0) + 1)]
         wanted = [(one.location.type, one.location.id, one.flags) for one in listed]

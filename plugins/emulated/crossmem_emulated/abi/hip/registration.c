@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Code objects cannot run here, but programs with kernels register them before main, and before
- * they fork. So these functions do without Python. What is launched afterwards is refused.
+ * they fork. So these functions do not use Python. Later launches are refused.
  */
 static void *cm_fat_binary;
 static _Thread_local struct {

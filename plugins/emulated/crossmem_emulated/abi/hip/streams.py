@@ -12,7 +12,7 @@ _ACTIVE, _INVALIDATED = 1, 2
 
 
 class _Streams:
-    """Functions that convert more than a result."""
+    """Functions that convert arguments, or more than one result."""
 
     def __init__(self, convert: Converter) -> None:
         self._convert = convert

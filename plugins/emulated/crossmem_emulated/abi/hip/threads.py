@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that end in ``_spt``: their default stream belongs to the calling thread.
+"""The functions whose names end in ``_spt``: their default stream belongs to the calling thread.
 
-A program that is compiled for this mode calls them under the usual names.
+The source of a program that is compiled for this mode has the usual names.
 """
 
 from collections.abc import Mapping

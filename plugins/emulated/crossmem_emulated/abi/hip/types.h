@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Types of HIP's functions, as they lie in memory. What a program only passes on is a number here:
- * streams, events and addresses. Enumerations are int.
+ * Types of HIP's functions, with their layout in memory. Opaque handles are numbers here: streams,
+ * events and addresses. Enumerations are int.
  */
 typedef int hipError_t;
 typedef intptr_t hipAddress;
@@ -26,7 +26,7 @@ typedef struct {
 typedef struct { int type, id; } hipMemLocation;
 typedef struct { hipMemLocation location; int flags; } hipMemAccessDesc;
 typedef struct { int allocType, handleTypes; hipMemLocation location; } hipMemPoolProps;
-/* Since ROCm 6, and as ROCm 5.2 laid it out. */
+/* The layouts of ROCm 6 and later, and of ROCm 5.2. */
 typedef union {
     struct {
         int type;
@@ -49,7 +49,7 @@ typedef union {
 typedef void (*hipStreamCallback_t)(hipObject stream, hipError_t status, void *userData);
 typedef void (*hipHostFn_t)(void *userData);
 
-/* Up to ROCm 5, and of functions without R0600 in their name. */
+/* The layout up to ROCm 5, and in functions without R0600 in their name. */
 typedef struct {
     char name[256];
     size_t totalGlobalMem;

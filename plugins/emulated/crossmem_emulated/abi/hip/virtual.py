@@ -8,7 +8,7 @@ from crossmem_emulated.abi.hip.convert import Converter, Function
 __all__ = ["functions"]
 
 _LOWEST_ADDRESS: Final = 1 << 16
-"""Linux gives no program addresses below this one, so a smaller number is not an address."""
+"""Linux maps no memory below this address, so a smaller number is not an address."""
 
 
 class _Virtual:
