@@ -39,11 +39,6 @@ def make(name: str, block_nbytes: int, blocks: int, spec: str = "host", **option
     objects[name] = crossmem.device(spec).pool(block_nbytes, blocks, **options)
 
 
-def make_on_default(name: str, block_nbytes: int, blocks: int) -> None:
-    """Make a pool on the device that this process uses by default."""
-    objects[name] = actions.device().pool(block_nbytes, blocks)
-
-
 def give(name: str, pool: str, data: bytes = b"", timeout: float = 0.0) -> bytes:
     """Allocate a block, write into it and export it; return the handle's bytes."""
     block = objects[name] = objects[pool].allocate(timeout=timeout)

@@ -44,7 +44,6 @@ def _noted(rank: Any) -> Any:
 # Before any other module takes the name.
 crossmem.locks.ordered_lock = _noted
 
-import pool_actions  # type: ignore[import-not-found]  # noqa: E402
 import tree_actions  # type: ignore[import-not-found]  # noqa: E402
 
 import crossmem  # noqa: E402
@@ -54,7 +53,6 @@ from crossmem.conformance.peers import Peer  # noqa: E402
 from crossmem.control import descriptors  # noqa: E402
 from crossmem.sharing.base.process import current  # noqa: E402
 from crossmem.sharing.exporter.record import Allocations  # noqa: E402
-from crossmem.sharing.importer.blocks import PoolImports  # noqa: E402
 
 CORE: Final = f"{ROOT}/core/crossmem/"
 UNCOUNTED: Final = tuple(f"{CORE}{name}/" for name in ("bench", "cli", "conformance"))
@@ -95,9 +93,6 @@ class World:
             )
             for n in range(3)
         ]
-        self.pool = self.device.pool(NBYTES, 8)
-        self.peer.call(pool_actions.make_on_default, "pool", NBYTES, 8)
-        self.blocks = [self.peer.call(pool_actions.give, f"b{n}", "pool") for n in range(3)]
         self.foreign: Any = None
         if self.device.capabilities.foreign_memory:
             unit = self.device.capabilities.granularity_nbytes
@@ -109,7 +104,6 @@ class World:
             crossmem.receive(self.tree)
         # Connections stay open, and so do those of the peer.
         crossmem.attach_many(self.theirs)[0].unmap()
-        crossmem.attach_many(self.blocks)[0].unmap()
         gc.collect()
         crossmem.collect()
         self.baseline = self.state()
@@ -117,8 +111,6 @@ class World:
     def state(self) -> dict[str, Any]:
         """Return what an interrupt must not change for good."""
         process = current()
-        # Arenas stay open after the last mapping, until their owners close the pools.
-        process.part(PoolImports).close_idle()
         # Threads of their own close what a peer sent.
         end = time.monotonic() + CLOSED_WITHIN_S
         while descriptors.is_closing() and time.monotonic() < end:
@@ -140,12 +132,6 @@ class World:
             "exported": len(process.part(Allocations).exported),
             "slots": len(process.start_server().leases.granted),
         }
-        pools = process.start_server().leases.pools
-        state["arenas"] = len(pools.arenas)
-        state["holders"] = len(process.part(PoolImports)._holders)
-        state["open pools"] = len(process.open_pools)
-        state["pool"] = str(self.pool.stats())
-        state["pool there"] = str(self.peer.call(pool_actions.stats, "pool"))
         state["leases there"] = sum(len(one.leases) for one in self.peer.call(actions.exports))
         driver: Any = self.device.driver
         if self.device.backend == "emulated":
@@ -193,8 +179,6 @@ ENDED: Final = (
     "adopted",
     "memory",
     "shared",
-    "block",
-    "pool",
 )
 
 
@@ -270,45 +254,17 @@ viewed = _put("view", lambda _w, k: k["mapping"].view())
 leased = _put("mapping", lambda _w, k: crossmem.attach(k["handle"]))
 
 
-pooled = _put("pool", lambda w, _k: w.device.pool(NBYTES, 2))
-block = _put("block", lambda w, _k: w.pool.allocate())
-block_of_pooled = _put("block", lambda _w, k: k["pool"].allocate())
-exported_block = _put("handle", lambda _w, k: k["block"].export().to_bytes())
-opened_pool = _put("view", lambda w, _k: crossmem.attach(w.blocks[1]))
-attached_block = _put("mapping", lambda w, _k: crossmem.attach(w.blocks[0]))
-imported_block = _put("import", lambda w, _k: crossmem.import_handle(w.blocks[0]))
-attached_blocks = _put("mappings", lambda w, _k: crossmem.attach_many(w.blocks))
-let_block_go = _put("mapping", lambda w, _k: crossmem.attach(w.blocks[0], on_owner_death="release"))
-
-
-def used_up(_world: World, kept: dict[str, Any]) -> None:
-    """Export and free all blocks of a pool: the next one needs a read of the rows."""
-    for one in [kept["pool"].allocate() for _ in range(kept["pool"].blocks)]:
-        one.export()
-        one.free()
-
-
 def withdrawn(_world: World, kept: dict[str, Any]) -> None:
     """Withdraw what was exported, again if a handler raised."""
     kept["memory"].withdraw(kept["handle"])
 
 
-def withdrawn_block(_world: World, kept: dict[str, Any]) -> None:
-    """Withdraw the handle of a block."""
-    kept["block"].withdraw(kept["handle"])
-
-
-def bytes_of(handle: crossmem.ShareableHandle | bytes) -> bytes:
-    """Return the bytes of a handle."""
-    return handle if isinstance(handle, bytes) else handle.to_bytes()
-
-
 class HeldThere:
     """An import of this process's memory in the other process."""
 
-    def __init__(self, world: World, handle: crossmem.ShareableHandle | bytes) -> None:
+    def __init__(self, world: World, handle: crossmem.ShareableHandle) -> None:
         self.peer = world.peer
-        self.peer.call(actions.attach, "held", bytes_of(handle))
+        self.peer.call(actions.attach, "held", handle.to_bytes())
 
     def release(self) -> None:
         """Let it end."""
@@ -387,57 +343,6 @@ OPERATIONS: dict[str, Callable[[World], Step]] = {
         _put("import", lambda w, _k: crossmem.import_handle(w.theirs[0], on_owner_death="release")),
     ),
     "exports": operation(lambda _w, _k: crossmem.exports(), _both(memory, exported)),
-}
-POOLS: dict[str, Callable[[World], Step]] = {
-    "make pool": operation(pooled),
-    "close pool": operation(lambda _w, k: k["pool"].close(), pooled),
-    "close used pool": operation(lambda _w, k: k["pool"].close(), _both(pooled, block_of_pooled)),
-    "free last block": operation(
-        lambda _w, k: k["block"].free(),
-        _both(pooled, block_of_pooled, exported_block, lambda _w, k: k["pool"].close()),
-    ),
-    "allocate block": operation(block),
-    "allocate first block": operation(block_of_pooled, pooled),
-    "allocate after reclaim": operation(block_of_pooled, _both(pooled, used_up)),
-    "export block": operation(exported_block, block),
-    "withdraw block": operation(withdrawn_block, _both(block, exported_block)),
-    "free block": operation(lambda _w, k: k["block"].free(), block),
-    "free exported block": operation(lambda _w, k: k["block"].free(), _both(block, exported_block)),
-    "free block and wait": operation(
-        lambda _w, k: k["block"].free(busy="wait"), _both(block, exported_block)
-    ),
-    "free held block": operation(
-        lambda _w, k: k["block"].free(),
-        _both(block, exported_block, _put("view", lambda w, k: HeldThere(w, k["handle"]))),
-    ),
-    "pool stats": operation(
-        lambda _w, k: (k["pool"].stats(), k["pool"].exports()), _both(pooled, used_up)
-    ),
-    "attach own block": operation(leased, _both(block, exported_block)),
-    "attach first block": operation(attached_block),
-    "attach block": operation(attached_block, opened_pool),
-    "attach block by handle": operation(
-        _put(
-            "mapping",
-            lambda w, _k: crossmem.attach(crossmem.ShareableHandle.from_bytes(w.blocks[0])),
-        ),
-        opened_pool,
-    ),
-    "attach first blocks": operation(attached_blocks),
-    "attach many blocks": operation(attached_blocks, opened_pool),
-    "import block": operation(imported_block, opened_pool),
-    "map block": operation(mapped, imported_block),
-    "close block": operation(lambda _w, k: k["import"].close(), imported_block),
-    "unmap block": operation(lambda _w, k: k["mapping"].unmap(), attached_block),
-    "unmap mapped block": operation(
-        lambda _w, k: k["mapping"].unmap(), _both(imported_block, mapped)
-    ),
-    "attach block to let go": operation(let_block_go, opened_pool),
-    "unmap block to let go": operation(lambda _w, k: k["mapping"].unmap(), let_block_go),
-    "close idle pools": operation(
-        lambda _w, _k: current().part(PoolImports).close_idle(),
-        _both(attached_block, lambda _w, k: k.pop("mapping").unmap()),
-    ),
 }
 HOST: dict[str, Callable[[World], Step]] = {
     "view": operation(viewed, attached),
@@ -544,7 +449,7 @@ def main(backend: str, mechanism: str, stride: int, names: list[str]) -> int:
     warnings.simplefilter("ignore")
     state = own_machine()
     world = World(backend, mechanism)
-    found = OPERATIONS | POOLS
+    found = dict(OPERATIONS)
     capabilities = world.device.capabilities
     if capabilities.host_visible:
         found |= HOST

@@ -30,8 +30,6 @@ __all__ = ["PoolImports", "hold_block"]
 
 _TIDY_S: Final = 0.2
 """Interval of the checks for pools that their owners have closed."""
-_MOST_TURNS: Final = 20
-"""Limit of the attempts to read the generation of a reserved block."""
 _USUAL: Final = (None, False)
 """Device and access of most attaches, which have a fast path."""
 
@@ -79,11 +77,14 @@ class PoolImports(Part):
             base = record.map(use, remappable=False)
             if record.device.capabilities.host_visible:
                 keep_from_children(base, whole.capacity)
-            holders = self._holders.setdefault(handle.pool.shared, {})
-            arena = ArenaImport(use, handle, base, holders)
+            arena = ArenaImport(use, handle, base, {})
             with process.state:
-                known = self.arenas.get(key)
+                known, holders, shared = self.arenas.get(key), self._holders, key[0]
                 if known is None or not known.is_open:
+                    # No signal handler can separate these statements.
+                    if shared not in holders:
+                        holders[shared] = {}
+                    arena.holders = holders[shared]
                     # From here on, this object releases the arena.
                     self.arenas[key] = known = arena
                     if key[1:] == _USUAL:
