@@ -2,7 +2,7 @@
 """The vendors' C functions, by their names in ``cupy.cuda.runtime``, or names in its style.
 
 HIP's functions have the parameters of CUDA's, so one prototype describes both. The sources are
-``hip/hip_runtime_api.h`` of HIP 5.2.3, 6.4.3 and 10.0, and from ``cuda_runtime_api.h``,
+``hip/hip_runtime_api.h`` of HIP 5.2.3, 6.4.3 and 10.0, and ``cuda_runtime_api.h``,
 ``driver_types.h`` and ``cuda.h`` of CUDA 13.5.
 """
 

@@ -158,7 +158,7 @@ class Acl:
         return self._process.fault
 
     def rename_error(self, name: str, text: str | None) -> None:
-        """Attribute the last error to a C function, with the emulation's text or another one."""
+        """Attribute the last error to a C function, with the emulation's text or the given one."""
         process = self._process
         why = process.recent_error.partition(": ")[2] if text is None else text
         process.recent_error = f"{name}: {why}"

@@ -183,7 +183,7 @@ def check(
     *,
     is_async: bool,
 ) -> tuple[Side, Side] | None:
-    """Return both ends of a copy, None if it is empty, or refuse it."""
+    """Return both ends of a copy, or None for an empty copy. Refuse an invalid copy."""
     (to_pointer, largest), (from_pointer, nbytes) = target, source
     if not nbytes:
         return None

@@ -301,7 +301,7 @@ def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> N
         statement = "UPDATE acl_event SET pending = ? WHERE token = ?"
         tables.execute(statement, (0 if is_done else number, event.token))
     if not is_done:
-        # Program functions may end at any time, and this process may not wait for them.
+        # A program function may end at any time, and this process may never wait for its end.
         threading.Thread(target=finish, name="crossmem-event", daemon=True).start()
 
 
@@ -316,7 +316,7 @@ def _pending(process: AclProcess, event: Event) -> int:
 
 
 def _wait_for_another(process: AclProcess, event: Event, pending: int, timeout_ms: int) -> None:
-    """Wait until another process's event is done; other calls run meanwhile."""
+    """Wait for the completion of another process's event. Other calls run meanwhile."""
     deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
     while _pending(process, event) == pending:
         if deadline is not None and time.monotonic() > deadline:

@@ -105,7 +105,7 @@ def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
 
 
 class _Key(NamedTuple):
-    """A key, as the whole host knows it."""
+    """The host's record of a key."""
 
     number: int
     pages: int

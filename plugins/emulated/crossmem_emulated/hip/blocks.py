@@ -122,7 +122,7 @@ def _malloc_small(process: HipProcess, index: int, nbytes: int) -> int:
 def _attach(
     process: HipProcess, pages: Pages, nbytes: int, origin: Origin, source: Pool | None = None
 ) -> int:
-    """Give pages an address. If that fails, release them."""
+    """Map pages at a device address. If this fails, release the pages."""
     try:
         region = process.space.reserve(pages.nbytes, is_reservation=False)
     except memory.SystemCallError:

@@ -36,7 +36,7 @@ def _ctx_create(process: HipProcess, _flags: int, device: int) -> int:
     if process.profile.has_contexts:
         context = process.new_context(device, is_primary=False)
     else:
-        # A context is the device itself, and its creation does not select it.
+        # A context is the device itself, and the creation of a context does not select the device.
         context = process.primary_of(device)
     process.stack().append(context.handle)
     return context.handle

@@ -240,7 +240,7 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
                 tables.execute(statement, (event.token, process.machine.me(tables), number))
 
     if number:
-        # Program functions may end at any time, and this process may not wait for them.
+        # A program function may end at any time, and this process may never wait for its end.
         threading.Thread(target=tell, name="crossmem-event", daemon=True).start()
 
 

@@ -229,8 +229,7 @@ class HipProcess:
         if code is not None:
             raise Refused(code, f"{called.name} was made to fail with {code}")
         if called.needs_device and not self.setup.visible:
-            # The count of devices was right even in releases whose other calls returned a wrong
-            # code.
+            # In some releases, all calls except the count of devices returned a wrong code.
             is_count = called.name == "getDeviceCount"
             status = Status.NO_DEVICE if is_count else self.profile.no_device
             raise Refused(status, "no device is visible")

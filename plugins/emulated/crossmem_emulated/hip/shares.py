@@ -37,7 +37,7 @@ class Import:
     context: Context
     record: int
     pool: Pool | None = None
-    """The pool into which it was imported, None if a handle opened it."""
+    """The pool into which the memory was imported, None if a handle opened the memory."""
     references: int = 1
 
 
