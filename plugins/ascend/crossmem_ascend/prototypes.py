@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ACL's C functions, by their names in pyACL, or names in its style.
 
-Taken from ``acl/acl_rt.h`` and ``acl/acl.h`` of ACL 1.17.0 (CANN of 2026).
+The sources are ``acl/acl_rt.h`` and ``acl/acl.h`` of ACL 1.17.0 (CANN of 2026).
 """
 
 import ctypes
@@ -59,7 +59,7 @@ class _Properties(Parameter):
 
 
 class _Text(Parameter):
-    """A text that ends with a zero byte. Its bytes can be given too."""
+    """A text that ends with a zero byte, given as text or as bytes."""
 
     kinds = (ctypes.c_char_p,)
 

@@ -70,7 +70,7 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation":
 
 @hookimpl
 def crossmem_backends() -> tuple[Backend, ...]:
-    """Offer host memory and simulated devices in it; each is used only if the caller names it."""
+    """Offer host memory and simulated devices. Each backend is used only if the caller names it."""
     return (
         Backend(
             name="host",

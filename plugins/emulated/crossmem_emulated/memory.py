@@ -420,8 +420,8 @@ def close_inherited() -> None:
 def unmap_inherited() -> None:
     """Unmap, in a forked child, the parent's memory that children must not inherit.
 
-    The child has such a mapping only if, at the fork, another thread of the parent had created it
-    and not protected it yet.
+    The child has such a mapping only if the fork came between two steps of another thread: the
+    creation of the mapping, and its protection against inheritance.
     """
     try:
         lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()

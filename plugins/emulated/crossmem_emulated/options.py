@@ -69,7 +69,7 @@ def _default_capacity() -> int:
 
 def _default_state() -> Path:
     # A folder in memory ends with the boot, like its processes.
-    shared = Path("/dev/shm")  # noqa: S108 - the machine checks whose the folder is
+    shared = Path("/dev/shm")  # noqa: S108 - Machine checks the owner of the folder
     parent = shared if os.access(shared, os.W_OK) else Path("/tmp")  # noqa: S108
     return parent / f"crossmem-emulated-{os.geteuid()}"
 

@@ -19,7 +19,7 @@ class Caller:
     Parameters
     ----------
     thread
-        The thread that asks for functions to call, None for a new one.
+        The thread that asks for functions to call, None for a new thread.
     is_waited_for
         Whether the stream waits for the end of the function.
     """
@@ -190,7 +190,7 @@ class Queues:
                 self._call_back(stream, work, work.caller)
 
     def _call_back(self, stream: Queue, work: Work, caller: Caller) -> None:
-        """Have a program function called, by its thread or by a new one."""
+        """Pass a program function to its thread, or call it in a new thread."""
         work.is_running = True
         if not caller.is_waited_for:
             stream.queue.remove(work)
@@ -221,7 +221,7 @@ class Queues:
             self.changed.notify_all()
 
     def lose(self, start: int, nbytes: int) -> Iterator[Work]:
-        """Yield the work whose memory is released; it is lost."""
+        """Yield the work that accesses released memory. This work is lost."""
         for stream in self._streams.values():
             for work in list(stream.queue):
                 if any(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vendors' C functions, by their names in ``cupy.cuda.runtime``, or names in its style.
 
-HIP's functions have the parameters of CUDA's, so each is described once. Taken from
-``hip/hip_runtime_api.h`` of HIP 5.2.3, 6.4.3 and 10.0, and from ``cuda_runtime_api.h``,
+HIP's functions have the parameters of CUDA's, so one prototype describes both. The sources are
+``hip/hip_runtime_api.h`` of HIP 5.2.3, 6.4.3 and 10.0, and ``cuda_runtime_api.h``,
 ``driver_types.h`` and ``cuda.h`` of CUDA 13.5.
 """
 
@@ -18,11 +18,11 @@ __all__ = ["CUDA_DRIVER", "CUDA_RUNTIME", "HIP", "PointerAttributes", "hip_proto
 _HANDLE_NBYTES: Final = 64
 _BUS_ID_NBYTES: Final = 64
 _RESERVED_NBYTES: Final = 4096
-"""Room after the fields that are read here. In no release is the structure longer than both."""
+"""Space after the fields that are read here. No release has a longer structure than both."""
 
 _MANAGED: Final = 3
 _KINDS_OF_ROCM_5: Final = {0: 1, 1: 2, 2: 10, 3: 11, 4: _MANAGED}
-"""ROCm 5's numbers of memory types, in today's numbers."""
+"""Today's number of each memory type, by ROCm 5's number."""
 
 _FD_BY_VALUE: Final = 70_100_000
 """The first version whose import takes the descriptor itself. ROCm/rocm-systems #759 changed AMD's
@@ -145,13 +145,13 @@ def _attributes_of_rocm_5(found: _Attributes) -> PointerAttributes:
 
 
 def _properties_of_hip(found: _Properties | _PropertiesOfRocm5) -> dict[str, Any]:
-    # The UUID is omitted, as in CuPy: all processes must name a device the same, whatever their
-    # runtime.
+    # The UUID is omitted, as in CuPy, because all processes must give a device the same identity
+    # with each runtime.
     return {"name": found.name, "totalGlobalMem": found.totalGlobalMem}
 
 
 def _properties_of_cuda(found: _Properties) -> dict[str, Any]:
-    # ctypes cuts the UUID at its first zero byte, as CuPy does. Both must agree: see above.
+    # ctypes cuts the UUID at its first zero byte, as CuPy does. Both runtimes must agree.
     return {"name": found.name, "totalGlobalMem": found.totalGlobalMem, "uuid": found.uuid}
 
 

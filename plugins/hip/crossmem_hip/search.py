@@ -21,7 +21,7 @@ _CUDA_DRIVER: Final = "libcuda.so"
 
 _WHEELS: Final = "nvidia"
 _IN_WHEELS: Final = ("cu13/lib", "cuda_runtime/lib")
-"""Where `pip install nvidia-cuda-runtime` installs the library: since CUDA 13, and before."""
+"""The folders of the library from `pip install nvidia-cuda-runtime`: since CUDA 13, and before."""
 
 
 def runtime_library(family: Family) -> ctypes.CDLL:

@@ -70,7 +70,7 @@ def kept(
     parts
         All inputs of the folder's contents, except the properties of this machine.
     make
-        Fills a folder. The arguments are that folder, and the final one.
+        Fills a folder. The arguments are the folder to fill, and its final path.
     stamp
         The expected result of :func:`stamp_of` for the folder.
     environ
@@ -200,7 +200,7 @@ def _list(folder: Path, stamp: str) -> None:
 
 
 def _publish(made: Path, folder: Path) -> None:
-    """Give a folder its final name, unless another builder was first; replace a damaged one."""
+    """Give a folder its final name, unless another builder did so first. Replace damaged folders."""
     for attempt in range(_ATTEMPTS):
         try:
             made.rename(folder)

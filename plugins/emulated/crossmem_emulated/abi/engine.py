@@ -42,7 +42,7 @@ def _declared(library: Library, folder: Path) -> Any:
 
 
 def start(name: str, soname: str, folder: str, table: int, ready: int) -> None:
-    """Fill a library's table. The first call of a program to any function calls this.
+    """Fill a library's table, at the first call of a program to any function.
 
     Parameters
     ----------

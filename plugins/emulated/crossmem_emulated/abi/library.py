@@ -102,7 +102,7 @@ class Library:
     profiles
         The editions of the vendor's rules.
     profile_field
-        Field of :class:`~crossmem_emulated.options.Options` that chooses one.
+        Field of :class:`~crossmem_emulated.options.Options` that chooses the edition.
     entry_of
         Returns the emulation's name of a C function; None if no fault can be injected into it.
     bind

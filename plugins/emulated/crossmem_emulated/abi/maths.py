@@ -36,7 +36,7 @@ _LIBRARIES: Final[Mapping[str, int]] = {
     "roctracer": -1,
     "roctx": -1,
 }
-"""Each library's code for "not supported", or the nearest one."""
+"""Each library's code for "not supported", or the nearest code."""
 
 _PRELUDE: Final = """
 #include <stdio.h>

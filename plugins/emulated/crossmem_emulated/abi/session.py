@@ -146,7 +146,7 @@ def prepare(
 
 
 def _own_folder(stack: ExitStack, *, is_wanted: bool) -> Path | None:
-    """Return a folder that is removed at the end; remove those of dead processes now."""
+    """Return a folder that is removed at the end. Remove the folders of dead processes now."""
     parent = Options().state.parent
     remove_abandoned(parent, _OWN)
     if not is_wanted:

@@ -38,7 +38,7 @@ from crossmem_emulated.options import Options
 
 __all__ = ["PROFILES", "Acl", "Violation"]
 
-# The imports register the functions.
+# The import of a module registers its functions.
 _FAMILIES = (
     access,
     callbacks,
@@ -71,7 +71,7 @@ class Acl:
         Whether the emulation records forbidden and undefined uses, and denies the host access to
         device addresses.
     options
-        Folder and devices; None: those of the environment.
+        Folder and devices; None takes them from the environment.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class Acl:
         self.rt = SimpleNamespace(**modules["rt"])
         self.c = SimpleNamespace(**modules["c"])
         self.util = Util(process)
-        # Programs look these up without using them.
+        # Programs look these modules up without using them.
         self.mdl = self.media = self.op = self.blas = self.prof = SimpleNamespace()
         self.faults: Faults = process.faults
         self.machine: Machine = process.machine
@@ -133,7 +133,7 @@ class Acl:
 
     @property
     def violations(self) -> list[Violation]:
-        """Uses, by any process of this host, that the vendor forbids or leaves undefined."""
+        """The forbidden or undefined uses by all processes of this host."""
         return self._process.journal.read()
 
     @property
@@ -158,17 +158,17 @@ class Acl:
         return self._process.fault
 
     def rename_error(self, name: str, text: str | None) -> None:
-        """Attribute the last error to a C function, with the emulation's text or another one."""
+        """Attribute the last error to a C function, with the emulation's text or the given one."""
         process = self._process
         why = process.recent_error.partition(": ")[2] if text is None else text
         process.recent_error = f"{name}: {why}"
 
     def get_soc_name(self) -> str:
-        """Return the product's name; this function returns no error code."""
+        """Return the product's name, without an error code."""
         return self._process.profile.soc
 
     def get_recent_err_msg(self) -> str:
-        """Return the reason of the last failure, and forget it; without an error code."""
+        """Return the reason of the last failure without an error code, and forget the reason."""
         text, self._process.recent_error = self._process.recent_error, ""
         return text
 

@@ -16,7 +16,7 @@ __all__ = ["ENTRIES", "Entry", "Refused", "entry", "parse"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the emulation
+class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
     """A function returns an error code.
 
     Parameters
@@ -26,8 +26,8 @@ class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the em
     text
         The reason, for ``get_recent_err_msg``.
     rule
-        Id of the broken rule, such as ``"ACL-E8"``; the use is then a violation. None if a lawful
-        program can get this code too.
+        Id of the violated rule, such as ``"ACL-E8"``. None if the use is no violation, because a
+        lawful program can get this code too.
     outputs
         Outputs that are returned with the code.
     """
@@ -53,12 +53,12 @@ class Entry:
     Parameters
     ----------
     name
-        Its name with that of its module, such as ``"rt.malloc"``. Functions of C programs that
-        pyACL lacks are in the module ``c``.
+        The function's name after its module's, such as ``"rt.malloc"``. The module ``c`` has the
+        functions of C programs that pyACL lacks.
     codes
         One letter for each argument: ``k`` unsigned long, ``K`` uint64, ``i`` int32, ``I`` uint32,
         ``s`` str, ``d`` dict, ``p`` a list of int32, ``o`` an object of the C interface, passed
-        unchanged. Those after ``|`` are optional. ``*`` stands for any argument, which is ignored.
+        unchanged. Arguments after ``|`` are optional. ``*`` is any argument, which is ignored.
     blanks
         The value of each output after a failure.
     function

@@ -111,7 +111,7 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
     asked = _SAME_DIRECTION.get(Kind(kind), Kind(kind))
     if asked not in {Kind.DEFAULT, real}:
         text = f"kind {kind} between {source.pointer:#x} and {target.pointer:#x}"
-        # If an address is not a device's although the kind says so, its memory may be freed.
+        # If the kind claims a device address and the address is none, its memory may be freed.
         claims = zip(_SIDES[asked], (source.device, target.device), strict=True)
         is_stale = any(on_device and device is None for on_device, device in claims)
         if process.profile.is_documented or is_stale:
@@ -129,7 +129,7 @@ def _check_direction(process: AclProcess, call: str, kind: int, target: Side, so
 
 
 def _is_far(process: AclProcess, side: Side) -> bool:
-    """Whether memory was imported by key on another device than the one that holds it."""
+    """Whether memory was imported by key for another device than its own."""
     return Origin.KEY in side.origins and any(
         piece.pages.device != side.device for piece in process.space.overlapping(side.pointer, 1)
     )
@@ -183,7 +183,7 @@ def check(
     *,
     is_async: bool,
 ) -> tuple[Side, Side] | None:
-    """Return both ends of a copy, None if it is empty, or refuse it."""
+    """Return both ends of a copy, or None for an empty copy. Refuse an invalid copy."""
     (to_pointer, largest), (from_pointer, nbytes) = target, source
     if not nbytes:
         return None
@@ -207,9 +207,10 @@ def copy(
     kind: int,
     stream: int | None = None,
 ) -> None:
-    """Copy from a source, its address and the bytes to copy, to a target, its address and room.
+    """Copy bytes from a source to a target.
 
-    If a stream's handle is given, the copy is work of that stream.
+    The source is its address and the number of bytes. The target is its address and its size. If a
+    stream's handle is given, the copy is work of that stream.
     """
     sides = check(process, call, target, source, kind, is_async=stream is not None)
     if sides is None:

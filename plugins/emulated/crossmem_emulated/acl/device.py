@@ -17,7 +17,7 @@ _TOTAL_MEMORY: Final = 301
 _PHYSICAL_CHIP: Final = 402
 _IS_VIRTUAL: Final = 501
 _SWITCHED: Final = 1
-"""The connection of devices: Huawei's own links (HCCS)."""
+"""The type of the connection between devices: Huawei's own links (HCCS)."""
 
 
 @entry("init", "|s")
@@ -108,7 +108,7 @@ def _finish_default(process: AclProcess, state: DeviceState) -> None:
 def _get_device(process: AclProcess) -> int:
     context = process.context
     if context is None:
-        # Programs use this call to find out, so it is no violation.
+        # Programs test for a context with this call, so it is no violation.
         raise Refused(Code.RT_CONTEXT_NULL, "this thread has no current context")
     return context.device
 
@@ -140,7 +140,7 @@ def _get_user_dev_id_by_logic_dev_id(process: AclProcess, index: int) -> int:
 
 @entry("c.get_logic_dev_id_by_phy_dev_id", "i", 0)
 def _get_logic_dev_id_by_phy_dev_id(process: AclProcess, index: int) -> int:
-    # The driver's numbers equal those of the chips here.
+    # In this emulation, the driver's numbers of devices equal the numbers of the chips.
     _get_user_dev_id_by_logic_dev_id(process, index)
     return index
 
@@ -161,7 +161,7 @@ def _get_device_info(process: AclProcess, device: int, attribute: int) -> int:
 @entry("rt.set_op_wait_timeout", "I")
 @entry("rt.set_op_execute_time_out", "I")
 def _set_time_out(process: AclProcess, _timeout: int) -> None:
-    # No work takes time here, so no timeout can pass.
+    # Emulated work takes no time, so it never reaches a timeout.
     process.current()
 
 

@@ -285,12 +285,12 @@ def _ipc_open_event_handle(process: AclProcess, token: bytes) -> int:
 def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> None:
     """Publish the state of an event to other processes, and its completion later."""
     number = work.sequence
-    # Other processes cannot make this process's streams work, so those work now, as far as they
-    # can.
+    # Other processes cannot make this process's streams execute their work. So the streams
+    # execute it now, up to program functions.
     is_done = process.queues.drain([stream])
 
     def finish() -> None:
-        # If the host is lost, no other process can be told.
+        # If the host is lost, this process cannot notify others.
         with process.lock, suppress(HostLostError, sqlite3.OperationalError):
             process.finish(stream, until=number)
             with process.machine.transaction() as tables:
@@ -301,7 +301,7 @@ def _publish(process: AclProcess, event: Event, stream: Stream, work: Work) -> N
         statement = "UPDATE acl_event SET pending = ? WHERE token = ?"
         tables.execute(statement, (0 if is_done else number, event.token))
     if not is_done:
-        # Program functions end at any time, and this process may never wait for them.
+        # A program function may end at any time, and this process may never wait for its end.
         threading.Thread(target=finish, name="crossmem-event", daemon=True).start()
 
 
@@ -316,7 +316,7 @@ def _pending(process: AclProcess, event: Event) -> int:
 
 
 def _wait_for_another(process: AclProcess, event: Event, pending: int, timeout_ms: int) -> None:
-    """Wait until another process's event is done; other calls run meanwhile."""
+    """Wait for the completion of another process's event. Other calls run meanwhile."""
     deadline = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
     while _pending(process, event) == pending:
         if deadline is not None and time.monotonic() > deadline:

@@ -29,7 +29,7 @@ def _copy_rows(
     kind: int,
     stream: int | None = None,
 ) -> None:
-    """Copy rows. A side is its first address and the distance of its rows in bytes."""
+    """Copy rows. A side is the address of its first row, and the distance of rows in bytes."""
     (to, to_pitch), (start, pitch), (width, height) = target, source, extent
     if not width or not height:
         return
@@ -103,7 +103,7 @@ def _copy_batch(
     places: Sequence[Places],
     stream: int | None,
 ) -> None:
-    """Make a batch of copies; none is made if one of them is refused."""
+    """Execute a batch of copies. If one copy is refused, no copy is executed."""
     _check_batch(copies, places)
     starts = [one.first for one in places]
     for number, one in enumerate(copies):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second edition of shareable handles, possibly for a fabric; keys for whole fabrics."""
+"""Version 2 of shareable handles, which may be for a fabric, and keys for whole fabrics."""
 
 import struct
 from typing import Final
@@ -92,7 +92,7 @@ def _ipc_mem_set_attr(process: AclProcess, text: str, kind: int, value: int) -> 
         code = Code.RT_LINK_TYPE_NOT_SUPPORT if is_v3 else Code.RT_FEATURE_NOT_SUPPORT
         raise Refused(code, f"this product has no link {value}")
     if is_v3:
-        # There, importers choose the link, not the exporter.
+        # In this generation, importers choose the link, not the exporter.
         check_known(process, text)
     else:
         check_owner(process, text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory, allocated here or by the program, and the owner of an address."""
+"""Host memory, allocated by ACL or by the program, and the owner of an address."""
 
 import ctypes
 import mmap
@@ -134,7 +134,7 @@ def _is_registered(process: AclProcess, pointer: int) -> bool:
 
 
 def is_page_locked(process: AclProcess, pointer: int) -> bool:
-    """Whether the driver knows host memory: allocated here, or registered."""
+    """Whether the driver knows host memory, because ACL allocated it or a program registered it."""
     return _block_of(process, pointer) is not None or _is_registered(process, pointer)
 
 

@@ -105,7 +105,7 @@ def _exportable(process: AclProcess, pointer: int, size: int) -> Piece:
 
 
 class _Key(NamedTuple):
-    """A key, as the whole host knows it."""
+    """The host's record of a key."""
 
     number: int
     pages: int
@@ -114,11 +114,11 @@ class _Key(NamedTuple):
     owner: int
     device: int
     validates: int
-    """Whether only processes on its whitelist may import it."""
+    """Whether only processes on the key's whitelist may import it."""
     is_small: int
     """Whether the memory has small pages."""
     is_closed: int
-    """Whether its exporter closed it and waits for importers that have not."""
+    """Whether the exporter closed the key while importers still have it open."""
 
 
 def _find_key(tables: sqlite3.Connection, text: str, closed: Code = Code.RT_INVALID_HANDLE) -> _Key:
@@ -275,7 +275,7 @@ def _ipc_mem_close(process: AclProcess, text: str) -> None:
             raise Refused(Code.RT_DRV_INTERNAL_ERROR, "the key is another process's", "ACL-E26")
         query = "SELECT count(*) FROM acl_key_opener WHERE key = ?"
         openers = tables.execute(query, (key.number,)).fetchone()[0]
-        # While it has importers, it is known as closed.
+        # While a key has importers, its record stays and is marked as closed.
         change = "UPDATE acl_key SET is_closed = 1" if openers else "DELETE FROM acl_key"
         tables.execute(f"{change} WHERE number = ?", (key.number,))
     for piece in process.space.pieces.values():
@@ -301,7 +301,7 @@ def _close_import(process: AclProcess, opened: KeyImport) -> None:
 
 
 def is_withdrawn(process: AclProcess, opened: KeyImport) -> str | None:
-    """Return how imported memory was lost, ``"closed"`` or ``"dead"``; None if it was not."""
+    """Return how imported memory was lost, ``"closed"`` or ``"dead"``; None if it was not lost."""
     with process.machine.transaction() as tables:
         row = tables.execute(
             "SELECT owner FROM acl_key WHERE number = ? AND NOT is_closed", (opened.number,)

@@ -29,7 +29,7 @@ _FIRST_HANDLE: Final = 0x5AFE_0000_0000
 _HANDLE_STEP: Final = 64
 
 
-class Again(Exception):  # noqa: N818 - no fault of anybody's
+class Again(Exception):  # noqa: N818 - a retry, not a fault
     """A function has waited and starts again, because other calls may have run."""
 
 
@@ -56,19 +56,19 @@ class Event:
     handle: int
     flags: int
     is_reusable: bool
-    """Whether it can be recorded again without a reset."""
+    """Whether the event can be recorded again without a reset."""
     stream: Stream | None = None
-    """The stream in which it was recorded, None before."""
+    """The stream in which the event was recorded, None before the first record."""
     record: Work | None = None
-    """The work that completes it."""
+    """The work that completes the event."""
     time_ns: int | None = None
-    """The time of its completion."""
+    """The time of the completion."""
     waits: list[tuple[Stream, Work]] = field(default_factory=list)
-    """The work that waits for it."""
+    """The work that waits for the event."""
     token: bytes | None = None
-    """Its name for other processes."""
+    """The event's name for other processes."""
     is_foreign: bool = False
-    """Whether another process made it."""
+    """Whether another process created the event."""
 
     @property
     def is_done(self) -> bool:
@@ -93,7 +93,7 @@ class DeviceState:
     references: int = 0
     default: Context | None = None
     peers: set[int] = field(default_factory=set)
-    """Devices, by number in this process, whose memory it may use."""
+    """The devices whose memory this device may use, by number in this process."""
 
 
 class AclProcess:
@@ -168,7 +168,7 @@ class AclProcess:
         self.slabs: list[Any] = []
         """Memory that serves small requests."""
         self.accesses: dict[int, set[int]] = {}
-        """Devices that may use the memory mapped at an address, by host-wide index."""
+        """By address, the devices that may use the memory mapped there, as host-wide indices."""
         self.events: dict[int, Event] = {}
         self.host_blocks: dict[int, Any] = {}
         self.registered: dict[int, int] = {}
@@ -212,7 +212,7 @@ class AclProcess:
         return getattr(self.thread, "fault", None)
 
     def _turn(self) -> threading.RLock:
-        """Return the lock; a new one in a child that may use the device."""
+        """Return the lock, or a new lock in a forked child that may use the device."""
         if self._forks != forks.generation():
             if self.devices or self.contexts:
                 raise Refused(
@@ -301,7 +301,7 @@ class AclProcess:
         )
 
     def check_idle(self, call: str, start: int, nbytes: int) -> None:
-        """Record that memory of pending work is released; the work is lost."""
+        """Record that a program releases memory of pending work. The work is lost."""
         for work in self.queues.lose(start, nbytes):
             text = f"{nbytes} bytes at {start:#x} are taken from a running {work.call}"
             self.violate(call, "ACL-X1", text)

@@ -43,7 +43,7 @@ class Profile:
     name
         Its name.
     answers
-        Whether it follows the documents or the drivers' sources.
+        Whether the edition follows the documents or the drivers' sources.
     soc
         The result of ``get_soc_name``.
     generation
@@ -55,13 +55,13 @@ class Profile:
     attributes
         Types of physical memory that can be allocated.
     disables_validation
-        The effect of export flag 1: it works, is refused as an invalid value, or is answered with
-        207000 after the handle was exported.
+        The effect of export flag 1: the call works, refuses an invalid value, or returns 207000
+        after it exported the handle.
     newer
-        Whether it has the functions added after CANN 8.0: the second edition of shareable handles,
+        Whether the edition has the functions added after CANN 8.0: version 2 of shareable handles,
         access to mappings, and handles and ranges of mapped addresses.
     retains
-        Whether it can return the handle of a mapping.
+        Whether the edition can return the handle of a mapping.
     fabric
         Whether shareable handles for a fabric exist, as in super nodes.
     ipc_events

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory of a process on a device that the process resets.
 
-The documents say that a reset first finishes the work of the default context. They do not say what
-remains. Here, the process loses everything on the device: memory, imports, mappings, keys,
-contexts, and streams with the work of other contexts. Reserved addresses stay reserved. Handles and
-addresses of lost objects are unknown from then on, and their use is refused like that of any
-unknown one.
+The documents say that a reset first finishes the work of the default context. They do not say which
+objects remain. Here, the process loses all its objects on the device: memory, imports, mappings,
+keys, contexts, and streams with the work of other contexts. Reserved addresses stay reserved. The
+handles and addresses of lost objects become unknown, and calls refuse them like any unknown value.
 """
 
 from crossmem_emulated.acl.addresses import Origin
@@ -27,7 +26,7 @@ def release_device(process: AclProcess, device: int) -> None:
     del process.devices[device]
     physical = [one for one in process.physical.values() if one.device == index]
     for one in physical:
-        # The first step, so that no process imports memory that is being released.
+        # The withdrawal is the first step, so that no process imports memory during its release.
         one.forget_share(process)
         del process.physical[one.handle]
     pieces = [one for one in process.space.pieces.values() if _is_on(one, index, physical)]

@@ -6,8 +6,8 @@ from typing import Final
 __all__ = ["BARE_TGID_BASE", "SCHEMA"]
 
 BARE_TGID_BASE: Final = 1 << 22
-"""The difference between a process's numbers outside and inside of containers. Linux has no larger
-pid."""
+"""The difference between a process's numbers outside and inside of containers: the maximum pid of
+Linux."""
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS acl_share (

@@ -44,7 +44,7 @@ def export(
         raise Refused(Code.INVALID_PARAM, "the handle is null")
     largest = 0 if process.profile.disables_validation == "no" else _DISABLE_PID_VALIDATION
     if flags > largest:
-        # Programs try flags of later editions to find out whether they are known.
+        # Programs try flags of later editions to find out whether the library knows them.
         rule = "ACL-E15" if flags > _DISABLE_PID_VALIDATION else None
         raise Refused(Code.RT_PARAM_INVALID, f"there are no flags {flags}", rule)
     physical = find_physical(process, handle)
@@ -77,7 +77,7 @@ def export(
 
 def pack(physical: Physical) -> int:
     """Return the value that names exported memory."""
-    # The first share of device 0 is 0, as on real devices: no value means "none".
+    # The first share of device 0 is 0, as on real devices. So no value is free to mean "none".
     number = (physical.share or 1) - 1
     return (max(physical.device, 0) << _DEVICE_SHIFT) | number
 
@@ -131,7 +131,7 @@ def admit(process: AclProcess, share: int, pids: list[int]) -> None:
 
 
 def is_admitted(tables: sqlite3.Connection, table: str, column: str, number: int) -> bool:
-    """Whether this process is on a whitelist, and was running when it was added."""
+    """Whether this process is on a whitelist, and had started before its entry was added."""
     row = tables.execute(
         f"SELECT since FROM {table} WHERE {column} = ? AND tgid = ?",  # noqa: S608 - our own names
         (number, os.getpid() + BARE_TGID_BASE),

@@ -31,8 +31,8 @@ class Util:
     def ptr_to_bytes(self, pointer: Any, size: Any, /) -> bytes:
         """Return bytes of host memory.
 
-        On a real host, reading a device's address returns other bytes or faults. A strict emulation
-        records the use and returns poison.
+        On a real host, a read at a device's address returns other bytes or faults. A strict
+        emulation records the use and returns poison.
         """
         if not isinstance(pointer, int) or not isinstance(size, int):
             raise TypeError("acl.util.ptr_to_bytes args parse failed")

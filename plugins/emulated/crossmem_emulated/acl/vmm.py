@@ -55,7 +55,7 @@ class Physical:
     Parameters
     ----------
     handle
-        The handle that the program has.
+        The program's handle.
     device
         Host-wide index of its device, or ``HOST``.
     attribute
@@ -85,7 +85,7 @@ class Physical:
     imported_share: int | None = None
 
     def forget_share(self, process: AclProcess) -> None:
-        """Withdraw the shareable handle, which ends with the memory's last reference here."""
+        """Withdraw the shareable handle, which ends with this process's last reference."""
         if self.share is not None:
             with process.machine.transaction() as tables:
                 tables.execute("DELETE FROM acl_share WHERE number = ?", (self.share,))

@@ -56,7 +56,7 @@ __all__ = [
     "Violation",
 ]
 
-# The imports register the functions.
+# The import of a module registers its functions.
 _FAMILIES = (
     attributes,
     blocks,
@@ -102,7 +102,7 @@ class Runtime:
         Whether the emulation records forbidden and undefined uses, and denies the host access to
         device addresses.
     options
-        Folder and devices; None: those of the environment.
+        Folder and devices; None takes them from the environment.
     has_old_numbers
         Whether the caller was compiled with headers of ROCm 5, independent of the edition.
 
@@ -188,7 +188,7 @@ class Runtime:
 
     @property
     def violations(self) -> list[Violation]:
-        """Uses, by any process of this host, that the vendor forbids or leaves undefined."""
+        """The forbidden or undefined uses by all processes of this host."""
         return self._process.journal.read()
 
     @property
@@ -203,7 +203,7 @@ class Runtime:
 
     @property
     def has_virtual_memory(self) -> bool:
-        """Whether there is virtual memory."""
+        """Whether the emulated runtime has virtual memory."""
         return self._process.profile.has_virtual
 
     @property
@@ -218,7 +218,7 @@ class Runtime:
             raise self.CUDARuntimeError(status)
 
     def call(self, name: str, *arguments: Any, **named: Any) -> tuple[int, Any]:
-        """Call a function as C does; return code and result. A failure is remembered."""
+        """Call a function as C does; return code and result. A failure becomes the last error."""
         called = ENTRIES[name]
         status, value = self._process.call(called, parse(called, arguments, named))
         if status:
@@ -226,7 +226,7 @@ class Runtime:
         return status, value
 
     def crossmem_fault(self) -> CrossmemError | None:
-        """Return why this thread's last failed call failed, if the vendor has no code for it."""
+        """Return why this thread's last call failed, if the vendor has no code for the reason."""
         return self._process.fault
 
     def refuse(self, name: str, status: int) -> int:

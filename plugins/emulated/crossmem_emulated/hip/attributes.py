@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The attributes of addresses.
 
-CuPy has only ``pointerGetAttributes``. The others are functions of the vendors' libraries that
-programs also need.
+CuPy has only ``pointerGetAttributes``. Programs also need the other functions, which only the
+vendors' libraries have.
 """
 
 from enum import IntEnum
@@ -49,7 +49,7 @@ _BEFORE_6: Final = {
 
 
 def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
-    """Return the memory that contains an address; of shared pages, only the allocated part."""
+    """Return the memory that contains an address. In shared pages, the allocated part counts."""
     for piece in process.space.overlapping(pointer, 1):
         if piece.origin is not Origin.IPC:
             return piece
@@ -61,7 +61,7 @@ def _owner_of(process: HipProcess, pointer: int) -> Piece | HostBlock | None:
 
 def _range_of(owner: Piece | HostBlock) -> tuple[int, int]:
     if isinstance(owner, Piece) and owner.origin is Origin.VIRTUAL:
-        # The whole reservation, whatever is mapped there: NVIDIA's library was observed to do this.
+        # The whole reservation, even if only a part is mapped, as observed with NVIDIA's library.
         return owner.region.start, owner.region.nbytes
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         return owner.source.pointer, owner.source.nbytes
@@ -73,7 +73,7 @@ def _type_of(owner: Piece | HostBlock) -> MemoryType:
 
 
 def _device_of(process: HipProcess, owner: Piece | HostBlock) -> int:
-    """Return the device of memory, by its number here; -1 if it is not visible."""
+    """Return the device of memory, by number in this process; -1 if it is not visible."""
     if isinstance(owner, Piece) and owner.origin is Origin.IPC:
         device: int = owner.source.device
         return device
@@ -167,7 +167,7 @@ def _number_of(process: HipProcess, kind: MemoryType) -> int:
 def _described(
     process: HipProcess, kind: MemoryType, device: int, pointer: int, host: int
 ) -> PointerAttributes:
-    # For ROCm, CuPy still translates the numbers from before ROCm 6; they became CUDA's since.
+    # CuPy still translates ROCm's numbers from before ROCm 6. Since then they equal CUDA's.
     is_shifted = process.profile.is_hip and not process.profile.has_old_numbers
     shown = kind + (is_shifted and kind < MemoryType.DEVICE)
     found = PointerAttributes(device, pointer, host, shown)
@@ -179,8 +179,8 @@ def _described(
 def _pointer_get_attributes(process: HipProcess, pointer: int) -> PointerAttributes:
     owner = _owner_of(process, pointer)
     if owner is None:
-        # AMD's documents refuse all of these, but no release since ROCm 6 does. CuPy relies on the
-        # result: it queries each host array before it copies the array.
+        # AMD's documents refuse all such addresses, but no release since ROCm 6 does. CuPy relies
+        # on the result: it queries each host array before it copies the array.
         if process.profile.is_before_6 or (process.profile.refuses_null and not pointer):
             raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in no allocation")
         return _described(process, MemoryType.UNREGISTERED, -2, 0, 0)

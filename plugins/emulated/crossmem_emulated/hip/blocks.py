@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory: of the device, where small requests share pages, pinned, managed, and from pools."""
+"""Allocations of device, pinned and managed memory, and from pools. Small requests share pages."""
 
 import ctypes
 import mmap
@@ -60,10 +60,10 @@ class HostBlock:
     pages: Pages | None = None
     flags: int = 0
     is_registered: bool = False
-    """Whether the program allocated it, and only pinned it here."""
+    """Whether the program allocated the memory, and the runtime only pinned it."""
     is_synchronous: bool = False
     number: int = field(default_factory=numbers)
-    """A number that no other memory of this process ever has."""
+    """A number that is unique in this process, also among memory that was freed."""
 
     @property
     def kind(self) -> MemoryType:
@@ -122,7 +122,7 @@ def _malloc_small(process: HipProcess, index: int, nbytes: int) -> int:
 def _attach(
     process: HipProcess, pages: Pages, nbytes: int, origin: Origin, source: Pool | None = None
 ) -> int:
-    """Give pages an address. If that fails, release them."""
+    """Map pages at a device address. If this fails, release the pages."""
     try:
         region = process.space.reserve(pages.nbytes, is_reservation=False)
     except memory.SystemCallError:
@@ -143,7 +143,7 @@ def malloc_from(process: HipProcess, pool: Pool, nbytes: int) -> int:
         try:
             pages = _allocate_pages(process, index, nbytes)
         except Refused:
-            # The memory that the pool keeps may be the memory that is missing.
+            # The memory that the pool keeps may make room for the request.
             pool.trim(process.store, 0)
             pages = _allocate_pages(process, index, nbytes)
     pointer = _attach(process, pages, nbytes, Origin.POOL, pool)
@@ -188,7 +188,7 @@ def _free(process: HipProcess, pointer: int) -> None:
         check_from_pool(piece.source)
         finish_device(process, piece.source.device)
         if process.space.pieces.get(pointer) is not piece:
-            # A stream was about to free it too, and has just done so.
+            # A stream has freed it meanwhile.
             raise Again
         close_once(process, "free", piece.source)
         return

@@ -35,7 +35,7 @@ _WIDER: Final[Mapping[str, str]] = {
 _LONG_BITS: Final = 64
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the emulation
+class Refused(Exception):  # noqa: N818 - a result, not a fault of the emulation
     """A function returns an error code.
 
     Parameters
@@ -45,8 +45,8 @@ class Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the em
     text
         The reason, for the record.
     rule
-        Id of the broken rule, such as ``"HIP-E6"``; the use is then a violation. None if a lawful
-        program can get this code too.
+        Id of the violated rule, such as ``"HIP-E6"``. None if the use is no violation, because a
+        lawful program can get this code too.
     """
 
     def __init__(self, status: int, text: str, rule: str | None = None) -> None:
@@ -236,7 +236,7 @@ def _check_object(parameter: Parameter, value: Any) -> None:
             f"(expected {parameter.kind}, got {type(value).__name__})"
         )
     if value is None:
-        # Cython accepts None, and its later use fails.
+        # Cython accepts None, and then fails when it uses the value.
         if wanted is str:
             raise AttributeError("'NoneType' object has no attribute 'encode'")
         raise TypeError("'NoneType' object is not iterable")

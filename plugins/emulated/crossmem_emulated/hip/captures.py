@@ -55,7 +55,7 @@ def _stream_is_capturing(process: HipProcess, handle: int) -> bool:
 def _capture_of(process: HipProcess, handle: int) -> Capture | None:
     stream = find_stream(process, handle)
     if stream.is_legacy and is_capture_in_way(process, stream.device):
-        # The query is no breach, and loses no capture.
+        # The query is no violation, and does not break the capture.
         raise Refused(Status.CAPTURE_IMPLICIT, "a stream that it would wait for is captured")
     return stream.capture
 

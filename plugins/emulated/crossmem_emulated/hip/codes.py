@@ -23,7 +23,7 @@ __all__ = [
 
 HANDLE_NBYTES: Final = 64
 LARGEST_NBYTES: Final = 1 << 46
-"""More than the addresses of any process."""
+"""More bytes than a process has addresses."""
 
 
 class Status(IntEnum):
@@ -67,7 +67,7 @@ class Kind(IntEnum):
     DEVICE_TO_DEVICE = 3
     DEFAULT = 4
     DEVICE_TO_DEVICE_NO_CU = 1024
-    """AMD's only, since ROCm 6."""
+    """Only AMD has this kind, since ROCm 6."""
 
 
 class MemoryType(IntEnum):
@@ -146,7 +146,7 @@ _CUDA: Final[Mapping[int, tuple[str, str]]] = {
 
 
 class CUDARuntimeError(RuntimeError):
-    """A function of a CUDA build failed; with the name and interface of CuPy's.
+    """A function of a CUDA build failed. CuPy's class has the same name and interface.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ _ATTRIBUTES_OF_ROCM: Final[Mapping[str, int]] = {
     "cudaDevAttrPciDeviceId": 22,
     "cudaDevAttrWarpSize": 9,
 }
-"""Numbers of attributes in a CuPy for ROCm, which has no others."""
+"""Numbers of all attributes in a CuPy for ROCm."""
 
 
 def constants_of(*, is_hip: bool) -> dict[str, int]:

@@ -36,7 +36,7 @@ def _ctx_create(process: HipProcess, _flags: int, device: int) -> int:
     if process.profile.has_contexts:
         context = process.new_context(device, is_primary=False)
     else:
-        # A context is the device itself, and its creation does not select it.
+        # A context is the device itself, and the creation of a context does not select the device.
         context = process.primary_of(device)
     process.stack().append(context.handle)
     return context.handle
@@ -50,7 +50,7 @@ def _ctx_get_current(process: HipProcess) -> int:
 @entry("ctxSetCurrent(intptr_t context)")
 def _ctx_set_current(process: HipProcess, handle: int) -> None:
     context = _find(process, handle) if handle else None
-    # It replaces the top of the stack.
+    # The context replaces the top of the stack.
     del process.stack()[-1:]
     if context is not None:
         process.stack().append(handle)
@@ -98,7 +98,7 @@ def _device_primary_ctx_retain(process: HipProcess, device: int) -> int:
 
 @entry("devicePrimaryCtxRelease(int device)")
 def _device_primary_ctx_release(process: HipProcess, device: int) -> None:
-    # The runtime itself holds it too, as long as the process runs.
+    # The runtime itself holds the context until the process ends.
     process.check_device(device)
 
 
@@ -122,7 +122,7 @@ def _device_primary_ctx_reset(process: HipProcess, device: int) -> None:
         check_safe(process)
         process.check_device(device)
         _reset(process, "devicePrimaryCtxReset", device)
-    # The runtimes do nothing, whatever the device.
+    # The runtimes do nothing for any device.
 
 
 @entry("deviceReset()")
@@ -156,8 +156,8 @@ def _reset(process: HipProcess, call: str, device: int) -> None:
 def _is_reset(process: HipProcess, block: HostBlock, device: int) -> bool:
     """Whether host memory is released with a device.
 
-    The documents say that memory allocated on the device is released. AMD's runtime forgets it if
-    there is only one device, and otherwise treats it as memory of all devices.
+    The documents say that memory allocated on the device is released. AMD's runtime releases host
+    memory if there is only one device. Otherwise it treats host memory as memory of all devices.
     """
     if process.profile.is_documented:
         return block.device == device

@@ -62,7 +62,7 @@ class Side:
     is_device
         Whether it is on a device, None if it is on both the device and the host.
     parts
-        Its bytes.
+        The bytes of this end.
     is_synchronous
         Whether the host waits even if no end of the copy is on the host.
     """
@@ -79,7 +79,7 @@ def side_of(process: HipProcess, pointer: int, nbytes: int, device: int, access:
         block = find_host_block(process, pointer)
         if block is not None and pointer + nbytes > block.start + block.nbytes:
             raise Refused(Status.INVALID_VALUE, f"{nbytes} bytes are too many", "HIP-X4")
-        # A device's memory here may have been freed, and the host's access would then fault.
+        # The address may be of freed device memory, and an access by the host would then fault.
         if block is None and not memory.is_mapped(pointer, nbytes):
             text = f"{nbytes} bytes at {pointer:#x} are in no allocation, or in one that was freed"
             raise Refused(Status.INVALID_VALUE, text, "HIP-X4")
@@ -112,7 +112,7 @@ def _is_pageable(process: HipProcess, pointer: int) -> bool:
 def give_back(process: HipProcess, stream: Stream, work: Work, ends: tuple[int, int]) -> None:
     """Finish a stream's copy if one end is memory that is not pinned.
 
-    The caller may use the memory again, even if a program function is in the stream.
+    The caller may then reuse the memory, even if a program function is in the stream.
     """
     if not process.setup.slow_streams and any(_is_pageable(process, one) for one in ends):
         finish(process, [stream], work.sequence)
@@ -153,14 +153,14 @@ def check_direction(process: HipProcess, call: str, kind: int, target: Side, sou
         if side.is_device is None or side.is_device == claimed:
             continue
         text = f"kind {kind}, but {side.pointer:#x} is on the {'host' if claimed else 'device'}"
-        # An alleged device address that is none may not be a valid address at all any more.
+        # If the kind claims a device address and the address is none, its memory may be freed.
         if claimed or process.profile.is_documented:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X2")
         process.violate(call, "HIP-X2", text)
 
 
 def is_waiting(target: Side, source: Side) -> bool:
-    """Whether the host waits for a copy. By the documents it does not if no end is host memory."""
+    """Whether the host waits for a copy. By the documents, copies between devices need no wait."""
     is_on_devices = target.is_device is True and source.is_device is True
     return not is_on_devices or target.is_synchronous or source.is_synchronous
 

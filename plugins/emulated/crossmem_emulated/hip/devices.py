@@ -24,7 +24,7 @@ def _bus_of(index: int) -> tuple[int, int, int]:
 
 
 def _uuid_of(index: int) -> bytes:
-    """Return a device's UUID. That of every second device contains a zero byte."""
+    """Return a device's UUID. Every second device has a UUID with a zero byte."""
     digest = hashlib.blake2b(b"crossmem emulated GPU %d" % index, digest_size=_UUID_NBYTES).digest()
     plain = bytes(byte or 1 for byte in digest)
     return plain[:9] + b"\0" + plain[10:] if index % 2 else plain
@@ -55,7 +55,7 @@ def _set_device(process: HipProcess, device: int) -> None:
     process.check_device(device)
     process.thread.context = process.primary_of(device).handle
     if process.profile.has_contexts and process.stack():
-        # It replaces the current context.
+        # The device's context replaces the current one.
         process.stack()[-1] = process.thread.context
 
 
@@ -106,7 +106,7 @@ def _get_device_properties(process: HipProcess, device: int) -> dict[str, Any]:
         "managedMemory": 1,
     }
     if is_hip:
-        # Programs that read a 1 here access its memory from the host.
+        # A program that reads 1 accesses the device's memory from the host.
         is_open = not process.setup.strict
         return {**found, "gcnArchName": b"gfx942", "isLargeBar": int(is_open)}
     # CuPy reads the 16 bytes as a string, which ends before a zero byte.

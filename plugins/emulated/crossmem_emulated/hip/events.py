@@ -53,11 +53,11 @@ class Event:
     handle: int
     flags: int
     device: int
-    """The current device when it was made or opened."""
+    """The current device when the event was created or opened."""
     record: Record | None = None
-    """The last one."""
+    """The last record of the event."""
     token: bytes | None = None
-    """The handle by which other processes know it, or by which it was opened."""
+    """The handle by which other processes know the event, or by which it was opened."""
 
 
 def _find(process: HipProcess, handle: int) -> Event:
@@ -219,8 +219,8 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
 
 def _publish(process: HipProcess, event: Event, record: Record) -> None:
     """Publish the state of an event to other processes, and its completion later."""
-    # Other processes cannot make this process's streams work, so those work now, as far as they
-    # can.
+    # Other processes cannot make this process's streams execute their work. So the streams
+    # execute it now, up to program functions.
     process.queues.drain([record.stream])
     number = 0 if _is_done(event) else record.work.sequence
     if event.token is not None:
@@ -229,7 +229,7 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
             tables.execute(statement, (process.machine.me(tables), number, event.token))
 
     def tell() -> None:
-        # If the host is lost, no other process can be told.
+        # If the host is lost, this process cannot notify others.
         with process.lock, suppress(HostLostError, sqlite3.OperationalError):
             finish(process, [record.stream], number)
             with process.machine.transaction() as tables:
@@ -240,7 +240,7 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
                 tables.execute(statement, (event.token, process.machine.me(tables), number))
 
     if number:
-        # Program functions end at any time, and this process may never wait for them.
+        # A program function may end at any time, and this process may never wait for its end.
         threading.Thread(target=tell, name="crossmem-event", daemon=True).start()
 
 

@@ -108,7 +108,8 @@ def enter(process: HipProcess, tables: sqlite3.Connection, piece: Piece, current
 def withdraw(process: HipProcess, call: str, piece: Piece) -> bool:
     """Refuse later opens of memory that is being freed; return whether it was exported.
 
-    Processes that have it open keep it, although the vendors leave that undefined (HIP-E10).
+    Processes that have the memory open keep it, although the vendors leave this undefined
+    (HIP-E10).
     """
     numbers = process.exports.pop(piece.start, [])
     if not numbers:

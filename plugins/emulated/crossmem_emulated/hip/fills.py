@@ -27,7 +27,7 @@ def fill(parts: Parts, pattern: bytes) -> None:
         if len(pattern) == 1:
             ctypes.memset(place, pattern[0], size)
         else:
-            # A part may begin inside the pattern.
+            # A part may begin in the middle of a pattern.
             first = done % len(pattern)
             data = pattern[first:] + pattern * (size // len(pattern) + 1)
             ctypes.memmove(place, data, size)
@@ -48,7 +48,7 @@ def filled_side(process: HipProcess, pointer: int, nbytes: int, device: int) -> 
 def give_fill(
     process: HipProcess, stream: Stream, work: Work, side: Side, *, is_async: bool
 ) -> None:
-    """Submit a fill to a stream; the host waits if it can access the memory, unless it is async."""
+    """Submit a fill to a stream. The host waits for memory that it can access, except if async."""
     is_seen = side.is_device is None or side.is_synchronous
     do_now(process, stream, work, waits=is_seen and not is_async)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program's own memory that it has pinned, and the devices' view of host memory."""
+"""Pinned memory that the program allocated, and the devices' view of host memory."""
 
 from crossmem_emulated import memory
 from crossmem_emulated.hip.blocks import HostBlock, find_host_block, release_host

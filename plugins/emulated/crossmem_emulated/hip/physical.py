@@ -47,15 +47,15 @@ class Physical:
     Parameters
     ----------
     handle
-        The handle that the program has.
+        The program's handle.
     pages
         The memory.
     kind
-        Its requested type, which only the creating process can query.
+        The requested type of the memory, which only the creating process can query.
     handle_type
-        The type of handle as which it may be exported.
+        The type of handle for exports.
     is_imported
-        Whether it was imported, from another process or this one.
+        Whether the memory was imported, from another process or this one.
     references
         Number of creations, imports and retains that were not released.
     mappings
@@ -72,7 +72,7 @@ class Physical:
 
 
 def check_virtual(process: HipProcess) -> None:
-    """Refuse releases that have the functions without an implementation."""
+    """Refuse releases whose functions for virtual memory have no implementation."""
     if not process.profile.has_virtual:
         raise Refused(Status.NOT_SUPPORTED, "this release has no virtual memory")
 
@@ -95,7 +95,7 @@ def drop(process: HipProcess, physical: Physical) -> None:
     if physical.references:
         return
     if physical.is_imported:
-        # The descriptor belongs to the handle. A mapping alone needs none.
+        # The descriptor belongs to the handle. A mapping alone needs no descriptor.
         process.store.close_descriptor(physical.pages)
     if not physical.mappings:
         del process.physical[physical.handle]
@@ -121,7 +121,7 @@ def _check_properties(
     if not 0 <= device < len(process.setup.visible):
         raise Refused(process.profile.no_such_device, f"there is no device {device}", "HIP-V1")
     if handle_type not in _HANDLE_TYPES:
-        # Programs request other types to find out whether they exist.
+        # Programs request other types to find out whether the runtime offers them.
         raise Refused(Status.NOT_SUPPORTED, f"handles of type {handle_type} are not offered")
     return process.setup.visible[device]
 
@@ -182,7 +182,7 @@ def _mem_retain_allocation_handle(process: HipProcess, pointer: int) -> int:
             physical: Physical = piece.source.physical
             physical.references += 1
             return physical.handle
-        # The libraries crashed on this before ROCm 7.14.
+        # Before ROCm 7.14, the libraries crashed on such an address.
         raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is from {piece.origin}", "HIP-V11")
     raise Refused(Status.INVALID_VALUE, f"nothing is mapped at {pointer:#x}")
 

@@ -42,7 +42,7 @@ _MOST_NBYTES: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Rows of one width at equal distances, and planes of them at equal distances.
+    """Rows of equal width and distance, in planes of equal distance.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Plane:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes from the first to the last."""
+        """Number of bytes from the first byte to the last."""
         rows = self.pitch * (self.height - 1) + self.width
         return self.plane_pitch * (self.depth - 1) + rows
 
@@ -89,7 +89,7 @@ class Plane:
             raise Refused(Status.INVALID_VALUE, text, "HIP-X7")
 
     def rows(self, side: Side, *, is_whole: bool) -> Iterator[Parts]:
-        """Yield the bytes of each row, or all at once if there are no gaps."""
+        """Yield the bytes of each row, or all rows at once if there are no gaps."""
         if is_whole:
             yield side.parts
             return

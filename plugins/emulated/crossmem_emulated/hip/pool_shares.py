@@ -20,7 +20,7 @@ __all__: list[str] = []
 
 _DESCRIPTOR: Final = 1
 _NOTE: Final = struct.Struct("<16sQQiI")
-"""The data behind the descriptor of a shared pool: magic, host, host-wide index of its device, and
+"""The data in the file of a shared pool: magic, host, host-wide index of the pool's device, and
 number of devices with access."""
 _ACCESS: Final = struct.Struct("<iI")
 """Index of a device on the host, and its access."""

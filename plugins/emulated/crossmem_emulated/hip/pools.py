@@ -66,7 +66,7 @@ def new_pool(process: HipProcess, device: int, handle_type: int = NO_HANDLE) -> 
 
 
 def _check_own(process: HipProcess, call: str, pool: Pool) -> None:
-    """Refuse an allocation from an imported pool; AMD's runtimes do not."""
+    """Refuse an allocation from an imported pool. AMD's runtimes allow it."""
     if pool.is_imported:
         text = f"the pool {pool.handle:#x} was imported"
         if process.profile.is_documented:
@@ -255,14 +255,14 @@ def _free_async(process: HipProcess, pointer: int, stream: int) -> None:
     if piece.origin is Origin.IPC:
         check_from_pool(piece.source)
     submit(process, where, Work("freeAsync", (), lambda: _give_back(process, piece)))
-    # Memory that was opened several times is freed as often.
+    # Memory that was opened several times is freed the same number of times.
     piece.is_freed = where.capture is None and piece.origin is not Origin.IPC
-    # The stream does its work now, unless a program function must end first.
+    # The stream executes its work now, unless a program function must end first.
     process.queues.drain([where])
 
 
 def _give_back(process: HipProcess, piece: Piece) -> None:
-    """Free memory at a stream's request, unless it was freed since."""
+    """Free memory as work of a stream, unless another call has freed it meanwhile."""
     if process.space.pieces.get(piece.start) is not piece:
         return
     if piece.origin is Origin.IPC:

@@ -30,7 +30,7 @@ _HANDLE_STEP: Final = 64
 _SLOW_OPEN_S: Final = 0.5
 
 
-class Again(Exception):  # noqa: N818 - no fault of anybody's
+class Again(Exception):  # noqa: N818 - a retry, not a fault
     """A function has waited and starts again, because other calls may have run."""
 
 
@@ -48,7 +48,7 @@ class Quirk:
     IGNORED_FLAG: Final = "ignored-flag"
     """Opening gives no access to another device's memory (before ROCm 7.0)."""
     REUSED_HANDLES: Final = "reused-handles"
-    """A handle names an address, whatever is allocated there (before ROCm 7.1)."""
+    """A handle names an address, even after a new allocation there (before ROCm 7.1)."""
     FRESH_HANDLES: Final = "fresh-handles"
     """Each export of the same memory returns another handle (2025 and 2026)."""
     NEW_ADDRESSES: Final = "new-addresses"
@@ -101,11 +101,11 @@ class Context:
     """The device, by its number in this process."""
     is_primary: bool
     peers: set[int] = field(default_factory=set)
-    """Devices, by number in this process, whose memory it may use."""
+    """The devices whose memory this context's device may use, by number in this process."""
 
 
 def _coupled(stream: Any, streams: Iterable[Any]) -> list[Any]:
-    """Return the streams that wait for a stream and it for them: legacy and blocking ones."""
+    """Return the streams with mutual waits: for a legacy stream, the blocking ones; or reverse."""
     if not stream.is_blocking:
         return []
     return [
@@ -139,7 +139,7 @@ class HipProcess:
         self.contexts: dict[int, Context] = {}
         self.primary: dict[int, Context] = {}
         self.streams: dict[Any, Any] = {}
-        """By handle; legacy streams by device, and threads' own streams by device and thread."""
+        """Streams by handle. The keys of legacy and per-thread streams contain the device."""
         self.queues = Queues(
             self.lock,
             self.thread,
@@ -159,12 +159,12 @@ class HipProcess:
         self.pools: dict[int, Any] = {}
         self.default_pools: dict[int, Any] = {}
         self.current_pools: dict[int, Any] = {}
-        """By device, if a program chose a pool."""
+        """The chosen pool by device. A device without an entry has its initial pool."""
         self.limits: dict[tuple[int, int], int] = {}
-        """By device and number, if a program set a limit."""
+        """The limits that a program set, by device and number."""
         self.device_flags: dict[int, int] = {}
         self.physical: dict[int, Any] = {}
-        """Memory without an address of its own, by handle; also released memory with mappings."""
+        """Physical memory by handle, including released memory that still has mappings."""
         self.leaked: list[Pages] = []
 
     # Calls ------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class HipProcess:
         return status, None
 
     def refuse(self, name: str, status: int) -> int:
-        """Return a code to a call, after the checks of every call."""
+        """Return a code for a call, after the checks that each call makes."""
 
         def function(_process: "HipProcess") -> None:
             raise Refused(status, f"{name} always answers {status}")
@@ -203,7 +203,7 @@ class HipProcess:
         return self.call(Entry(name, name, (), function), [])[0]
 
     def _turn(self, called: Entry) -> threading.RLock:
-        """Return the lock; a new one in a child that may use the devices."""
+        """Return the lock, or a new lock in a forked child."""
         if self._generation != forks.generation():
             if self.is_used and called.needs_device:
                 raise Refused(
@@ -217,20 +217,19 @@ class HipProcess:
             self._generation = forks.generation()
             self._begin()
         if called.name == "ipcOpenMemHandle" and self.has(Quirk.SLOW_OPEN):
-            # Other calls do not wait for this.
+            # The sleep happens without the lock, so other calls do not wait.
             time.sleep(_SLOW_OPEN_S)
         return self.lock
 
     def _work(self, called: Entry, values: list[Any]) -> Any:
         if called.needs_device:
-            # Set before any query of the host: a child that is forked meanwhile has lost the host.
+            # This precedes any query of the host, because a child forked meanwhile loses the host.
             self.is_used = True
         code = self.faults.take(called.name)
         if code is not None:
             raise Refused(code, f"{called.name} was made to fail with {code}")
         if called.needs_device and not self.setup.visible:
-            # The count of devices was right even in releases whose other calls returned a wrong
-            # code.
+            # In some releases, all calls except the count of devices returned a wrong code.
             is_count = called.name == "getDeviceCount"
             status = Status.NO_DEVICE if is_count else self.profile.no_device
             raise Refused(status, "no device is visible")
@@ -243,7 +242,7 @@ class HipProcess:
                 continue
 
     def _check_callback(self, called: Entry) -> None:
-        """Record calls of program functions in streams, which must not make any."""
+        """Record a forbidden call: program functions in streams must not call the runtime."""
         if getattr(self.thread, "callback", None) is None:
             return
         text = "a function that is work of a stream calls the library"
@@ -299,10 +298,10 @@ class HipProcess:
         return context
 
     def current(self) -> Context:
-        """Return the context of the calling thread; by default that of device 0."""
+        """Return the context of the calling thread, by default the context of device 0."""
         handle = getattr(self.thread, "context", 0)
         if self.profile.has_contexts:
-            # Another thread may have destroyed some of them.
+            # Another thread may have destroyed some contexts of the stack.
             bound = [one for one in self.stack() if one in self.contexts]
             handle = bound[-1] if bound else handle
         context = self.contexts.get(handle)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The editions of the rules: AMD's documents, a generation of its runtime, or NVIDIA's.
+"""The editions of the rules: AMD's documents, a generation of its runtime, or NVIDIA's documents.
 
 ``documented`` refuses what AMD's documents forbid and returns the codes in the runtime's sources.
 ``clr24``, ``clr26`` and ``rocm5`` follow the sources of ROCm 6.3, ROCm 10 and ROCm 5.2. ``cuda``
@@ -27,9 +27,9 @@ class Profile:
     version
         The result of ``runtimeGetVersion``.
     is_hip
-        Whether it is AMD's.
+        Whether the edition is AMD's.
     is_documented
-        Whether it follows documents, rather than the sources of a runtime.
+        Whether the edition follows documents, rather than the sources of a runtime.
     stale
         The code of an open of memory that does not exist any more.
     unreachable
@@ -39,7 +39,7 @@ class Profile:
     knows_own_pid
         Whether it recognises handles of the process itself.
     looks_first
-        Whether it recognises a handle that is open before it queries the exporter.
+        Whether it recognises an open handle before it queries the exporter.
     keeps_ordinals
         Whether it interprets the exporter's device number as one of the importer's.
     closes_inside
@@ -55,10 +55,10 @@ class Profile:
     no_such_device
         The code of creating virtual memory for a device that does not exist.
     takes_descriptors
-        Whether an import's argument is the descriptor itself, as in AMD's since ROCm 7.1. In that
-        case 0 means no argument.
+        Whether an import's argument is the descriptor itself, as in AMD's runtimes since ROCm 7.1.
+        In that case 0 means no descriptor.
     keeps_not_ready
-        Whether "not ready" is remembered as a failure.
+        Whether "not ready" becomes the last error.
     frees_null
         Whether null can be freed in a stream, as in HIP 7.
     has_uncached

@@ -16,13 +16,13 @@ class Pool:
     device: int
     """The device, by its number in this process."""
     handle_type: int = 0
-    """The type of handle as which it may be exported."""
+    """The type of handle for exports of the pool."""
     is_imported: bool = False
-    """Whether it was imported, from another process or this one."""
+    """Whether the pool was imported, from another process or this one."""
     flags: dict[int, int] = field(default_factory=dict)
     access: dict[int, int] = field(default_factory=dict)
     threshold_nbytes: int = 0
-    """The most unused bytes that it keeps."""
+    """The maximum number of unused bytes that the pool keeps."""
     kept: list[Pages] = field(default_factory=list)
     used_nbytes: int = 0
     taken_nbytes: int = 0
@@ -32,12 +32,12 @@ class Pool:
 
     @property
     def kept_nbytes(self) -> int:
-        """Unused bytes that it keeps."""
+        """The unused bytes that the pool keeps."""
         return sum(pages.nbytes for pages in self.kept)
 
     @property
     def reserved_nbytes(self) -> int:
-        """All its bytes."""
+        """All bytes of the pool."""
         return self.taken_nbytes + self.kept_nbytes
 
     def note(self, nbytes: int, pages: Pages) -> None:

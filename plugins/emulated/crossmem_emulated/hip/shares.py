@@ -33,11 +33,11 @@ class Import:
     pointer: int
     nbytes: int
     device: int
-    """The current device at the last open, by its number here."""
+    """The current device at the last open, by its number in this process."""
     context: Context
     record: int
     pool: Pool | None = None
-    """The pool into which it was imported, None if a handle opened it."""
+    """The pool into which the memory was imported, None if a handle opened the memory."""
     references: int = 1
 
 
@@ -184,7 +184,7 @@ def _check_reach(process: HipProcess, context: Context, index: int) -> None:
 def _map(
     process: HipProcess, row: dict[str, Any], token: bytes, pages: Pages, context: Context
 ) -> Import:
-    """Map memory with all others in its pages, at other addresses than the exporter's."""
+    """Map the whole pages of memory, at other addresses than the exporter's."""
     size = -(-pages.nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
     avoided: list[Region] = []
     try:
@@ -241,7 +241,7 @@ def close_once(process: HipProcess, call: str, opened: Import) -> None:
 
 
 def close_import(process: HipProcess, call: str, opened: Import) -> None:
-    """Unmap opened memory, however often it was opened."""
+    """Unmap opened memory, even if it was opened several times."""
     process.imports.remove(opened)
     piece = opened.piece
     check_idle(process, call, piece.start, piece.nbytes)

@@ -32,10 +32,10 @@ __all__ = [
 
 _LEGACY: Final = frozenset({0, 1})
 PER_THREAD: Final = 2
-"""The stream that each thread has of its own."""
+"""The handle of the calling thread's own stream."""
 _NON_BLOCKING: Final = 1
 CAPTURE_MODES: Final = range(3)
-"""The calls that captures forbid: none to any thread, none to other threads, or none at all."""
+"""The modes of captures: they forbid calls to all threads, to their own thread, or to none."""
 _MODE_GLOBAL, _MODE_OF_THREAD, _MODE_RELAXED = CAPTURE_MODES
 _PRIORITIES: Final = {True: (1, -1), False: (0, -1)}
 """The lowest and the highest priority, AMD's and NVIDIA's."""
@@ -48,7 +48,7 @@ class Capture:
     mode: int
     thread: int
     number: int
-    """A number that no other capture of this process has."""
+    """A number that is unique among the captures of this process."""
     graph: int
     """The handle of the resulting graph."""
     is_broken: bool = False
@@ -72,7 +72,7 @@ class Stream:
 
 
 def legacy_of(process: HipProcess, device: int) -> Stream:
-    """Return the stream of a device for which all blocking streams wait."""
+    """Return the legacy stream of a device, for which all blocking streams wait."""
     stream: Stream | None = process.streams.get(("legacy", device))
     if stream is None:
         stream = Stream(0, device, is_legacy=True)
@@ -125,7 +125,7 @@ def finish_device(process: HipProcess, device: int) -> None:
 
 
 def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
-    """Record that memory of pending work is released; the work is lost."""
+    """Record that a program releases memory of pending work. The work is lost."""
     for work in process.queues.lose(start, nbytes):
         text = f"{nbytes} bytes at {start:#x} are taken from a running {work.call}"
         process.violate(call, "HIP-X1", text)
@@ -135,7 +135,7 @@ def check_idle(process: HipProcess, call: str, start: int, nbytes: int) -> None:
 
 
 def _break(streams: Iterable[Stream], status: Status, text: str) -> None:
-    """Refuse a call that a capture forbids; the captures are lost."""
+    """Refuse a call that a capture forbids. The call breaks the captures."""
     captured = [one.capture for one in streams if one.capture is not None]
     for capture in captured:
         capture.is_broken = True
@@ -155,7 +155,7 @@ def _check_implicit(process: HipProcess, device: int) -> None:
 
 
 def check_wait(process: HipProcess, stream: Stream) -> None:
-    """Refuse to wait for a stream that is captured, or that would wait for a captured one."""
+    """Refuse a wait for a captured stream, or for a stream that would wait for a captured one."""
     if stream.is_legacy:
         _check_implicit(process, stream.device)
     _break([stream], Status.CAPTURE_UNSUPPORTED, "the stream is captured")

@@ -38,7 +38,7 @@ class Mapping:
     physical
         The memory.
     access
-        The access of devices, by their number in this process; none for missing ones.
+        The access of devices, by number in this process. A device without an entry has none.
     """
 
     physical: Physical

@@ -63,7 +63,7 @@ _ENTRIES: Final = {
 
 def _entry_of(name: str) -> str | None:
     """Return CuPy's name of a function, None if the emulation has no entry for it."""
-    # The import registers the entries.
+    # The module's import has registered the entries.
     rest = name.removeprefix("hip")
     for one in (rest, rest.removesuffix("_spt")):
         entry = _ENTRIES.get(one, one[:1].lower() + one[1:])

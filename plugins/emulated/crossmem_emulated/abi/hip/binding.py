@@ -29,7 +29,7 @@ _OF_ROCM_5: Final = "libamdhip64.so.5"
 def _runtime(soname: str) -> Runtime:
     options = Options.from_environ(os.environ)
     profile = options.hip_profile
-    # A program linked with this name was compiled with ROCm 5's numbers, whatever the rules are.
+    # A program linked with this name was compiled with ROCm 5's numbers, in each edition of rules.
     is_old = soname == _OF_ROCM_5
     if is_old and not os.environ.get(_PROFILE_VARIABLE, "").strip():
         profile = "rocm5"
