@@ -14,7 +14,7 @@ __all__ = ["ADAPTERS", "Adapter", "describe"]
 
 
 class Adapter(Protocol):
-    """The functions for one library. ``sharing.base.views`` knows the possible memory."""
+    """The functions for one library. ``sharing.base.views`` makes arrays in memory."""
 
     def classes(self, library: Any, /) -> tuple[type, ...]:
         """Return the classes whose objects have only elements, the base class first."""
@@ -48,7 +48,7 @@ def describe(value: Any) -> ArrayInfo | None:
     Raises
     ------
     UnsupportedError
-        Its elements cannot be shared, or it has more than its elements.
+        The elements cannot be shared, or the value has data besides its elements.
     """
     kind = type(value)
     adapter = _found.get(kind) or _find_adapter(kind)
@@ -62,7 +62,7 @@ def _find_adapter(kind: type) -> Adapter | None:
             if kind not in classes:
                 msg = f"a {clause(kind.__name__)} holds more than its elements"
                 raise UnsupportedError(msg, hint="share the plain arrays in it")
-            # So that who waits for the library's first use is told.
+            # This call notifies the functions that wait for the library's first use.
             require(name)
             _found[kind] = adapter
             return adapter

@@ -12,7 +12,7 @@ ALIGNMENT: Final = 256
 """Copies keep their addresses modulo this number, which keeps the alignment of elements."""
 
 BLOCK_ALIGNMENT: Final = 16
-"""The same for blocks of pools, whose room is limited: what an ordinary array has fits whole."""
+"""The same number for blocks of pools, smaller because the room in a block is limited."""
 
 
 class CopyRange(NamedTuple):

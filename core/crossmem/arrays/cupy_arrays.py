@@ -62,10 +62,10 @@ def describe(array: Any) -> ArrayInfo:
 
 def copy_to(target: Any, source: Any) -> None:
     """Overwrite an array with another one of the same shape and dtype."""
-    # In the target's current stream, after earlier work on the target, on whichever device.
+    # The copy runs in the current stream of the target's device, after earlier work on the target.
     with target.device:
         target[...] = source
         if target.device != source.device:
-            # The source is unmapped after the work of its own device. The copy runs on another
-            # device.
+            # Before the source is unmapped, only its own device is synchronised, and this copy runs
+            # on another device.
             require("cupy").cuda.get_current_stream().synchronize()

@@ -211,8 +211,8 @@ def check_stream(device_type: int, stream: object) -> bool:
     Raises
     ------
     ConfigurationError
-        There is no such stream: any but None for host memory; 0 on CUDA, which has two default
-        streams; 1 and 2 on ROCm, which has no such numbers.
+        The stream does not exist: host memory has none, CUDA excludes 0 because it has two default
+        streams, and ROCm excludes 1 and 2.
     """
     if device_type == CPU:
         if stream is not None:

@@ -20,7 +20,7 @@ def require(name: str) -> Any:
     Raises
     ------
     UnsupportedError
-        It is not installed, or its import fails.
+        The library is not installed, or its import fails.
     """
     module = _known.get(name)
     if module is not None:
@@ -39,7 +39,7 @@ def require(name: str) -> Any:
 def on_use(tell: Callable[[str], None]) -> None:
     """Register a function that is called with the name of each library at its first use."""
     _listeners.append(tell)
-    # A copy: other threads may add libraries.
+    # The loop runs over a copy, because other threads may add libraries.
     for name in list(_known):
         tell(name)
 

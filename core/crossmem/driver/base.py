@@ -168,9 +168,9 @@ class Driver(ABC):
     and :class:`crossmem.DriverError` with call, code, name and hint otherwise. A method that raises
     leaves no resource behind. After a method that releases something (``free``, ``release_export``,
     ``close``, ``unmap``, and similar methods of the optional groups) has raised, later calls of
-    crossmem call it again. It then continues where it stopped, and releases nothing twice. So it
-    clears each resource in core's object (the block, import, export or mapping) right before the
-    vendor call that releases the resource. It restores the resource there only if the vendor
+    crossmem call it again. The method then continues where it stopped, and releases nothing twice.
+    Therefore it clears each resource in core's object (the block, import, export or mapping) right
+    before the vendor call that releases the resource. It restores the resource only if the vendor
     refuses.
 
     Both rules also apply to exceptions of signal handlers (law C30), which Python raises at the

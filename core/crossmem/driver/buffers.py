@@ -48,7 +48,7 @@ class HostBuffer:
     Raises
     ------
     ConfigurationError
-        ``data`` has no buffer, or not a contiguous one.
+        ``data`` has no contiguous buffer.
     """
 
     __slots__ = ("_buffer",)
@@ -141,5 +141,5 @@ _new_bytes.restype = ctypes.py_object  # type: ignore[attr-defined]
 
 
 def new_bytes(nbytes: int) -> bytes:
-    """Return new bytes without another reference, which the caller fills once before use."""
+    """Return new bytes with a single reference, which the caller fills once before use."""
     return _new_bytes(None, nbytes)

@@ -28,16 +28,16 @@ class ReadonlyAlias(Protocol):
         ...
 
     def unmap_readonly(self, mapped: Mapped) -> None:
-        """Unmap that address."""
+        """Unmap the read-only mapping."""
         ...
 
 
 class AddressRanges(Protocol):
-    """Addresses that are reserved first and mapped later.
+    """Address ranges that are reserved first and mapped later.
 
-    Core has checked that a place is free, on the granularity, and inside the range. Memory and
-    range belong to one device, and a range never has both blocks and imports. Memory may be mapped
-    at several places in ranges, and at its usual address, at the same time.
+    Core has checked that the addresses are free, aligned to the granularity, and inside the range.
+    Memory and range belong to one device, and a range never has both blocks and imports. Memory may
+    be mapped at several places in ranges, and at its usual address, at the same time.
     """
 
     def reserve(self, ordinal: int, nbytes: int) -> Reserved:
@@ -70,7 +70,7 @@ class AddressRanges(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """The vendor's information about the memory around an address, whoever allocated it.
+    """The vendor's information about the memory around an address, for any allocator.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from crossmem.driver.base import Block, Imported
 __all__ = ["RangeLedger"]
 
 _Rules = list[tuple[bool, str]]
-"""Whether each rule is broken, and the text for that."""
+"""For each rule: whether it is broken, and the text for the record."""
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ def candidates(
     loaded = (
         f"/{path}"
         for line, _, path in (entry.partition("/") for entry in maps.splitlines())
-        # A file that is only read is mapped too, but not executable.
+        # A mapping of a file that is only read is not executable.
         if PurePath(path).name.startswith(stem) and "x" in line.split()[_PERMISSIONS]
     )
     elsewhere = (str(PurePath(folder, name)) for folder in folders for name in names)

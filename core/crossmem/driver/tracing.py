@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wrapper of a driver that counts calls and records every call out of order."""
+"""A driver wrapper that counts calls and records each call that the contract forbids."""
 
 import threading
 from collections import Counter
@@ -43,8 +43,8 @@ class TracingDriver(Driver):
     calls
         Number of calls by method name.
     violations
-        One line for each call that the driver contract forbids: a second release, a release before
-        that of a dependent resource, a mapping of mapped memory, a call with foreign objects.
+        One line for each call that the driver contract forbids: a second release, a release while a
+        dependent resource is live, a mapping of mapped memory, a call with foreign objects.
     """
 
     def __init__(self, inner: Driver) -> None:

@@ -26,11 +26,11 @@ class RangeMechanism(Protocol):
     """The steps of a mechanism whose memory can be mapped at reserved addresses."""
 
     def reserve(self, reserved: Reserved) -> None:
-        """Reserve addresses, and record the first in ``reserved``."""
+        """Reserve addresses, and record the first address in ``reserved``."""
         ...
 
     def release(self, reserved: Reserved) -> None:
-        """Release the addresses, and clear the first right before that."""
+        """Clear the first address in ``reserved``, then at once release the addresses."""
         ...
 
     def map_at(self, memory: Block | Imported, pointer: int) -> None:
@@ -38,7 +38,7 @@ class RangeMechanism(Protocol):
         ...
 
     def unmap_at(self, memory: Block | Imported, pointer: int) -> None:
-        """Unmap it, if it is mapped."""
+        """Unmap the memory at these addresses, if it is mapped."""
         ...
 
 
@@ -94,7 +94,7 @@ class VendorDriver(Driver):
             with self._on(imported.ordinal, "map"):
                 mapped.pointer = mechanism.map(imported)
             if not remappable:
-                # The last step, because it cannot be undone.
+                # This step is the last, because it cannot be undone.
                 with self._about(imported.ordinal, "map"):
                     mechanism.keep_mapped(imported)
         except BaseException as error:

@@ -24,8 +24,8 @@ class Capabilities:
     """
 
     mechanisms: tuple[str, ...]
-    """Mechanisms for sharing, the preferred one first. crossmem never replaces a requested one
-    (C25)."""
+    """Mechanisms for sharing, the preferred one first. crossmem never substitutes another mechanism
+    for a requested one (C25)."""
 
     granularity_nbytes: int
     """Capacities are multiples of this many bytes (C2)."""

@@ -39,12 +39,11 @@ class EventKind(StrEnum):
     RECEIVED_COPY = "received-copy"
     """An object in a Ray message is a copy, because the sender is on another node."""
     WITHDRAWN = "withdrawn"
-    """An export of this process was withdrawn: no process can import it for the first time any
-    more."""
+    """An export of this process was withdrawn: no further process can import it."""
     DENIED = "denied"
-    """A process asked for memory that it may not have."""
+    """A process requested memory that it may not import."""
     RECLAIMED = "reclaimed"
-    """Freed blocks of a pool can be given out again; the detail says how many."""
+    """Freed blocks of a pool can be allocated again; the detail says how many."""
     FREED = "freed"
     """The device has freed memory."""
     GIVEN_UP = "given-up"
@@ -53,7 +52,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of memory, with the known values.
+    """One event of memory, with all values that are known.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ MAGIC: Final = b"XMEM"
 VERSION: Final = 1
 # magic, version, flags, total length, crc32 of everything else
 HEADER: Final = struct.Struct("<4sHHII")
-# offset and length of the part; they stand apart because the rest is the same for all parts
+# offset and length of the part; separate, because all other fields are the same for all parts
 _PART: Final = struct.Struct("<QQ")
 _CORE_START: Final = HEADER.size + _PART.size
 _MIN_NBYTES: Final = _CORE_START + MIN_CORE_NBYTES
@@ -146,7 +146,7 @@ class ShareableHandle:
         Raises
         ------
         InvalidSizeError
-            The part does not lie inside this one.
+            The part does not lie inside this handle's part.
 
         Notes
         -----
@@ -167,7 +167,7 @@ class ShareableHandle:
             body = _PART.pack(self.offset, self.length) + core[2:]
             flags = int.from_bytes(core[:2], "little")
             total = HEADER.size + len(body)
-            # The checksum covers the header with a zero in its own place.
+            # The checksum covers the header with a zero in the checksum's place.
             head = HEADER.pack(MAGIC, VERSION, flags, total, 0)
             checksum = crc32(body, crc32(head))
             blob = HEADER.pack(MAGIC, VERSION, flags, total, checksum) + body
@@ -200,7 +200,7 @@ class ShareableHandle:
 
     def to_json(self) -> str:
         """Return the handle as JSON for people, without its secret."""
-        # Imported late: only handles for people need it.
+        # Imported late: only this text for people needs it.
         import json  # noqa: PLC0415
 
         return json.dumps(
@@ -230,7 +230,7 @@ class ShareableHandle:
         )
 
     def _more_json(self) -> dict[str, int]:
-        """Return what the handles of some memory have beyond those of an allocation."""
+        """Return the JSON fields that handles of allocations do not have."""
         return {}
 
     @property
@@ -274,7 +274,7 @@ def _fill(
 
 
 block_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
-"""Reads the bytes of a block's handle; the module of such handles enters it."""
+"""The decoder of block handles; the module :mod:`crossmem.models.block_handle` adds it."""
 
 
 def arena_handle(core: bytes, flags: int) -> ShareableHandle:
@@ -283,7 +283,7 @@ def arena_handle(core: bytes, flags: int) -> ShareableHandle:
     Raises
     ------
     InvalidHandleError
-        No export made these bytes.
+        No export produces these bytes.
     """
     found = decode_core(core, flags)
     return _fill(object.__new__(ShareableHandle), found, 0, found.nbytes, None)

@@ -16,7 +16,7 @@ _PID_NAMESPACE: Final = Path("/proc/self/ns/pid")
 
 
 def process_start_time(pid: int | Literal["self"]) -> int | None:
-    """Return when a process started, in clock ticks after boot.
+    """Return the start time of a process, in clock ticks after boot.
 
     Parameters
     ----------

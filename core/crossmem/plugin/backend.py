@@ -77,9 +77,8 @@ class Backend:
     summary
         One line for people that names the memory's vendor.
     api_version
-        Version of the plugin interface that it implements. Write the number, not
-        ``crossmem.plugin.API_VERSION``, which follows the installed crossmem and so declares
-        nothing.
+        Version of the plugin interface that it implements. Write the number itself:
+        ``crossmem.plugin.API_VERSION`` would follow the installed crossmem and declare nothing.
     probe
         Returns whether this machine can use the backend. Called at most once per process, on the
         first thread that asks. It may look for libraries, packages and device files. It must not

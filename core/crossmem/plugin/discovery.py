@@ -53,7 +53,7 @@ class Catalog:
     ) -> None:
         """Load every plugin that is not disabled, and record failures.
 
-        pluggy's own loader does not fit, because it stops at the first plugin that raises.
+        pluggy's own loader is not used, because it stops at the first plugin that raises.
         """
         blocked = {_normalized(name) for name in disabled}
         found = list(self._installed() if entry_points is None else entry_points)
@@ -167,8 +167,8 @@ class Catalog:
         try:
             return importlib.metadata.entry_points(group=PROJECT_NAME)
         except PLUGIN_FAULTS:
-            # Metadata of any distribution may be broken, even of an unrelated one. Reading them one
-            # by one takes longer, so it is only the fallback.
+            # Any distribution may have broken metadata, even an unrelated one. Reading
+            # distributions one by one takes longer, so it is only the fallback.
             return self._installed_one_by_one()
 
     def _installed_one_by_one(self) -> Iterator[EntryPoint]:
@@ -178,7 +178,7 @@ class Catalog:
             try:
                 name, version = distribution.name or "", distribution.version
                 if _normalized(name) in seen:
-                    continue  # Shadowed by another one earlier on sys.path.
+                    continue  # Shadowed by a distribution earlier on sys.path.
                 seen.add(_normalized(name))
                 points = distribution.entry_points.select(group=PROJECT_NAME)
             except PLUGIN_FAULTS as error:

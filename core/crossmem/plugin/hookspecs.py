@@ -80,11 +80,11 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     """Return a vendor binding, for a backend that runs on more than one.
 
     When: while a backend's driver is loaded, if that backend asks through ``find_runtime``.
-    How often: at most once per process for each runtime that is asked for by name, and again
+    How often: at most once per process for each runtime that is requested by name, and again
     after a failure.
     Thread: the first thread that uses the backend; other threads that use it wait.
-    Must not: answer for a name that it does not know, fall back to another runtime, or give an
-    emulation for a name that does not say so.
+    Must not: answer for a name that it does not know, fall back to another runtime, or return an
+    emulation under a name that does not say so.
 
     Plugins are asked one after the other, and the first answer that is not None is taken: those
     in ``CROSSMEM_PLUGINS`` first, the last of them leading, then entry points in reverse order of
@@ -106,8 +106,8 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     Raises
     ------
     CrossmemError
-        This plugin has the runtime but cannot use it here. Later plugins are still asked. If none
-        answers, the caller who wanted the device gets the first error.
+        This plugin has the runtime but cannot use it here. Later plugins are still asked. If no
+        plugin answers, the caller that requested the device gets the first error.
 
     Notes
     -----
@@ -144,7 +144,7 @@ def crossmem_emulate(api: str, request: "EmulationRequest") -> "Emulation | None
     ------
     BackendNotFoundError
         This plugin does not emulate the interface. The message lists those that it emulates. Users
-        see it only if no plugin has the emulation.
+        see this error only if no plugin has the emulation.
     CrossmemError
         This plugin has the emulation but cannot run it here, for example without a compiler.
 
@@ -160,8 +160,8 @@ def crossmem_event(event: Event) -> None:
     """Observe what happens to memory: allocations, exports, imports, leases, denials, losses.
 
     When: right after the event, which an observer cannot change or prevent.
-    How often: once for each event in each process that sees it. An import whose memory another
-    import of the process has open is no event. Neither is a slice.
+    How often: once for each event in each process that sees it. An import of memory that the
+    process already has open is not an event, and neither is a slice.
     Thread: for actions of the application, the acting thread; for actions of other processes
     (leases, denials, losses), the lease server's; for deferred frees, the thread that ran them.
     Several threads may call at once.

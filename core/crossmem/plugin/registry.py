@@ -186,7 +186,7 @@ class Registry:
         Raises
         ------
         BackendNotFoundError
-            No plugin offers it. The message lists the known ones. The details list plugins that
+            No plugin offers it. The message lists the known backends. The details list plugins that
             failed or are disabled.
         BackendUnavailableError
             The name is ambiguous, or the backend was written for another plugin interface.
@@ -218,9 +218,9 @@ class Registry:
         BackendNotFoundError
             No plugin offers it.
         BackendUnavailableError
-            It cannot be used here. The hint says how to install it.
+            The backend cannot be used here. The hint says how to install it.
         ConfigurationError
-            It has no runtime with that name.
+            The backend has no runtime with that name.
         """
         offer = self._offer(name)
         offer.require(runtime or self.runtime_of(name))
@@ -308,7 +308,7 @@ class Registry:
                 continue
             if answer is not None:
                 return answer
-        # The error of a plugin that has it says more than that of one that does not.
+        # The error of a plugin that has the API says more than the error of one without it.
         for fault in sorted(faults, key=lambda one: isinstance(one, BackendNotFoundError)):
             if isinstance(fault, CrossmemError):
                 raise fault

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of a device: the caller's, else the environment's, else the best available one."""
+"""The choice of a device: the caller's device, the environment's, or the best available one."""
 
 import re
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class DeviceSpec:
         Raises
         ------
         ConfigurationError
-            It is not a device name. Similar texts are not accepted.
+            ``text`` is not a device name. Similar texts are not accepted.
         """
         match = _SPEC.fullmatch(text) if isinstance(text, str) else None
         ordinal = int(match[2] or 0) if match else 0
@@ -102,7 +102,7 @@ class Candidate:
     chosen
         Whether it was chosen.
     reason
-        Why, or why not.
+        Why the backend was chosen, or why not.
     """
 
     name: str
@@ -171,10 +171,10 @@ def choose(
 ) -> Choice:
     """Choose a device.
 
-    The device that the caller names is used, else the device in ``CROSSMEM_DEVICE``. If that cannot
-    be used, this raises and tries nothing else. If no device is named, device 0 of the available
-    backend with the highest priority is used (by name among equals). Emulations have no priority,
-    so they are used only when they are named.
+    The device that the caller names is used, else the device in ``CROSSMEM_DEVICE``. If the named
+    device cannot be used, this raises and tries no other device. If no device is named, device 0 of
+    the available backend with the highest priority is used (by name among equals). Emulations have
+    no priority, so they are used only when they are named.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def choose(
         except (BackendNotFoundError, BackendUnavailableError, ConfigurationError) as error:
             if named.source is Source.ARGUMENT:
                 raise
-            # The caller wrote no name, so the message has to say where this one comes from.
+            # The caller wrote no name, so the message names the variable with the name.
             msg = f"{VARIABLES['device']}={settings.device!r}: {clause(error.message, 140)}"
             raise type(error)(
                 msg,

@@ -29,8 +29,7 @@ __all__ = ["copy_from", "read_out"]
 
 _PIECE_NBYTES: Final = 16 * 2**20
 _PIECES: Final = 4
-"""The most pieces in transit. This bounds the room in the object store, whatever the tree's
-size."""
+"""The most pieces in transit. They bound the room in the object store for trees of any size."""
 
 
 def copy_from(origin: str, blob: bytes) -> Any:

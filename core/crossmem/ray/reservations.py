@@ -6,9 +6,9 @@ message: in an object store, in a waiting or running call, or in a result. Ray a
 receivers. A receiver keeps the token as long as it keeps the memory, and forwards both together.
 When no process has the token any more, including killed processes, the sender releases the memory.
 
-Ray counts a token after the message is complete. Until then the sender must keep the token, and a
-serialiser is not told when that is. Therefore the token lives as long as an object that the sender
-holds during the send, the ``tie``. All messages with the same tie share one token.
+Ray counts a token only after the message is complete, and does not tell the serialiser when. The
+sender must keep the token until then. Therefore the token lives as long as the ``tie``, an object
+that the sender holds during the send. All messages with the same tie share one token.
 """
 
 import logging
@@ -33,15 +33,15 @@ _tokens: dict[int, tuple[Any, "weakref.ref[Any]"]] = {}
 
 
 def token_of(memory: Memory) -> Any:
-    """Return the token for a message with an array that lies in some memory."""
+    """Return the token for a message with an array in the given memory."""
     received = _tokens.get(id(tie_of(memory)))
     return received[0] if received is not None else token_for(view_anchor_of(memory), memory)
 
 
 def tie_of(memory: Memory) -> Any:
-    """Return what lives as long as this process has some memory that it received.
+    """Return the object that lives as long as this process holds received memory.
 
-    The blocks of a pool have their usage in common, so each mapping of a block stands for itself.
+    The blocks of a pool share one usage, so for a block this object is its mapping.
     """
     return memory if is_block(memory) else usage_of(memory)
 

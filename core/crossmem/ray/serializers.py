@@ -116,7 +116,7 @@ def _rebuild_array(blob: bytes, origin: str, token: Any, readonly: Readonly) -> 
 
 
 def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared[Any]:
-    """Return a shared tree; on another node, a copy without versions: no process publishes it."""
+    """Return a shared tree; on another node, a copy, which no process publishes."""
     message = Message.from_bytes(blob)
     if node() == origin:
         shared: Shared[Any] = Shared(

@@ -9,7 +9,7 @@ is refused at once:
 - when the last reference to an object ends, in any process of the cluster;
 - the lock that Ray holds in every deserialiser. A deserialiser that waits for Ray would block all
   others of the process, and Ray itself, which deserialises awaited objects before it continues;
-- whether this thread is the one on which Ray does that. No wait is possible on it.
+- whether this thread is the one on which Ray deserialises awaited objects, which must not wait.
 """
 
 import threading
@@ -41,7 +41,7 @@ def import_ray() -> Any:
     Raises
     ------
     UnsupportedError
-        It cannot be imported.
+        Ray cannot be imported.
     """
     try:
         return import_module("ray")

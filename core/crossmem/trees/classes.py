@@ -57,7 +57,7 @@ def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
 
 
 def refuse_more(value: Any, where: Callable[[], str]) -> None:
-    """Refuse attributes that are not fields, which ``__post_init__`` may set: they would be lost.
+    """Refuse attributes that are not fields, because the message carries only fields.
 
     The receiver computes cached properties again, and the notes of ``typing`` have no effect.
     """
@@ -102,7 +102,7 @@ def make_dataclass(pairs: list[tuple[Any, Any]], name: str) -> Any:
 
 
 def make_named_tuple(values: list[Any], name: str) -> Any:
-    """Return an object of the named named tuple, as :func:`make_dataclass` does for dataclasses."""
+    """Return a named tuple of the named class, as :func:`make_dataclass` does for dataclasses."""
     kind = _class(name)
     if not issubclass(kind, tuple) or len(getattr(kind, "_fields", ())) != len(values):
         raise _not_the_same(name)

@@ -90,8 +90,9 @@ class Contents:
     def _shared_arrays(self) -> list[Any]:
         """Return the arrays. For a copied array, return an array in the shared memory.
 
-        The replacements hold the memory by an import, as the arrays of other processes do. So the
-        tree can be closed while they are in use. In a block, they keep the block itself.
+        The new arrays hold an import of the memory, as the arrays of other processes do, so the
+        tree can be closed while they are in use. New arrays in a block of a pool hold the block
+        itself.
         """
         copies, rows = self._copies, self._message.rows
         if copies:

@@ -87,12 +87,12 @@ def check_values(text: bytes, most: int = MAX_VALUES) -> None:
     text
         The JSON.
     most
-        The most values that are allowed.
+        The maximum number of values.
 
     Raises
     ------
     ValueError
-        The text has more values, or more brackets than any writer makes.
+        The text has more values, or more brackets than any writer produces.
     """
     # Most messages have fewer brackets and commas than that, even with those inside strings.
     if text.count(b",") + text.count(b"[") + text.count(b"{") > most:
@@ -100,7 +100,7 @@ def check_values(text: bytes, most: int = MAX_VALUES) -> None:
 
 
 def _count(text: bytes, most: int) -> int:
-    """Return the number of values in the tree. The memory that this takes is bounded."""
+    """Return the number of values in the tree, in bounded memory."""
     values = brackets = 0
     most_brackets = 3 * len(text) // _MIN_ROW_NBYTES
     stack: list[tuple[int, int]] = []

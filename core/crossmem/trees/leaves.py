@@ -34,14 +34,14 @@ class Leaf(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """First address and end address of its elements. It must have elements."""
+        """First address and end address of the elements. The array must have elements."""
         low, high = self.found.layout.extent or (0, 0)
         return self.found.pointer + low, self.found.pointer + high
 
     def place(
         self, handle: ShareableHandle, origin: int, copy: Exportable | None = None
     ) -> "Place":
-        """Return its place in the memory of a handle that starts at ``origin`` in this process."""
+        """Return the array's place in a handle's memory, which starts at ``origin`` here."""
         return Place(handle, self.found.layout.at(self.found.pointer - origin), copy)
 
 
@@ -55,7 +55,7 @@ class Place(NamedTuple):
     layout
         Layout of the array in that memory.
     copy
-        The allocation or block that the array was copied to; None if it is shared where it lay.
+        The allocation or block that the array was copied to; None if the array is shared in place.
     """
 
     handle: ShareableHandle

@@ -18,7 +18,7 @@ __all__ = ["Match", "match", "refuse_unwritable"]
 Operation = Literal["receive", "update"]
 
 _NAMES: Final = {"receive": "into", "update": "tree"}
-"""The argument of each operation that is the other tree, for errors."""
+"""The name of the argument that holds the other tree, by operation, for errors."""
 
 
 class Match(NamedTuple):
@@ -43,7 +43,7 @@ class Match(NamedTuple):
 def match(message: Message, tree: Any, operation: Operation) -> Iterator[Match]:
     """Yield each array of a shared tree with the array at the same place of another tree.
 
-    For an update, the plain values must be the shared ones, because readers have them from the
+    For an update, the plain values must equal the shared ones, because readers have them from the
     message.
 
     Raises

@@ -24,7 +24,7 @@ MAX_MESSAGE_NBYTES: Final = 16 * 2**20
 """The most bytes that a description of one tree may have."""
 
 CELL_NBYTES: Final = 16
-"""Bytes that hold the version of a tree; they lie at a multiple of this."""
+"""Size in bytes of the cell of a tree's version. Its offset is a multiple of this size."""
 
 _MAX_KEPT_NBYTES: Final = 2**20
 _MAGIC: Final = b"XMTR"
@@ -161,12 +161,12 @@ def _decode(blob: bytes) -> Message:
     text = blob[_HEADER.size :]
     if crc32(text) != checksum:
         raise _refuse("the checksum does not match; the bytes were damaged on the way")
-    # Imported late: only receivers of trees need pydantic, and its import takes longer than that of
-    # crossmem.
+    # Imported late: only receivers of trees need pydantic, whose import takes longer than
+    # crossmem's.
     from crossmem.trees.body import read_body  # noqa: PLC0415
 
     try:
-        # For a text of nothing but brackets, the parser would take 30 times the text's size.
+        # For a text of brackets alone, the parser would take 30 times the text's size in memory.
         check_values(text)
         body = read_body(text)
     except ValueError as error:

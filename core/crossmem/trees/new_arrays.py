@@ -39,7 +39,8 @@ def empty(
     """Return an array or tensor in memory of crossmem, which :func:`crossmem.share` never copies.
 
     The memory is freed within a second after the end of the array and of all objects derived from
-    it. If other processes have received it, it is freed after they are done too.
+    it. If other processes have received the array, its memory is freed after they have dropped it
+    too.
 
     Parameters
     ----------
@@ -52,14 +53,14 @@ def empty(
         The device that holds the memory; ``host`` if None.
     pool
         The array lies in a block of this pool, on the pool's device. The block returns to the pool
-        when other memory would be freed.
+        when an allocation would be freed.
     timeout
         Time limit of the wait for a free block of the pool, in seconds.
 
     Returns
     -------
     numpy.ndarray, cupy.ndarray or torch.Tensor
-        In C order. Its contents are undefined.
+        An array in C order, with undefined contents.
 
     Raises
     ------
@@ -91,8 +92,9 @@ def empty_like(tree: _T, device: Device | str | None = None, *, pool: Pool | Non
 
     The containers and plain values are those of ``tree``. Each array has the library, dtype and
     shape of the array at its place, and undefined contents. Overlapping arrays overlap in the new
-    tree too. The arrays of a device lie in one allocation. It is freed within a second after the
-    last array ends. If other processes have received it, it is freed after they are done too.
+    tree too. The arrays of a device lie in one allocation, which is freed within a second after the
+    last array ends. If other processes have received arrays, the allocation is freed after they
+    have dropped them too.
 
     Parameters
     ----------

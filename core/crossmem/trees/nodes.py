@@ -46,7 +46,7 @@ _MAX_INTEGER_BITS: Final = 4096
 """JSON takes long to parse the text of a larger integer."""
 
 _MAX_COLLISIONS: Final = 256
-"""The most keys of one dict whose hash another key has. Insertion takes time quadratic in this."""
+"""The most hash collisions of one dict. Insertion takes time quadratic in their number."""
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
 """Returns the number of an array, None for other values. The second argument returns its path."""
@@ -148,7 +148,7 @@ def _can_be_changed(node: Any) -> bool:
     return type(node) is list or not node.keys().isdisjoint(_CHANGEABLE)
 
 
-# Not in the writer: a reference cycle would keep the arrays until the garbage collector runs.
+# Bound methods in the writer would make a cycle that keeps the arrays until garbage collection.
 _CONTAINERS: Final[dict[type, Callable[[_Writer, Any, tuple[Any, ...]], Any]]] = {
     list: lambda writer, value, path: writer.values(value, path),
     tuple: lambda writer, value, path: {"t": writer.values(value, path)},
@@ -160,7 +160,7 @@ _CONTAINERS: Final[dict[type, Callable[[_Writer, Any, tuple[Any, ...]], Any]]] =
 
 
 def _attributes(value: OrderedDict[Any, Any]) -> list[tuple[str, Any]]:
-    """Return PyTorch's note on a state dict: the versions of its modules."""
+    """Return the ``_metadata`` of PyTorch's state dicts: the versions of their modules."""
     return [(name, one) for name, one in vars(value).items() if name == "_metadata"]
 
 
@@ -199,7 +199,7 @@ _PLAIN: Final[dict[type, Callable[[Any, tuple[Any, ...]], Any]]] = {
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """Return the expression by which a part of the shared tree is reached, as text."""
+    """Return the text of the expression that names a part of the shared tree."""
     return clause("x" + "".join(f"[{shorten(step, 50)}]" for step in path), 60)
 
 
@@ -299,7 +299,8 @@ def _read_pairs(nodes: Any, known: _Known, depth: int) -> list[tuple[Any, Any]]:
         found = key if type(key) is str else _read(key, known, depth)
         pairs.append((found, _read(value, known, depth)))
     if len(pairs) > _MAX_COLLISIONS:
-        # An attacker who chooses integers chooses their hashes: 16 MiB of them could take hours.
+        # An attacker can choose integers with one hash: the insertion of 16 MiB of them could take
+        # hours.
         hashes = {hash(key) for key, _ in pairs}
         if len(pairs) - len(hashes) > _MAX_COLLISIONS:
             msg = f"more than {_MAX_COLLISIONS} keys have colliding hashes"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pairs of arrays at the same places of two trees in JSON."""
+"""The pairs of arrays at the same places of two trees in JSON form."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal

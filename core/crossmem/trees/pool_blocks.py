@@ -57,7 +57,7 @@ def take_block(pool: Pool, nbytes: int, what: str, operation: str, timeout: floa
     Raises
     ------
     InvalidSizeError
-        The blocks of the pool are smaller.
+        The blocks of the pool are smaller than ``nbytes``.
     OutOfMemoryError
         No block became free in time.
     """
@@ -86,8 +86,8 @@ def refuse_pool_elsewhere(pool: Pool, where: str, home: str) -> None:
 def let_go(memory: Exportable) -> None:
     """Free memory that a tree owns.
 
-    If arrays in a block outlive the tree, the block is freed with the last of them. The handle of
-    the tree is withdrawn at once, so no further process imports the block by it.
+    If arrays in a block outlive the tree, the block is freed with the last array. The tree's handle
+    of the block is withdrawn at once, so no further process can import the block with it.
     """
     try:
         memory.free()

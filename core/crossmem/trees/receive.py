@@ -52,11 +52,11 @@ def receive(
     into: Any = None,
     timeout: float | None = None,
 ) -> Any:
-    """Return the arrays and tensors that another process shared: its memory, not a copy.
+    """Return the arrays and tensors that another process shared, in its memory, without a copy.
 
-    The memory stays while an array, or an object derived from one, lives. It stays even if the
-    sender frees it or exits. With a backend without the capability ``survives_owner``, the sender
-    must live. After the last array, the memory is released within a second.
+    The memory stays valid while an array, or an object derived from one, lives, even if the sender
+    frees it. It stays valid after the sender's exit if the backend has the capability
+    ``survives_owner``. It is released within a second after the last array ends.
 
     Parameters
     ----------
@@ -67,12 +67,12 @@ def receive(
         and CuPy have no read-only arrays, and a write to theirs kills the process. ``"advisory"``:
         only NumPy arrays refuse writes.
     device
-        The device that shall use the memory of its backend; None: the device that holds it. The
-        memory stays on its device (C24).
+        The device for which the memory of its backend is mapped; None: the device that holds the
+        memory. The memory does not move (C24).
     into
         A tree of the same containers with arrays and tensors of the same shapes and dtypes. Its
         arrays are overwritten, the received memory is released, and this tree is returned. The
-        arrays must not lie in the received memory, which would change while it is read.
+        arrays must not lie in the received memory, because the copy would overwrite its own source.
     timeout
         How long each exporter may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
 

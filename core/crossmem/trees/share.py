@@ -48,8 +48,8 @@ def share(
 ) -> Shared[_T]:
     """Make arrays and tensors receivable by other processes, in place.
 
-    Memory of crossmem is shared in place. Memory received from another process is shared by the
-    handle with which it came. Memory that a framework allocated on a device is adopted.
+    Memory of crossmem is shared in place. Memory received from another process is shared with its
+    original handle. Memory that a framework allocated on a device is adopted.
 
     Parameters
     ----------
@@ -127,15 +127,15 @@ def share(
 
 
 def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool] | None:
-    """Return a message for one array, the array's memory, and whether it is only for reading.
+    """Return a message for one array, the array's memory, and whether the array is read-only.
 
-    The last is true if this process received the array only for reading. Returns None for an array
-    that does not lie in memory of crossmem.
+    The array is read-only if this process received it with ``readonly=True``. The result is None
+    for an array outside memory of crossmem.
 
     Raises
     ------
     ForkedProcessError
-        It lies in a block of a pool of the process that forked this one.
+        The array lies in a pool's block of the process that forked this one.
     """
     try:
         found = describe(array)
@@ -145,14 +145,14 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
         return None
     leaf = Leaf(array, found, lambda: "the array")
     low, high = leaf.bounds
-    # Not drain(), which raises at exit: ordinary arrays are sent there too.
+    # No call of drain(), which raises at exit: ordinary arrays are sent at exit too.
     memory = current().arrays.find(low, high - low)
     if memory is None:
         refuse_unmapped(low, high - low, leaf.where)
     if not isinstance(memory, Allocation | Block | Mapping):
         return None
     if isinstance(memory, Mapping) and not memory.owner_alive:
-        # No process can import it any more, so it counts as ordinary memory of this process.
+        # No process can import this memory any more, so it counts as ordinary memory.
         return None
     # An array that came with a read-only handle is sent with one, even by its owner.
     access = memory.handle.access if isinstance(memory, Mapping) else None

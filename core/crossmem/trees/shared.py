@@ -31,10 +31,10 @@ _T_co = TypeVar("_T_co", covariant=True)
 class Shared(Generic[_T_co]):
     """Nested arrays and tensors, ready to be received by other processes.
 
-    Made by :func:`crossmem.share`, and in other processes by :meth:`from_bytes`. It keeps the
-    shared arrays and owns their copies. Keep it until the other processes have received the tree,
-    then close it, or use it as a context manager. Received arrays stay valid after that. It pickles
-    as its bytes.
+    Made by :func:`crossmem.share`, and in other processes by :meth:`from_bytes`. This object keeps
+    the shared arrays and owns their copies. Keep it until the other processes have received the
+    tree, then close it, or use it as a context manager. Received arrays stay valid after that. Its
+    pickle has the bytes of :meth:`to_bytes`.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class Shared(Generic[_T_co]):
         return cls(drain(), message, received=received)
 
     def to_bytes(self) -> bytes:
-        """Return the bytes by which other processes receive the tree. They may travel in any way.
+        """Return the bytes with which other processes receive the tree. Send them in any way.
 
         A process that has the bytes and passes the exporter's access check can read the memory, so
         treat the bytes as a credential.
@@ -146,8 +146,8 @@ class Shared(Generic[_T_co]):
 
         Its containers are new. An array that was shared in place is the original. For an array that
         was copied, the value has an array in the shared memory, for training in place. For PyTorch
-        this is a plain tensor, even for a ``Parameter``. In another process, the value is what
-        :func:`crossmem.receive` returns, and this object keeps it.
+        this is a plain tensor, even for a ``Parameter``. In another process, the value is the
+        result of :func:`crossmem.receive`, which this object keeps.
 
         The arrays hold the memory after :meth:`close`, as received arrays do.
 
@@ -161,7 +161,7 @@ class Shared(Generic[_T_co]):
         contents, found = self._contents, self._value
         message = self.take()
         if found is None:
-            # Not under the lock, or close() would wait for the exporter.
+            # Outside the lock, because close() must not wait for the exporter.
             made = contents.tree() if contents else build(message, attach_all(message))
             with self._lock:
                 self.check()
@@ -271,7 +271,8 @@ class Shared(Generic[_T_co]):
             The version that the caller knows already; 0 waits for the first.
         timeout
             Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once. The first check of
-            another process's tree asks its owner, which then takes up to ``CROSSMEM_TIMEOUT``.
+            another process's tree sends a request to its owner, which may take up to
+            ``CROSSMEM_TIMEOUT``.
 
         Raises
         ------
@@ -308,7 +309,7 @@ class Shared(Generic[_T_co]):
             if self.message.cell is None:
                 msg = f"{self!r} has no version"
                 raise UnsupportedError(msg)
-            # Not under the lock, or close() would wait for the exporter.
+            # Outside the lock, because close() must not wait for the exporter.
             cell = RemoteCell(self.message.cell, timeout)
             with self._lock:
                 # Another thread may have closed this object or connected first.

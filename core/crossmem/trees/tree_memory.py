@@ -143,13 +143,13 @@ class TreeMemory:
                 self.owned.pop().free()
 
     def _memory_at(self, low: int, high: int) -> Memory | None:
-        """Return the memory of crossmem at some addresses, None if there is none."""
+        """Return the memory of crossmem that contains the addresses; None if there is none."""
         memory = cast("Memory | None", self.process.arrays.find(low, high - low))
         # Another tree's adoption ends when that tree is closed, so this tree adopts the memory too.
         return None if isinstance(memory, Adoption) and is_left_to_views(memory) else memory
 
     def export(self, memory: Allocation | Block | Mapping) -> tuple[ShareableHandle, int]:
-        """Return a handle of some memory, and the address at which it starts here."""
+        """Return a handle of the memory, and the handle's start address in this process."""
         origin = memory.ptr
         if isinstance(memory, Mapping):
             handle = memory.handle
@@ -192,7 +192,7 @@ class TreeMemory:
                 self._near[where] = way
                 return way, "", ""
         if report.mechanisms:
-            # Large tensors in PyTorch's expandable segments do.
+            # Large tensors in PyTorch's expandable segments span several.
             return None, "it spans several allocations of the vendor", str(report)
         return None, f"it {report.ways[0].obstacle}", str(report)
 
@@ -208,8 +208,9 @@ class TreeMemory:
     def _copy(self, where: str | None, leaves: list[Leaf]) -> list[Place]:
         """Copy every byte that the arrays cover, once, into one allocation or block.
 
-        The copy omits an array's gaps if no other array lies in them, because the user did not
-        share them. On a device it includes them, because only a kernel could omit them.
+        In host memory, the copy omits an array's gaps if no other array lies in them, because the
+        user did not share the gaps. On a device, the copy includes the gaps, because only a kernel
+        could omit them.
         """
         home = self.host() if where is None else home_of(self.process, where)
         alignment = ALIGNMENT if self.pool is None else BLOCK_ALIGNMENT
@@ -253,7 +254,7 @@ class TreeMemory:
         return places
 
     def _allocate(self, home: Device, nbytes: int, leaf: Leaf) -> Exportable:
-        """Return memory for copies, which is given back with the last array in it."""
+        """Return memory for copies, which is freed after its last array ends."""
         if self.pool is not None:
             refuse_pool_elsewhere(self.pool, leaf.where(), home.name)
             return take_block(self.pool, nbytes, "the copies need", "share")

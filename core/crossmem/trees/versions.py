@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Versions of shared trees: numbers in host memory that readers poll without a request.
 
-A cell has two words: the number of its tree, 0 after that tree was closed, and the version. Each
-word is written atomically, as aligned words are on every machine that runs Linux.
+A cell has two words: the number of its tree and the version. The number is 0 after the tree was
+closed. Each word is written atomically, as aligned words are on every machine that runs Linux.
 """
 
 import os
@@ -98,8 +98,8 @@ class OwnCell:
                 return
             board.words[2 * self._index] = 0
             board.free.append(self._index)
-            # Boards with an access list vary between trees and are dropped. The board for all is
-            # reused.
+            # An empty board with an access list is dropped, because the lists vary between trees.
+            # The board for all processes is reused.
             if board.allow is not None and len(board.free) == _CELLS:
                 boards = _boards[board.process][board.allow]
                 boards.remove(board)
@@ -172,7 +172,7 @@ def wait_until_newer(
     Raises
     ------
     WaitTimeoutError
-        That takes longer than ``timeout_s``; with 0, there is none now.
+        No newer version is published within ``timeout_s``; 0 checks once.
     """
     end = time.monotonic() + timeout_s
     pause = _SHORTEST_S
@@ -190,12 +190,12 @@ def wait_until_newer(
 
 
 def new_cell(process: Process, allow: Allow | None, host: Callable[[], Device]) -> OwnCell:
-    """Return a cell for a new tree, in memory that the same processes may import."""
+    """Return a cell for a new tree, in memory that the tree's readers may import."""
     with process.lock:
         for board in _boards.get(process, {}).get(allow, ()):
             if board.free:
                 return OwnCell(board, board.free.pop())
-    # Not under the lock, because the driver allocates and observers receive events here.
+    # Outside the lock, because the driver allocates and observers receive events here.
     board = _Board(process, host().allocate(_BOARD_NBYTES), allow)
     with process.lock:
         _boards.setdefault(process, {}).setdefault(allow, []).append(board)
