@@ -200,7 +200,7 @@ def _list(folder: Path, stamp: str) -> None:
 
 
 def _publish(made: Path, folder: Path) -> None:
-    """Give a folder its final name, unless another builder was first. Replace damaged folders."""
+    """Give a folder its final name, unless another builder did so. Replace damaged folders."""
     for attempt in range(_ATTEMPTS):
         try:
             made.rename(folder)
