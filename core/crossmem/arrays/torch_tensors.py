@@ -16,7 +16,7 @@ __all__ = ["classes", "copy_to", "describe", "empty", "maker_in_buffer", "maker_
 
 
 def classes(torch: Any) -> tuple[type, ...]:
-    """Return the classes whose objects have only elements."""
+    """Return the classes whose objects have no state besides their elements."""
     return torch.Tensor, torch.nn.Parameter
 
 
@@ -65,7 +65,7 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
         if seed is None:
             dtype = to_torch(layout.dtype)
             seed = seeds[layout.dtype] = torch.empty(0, dtype=dtype, device=device)
-        # .data returns an independent tensor, unlike a view, and faster than a new tensor.
+        # Unlike a view, .data is independent of the seed. It is faster than a new tensor.
         made = seed.data
         if layout.is_contiguous:
             return made.set_(storage, start, layout.shape)
@@ -86,7 +86,7 @@ def describe(tensor: Any) -> ArrayInfo:
     Raises
     ------
     UnsupportedError
-        Its elements have no plain memory, or memory that is unknown to crossmem.
+        Its elements lie in no plain memory, or on a device without a backend of crossmem.
     """
     torch = require("torch")
     refused = None

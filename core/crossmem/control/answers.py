@@ -54,7 +54,7 @@ class Batch(NamedTuple):
         nonce, context
             The importer's nonce, and the context that the proofs cover.
         this
-            The importer: its start time, its session, and its known rows as bits.
+            The importer: its start time, its session, and one bit for each row that it has.
         """
         wanted: list[Wanted] = []
         for one, reservation in zip(self.handles, self.reservations, strict=True):
@@ -76,9 +76,9 @@ class Leased:
     capacity: int
     exported: Exported
     row: list[int] = field(default_factory=list)
-    """Descriptors of a control segment and of a new row for it, until they are mapped."""
+    """Descriptors of a control segment and of the importer's new row, until both are mapped."""
     holds: HoldTable | None = None
-    """The table of holds that can hold it."""
+    """The table in which the importer holds the export; None before it is known."""
     is_recorded: bool = False
     """Whether an import has taken over the hold and will end it."""
 
@@ -135,7 +135,7 @@ class LateReplies:
             while link.has_messages and deadline.remaining_s:
                 message, received = link.take()
                 self.take_page(message)
-                # A closer thread may still use the old list.
+                # A thread that closes descriptors may still use the old list.
                 close_aside(received)
                 received = []
         except EOFError:

@@ -135,7 +135,7 @@ class _Writer:
 
 
 def _write_scalar(value: Any, numpy: Any) -> Any:
-    # An array of strings would lose trailing zeros, which NumPy takes for padding.
+    # NumPy drops the trailing NUL characters of strings in arrays, so strings are sent as bytes.
     if isinstance(value, numpy.bytes_):
         return {"s": ["bytes", to_base64(bytes(value))]}
     if isinstance(value, numpy.str_):
@@ -299,8 +299,8 @@ def _read_pairs(nodes: Any, known: _Known, depth: int) -> list[tuple[Any, Any]]:
         found = key if type(key) is str else _read(key, known, depth)
         pairs.append((found, _read(value, known, depth)))
     if len(pairs) > _MAX_COLLISIONS:
-        # An attacker can choose integers with one hash: the insertion of 16 MiB of them could take
-        # hours.
+        # An attacker can choose integers that all have the same hash. To insert 16 MiB of them into
+        # a dict could take hours.
         hashes = {hash(key) for key, _ in pairs}
         if len(pairs) - len(hashes) > _MAX_COLLISIONS:
             msg = f"more than {_MAX_COLLISIONS} keys have colliding hashes"
@@ -330,8 +330,8 @@ class _Form(NamedTuple):
     has_keys
         Whether the content is pairs of key and value, rather than values.
     is_named, has_attributes
-        Whether the additional part is the class's name (before the content) or attributes (after
-        it).
+        The additional part: the class's name, before the content, or attributes, after the content.
+        If both are False, there is none.
     """
 
     make: Callable[[list[Any], Any], Any]

@@ -58,8 +58,8 @@ def share(
         dataclasses of them, with plain values. Overlapping arrays overlap in the receiver too, and
         an array that occurs twice is one array.
     copy
-        ``"allow"`` or True: an array that cannot be shared in place, or whose neighbours must not
-        be exposed, is copied once. Readers get the copy: continue with
+        ``"allow"`` or True: an array is copied once if it cannot be shared in place, or if it shares
+        a block of the vendor with other memory and ``neighbours`` is None. Readers get the copy: continue with
         :attr:`crossmem.Shared.value`, or call :meth:`crossmem.Shared.update`. None or False: such
         an array is refused.
     device
@@ -91,7 +91,7 @@ def share(
     InvalidSizeError
         The copies do not fit into a block of the pool. The message says both sizes.
     ForkedProcessError
-        An array lies in a pool's block of the process that forked this one.
+        An array lies in a block of a pool that belongs to the parent process.
     BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
         There is no such ``device`` here.
     DriverError, OutOfMemoryError
@@ -135,7 +135,7 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
     Raises
     ------
     ForkedProcessError
-        The array lies in a pool's block of the process that forked this one.
+        The array lies in a block of a pool that belongs to the parent process.
     """
     try:
         found = describe(array)
@@ -145,7 +145,7 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
         return None
     leaf = Leaf(array, found, lambda: "the array")
     low, high = leaf.bounds
-    # No call of drain(), which raises at exit: ordinary arrays are sent at exit too.
+    # drain() would raise while this process exits, and ordinary arrays may still be sent then.
     memory = current().arrays.find(low, high - low)
     if memory is None:
         refuse_unmapped(low, high - low, leaf.where)
@@ -154,9 +154,9 @@ def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool]
     if isinstance(memory, Mapping) and not memory.owner_alive:
         # No process can import this memory any more, so it counts as ordinary memory.
         return None
-    # An array that came with a read-only handle is sent with one, even by its owner.
+    # An array that was received by a read-only handle is sent on by one, also in its owner.
     access = memory.handle.access if isinstance(memory, Mapping) else None
-    # "advisory" applies to one reader, and not to the processes to which it sends.
+    # readonly="advisory" binds this process, not the processes to which it sends the array.
     readonly = isinstance(memory, Mapping) and asked_readonly(memory) is True
     tree_memory = TreeMemory(
         drain(), None, access, None, copy=False, host=lambda: host_device(None)

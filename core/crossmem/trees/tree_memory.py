@@ -230,7 +230,7 @@ class TreeMemory:
                     block = record_of(memory).memory.block
                     home.driver.fill(block, start, low, high - low)
                 else:
-                    # A block may have been mapped and written before.
+                    # fill() needs memory that was never written, and a block may have been used before.
                     kind = CopyKind.HOST_TO_DEVICE if where is None else CopyKind.DEVICE_TO_DEVICE
                     home.driver.copy(home.ordinal, memory.ptr + start, low, high - low, kind)
                 nbytes += high - low
@@ -274,7 +274,7 @@ def _is_within(low: int, high: int, way: ShareWay) -> bool:
 
 
 def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
-    """Return arrays with gaps that are alone in their range, by the number of the range."""
+    """Return each array that has gaps and a range of its own, by the number of the range."""
     counts = Counter(numbers)
     found = {}
     for leaf, number in zip(leaves, numbers, strict=True):
@@ -285,7 +285,7 @@ def _with_gaps(leaves: list[Leaf], numbers: list[int]) -> dict[int, Leaf]:
 
 
 def _distinct_nbytes(layout: Layout) -> int:
-    """Return the size of the elements. Elements that strides of zero repeat count once."""
+    """Return the size of the elements. An element that a stride of zero repeats is counted once."""
     sizes = [size for size, step in zip(layout.shape, layout.strides, strict=True) if step]
     return math.prod(sizes) * layout.dtype.itemsize
 

@@ -95,7 +95,7 @@ def _why_of_no_device(
 def _is_hosts(vendor: Vendor, pointer: int) -> bool:
     """Whether memory that CuPy reports as a device's is pinned host memory.
 
-    CuPy translates the type numbers of every version, but only those of ROCm 5 need it.
+    CuPy translates type numbers as if all of them were those of ROCm 5.
     """
     if not vendor.family.is_hip or vendor.family.is_old(vendor.version):
         return False

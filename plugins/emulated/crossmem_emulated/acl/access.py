@@ -32,7 +32,7 @@ def _mem_map_no_access(
 
 
 def _place(process: AclProcess, number: int, kind: int) -> int:
-    """Return a device's host-wide index, or ``HOST``. The number is the driver's own."""
+    """Return a device's host-wide index, or ``HOST``, from the number that the driver uses."""
     if kind == _ON_HOST and not number:
         return HOST
     if kind != _ON_DEVICE:
