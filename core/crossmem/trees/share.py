@@ -58,10 +58,10 @@ def share(
         dataclasses of them, with plain values. Overlapping arrays overlap in the receiver too, and
         an array that occurs twice is one array.
     copy
-        ``"allow"`` or True: an array is copied once if it cannot be shared in place, or if it shares
-        a block of the vendor with other memory and ``neighbours`` is None. Readers get the copy: continue with
-        :attr:`crossmem.Shared.value`, or call :meth:`crossmem.Shared.update`. None or False: such
-        an array is refused.
+        ``"allow"`` or True: an array is copied once if it cannot be shared in place, or if it
+        shares a block of the vendor with other memory and ``neighbours`` is None. Readers get the
+        copy: continue with :attr:`crossmem.Shared.value`, or call :meth:`crossmem.Shared.update`.
+        None or False: such an array is refused.
     device
         The device to which host memory is copied; ``host`` if None. The CPU must be able to address
         its memory.

@@ -230,7 +230,7 @@ class TreeMemory:
                     block = record_of(memory).memory.block
                     home.driver.fill(block, start, low, high - low)
                 else:
-                    # fill() needs memory that was never written, and a block may have been used before.
+                    # fill() needs memory that was never written. A block may have been used.
                     kind = CopyKind.HOST_TO_DEVICE if where is None else CopyKind.DEVICE_TO_DEVICE
                     home.driver.copy(home.ordinal, memory.ptr + start, low, high - low, kind)
                 nbytes += high - low
