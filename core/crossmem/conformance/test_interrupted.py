@@ -12,6 +12,7 @@ import crossmem
 from crossmem.conformance import actions
 from crossmem.conformance.interrupts import Interrupted, Interrupts
 from crossmem.conformance.peers import Peer
+from crossmem.conformance.pool import settle
 from crossmem.driver import TracingDriver
 
 NBYTES: Final = 5000
@@ -70,7 +71,9 @@ def test_c30_an_interrupted_call_loses_nothing(
             gc.collect()
             crossmem.collect()
 
-        assert tracer.live == before, interrupts.place
+        # The reaper may be about to give back what the interrupt left to it.
+        lost = settle(lambda: [] if tracer.live == before else [str(tracer.live)])
+        assert lost == [], (interrupts.place, before)
         if not interrupts.place:
             break
         number += STRIDE
