@@ -346,7 +346,10 @@ def test_a_tensor_with_less_memory_than_its_elements_take_is_refused(nbytes: int
 @pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.functionalize])
 def test_a_tensor_without_memory_is_refused(transform: Any) -> None:
     def share(tensor: Any) -> Any:
-        with pytest.raises(crossmem.UnsupportedError, match="the tensor has no memory"):
+        with pytest.raises(
+            crossmem.UnsupportedError,
+            match=r"the tensor has no memory|the storage of the tensor is smaller",
+        ):
             crossmem.share(tensor, copy="allow")
         return tensor
 
@@ -357,7 +360,7 @@ def test_a_tensor_without_memory_is_refused(transform: Any) -> None:
 def test_what_is_no_tensor_is_refused_by_its_place() -> None:
     with pytest.raises(UnsupportedError, match=r"x\['dtype'\]"):
         crossmem.share({"dtype": torch.float32})
-    with pytest.raises(UnsupportedError, match=r"x\['w'\].*ordinary memory"):
+    with pytest.raises(UnsupportedError, match=r"x\['w'\].*ordinary host memory"):
         crossmem.share({"w": torch.ones(2)})
     with (
         crossmem.share(torch.ones(2), copy="allow") as shared,
