@@ -43,7 +43,7 @@ if typing.TYPE_CHECKING:
         WaitTimeoutError,
         WrongHostError,
     )
-    from crossmem.models import Capabilities, DeviceInfo, ShareableHandle
+    from crossmem.models import Capabilities, DeviceInfo, ShareableHandle, TimelineHandle
     from crossmem.sharing.device import Device, device, devices
     from crossmem.sharing.exporter.adoption import Adoption
     from crossmem.sharing.exporter.allocation import Allocation
@@ -55,6 +55,7 @@ if typing.TYPE_CHECKING:
     from crossmem.sharing.pools.block import Block
     from crossmem.sharing.pools.pool import Pool
     from crossmem.sharing.ranges.address_range import AddressRange, Piece
+    from crossmem.sharing.timelines.timeline import Timeline, open_timeline
     from crossmem.trees.new_arrays import empty, empty_like
     from crossmem.trees.receive import receive
     from crossmem.trees.share import share
@@ -88,7 +89,12 @@ else:
                 "WaitTimeoutError",
                 "WrongHostError",
             ),
-            "crossmem.models": ("Capabilities", "DeviceInfo", "ShareableHandle"),
+            "crossmem.models": (
+                "Capabilities",
+                "DeviceInfo",
+                "ShareableHandle",
+                "TimelineHandle",
+            ),
             "crossmem.sharing.device": ("Device", "device", "devices"),
             "crossmem.sharing.exporter.adoption": ("Adoption",),
             "crossmem.sharing.exporter.allocation": ("Allocation",),
@@ -100,6 +106,7 @@ else:
             "crossmem.sharing.pools.block": ("Block",),
             "crossmem.sharing.pools.pool": ("Pool",),
             "crossmem.sharing.ranges.address_range": ("AddressRange", "Piece"),
+            "crossmem.sharing.timelines.timeline": ("Timeline", "open_timeline"),
             "crossmem.trees.new_arrays": ("empty", "empty_like"),
             "crossmem.trees.receive": ("receive",),
             "crossmem.trees.share": ("share",),
@@ -143,6 +150,8 @@ __all__ = [
     "ShareableHandle",
     "Shared",
     "StaleHandleError",
+    "Timeline",
+    "TimelineHandle",
     "UnsupportedError",
     "WaitTimeoutError",
     "WrongHostError",
@@ -158,6 +167,7 @@ __all__ = [
     "how_can_share",
     "import_handle",
     "install",
+    "open_timeline",
     "receive",
     "share",
 ]

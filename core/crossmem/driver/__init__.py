@@ -22,8 +22,12 @@ from crossmem.driver.groups import (
     check_groups,
     foreign_memory_of,
     readonly_alias_of,
+    stream_events_of,
+    stream_words_of,
+    streams_of,
     witness_of,
 )
+from crossmem.driver.streams import SharedEvent, StreamEvents, Streams, StreamWords
 from crossmem.driver.tracing import TracingDriver
 
 __all__ = [
@@ -40,11 +44,18 @@ __all__ = [
     "Peer",
     "ReadonlyAlias",
     "Reserved",
+    "SharedEvent",
+    "StreamEvents",
+    "StreamWords",
+    "Streams",
     "TracingDriver",
     "Witness",
     "address_ranges_of",
     "check_groups",
     "foreign_memory_of",
     "readonly_alias_of",
+    "stream_events_of",
+    "stream_words_of",
+    "streams_of",
     "witness_of",
 ]

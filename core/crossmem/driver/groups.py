@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from crossmem.driver.base import Block, Driver, Imported, Mapped, Reserved
+from crossmem.driver.streams import StreamEvents, Streams, StreamWords
 
 __all__ = [
     "AddressRanges",
@@ -16,6 +17,9 @@ __all__ = [
     "check_groups",
     "foreign_memory_of",
     "readonly_alias_of",
+    "stream_events_of",
+    "stream_words_of",
+    "streams_of",
     "witness_of",
 ]
 
@@ -131,7 +135,15 @@ class Witness(Protocol):
         ...
 
 
-_GROUPS: tuple[type, ...] = (ReadonlyAlias, AddressRanges, ForeignMemory, Witness)
+_GROUPS: tuple[type, ...] = (
+    ReadonlyAlias,
+    AddressRanges,
+    ForeignMemory,
+    Streams,
+    StreamWords,
+    StreamEvents,
+    Witness,
+)
 
 
 def _methods(group: type) -> list[str]:
@@ -155,6 +167,21 @@ def foreign_memory_of(driver: Driver) -> ForeignMemory | None:
 def readonly_alias_of(driver: Driver) -> ReadonlyAlias | None:
     """Return the driver as a :class:`ReadonlyAlias`, None if it does not offer the group."""
     return cast("ReadonlyAlias", driver) if _offers(driver, ReadonlyAlias) else None
+
+
+def streams_of(driver: Driver) -> Streams | None:
+    """Return the driver as :class:`Streams`, None if its devices have no streams."""
+    return cast("Streams", driver) if _offers(driver, Streams) else None
+
+
+def stream_words_of(driver: Driver) -> StreamWords | None:
+    """Return the driver as :class:`StreamWords`, None if it does not offer the group."""
+    return cast("StreamWords", driver) if _offers(driver, StreamWords) else None
+
+
+def stream_events_of(driver: Driver) -> StreamEvents | None:
+    """Return the driver as :class:`StreamEvents`, None if it does not offer the group."""
+    return cast("StreamEvents", driver) if _offers(driver, StreamEvents) else None
 
 
 def witness_of(driver: Driver) -> Witness | None:
@@ -182,6 +209,12 @@ def check_groups(driver: Driver) -> list[str]:
     for says, group in (
         (any(one.address_ranges for one in said), AddressRanges),
         (any(one.foreign_memory for one in said), ForeignMemory),
+        (any("event" in one.timeline_levels for one in said), StreamEvents),
+        # Devices without streams have the level without the group.
+        (
+            _offers(driver, Streams) and any("word" in one.timeline_levels for one in said),
+            StreamWords,
+        ),
     ):
         if says != _offers(driver, group):
             faults.append(f"the capabilities of the devices contradict {group.__name__}")

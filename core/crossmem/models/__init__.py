@@ -2,15 +2,17 @@
 """Values that cross a process or plugin boundary."""
 
 from crossmem.models.block_handle import BlockHandle, PoolCore
-from crossmem.models.capabilities import Capabilities, LeaseEnd
+from crossmem.models.capabilities import TIMELINE_LEVELS, Capabilities, LeaseEnd, TimelineLevel
 from crossmem.models.device import DeviceInfo
 from crossmem.models.events import Event, EventKind
 from crossmem.models.handle import MAX_HANDLE_NBYTES, ShareableHandle
 from crossmem.models.handle_core import Access
 from crossmem.models.identity import ProcessIdentity, process_start_time
+from crossmem.models.timeline_handle import TimelineHandle
 
 __all__ = [
     "MAX_HANDLE_NBYTES",
+    "TIMELINE_LEVELS",
     "Access",
     "BlockHandle",
     "Capabilities",
@@ -21,5 +23,7 @@ __all__ = [
     "PoolCore",
     "ProcessIdentity",
     "ShareableHandle",
+    "TimelineHandle",
+    "TimelineLevel",
     "process_start_time",
 ]

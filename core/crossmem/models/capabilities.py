@@ -7,10 +7,14 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from crossmem.guards import check_fields, is_flag, is_name, is_within
 
-__all__ = ["Capabilities", "LeaseEnd"]
+__all__ = ["TIMELINE_LEVELS", "Capabilities", "LeaseEnd", "TimelineLevel"]
 
 LeaseEnd: TypeAlias = Literal["process", "process-if-visible", "connection"]
 """What ends a lease that its holder did not release; see :attr:`Capabilities.lease_end`."""
+TimelineLevel: TypeAlias = Literal["word", "event", "host"]
+"""How a timeline orders the work of streams; see :attr:`Capabilities.timeline_levels`."""
+TIMELINE_LEVELS: Final[tuple[TimelineLevel, ...]] = get_args(TimelineLevel)
+"""All levels, the strongest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,12 @@ class Capabilities:
     dlpack_device_type: int | None = None
     """DLPack's number for the type of device; None if there is none."""
 
+    timeline_levels: tuple[TimelineLevel, ...] = ("host",)
+    """The levels of timelines that the device offers, the strongest first. ``"word"``: streams
+    write and await a 64-bit word in host memory; also for devices whose work is always complete
+    when a call returns. ``"event"``: streams record and await events that processes share.
+    ``"host"``: a signal waits on the host until the stream's work is complete."""
+
     lease_end: LeaseEnd = "process"
     """What ends a lease that was not released (C11). ``"process"``: the death of the importer.
     ``"process-if-visible"``: the death of an importer that has a pid in the exporter's pid
@@ -97,6 +107,10 @@ _RULES: Final = {
     "dlpack_device_type": (
         lambda value: value is None or is_within(value, 1, _MAX_DLPACK_TYPE),
         f"None or an integer from 1 to {_MAX_DLPACK_TYPE}",
+    ),
+    "timeline_levels": (
+        lambda value: bool(value) and value == tuple(x for x in TIMELINE_LEVELS if x in value),
+        f"a tuple of some of {TIMELINE_LEVELS}, in this order",
     ),
     "lease_end": (
         lambda value: value in get_args(LeaseEnd),

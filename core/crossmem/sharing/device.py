@@ -4,7 +4,7 @@
 from typing import cast
 
 from crossmem.control.records import Allow
-from crossmem.models import Access
+from crossmem.models import Access, TimelineLevel
 from crossmem.sharing.base.devices import (
     LocalDevice,
     find_device,
@@ -16,6 +16,7 @@ from crossmem.sharing.exporter.adoption import Adoption, Neighbours, adopt
 from crossmem.sharing.exporter.allocation import Allocation, allocate
 from crossmem.sharing.pools.pool import Pool, make_pool
 from crossmem.sharing.ranges.address_range import AddressRange, reserve
+from crossmem.sharing.timelines.timeline import Timeline, make_timeline
 
 __all__ = ["Device", "device", "devices"]
 
@@ -112,6 +113,40 @@ class Device(LocalDevice):
         if process is not self._process:
             refuse_foreign_device(self)
         return make_pool(process, self, block_nbytes, blocks, allow, access)
+
+    def timeline(
+        self, level: TimelineLevel | None = None, *, allow: Allow | None = None
+    ) -> Timeline:
+        """Make a timeline: a value that this process signals, and for which others wait.
+
+        Parameters
+        ----------
+        level
+            ``"word"``, ``"event"`` or ``"host"``: how streams are ordered; see the capability
+            ``timeline_levels``. None: the strongest that the device offers.
+        allow
+            The processes that may open it; None: all processes of the same user (C13). They can
+            also disturb each other's timelines of the same ``allow``, because the words lie in one
+            page that all of them can write.
+
+        Returns
+        -------
+        Timeline
+            Its value is 0. Close it, or use it as a context manager.
+
+        Raises
+        ------
+        UnsupportedError
+            The device does not offer the level.
+        BackendNotFoundError
+            The backend ``host`` is missing, whose memory contains the value.
+        OutOfMemoryError, DriverError
+            There is no memory for the value.
+        """
+        process = drain()
+        if process is not self._process:
+            refuse_foreign_device(self)
+        return make_timeline(process, self, level, allow)
 
     def adopt(
         self, ptr: int, nbytes: int, *, owner: object, neighbours: Neighbours | None = None

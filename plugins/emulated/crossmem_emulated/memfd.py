@@ -86,6 +86,8 @@ class MemfdDriver(Driver):
             address_ranges=True,
             foreign_memory=False,
             dlpack_device_type=_DLPACK_CPU,
+            # The CPU's work is complete when a call returns, so there are no streams to order.
+            timeline_levels=("word", "host"),
         )
         self._is_inherited = self._capabilities.host_visible
         """Whether forked children have the memory mapped too (law C18)."""

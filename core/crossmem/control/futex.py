@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sleeping on a word in shared memory: ``futex(2)``, for any process that has the word mapped."""
+
+import ctypes
+import os
+from typing import Final
+
+__all__ = ["sleep", "wake_all"]
+
+_WAIT: Final = 0
+_WAKE: Final = 1
+_EVERYONE: Final = 2**31 - 1
+_LOW_HALF: Final = 2**32 - 1
+_NUMBER: Final = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
+"""The number of the system call. -1 makes the kernel refuse it on untested architectures, where
+waiting threads then sleep until their next look."""
+
+_syscall = ctypes.CDLL(None).syscall
+_syscall.restype = ctypes.c_long
+_syscall.argtypes = [
+    ctypes.c_long,
+    ctypes.c_void_p,
+    ctypes.c_long,
+    ctypes.c_uint32,
+    ctypes.c_void_p,
+]
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def sleep(address: int, expected: int, timeout_s: float) -> None:
+    """Sleep until :func:`wake_all`, a signal or the timeout, unless the word has changed already.
+
+    Parameters
+    ----------
+    address
+        Address of the word. The kernel compares its lower half, as processors here are
+        little-endian.
+    expected
+        The value of the word at the caller's last look.
+    timeout_s
+        The longest sleep, in seconds.
+    """
+    whole = int(timeout_s)
+    limit = _Timespec(whole, int((timeout_s - whole) * 1e9))
+    _syscall(_NUMBER, address, _WAIT, expected & _LOW_HALF, ctypes.addressof(limit))
+
+
+def wake_all(address: int) -> None:
+    """Wake every thread of any process that sleeps on a word."""
+    _syscall(_NUMBER, address, _WAKE, _EVERYONE, None)

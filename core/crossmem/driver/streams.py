@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optional groups of driver methods that order the work of streams across processes.
+
+A stream is the vendor's handle as an integer; 0 is the default stream. Each method may be called
+from any thread and leaves the thread's current device as it found it (law C19).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["SharedEvent", "StreamEvents", "StreamWords", "Streams"]
+
+
+class Streams(Protocol):
+    """The device runs work in streams, later than the call that issues it.
+
+    A driver without this group completes all work before the issuing call returns. The driver
+    offers it together with one or both of the other groups, or alone: then the only timeline level
+    is ``"host"``.
+    """
+
+    def synchronize_stream(self, ordinal: int, stream: int) -> None:
+        """Wait on the host for all work that was issued on one stream."""
+        ...
+
+
+class StreamWords(Protocol):
+    """Streams write and await 64-bit words in host memory: level ``"word"``.
+
+    The comparison of the wait may be cyclic, as CUDA's is. All values are below 2**63.
+    """
+
+    def register_host(self, ordinal: int, pointer: int, nbytes: int) -> int:
+        """Make a host page accessible to every device of the driver; return its device address.
+
+        Core calls this at most once at a time for a page. The page is shared memory, and other
+        processes register it with their drivers, too.
+        """
+        ...
+
+    def unregister_host(self, ordinal: int, pointer: int) -> None:
+        """Undo :meth:`register_host`. No stream uses the page any more."""
+        ...
+
+    def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
+        """Write a word when the earlier work of the stream is complete and visible. One call."""
+        ...
+
+    def wait_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
+        """Hold the later work of the stream until a word is at least ``value``. One call."""
+        ...
+
+
+@dataclass(slots=True)
+class SharedEvent:
+    """An event of the vendor that several processes use. Made by the driver, owned by core.
+
+    Parameters
+    ----------
+    ordinal
+        The device.
+    reference
+        The vendor's event. The driver sets it to None right before the vendor call that destroys
+        it, and back if the vendor refuses.
+    payload
+        The bytes by which other processes open it; at most 112.
+    """
+
+    ordinal: int
+    reference: Any
+    payload: bytes
+
+
+class StreamEvents(Protocol):
+    """Streams record and await events that processes share: level ``"event"``."""
+
+    def create_event(self, ordinal: int) -> SharedEvent:
+        """Create an event that other processes can open."""
+        ...
+
+    def open_event(self, ordinal: int, payload: bytes) -> SharedEvent:
+        """Open an event of another process. The payload is untrusted."""
+        ...
+
+    def destroy_event(self, event: SharedEvent) -> None:
+        """Destroy an event that :meth:`create_event` or :meth:`open_event` returned."""
+        ...
+
+    def record_event(self, event: SharedEvent, stream: int) -> None:
+        """Record the event after the work that was issued on a stream. Only its creator does."""
+        ...
+
+    def wait_event(self, event: SharedEvent, stream: int) -> None:
+        """Hold the later work of a stream until the last record of the event is complete."""
+        ...
+
+    def is_event_done(self, event: SharedEvent) -> bool:
+        """Return whether the last record of the event is complete."""
+        ...

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words of one timeline in shared host memory, and how the host waits for them.
+
+The process that signals is the only writer of the words, with two exceptions. A waiter sets
+``WAITING`` before it sleeps. After the death of the signalling process, any process may write
+``VOID`` into the value, and all of them write the same.
+
+A sleeper reads ``SEQUENCE`` first, then sets ``WAITING``, takes the barrier and looks once more.
+The signalling process writes the value and then reads ``WAITING``. So either the sleeper sees the
+value, or the signalling process sees the flag. It then clears the flag, increments ``SEQUENCE`` and
+wakes all sleepers. A sleeper whose flag was cleared with another's finds that ``SEQUENCE`` has
+moved, so no wake-up is lost. Only this file writes these three words.
+"""
+
+import time
+from collections.abc import Callable
+from itertools import repeat
+from typing import Final, NamedTuple
+
+from crossmem.control import futex, words
+from crossmem.control.barrier import IS_REGISTERED
+from crossmem.errors import CrossmemError, WaitTimeoutError
+
+__all__ = ["CELL_NBYTES", "IDENTITY", "ISSUED", "VALUE", "VOID", "Awaited", "Cell"]
+
+VALUE: Final = 0
+"""The value that was reached; at level ``"event"``, by the host alone."""
+IDENTITY: Final = 1
+"""The identity of the timeline, 0 after its signalling process has closed it."""
+WAITING: Final = 2
+"""1 if a thread may sleep."""
+SEQUENCE: Final = 3
+"""Incremented before sleepers are woken. They sleep on this word."""
+ISSUED: Final = 4
+"""The largest value that was issued to a stream. Larger than the value while work is running."""
+CELL_NBYTES: Final = 64
+"""Size of the words. Each timeline has its own line of the processor's cache."""
+
+VOID: Final = 2**63 - 1
+"""The value after the end of the signalling process. It ends every wait, and a cyclic comparison
+with any smaller value finds it larger."""
+
+_SPINS: Final = 300
+"""Looks before a thread sleeps: some 20 microseconds."""
+_SHORTEST_S: Final = 20e-6
+_LONGEST_S: Final = 2e-3
+"""The longest pause between two looks at a value that a stream writes."""
+_LOOK_S: Final = 0.25
+"""The longest sleep between two looks at the signalling process."""
+
+
+class Awaited(NamedTuple):
+    """What a caller waits for.
+
+    Parameters
+    ----------
+    value
+        The smallest sufficient value.
+    timeout_s
+        The longest wait in seconds; 0 looks once.
+    check
+        Raises if the value can never be reached.
+    name
+        The name of the value in an error.
+    """
+
+    value: int
+    timeout_s: float
+    check: Callable[[], None]
+    name: str
+
+    def passed(self, reached: int) -> WaitTimeoutError:
+        """Return the error for the end of the time."""
+        msg = f"{self.name} was not reached within {self.timeout_s:g} s; the value is {reached}"
+        return WaitTimeoutError(msg, operation="wait", hint="give a longer timeout")
+
+
+class Cell:
+    """The words of one timeline.
+
+    Parameters
+    ----------
+    memory
+        The words as bytes. They keep the memory mapped.
+    pointer
+        Their address in this process.
+    """
+
+    __slots__ = ("pointer", "words")
+
+    def __init__(self, memory: memoryview, pointer: int) -> None:
+        self.words = memory.cast("Q")
+        self.pointer = pointer
+
+    def read(self, word: int) -> int:
+        """Return a word. Later accesses of this thread come after it."""
+        return words.observe(self.words, word)
+
+    def write(self, word: int, value: int) -> None:
+        """Write a word after all earlier accesses of this thread, and wake sleepers."""
+        words.release()
+        words.store(self.words, word, value)
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the threads that sleep. Without sleepers this makes no system call."""
+        if not IS_REGISTERED:
+            words.fence()
+        if words.load(self.words, WAITING):
+            words.store(self.words, WAITING, 0)
+            words.release()
+            sequence = words.load(self.words, SEQUENCE)
+            words.store(self.words, SEQUENCE, sequence + 1)
+            futex.wake_all(self.pointer + 8 * SEQUENCE)
+
+    def wait(self, word: int, awaited: Awaited) -> int:
+        """Return a word as soon as it is at least the awaited value.
+
+        Raises
+        ------
+        WaitTimeoutError
+            The time is over.
+        """
+        load, cell, target = words.load, self.words, awaited.value
+        for _ in repeat(None, _SPINS):
+            if load(cell, word) >= target:
+                return words.observe(cell, word)
+        end = time.monotonic() + awaited.timeout_s
+        pause_s = _SHORTEST_S
+        while True:
+            sequence = load(cell, SEQUENCE)
+            words.store(cell, WAITING, 1)
+            words.barrier()
+            if load(cell, word) >= target or self._is_reached(word, awaited):
+                return words.observe(cell, word)
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                raise awaited.passed(load(cell, word))
+            if IS_REGISTERED and load(cell, ISSUED) <= load(cell, VALUE):
+                futex.sleep(self.pointer + 8 * SEQUENCE, sequence, min(left_s, _LOOK_S))
+            else:
+                # A stream wakes nobody. Neither does a process whose stores this process cannot
+                # order.
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, _LONGEST_S)
+
+    def _is_reached(self, word: int, awaited: Awaited) -> bool:
+        """Run the check; True if it fails but the word has reached the value meanwhile."""
+        try:
+            awaited.check()
+        except CrossmemError:
+            if words.load(self.words, word) < awaited.value:
+                raise
+            return True
+        return False

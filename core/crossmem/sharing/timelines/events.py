@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The level ``"event"``: a ring of events that streams of several processes record and await.
+
+Behind the words of the timeline, the page has sixteen entries: the value of an event's last record,
+and the bytes by which other processes open the event. An event that is recorded again while a
+waiter reads its entry only holds that waiter longer.
+"""
+
+import time
+from typing import ClassVar, Final, cast
+
+from typing_extensions import override
+
+from crossmem.control import words
+from crossmem.driver import SharedEvent, StreamEvents, Streams, stream_events_of
+from crossmem.driver.recording import call_into
+from crossmem.errors import CrossmemError, InvalidHandleError
+from crossmem.models import TimelineLevel
+from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.timelines.cell import CELL_NBYTES, ISSUED, VALUE, Awaited, Cell
+from crossmem.sharing.timelines.levels import Level
+
+__all__ = ["EventLevel"]
+
+_ENTRY_WORDS: Final = 16
+_FIRST: Final = CELL_NBYTES // 8
+_ENTRIES: Final = range(_FIRST, _FIRST + 16 * _ENTRY_WORDS, _ENTRY_WORDS)
+"""The first word of each entry, which is its value. The length of the payload follows."""
+_PAYLOAD_NBYTES: Final = 8 * (_ENTRY_WORDS - 2)
+_LOOK_S: Final = 1e-4
+
+
+class EventLevel(Level):
+    """Streams record and await events. A wait blocks the host until its value was issued."""
+
+    name: ClassVar[TimelineLevel] = "event"
+
+    def __init__(self, process: Process, device: LocalDevice, cell: Cell, *, is_own: bool) -> None:
+        super().__init__(process, device, cell)
+        self._is_own = is_own
+        self._open: dict[int, list[SharedEvent]] = {}
+        """The open events, by the first word of their entries."""
+        self._turn = 0
+
+    def _event(self, entry: int) -> SharedEvent:
+        """Return the event of an entry, created or opened at its first use."""
+        box = self._open.setdefault(entry, [])
+        if not box:
+            driver, ordinal = cast("StreamEvents", self.streams), self.device.ordinal
+            start = self.cell.words.cast("B")[8 * entry + 16 : 8 * (entry + _ENTRY_WORDS)]
+            if self._is_own:
+                payload = call_into(box, driver.create_event, ordinal).payload
+                start[: len(payload)] = payload
+                words.store(self.cell.words, entry + 1, len(payload))
+            else:
+                nbytes = words.load(self.cell.words, entry + 1)
+                if not 0 < nbytes <= _PAYLOAD_NBYTES:
+                    msg = f"an event of the timeline has {nbytes} bytes"
+                    raise InvalidHandleError(msg, operation="wait")
+                call_into(box, driver.open_event, ordinal, bytes(start[:nbytes]))
+        return box[0]
+
+    def _entries(self) -> list[tuple[int, int]]:
+        """Return value and entry of the records whose values the host has not seen reached."""
+        seen = self.cell.read(VALUE)
+        found = [(self.cell.read(one), one) for one in _ENTRIES]
+        return sorted(one for one in found if one[0] > seen)
+
+    @property
+    @override
+    def reached(self) -> int:
+        value = self.cell.read(VALUE)
+        for issued, entry in self._entries():
+            if not cast("StreamEvents", self.streams).is_event_done(self._event(entry)):
+                break
+            value = issued
+        return value
+
+    @override
+    def _order(self, stream: int) -> None:
+        for _value, entry in self._entries()[-1:]:
+            cast("StreamEvents", self.streams).wait_event(self._event(entry), stream)
+
+    @override
+    def _issue(self, streams: Streams, value: int, stream: int) -> None:
+        # The value must not shrink when the entry of a reached one is used again.
+        self.cell.write(VALUE, self.reached)
+        entry = _ENTRIES[self._turn % len(_ENTRIES)]
+        cast("StreamEvents", streams).record_event(self._event(entry), stream)
+        self._turn += 1
+        words.release()
+        words.store(self.cell.words, entry, value)
+        self.cell.write(ISSUED, value)
+
+    @override
+    def wait_on_host(self, awaited: Awaited) -> int:
+        end = time.monotonic() + awaited.timeout_s
+        self.cell.wait(ISSUED, awaited)
+        while (reached := self.reached) < awaited.value:
+            awaited.check()
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                raise awaited.passed(reached)
+            time.sleep(min(_LOOK_S, left_s))
+        return reached
+
+    @override
+    def wait(self, awaited: Awaited, stream: int) -> None:
+        self.cell.wait(ISSUED, awaited)
+        for issued, entry in self._entries():
+            if issued >= awaited.value:
+                cast("StreamEvents", self.streams).wait_event(self._event(entry), stream)
+                return
+
+    @override
+    def close(self) -> None:
+        driver = stream_events_of(self.device.driver)
+        for box in self._open.values():
+            while box and driver is not None:
+                event = box.pop()
+                try:
+                    driver.destroy_event(event)
+                except CrossmemError:
+                    box.append(event)
+                    raise

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How timelines signal and wait on streams: the levels ``"host"`` and ``"word"``.
+
+A driver runs under the lock of the timeline, because the vendor must see signals in their order.
+"""
+
+import threading
+from typing import ClassVar, cast
+
+from typing_extensions import override
+
+from crossmem.driver import Streams, StreamWords, stream_words_of, streams_of
+from crossmem.errors import UnsupportedError
+from crossmem.models import TimelineLevel
+from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.timelines.cell import ISSUED, VALUE, VOID, Awaited, Cell
+from crossmem.sharing.timelines.memory import Registrations
+
+__all__ = ["HostLevel", "Level", "WordLevel"]
+
+
+class Level:
+    """The common part of the levels.
+
+    Parameters
+    ----------
+    process
+        This process.
+    device
+        The device whose streams this process uses.
+    cell
+        The words of the timeline.
+    """
+
+    name: ClassVar[TimelineLevel] = "host"
+    blocks_host: ClassVar = True
+    """Whether a stream's wait begins with a wait of the host."""
+
+    def __init__(self, process: Process, device: LocalDevice, cell: Cell) -> None:
+        self.process = process
+        self.device = device
+        self.cell = cell
+        self._last: tuple[int, int] | None = None
+        """Stream and thread of the last signal. Each thread may have its own default stream."""
+        self._is_unsure = False
+        """Whether a signal was interrupted, so it is unknown what the vendor will write."""
+
+    @property
+    def streams(self) -> Streams:
+        """The driver.
+
+        Raises
+        ------
+        UnsupportedError
+            The device has no streams, or they do not offer this level.
+        """
+        found, device = streams_of(self.device.driver), self.device
+        if found is None or self.name not in device.capabilities.timeline_levels:
+            lacks = "streams" if found is None else f"timelines of level {self.name!r}"
+            msg = f"{device.name} has no {lacks}"
+            raise UnsupportedError(msg, backend=device.backend, hint="leave out stream=")
+        return found
+
+    @property
+    def issued(self) -> int:
+        """The largest value that was signalled, reached or not."""
+        return max(self.cell.read(ISSUED), self.cell.read(VALUE))
+
+    @property
+    def reached(self) -> int:
+        """The value that was reached."""
+        return self.cell.read(VALUE)
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the value says nothing about the work of the signalling process."""
+        return self.cell.read(VALUE) == VOID
+
+    def settle(self) -> None:
+        """After an interrupted signal, wait for all work of the device."""
+        if self._is_unsure:
+            self.device.driver.synchronize(self.device.ordinal)
+            self.cell.write(ISSUED, 0)
+            self._is_unsure, self._last = False, None
+
+    def signal(self, value: int, stream: int) -> None:
+        """Signal a value after the work that was issued on a stream.
+
+        The value is larger than all before it, which are reached first, whatever their streams.
+        """
+        streams, key = self.streams, (stream, threading.get_ident())
+        if key != self._last and self.issued > self.reached:
+            self._order(stream)
+        self._is_unsure = True
+        self._issue(streams, value, stream)
+        self._is_unsure, self._last = False, key
+
+    def _order(self, stream: int) -> None:
+        """Hold a stream until all issued values are reached."""
+
+    def _issue(self, streams: Streams, value: int, stream: int) -> None:
+        raise NotImplementedError
+
+    def wait_on_host(self, awaited: Awaited) -> int:
+        """Return the value when it has reached the awaited one; see :meth:`Cell.wait`."""
+        return self.cell.wait(VALUE, awaited)
+
+    def wait(self, awaited: Awaited, stream: int) -> None:
+        """Hold the later work of a stream until the value is reached."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release what the vendor has given. An interrupted call can be repeated."""
+
+
+class HostLevel(Level):
+    """The host waits for a stream before it signals, and for a value before it uses a stream."""
+
+    @override
+    def _issue(self, streams: Streams, value: int, stream: int) -> None:
+        streams.synchronize_stream(self.device.ordinal, stream)
+        self.cell.write(VALUE, value)
+
+    @override
+    def wait(self, awaited: Awaited, stream: int) -> None:
+        self.wait_on_host(awaited)
+
+
+class WordLevel(Level):
+    """Streams write and await the value itself, and the host never waits for them."""
+
+    name: ClassVar[TimelineLevel] = "word"
+    blocks_host: ClassVar = False
+
+    def _word(self) -> tuple[StreamWords, int]:
+        """Return the driver and the address by which its devices reach the value."""
+        driver = cast("StreamWords", self.streams)
+        pages = self.process.part(Registrations)
+        return driver, pages.enter(driver, self.device.ordinal, self.cell.pointer, self)
+
+    def _hold(self, value: int, stream: int) -> None:
+        driver, address = self._word()
+        driver.wait_value(self.device.ordinal, address, value, stream)
+
+    @override
+    def _order(self, stream: int) -> None:
+        self._hold(self.issued, stream)
+
+    @override
+    def _issue(self, streams: Streams, value: int, stream: int) -> None:
+        driver, address = self._word()
+        # Written first: a sleeper that this wakes then looks often, because no stream wakes it.
+        self.cell.write(ISSUED, value)
+        driver.write_value(self.device.ordinal, address, value, stream)
+
+    @override
+    def wait(self, awaited: Awaited, stream: int) -> None:
+        self._hold(awaited.value, stream)
+
+    @override
+    def close(self) -> None:
+        driver = stream_words_of(self.device.driver)
+        if driver is not None:
+            self.process.part(Registrations).leave(driver, self.cell.pointer, self)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host memory of timelines: pages that this process exports, and pages registered for streams.
+
+The words of many timelines lie in one page, so a process that opens several of them leases the page
+once. No place is used twice: a stream of another process may still wait for the words of a closed
+timeline.
+"""
+
+from contextlib import suppress
+from typing import ClassVar, Final, NamedTuple
+
+from typing_extensions import override
+
+from crossmem.control.records import Allow
+from crossmem.driver import StreamWords
+from crossmem.driver.recording import call_into
+from crossmem.errors import CrossmemError
+from crossmem.locks import Rank, ordered_lock
+from crossmem.models import ShareableHandle
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.devices import find_device
+from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.process import Part, Process
+from crossmem.sharing.exporter.allocation import allocate, record_of
+from crossmem.sharing.timelines.cell import CELL_NBYTES, Cell
+
+__all__ = ["HOST", "PAGE_NBYTES", "Page", "Pages", "Registrations"]
+
+HOST: Final = "host"
+"""The backend whose memory contains the words."""
+PAGE_NBYTES: Final = 4096
+
+
+class Page:
+    """A page of host memory of this process, exported once."""
+
+    def __init__(self, process: Process, allow: Allow | None) -> None:
+        self._process = process
+        self.allocation = allocate(process, find_device(process, HOST, None), PAGE_NBYTES)
+        # The page ends with its last timeline.
+        leave_to_views(self.allocation)
+        self.handle: ShareableHandle = self.allocation.export(allow=allow)
+        self.free = list(range(PAGE_NBYTES // CELL_NBYTES - 1, -1, -1))
+
+    def retire(self) -> bool:
+        """Refuse further importers if none is left, and return whether none is left."""
+        unit, server = record_of(self.allocation).unit, self._process.server
+        return unit is None or server is None or server.leases.retire(unit, even_if_leased=False)
+
+    def cell(self, offset: int, nbytes: int) -> Cell:
+        """Return the words at a place of the page."""
+        view = self.allocation.view()[offset : offset + nbytes]
+        return Cell(view, self.allocation.ptr + offset)
+
+
+class Place(NamedTuple):
+    """Words of a new timeline, and the handle by which other processes reach them."""
+
+    cell: Cell
+    handle: ShareableHandle
+    page: Page
+
+
+class Pages(Part):
+    """The pages of this process that have room for further timelines."""
+
+    closing: ClassVar = -4
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self._open: dict[Allow | None, Page] = {}
+        self.signalled: dict[Record, None] = {}
+        """The timelines that this process signals and has not closed."""
+
+    def take(self, allow: Allow | None) -> Place:
+        """Return the words of a new timeline that the given processes may open."""
+        while True:
+            page = self._open.get(allow)
+            if page is None:
+                page = self._open[allow] = Page(self._process, allow)
+            try:
+                offset = page.free.pop() * CELL_NBYTES
+            except IndexError:
+                self._open.pop(allow, None)
+                continue
+            handle = page.handle.slice(offset, CELL_NBYTES)
+            return Place(page.cell(offset, CELL_NBYTES), handle, page)
+
+    def take_page(self, allow: Allow | None) -> Place:
+        """Return a whole page for one timeline."""
+        page = Page(self._process, allow)
+        return Place(page.cell(0, PAGE_NBYTES), page.handle, page)
+
+    @override
+    def close_at_exit(self) -> None:
+        """Tell waiters that no value follows, before this process waits for their leases."""
+        for record in list(self.signalled):
+            with suppress(CrossmemError):
+                record.give_back(blocking=False)
+
+
+class _Registered(NamedTuple):
+    """A page that a driver makes accessible to its devices."""
+
+    ordinal: int
+    address: list[int]
+    """The address for devices. Empty if the page is not registered."""
+    users: set[object]
+
+
+class Registrations(Part):
+    """The pages that drivers of this process have registered. A page has one registration."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self._lock = ordered_lock(Rank.FOREIGN)
+        self._pages: dict[tuple[StreamWords, int], _Registered] = {}
+
+    def enter(self, driver: StreamWords, ordinal: int, pointer: int, user: object) -> int:
+        """Return the address by which devices reach a word, and register its page if necessary.
+
+        The page stays registered until :meth:`leave`, also if this raises.
+        """
+        page = pointer - pointer % PAGE_NBYTES
+        with self._lock:
+            found = self._pages.setdefault((driver, page), _Registered(ordinal, [], set()))
+            found.users.add(user)
+            if not found.address:
+                call_into(found.address, driver.register_host, ordinal, page, PAGE_NBYTES)
+            return found.address[0] + pointer - page
+
+    def leave(self, driver: StreamWords, pointer: int, user: object) -> None:
+        """Remove a user of a page. The last one unregisters it. A second call does nothing.
+
+        Raises
+        ------
+        CrossmemError
+            The vendor refuses. A later call tries again.
+        """
+        key = driver, pointer - pointer % PAGE_NBYTES
+        with self._lock:
+            found = self._pages.get(key)
+            if found is None:
+                return
+            found.users.discard(user)
+            if found.users:
+                return
+            address = found.address[:]
+            if address:
+                found.address.clear()
+                try:
+                    driver.unregister_host(found.ordinal, key[1])
+                except CrossmemError:
+                    found.address[:] = address
+                    raise
+            self._pages.pop(key, None)

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timelines: values that one process signals, and that others await on the host or on streams."""
+
+import os
+from typing import Any, ClassVar, Final
+
+from typing_extensions import override
+
+from crossmem.control.records import Allow
+from crossmem.errors import (
+    ClosedError,
+    ConfigurationError,
+    CrossmemError,
+    OwnerGoneError,
+    StaleHandleError,
+    UnsupportedError,
+)
+from crossmem.guards import check_choice, check_timeout, is_within, shorten
+from crossmem.locks import Rank, ordered_lock
+from crossmem.models import TIMELINE_LEVELS, TimelineHandle, TimelineLevel
+from crossmem.sharing.base.deferred import Record
+from crossmem.sharing.base.devices import LocalDevice, find_by_identity, find_device
+from crossmem.sharing.base.ending import Endable
+from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.process import Process, drain
+from crossmem.sharing.importer.attach import attach
+from crossmem.sharing.importer.mapping import Mapping
+from crossmem.sharing.timelines.cell import IDENTITY, ISSUED, VALUE, VOID, Awaited, Cell
+from crossmem.sharing.timelines.events import EventLevel
+from crossmem.sharing.timelines.levels import HostLevel, Level, WordLevel
+from crossmem.sharing.timelines.memory import Page, Pages
+from crossmem.sharing.timelines.streams import stream_of
+from crossmem.sharing.timelines.watcher import StreamWatcher
+
+__all__ = ["Timeline", "make_timeline", "open_timeline"]
+
+_LEVELS: Final = {"host": HostLevel, "word": WordLevel}
+
+
+class TimelineRecord(Record):
+    """The resources of a timeline: its words, and what the vendor gave for its streams."""
+
+    __slots__ = ("cell", "handle", "level", "lock", "mapping", "page", "process")
+
+    def __init__(
+        self,
+        process: Process,
+        handle: TimelineHandle,
+        cell: Cell,
+        device: LocalDevice,
+        source: Page | Mapping,
+    ) -> None:
+        super().__init__()
+        self.process = process
+        self.handle = handle
+        self.cell = cell
+        self.lock = ordered_lock(Rank.ALLOCATION)
+        """Held while the driver works for this timeline."""
+        self.page = source if isinstance(source, Page) else None
+        """The memory of a timeline that this process signals."""
+        self.mapping = source if isinstance(source, Mapping) else None
+        """The memory of a timeline that another process signals."""
+        self.level: Level
+        if handle.level == "event":
+            self.level = EventLevel(process, device, cell, is_own=self.page is not None)
+        else:
+            self.level = _LEVELS[handle.level](process, device, cell)
+
+    @property
+    def is_owner_alive(self) -> bool:
+        """Whether the process that signals the timeline still runs."""
+        return self.mapping is None or self.mapping.owner_alive
+
+    def check(self) -> None:
+        """Raise if no value will be signalled any more.
+
+        Raises
+        ------
+        ClosedError, OwnerGoneError
+            The signalling process closed the timeline, or is dead.
+        """
+        pid = self.handle.memory.owner.pid
+        if self.cell.read(IDENTITY) != self.handle.identity:
+            msg = f"process {pid}, which signals this timeline, closed it"
+            raise ClosedError(msg, operation="wait")
+        if not self.is_owner_alive:
+            msg = f"process {pid}, which signals this timeline, is dead"
+            raise OwnerGoneError(msg, operation="wait")
+
+    @override
+    def give_back(self, *, blocking: bool) -> None:
+        """Release the words when no stream uses them any more."""
+        deferred = self.process.deferred
+        with self.lock:
+            if self.is_done:
+                return
+            if self.page is not None:
+                self._end_own()
+            if self._is_in_use():
+                deferred.waiting.add(self)
+                deferred.start_reaper()
+                return
+            self.level.close()
+            self.is_done = True
+            self.page = self.mapping = None
+        deferred.waiting.discard(self)
+        self.process.part(Pages).signalled.pop(self, None)
+
+    def _end_own(self) -> None:
+        """Tell waiters that no value follows. A second call changes nothing."""
+        if self.cell.read(IDENTITY):
+            level = self.level
+            level.settle()
+            if level.issued > level.reached:
+                # A stream must not write over the last value.
+                level.device.driver.synchronize(level.device.ordinal)
+            self.cell.write(IDENTITY, 0)
+            self.cell.write(ISSUED, VOID)
+            self.cell.write(VALUE, VOID)
+
+    def _is_in_use(self) -> bool:
+        if self.process.part(StreamWatcher).is_needed(self):
+            return True
+        # An event must not be destroyed before the processes that opened it have closed it.
+        return self.handle.level == "event" and self.page is not None and not self.page.retire()
+
+
+class Timeline(Endable):
+    """A 64-bit value that only grows: one process signals it, and others wait for it.
+
+    Made by :meth:`crossmem.Device.timeline` in the process that signals, and by
+    :func:`crossmem.open_timeline` in the others. A context manager.
+
+    Attributes
+    ----------
+    device
+        The device whose streams this object uses.
+    level
+        How streams are ordered: ``"word"``, ``"event"`` or ``"host"``.
+    """
+
+    __slots__ = ("device", "level")
+
+    _ended_by: ClassVar = "close"
+    _record: TimelineRecord | None
+
+    def __init__(self, record: TimelineRecord) -> None:
+        self._process = record.process
+        self.device = record.level.device
+        self.level = record.handle.level
+        # The last statement: from here on, the finaliser of this object releases the timeline.
+        self._record = record
+
+    @override
+    def __repr__(self) -> str:
+        record = self._record
+        if record is None or not self._process.is_usable:
+            return f"<Timeline of {self.device.name}, level {self.level!r}, closed>"
+        pid = record.handle.memory.owner.pid
+        role = "signalled here" if record.page is not None else f"signalled by pid {pid}"
+        return f"<Timeline of {self.device.name}, level {self.level!r}, {role}>"
+
+    def _usable(self) -> TimelineRecord:
+        record = self._record
+        if record is None or not self._process.is_usable:
+            raise self._ended()
+        return record
+
+    @property
+    def value(self) -> int:
+        """The largest value that was reached: the work before its signal is complete.
+
+        If :attr:`void` is true, this is 2**63 - 1.
+        """
+        return self._usable().level.reached
+
+    @property
+    def void(self) -> bool:
+        """Whether the value says nothing any more, because the signalling process has ended.
+
+        Streams that wait for a dead process are released (law L4). Read this on the host before
+        using data for which a stream has waited. At level ``"event"`` it is true after the death of
+        the signalling process, because the vendor decides what its events do then.
+        """
+        record = self._usable()
+        return record.level.is_void or (self.level == "event" and not record.is_owner_alive)
+
+    def export(self) -> TimelineHandle:
+        """Return the handle with which other processes open this timeline. Always the same."""
+        return self._usable().handle
+
+    def signal(self, value: int, *, stream: Any = None) -> None:
+        """Set the value, at once or when the work that was issued on a stream is complete.
+
+        Parameters
+        ----------
+        value
+            Larger than every value before it, and at most 2**63 - 2.
+        stream
+            A stream of CuPy, PyTorch or torch-npu, or the vendor's handle as an integer; 0 is the
+            default stream. None signals at once, after a wait for the values that were signalled on
+            streams before. At level ``"host"`` this waits until the stream's work is complete.
+
+        Raises
+        ------
+        ConfigurationError
+            The value does not grow, or the stream is not a stream.
+        UnsupportedError
+            Another process signals this timeline, or the device has no streams.
+        WaitTimeoutError
+            Earlier work on streams is not complete within ``CROSSMEM_TIMEOUT``.
+        DriverError
+            The vendor's call failed. The value is unchanged.
+        ClosedError, ForkedProcessError
+            The timeline was closed, or a forked child called this.
+        """
+        record = self._usable()
+        if record.page is None:
+            msg = f"{self!r}: only the process that made a timeline signals it"
+            raise UnsupportedError(msg, operation="signal")
+        handle = None if stream is None else stream_of(stream)
+        level = record.level
+        with record.lock:
+            level.settle()
+            issued = level.issued
+            if not is_within(value, issued + 1, VOID - 1):
+                self._usable()
+                msg = f"value is {shorten(value)}; the next value is {issued + 1} to 2**63 - 2"
+                raise ConfigurationError(msg, operation="signal")
+            if handle is not None:
+                level.signal(value, handle)
+                return
+            if issued > level.reached:
+                level.wait_on_host(self._awaited(record, issued, None))
+            record.cell.write(VALUE, value)
+
+    def wait(self, value: int, *, stream: Any = None, timeout: float | None = None) -> int:
+        """Wait until the value is at least ``value``.
+
+        Parameters
+        ----------
+        value
+            From 1 to 2**63 - 2.
+        stream
+            As for :meth:`signal`. Work that is issued on the stream after this call waits, and the
+            host does not; at level ``"event"`` the host waits until the value was signalled, and at
+            level ``"host"`` until it was reached. None: the host waits.
+        timeout
+            Time limit of the host's wait in seconds; None: ``CROSSMEM_TIMEOUT``. 0 looks once.
+
+        Returns
+        -------
+        int
+            The value that was reached, or ``value`` if the wait is on a stream.
+
+        Raises
+        ------
+        WaitTimeoutError
+            The host waited for the whole time.
+        OwnerGoneError
+            The signalling process is dead, and the host waits for a value that was not reached. A
+            stream is released within a second, and :attr:`void` is true (L4).
+        ConfigurationError, UnsupportedError, DriverError
+            As for :meth:`signal`.
+        ClosedError, ForkedProcessError
+            The timeline was closed, here or by the signalling process, or a forked child called
+            this.
+        """
+        record = self._usable()
+        if not is_within(value, 1, VOID - 1):
+            msg = f"value is {shorten(value)}; it must be from 1 to 2**63 - 2"
+            raise ConfigurationError(msg, operation="wait")
+        if stream is None:
+            reached = record.level.wait_on_host(self._awaited(record, value, timeout))
+            if reached == VOID:
+                record.check()
+                self._raise_void(record)
+            return reached
+        self._hold(record, value, stream_of(stream), timeout)
+        return value
+
+    def _raise_void(self, record: TimelineRecord) -> None:
+        pid = record.handle.memory.owner.pid
+        msg = f"process {pid}, which signals this timeline, died before it signalled the value"
+        raise OwnerGoneError(msg, operation="wait")
+
+    def _hold(self, record: TimelineRecord, value: int, stream: int, timeout: float | None) -> None:
+        """Hold the later work of a stream."""
+        level, awaited = record.level, self._awaited(record, value, timeout)
+        if level.blocks_host:
+            with record.lock:
+                level.wait(awaited, stream)
+            return
+        record.check()
+        watcher = record.process.part(StreamWatcher)
+        before = watcher.watch(record, value)
+        try:
+            with record.lock:
+                self._usable()
+                level.wait(awaited, stream)
+        except CrossmemError:
+            watcher.forget(record, value, before)
+            raise
+
+    def _awaited(self, record: TimelineRecord, value: int, timeout: float | None) -> Awaited:
+        timeout_s = 0.0
+        if timeout != 0 or isinstance(timeout, bool):
+            timeout_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
+
+        def check() -> None:
+            self._usable()
+            record.check()
+
+        return Awaited(value, timeout_s, check, f"value {value} of the timeline")
+
+    def close(self) -> None:
+        """Release the timeline. A second call does nothing.
+
+        In the process that signals, this waits for the work before signals on streams. Then all
+        waits end: those of the host raise :class:`ClosedError`, and streams are released. In other
+        processes, the words stay mapped until no stream waits for them.
+        """
+        self._end()
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_timeline, (self.export(),)
+
+
+def make_timeline(
+    process: Process, device: LocalDevice, level: TimelineLevel | None, allow: Allow | None
+) -> Timeline:
+    """Make a timeline; see :meth:`crossmem.Device.timeline`."""
+    offered = device.capabilities.timeline_levels
+    if level is not None:
+        check_choice("level", level, TIMELINE_LEVELS, "timeline")
+        if level not in offered:
+            msg = f"{device.name} does not offer timelines of level {level!r}"
+            hint = f"choose one of {', '.join(offered)}, or leave out level="
+            raise UnsupportedError(msg, operation="timeline", hint=hint, backend=device.backend)
+    chosen = level or offered[0]
+    pages = process.part(Pages)
+    place = pages.take_page(allow) if chosen == "event" else pages.take(allow)
+    identity = int.from_bytes(os.urandom(8), "little") | 1
+    place.cell.write(IDENTITY, identity)
+    handle = TimelineHandle(place.handle, identity, chosen, device.backend, device.identity)
+    record = TimelineRecord(process, handle, place.cell, device, place.page)
+    pages.signalled[record] = None
+    return Timeline(record)
+
+
+def open_timeline(
+    handle: TimelineHandle | bytes | bytearray | memoryview,
+    *,
+    device: LocalDevice | str | None = None,
+    timeout: float | None = None,
+) -> Timeline:
+    """Open a timeline that another process signals.
+
+    Parameters
+    ----------
+    handle
+        A handle or its bytes.
+    device
+        The device whose streams wait here; None: the device of the handle.
+    timeout
+        How long the signalling process may take to reply, in seconds; None: ``CROSSMEM_TIMEOUT``.
+
+    Returns
+    -------
+    Timeline
+        Close it, or use it as a context manager.
+
+    Raises
+    ------
+    InvalidHandleError
+        The bytes are not the handle of a timeline.
+    StaleHandleError
+        The timeline was closed.
+    OwnerGoneError, OwnerUnresponsiveError
+        The signalling process is dead, or does not reply.
+    AccessDeniedError
+        The signalling process does not admit this process.
+    WrongHostError, BackendNotFoundError, BackendUnavailableError, DeviceNotFoundError
+        This process cannot reach the timeline or the device.
+    """
+    process = drain()
+    if not isinstance(handle, TimelineHandle):
+        handle = TimelineHandle.from_bytes(handle)
+    if device is None:
+        found = find_by_identity(process, handle.backend, handle.device, None)
+    else:
+        found = device if isinstance(device, LocalDevice) else find_device(process, device, None)
+    mapping = attach(handle.memory, timeout=timeout)
+    leave_to_views(mapping)
+    cell = Cell(mapping.view(), mapping.ptr)
+    if cell.read(IDENTITY) != handle.identity:
+        msg = f"process {handle.memory.owner.pid} closed this timeline"
+        raise StaleHandleError(msg, operation="open_timeline")
+    return Timeline(TimelineRecord(process, handle, cell, found, mapping))

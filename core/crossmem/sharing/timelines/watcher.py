@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread that releases streams which wait for a dead process (law L4).
+
+It runs while a stream of this process waits for a value that is not reached yet.
+"""
+
+import time
+from typing import ClassVar, Final, Protocol
+
+from typing_extensions import override
+
+from crossmem.control.limits import no_thread
+from crossmem.control.threads import PassingThread
+from crossmem.sharing.base.process import Part, Process
+from crossmem.sharing.timelines.cell import VALUE, VOID, Cell
+
+__all__ = ["StreamWatcher"]
+
+_LOOK_S: Final = 0.1
+_REPEAT_S: Final = 1.0
+"""How long the void value is written again: work of the dead process may still overwrite it."""
+
+
+class Watched(Protocol):
+    """A timeline for whose values a stream of this process waits."""
+
+    @property
+    def cell(self) -> Cell:
+        """Its words."""
+        ...
+
+    @property
+    def is_owner_alive(self) -> bool:
+        """Whether the process that signals it still runs."""
+        ...
+
+
+class StreamWatcher(Part):
+    """The timelines for whose values streams of this process wait."""
+
+    closing: ClassVar = -5
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self._targets: dict[Watched, int] = {}
+        """The largest awaited value of each timeline. Guarded by the lock of the state."""
+        self._voided: dict[Watched, float] = {}
+        """When to stop writing the void value."""
+        self._thread = PassingThread(self._look, lambda: bool(self._targets))
+
+    def watch(self, one: Watched, value: int) -> int:
+        """Watch a timeline until it reaches a value. Call this before the stream waits.
+
+        Returns
+        -------
+        int
+            The value for which it was watched before, 0 if it was not, for :meth:`forget`.
+
+        Raises
+        ------
+        DriverError
+            This process can start no more threads.
+        """
+        with self._process.state:
+            before = self._targets.get(one, 0)
+            self._targets[one] = max(value, before)
+        if not self._thread.start():
+            self.forget(one, value, before)
+            raise no_thread("crossmem-timelines")
+        return before
+
+    def is_needed(self, one: Watched) -> bool:
+        """Whether a stream may still wait for the timeline, so its words must stay mapped."""
+        return one in self._targets
+
+    def forget(self, one: Watched, value: int, before: int = 0) -> None:
+        """Watch for an earlier value again, or for none, unless another stream waits now."""
+        with self._process.state:
+            if self._targets.get(one) == value:
+                self._targets[one] = before
+                if not before:
+                    del self._targets[one]
+                    self._voided.pop(one, None)
+
+    def _look(self) -> None:
+        for one, target in list(self._targets.items()):
+            until = self._voided.get(one)
+            if until is None and one.cell.read(VALUE) >= target:
+                self.forget(one, target)
+            elif until is not None or not one.is_owner_alive:
+                one.cell.write(VALUE, VOID)
+                until = self._voided.setdefault(one, time.monotonic() + _REPEAT_S)
+                if time.monotonic() > until:
+                    self.forget(one, target)
+        self._thread.bell.wait(_LOOK_S)
+
+    @override
+    def close_at_exit(self) -> None:
+        """End the thread."""
+        self._thread.stop()
