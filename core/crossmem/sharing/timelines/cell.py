@@ -14,14 +14,13 @@ moved, so no wake-up is lost. Only this file writes these three words.
 
 import time
 from collections.abc import Callable
-from itertools import repeat
 from typing import Final, NamedTuple
 
 from crossmem.control import futex, words
 from crossmem.control.barrier import IS_REGISTERED
 from crossmem.errors import CrossmemError, WaitTimeoutError
 
-__all__ = ["CELL_NBYTES", "IDENTITY", "ISSUED", "VALUE", "VOID", "Awaited", "Cell"]
+__all__ = ["CELL_NBYTES", "IDENTITY", "ISSUED", "VALUE", "VOID", "WAITING", "Awaited", "Cell"]
 
 VALUE: Final = 0
 """The value that was reached; at level ``"event"``, by the host alone."""
@@ -40,8 +39,6 @@ VOID: Final = 2**63 - 1
 """The value after the end of the signalling process. It ends every wait, and a cyclic comparison
 with any smaller value finds it larger."""
 
-_SPINS: Final = 300
-"""Looks before a thread sleeps: some 20 microseconds."""
 _SHORTEST_S: Final = 20e-6
 _LONGEST_S: Final = 2e-3
 """The longest pause between two looks at a value that a stream writes."""
@@ -122,9 +119,6 @@ class Cell:
             The time is over.
         """
         load, cell, target = words.load, self.words, awaited.value
-        for _ in repeat(None, _SPINS):
-            if load(cell, word) >= target:
-                return words.observe(cell, word)
         end = time.monotonic() + awaited.timeout_s
         pause_s = _SHORTEST_S
         while True:

@@ -2,11 +2,14 @@
 """Timelines: values that one process signals, and that others await on the host or on streams."""
 
 import os
+from itertools import repeat
 from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
+from crossmem.control.barrier import IS_ORDERED, IS_REGISTERED
 from crossmem.control.records import Allow
+from crossmem.control.words import load, store
 from crossmem.errors import (
     ClosedError,
     ConfigurationError,
@@ -25,7 +28,15 @@ from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Process, drain
 from crossmem.sharing.importer.attach import attach
 from crossmem.sharing.importer.mapping import Mapping
-from crossmem.sharing.timelines.cell import IDENTITY, ISSUED, VALUE, VOID, Awaited, Cell
+from crossmem.sharing.timelines.cell import (
+    IDENTITY,
+    ISSUED,
+    VALUE,
+    VOID,
+    WAITING,
+    Awaited,
+    Cell,
+)
 from crossmem.sharing.timelines.events import EventLevel
 from crossmem.sharing.timelines.levels import HostLevel, Level, WordLevel
 from crossmem.sharing.timelines.memory import Page, Pages
@@ -34,13 +45,27 @@ from crossmem.sharing.timelines.watcher import StreamWatcher
 
 __all__ = ["Timeline", "make_timeline", "open_timeline"]
 
+_SPINS: Final = 300
+"""Looks of a waiting host before it sleeps: some 20 microseconds."""
+_IS_FENCED: Final = not (IS_ORDERED and IS_REGISTERED)
+"""Whether a store needs fences, which :meth:`Cell.write` adds."""
 _LEVELS: Final = {"host": HostLevel, "word": WordLevel}
 
 
 class TimelineRecord(Record):
     """The resources of a timeline: its words, and what the vendor gave for its streams."""
 
-    __slots__ = ("cell", "handle", "level", "lock", "mapping", "page", "process")
+    __slots__ = (
+        "cell",
+        "handle",
+        "level",
+        "lock",
+        "mapping",
+        "own_words",
+        "page",
+        "process",
+        "words",
+    )
 
     def __init__(
         self,
@@ -60,6 +85,9 @@ class TimelineRecord(Record):
         """The memory of a timeline that this process signals."""
         self.mapping = source if isinstance(source, Mapping) else None
         """The memory of a timeline that another process signals."""
+        self.words = cell.words
+        self.own_words = None if self.page is None or _IS_FENCED else cell.words
+        """The words, if this process may signal by one store."""
         self.level: Level
         if handle.level == "event":
             self.level = EventLevel(process, device, cell, is_own=self.page is not None)
@@ -214,6 +242,17 @@ class Timeline(Endable):
         ClosedError, ForkedProcessError
             The timeline was closed, or a forked child called this.
         """
+        record = self._record
+        if stream is None and record is not None and type(value) is int:
+            # The hot path. After the end of the timeline, its value is larger than any other.
+            own = record.own_words
+            if own is not None and not record.process.is_inherited:
+                with record.lock:
+                    if load(own, ISSUED) <= load(own, VALUE) < value < VOID:
+                        store(own, VALUE, value)
+                        if load(own, WAITING):
+                            record.cell.wake()
+                        return
         record = self._usable()
         if record.page is None:
             msg = f"{self!r}: only the process that made a timeline signals it"
@@ -271,6 +310,14 @@ class Timeline(Endable):
             msg = f"value is {shorten(value)}; it must be from 1 to 2**63 - 2"
             raise ConfigurationError(msg, operation="wait")
         if stream is None:
+            words = record.words
+            for _ in repeat(None, _SPINS):
+                if (reached := load(words, VALUE)) >= value:
+                    break
+            else:
+                reached = 0
+            if value <= reached < VOID and not _IS_FENCED:
+                return reached
             reached = record.level.wait_on_host(self._awaited(record, value, timeout))
             if reached == VOID:
                 record.check()
