@@ -17,6 +17,7 @@ from crossmem.models.handle_core import (
     FLAG_BLOCK,
     FLAG_RAW,
     FLAG_READONLY,
+    FLAG_READY,
     MIN_CORE_NBYTES,
     Access,
     HandleCore,
@@ -34,6 +35,7 @@ __all__ = [
     "ShareableHandle",
     "arena_handle",
     "block_readers",
+    "ready_readers",
 ]
 
 MAX_HANDLE_NBYTES: Final = 1024
@@ -275,6 +277,8 @@ def _fill(
 
 block_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
 """The decoder of block handles; the module :mod:`crossmem.models.block_handle` adds it."""
+ready_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
+"""The decoder of handles with a timeline, which :mod:`crossmem.models.ready_handle` adds."""
 
 
 def arena_handle(core: bytes, flags: int) -> ShareableHandle:
@@ -299,6 +303,8 @@ def _decode(blob: bytes) -> ShareableHandle:
         raise refuse(f"they start with {magic!r}, not {MAGIC!r}")
     if version != VERSION:
         raise refuse(f"format version {version}; this crossmem reads version {VERSION}")
+    if flags & FLAG_READY:
+        return ready_readers[0](blob)
     if flags & FLAG_BLOCK:
         return block_readers[0](blob)
     if total != len(blob) or flags & ~(FLAG_READONLY | FLAG_RAW):

@@ -14,6 +14,7 @@ __all__ = [
     "FLAG_BLOCK",
     "FLAG_RAW",
     "FLAG_READONLY",
+    "FLAG_READY",
     "MAX_RAW_NBYTES",
     "MIN_CORE_NBYTES",
     "Access",
@@ -33,6 +34,8 @@ FLAG_READONLY: Final = 1
 FLAG_RAW: Final = 2
 FLAG_BLOCK: Final = 4
 """The handle names a block of a pool (:mod:`crossmem.models.block_handle`)."""
+FLAG_READY: Final = 8
+"""The handle contains another one and a timeline (:mod:`crossmem.models.ready_handle`)."""
 
 # allocation, export, secret, nbytes, capacity, lengths of backend, mechanism, device and raw bytes
 _FIXED: Final = struct.Struct("<QI16sQQBBBH")

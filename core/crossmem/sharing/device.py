@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device objects of applications, and the functions that find them."""
 
-from typing import cast
+from typing import Any, cast
+
+from typing_extensions import override
 
 from crossmem.control.records import Allow
-from crossmem.models import Access, TimelineLevel
+from crossmem.models import Access, ReadyHandle, ShareableHandle, TimelineLevel
 from crossmem.sharing.base.devices import (
     LocalDevice,
     find_device,
@@ -12,10 +14,12 @@ from crossmem.sharing.base.devices import (
     refuse_foreign_device,
 )
 from crossmem.sharing.base.process import drain
+from crossmem.sharing.base.streams import Landing
 from crossmem.sharing.exporter.adoption import Adoption, Neighbours, adopt
 from crossmem.sharing.exporter.allocation import Allocation, allocate
 from crossmem.sharing.pools.pool import Pool, make_pool
 from crossmem.sharing.ranges.address_range import AddressRange, reserve
+from crossmem.sharing.timelines.ends import HandOver
 from crossmem.sharing.timelines.timeline import Timeline, make_timeline
 
 __all__ = ["Device", "device", "devices"]
@@ -222,6 +226,19 @@ class Device(LocalDevice):
         if process is not self._process:
             refuse_foreign_device(self)
         return reserve(process, self, nbytes)
+
+    @override
+    def landing_of(self, stream: Any) -> Landing:
+        return self._process.part(HandOver).signal(self, stream)
+
+    @override
+    def ready_handle(self, base: ShareableHandle, stream: Any, allow: Allow | None) -> ReadyHandle:
+        end = self._process.part(HandOver).signal(self, stream, allow)
+        return ReadyHandle(base, end.timeline.export(), end.value)
+
+    @override
+    def await_ready(self, ready: ReadyHandle, stream: Any, timeout: float | None) -> None:
+        self._process.part(HandOver).wait(ready, self, stream, timeout)
 
 
 LocalDevice.public = Device

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self, cast
 from typing_extensions import override
 
 from crossmem.control.processes import lease_end
+from crossmem.control.records import Allow
 from crossmem.driver import Driver
 from crossmem.errors import (
     BusyError,
@@ -17,7 +18,7 @@ from crossmem.errors import (
     UnsupportedError,
 )
 from crossmem.guards import clause, shorten
-from crossmem.models import Capabilities, DeviceInfo
+from crossmem.models import Capabilities, DeviceInfo, ReadyHandle, ShareableHandle
 from crossmem.plugin.offers import PLUGIN_FAULTS
 from crossmem.sharing.base.process import (
     Part,
@@ -26,6 +27,7 @@ from crossmem.sharing.base.process import (
     refuse_foreign,
     refuse_forked_backend,
 )
+from crossmem.sharing.base.streams import Landing
 
 __all__ = [
     "LocalDevice",
@@ -154,6 +156,36 @@ class LocalDevice:
             # If two threads make one at the same time, both get the first.
             found = self._siblings.setdefault(mechanism, made)
         return cast("Self", found)
+
+    def landing_of(self, stream: Any) -> Landing:
+        """Return the end of the work that was issued on a stream. This does not wait for it.
+
+        Raises
+        ------
+        UnsupportedError
+            The device has no streams.
+        ConfigurationError
+            The value is not a stream.
+        """
+        raise NotImplementedError
+
+    def ready_handle(self, base: ShareableHandle, stream: Any, allow: Allow | None) -> ReadyHandle:
+        """Return a handle that says when the work that was issued on a stream is complete.
+
+        Parameters
+        ----------
+        base
+            The handle of the memory.
+        stream
+            The stream that writes it.
+        allow
+            The processes that may learn that it is ready; None: those of the same user.
+        """
+        raise NotImplementedError
+
+    def await_ready(self, ready: ReadyHandle, stream: Any, timeout: float | None) -> None:
+        """Wait until memory is ready, on the host or on a stream of this device."""
+        raise NotImplementedError
 
     def synchronize(self) -> None:
         """Wait for all work that this process has issued on the device."""

@@ -3,7 +3,7 @@
 
 import os
 import time
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from typing_extensions import override
 
@@ -90,6 +90,7 @@ class Allocation(Memory):
         access: Access = "rw",
         lease: bool = True,
         synchronize: bool = True,
+        stream: Any = None,
     ) -> ShareableHandle:
         """Return a handle with which other processes import this memory.
 
@@ -108,16 +109,24 @@ class Allocation(Memory):
             Leases do not protect the memory then: keep it until all importers are done.
         synchronize
             Wait for the device work issued so far before the handle is first returned (C21).
+        stream
+            The stream that writes the memory: a stream of CuPy, PyTorch or torch-npu, or its
+            handle. This call then waits for nothing. The handle says when the work that was issued
+            before is complete, and the importer waits for that with :meth:`crossmem.Mapping.wait`.
+            Each such call returns a new handle.
 
         Raises
         ------
         UnsupportedError
-            The backend does not offer the requested access, lease or user.
+            The backend does not offer the requested access, lease or user, the device has no
+            streams, or a raw handle should say when it is ready.
         DriverError
             The vendor's call failed.
         ClosedError, ForkedProcessError
             The memory was freed, or a forked child called this.
         """
+        if stream is not None:
+            return self._export_on(stream, allow, access, lease)
         record = self._record
         if record is not None:
             # The hot path: an earlier call with these arguments has made the handle.
@@ -140,6 +149,20 @@ class Allocation(Memory):
         if self._record is None:
             raise self._ended()
         return handle
+
+    def _export_on(
+        self,
+        stream: Any,
+        allow: Allow | None,
+        access: Access,
+        lease: bool,  # noqa: FBT001
+    ) -> ShareableHandle:
+        base = self.export(allow=allow, access=access, lease=lease, synchronize=False)
+        if base.raw is not None:
+            msg = "a raw handle cannot say when the work of a stream is complete"
+            hint = "leave out stream=, or export with lease=True"
+            raise UnsupportedError(msg, operation="export", hint=hint)
+        return self.device.ready_handle(base, stream, allow)
 
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
         """Refuse every later first import by a handle (C28).

@@ -7,7 +7,7 @@ from typing import Any
 
 from crossmem.errors import CrossmemError
 from crossmem.guards import check_timeout
-from crossmem.models import BlockHandle, ProcessIdentity, ShareableHandle
+from crossmem.models import BlockHandle, ProcessIdentity, ReadyHandle, ShareableHandle
 from crossmem.models.block_handle import BLOCK_START
 from crossmem.sharing.base.devices import LocalDevice, check_device
 from crossmem.sharing.base.process import Process, drain
@@ -96,6 +96,16 @@ def import_handle(
         return _import_block(
             process, found, device, readonly, timeout, ends_with_owner=ends_with_owner
         )
+    if isinstance(found, ReadyHandle):
+        imported = import_handle(
+            found.base,
+            device=device,
+            readonly=readonly,
+            timeout=timeout,
+            on_owner_death=on_owner_death,
+        )
+        imported.handle = found
+        return imported
     use = Use(process, found.core)
     try:
         table = process.part(ImportTable)
@@ -137,6 +147,15 @@ def attach(
         return _attach_block(
             process, found, device, readonly, timeout, ends_with_owner=ends_with_owner
         )
+    if isinstance(found, ReadyHandle):
+        (mapping,) = attach_many(
+            (found,),
+            device=device,
+            readonly=readonly,
+            timeout=timeout,
+            on_owner_death=on_owner_death,
+        )
+        return mapping
     use = Use(process, found.core)
     try:
         table = process.part(ImportTable)
@@ -229,6 +248,8 @@ def _attach_all(
 ) -> list[tuple[Mapping, Use]]:
     """Attach handles, each with the number of its reservation or 0; all or none."""
     timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
+    named = [one for one, _number in wanted]
+    wanted = [(one.base if isinstance(one, ReadyHandle) else one, n) for one, n in wanted]
     requests = [
         request_of(process, one, device, readonly, number)
         for one, number in wanted
@@ -263,6 +284,9 @@ def _attach_all(
             made.append((mapping, use))
             if ends_with_owner:
                 end_with_owner(mapping, use, use)
+        for (mapping, _use), name in zip(made, named, strict=True):
+            if isinstance(name, ReadyHandle):
+                mapping.rename(name)
     except BaseException as error:
         _give_up(process, [*uses, *holds], error)
         raise

@@ -72,7 +72,7 @@ class BlockMapping(Mapping):
     def __init__(
         self,
         hold: BlockHold,
-        named: BlockHandle | bytes,
+        named: ShareableHandle | bytes,
         nbytes: int,
         pointer: int,
         readonly: bool,  # noqa: FBT001
@@ -97,6 +97,10 @@ class BlockMapping(Mapping):
         """The handle of the mapped part."""
         named = self._named
         return ShareableHandle.from_bytes(named) if isinstance(named, bytes) else named
+
+    @override
+    def rename(self, handle: ShareableHandle) -> None:
+        self._named = handle
 
 
 def mapping_of(hold: BlockHold, handle: BlockHandle, readonly: Readonly) -> Mapping:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from typing_extensions import override
 
 from crossmem.errors import BusyError, UnsupportedError
-from crossmem.models import ShareableHandle
+from crossmem.models import ReadyHandle, ShareableHandle
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.memory import Memory
@@ -202,6 +202,10 @@ class Mapping(Memory):
             raise self._ended()
         return self._pointer
 
+    def rename(self, handle: ShareableHandle) -> None:
+        """Replace the handle by another one of the same memory."""
+        self.handle = handle
+
     @property
     def owner_alive(self) -> bool:
         """Whether the exporting process still runs."""
@@ -210,11 +214,44 @@ class Mapping(Memory):
             raise self._ended()
         return use.record.is_owner_alive
 
-    def unmap(self) -> None:
+    def wait(self, *, stream: Any = None, timeout: float | None = None) -> None:
+        """Wait until the work that the owner issued before ``export(stream=...)`` is complete.
+
+        Without ``stream`` in the export, the memory is ready, and this does nothing.
+
+        Parameters
+        ----------
+        stream
+            As for :meth:`crossmem.Timeline.wait`: later work of this stream waits. None: the host
+            waits.
+        timeout
+            Time limit of the host's wait in seconds; None: ``CROSSMEM_TIMEOUT``.
+
+        Raises
+        ------
+        WaitTimeoutError, OwnerGoneError, UnsupportedError
+            As for :meth:`crossmem.Timeline.wait`.
+        ClosedError, ForkedProcessError
+            The memory was unmapped, or a forked child called this.
+        """
+        self.ptr  # noqa: B018 - raises if the memory may not be used
+        handle = self.handle
+        if isinstance(handle, ReadyHandle):
+            self.device.await_ready(handle, stream, timeout)
+
+    def unmap(self, *, stream: Any = None) -> None:
         """Wait for the device's running work and release the address (C9).
 
         If :func:`crossmem.attach` made the mapping, this closes the import too. A second call does
         nothing.
+
+        Parameters
+        ----------
+        stream
+            The only stream whose work uses the memory: a stream of CuPy, PyTorch or torch-npu, or
+            its handle. This call then waits for nothing. crossmem releases the address and the
+            lease when the work that was issued before is complete: in a later call, at the latest
+            within a second.
 
         Raises
         ------
@@ -222,7 +259,18 @@ class Mapping(Memory):
             A view of the memory is alive. Also raised if a capture prevents the wait for the
             device's work: this object is closed then, and the memory stays mapped until a later
             call of crossmem can unmap it.
+        UnsupportedError
+            The device has no streams.
         """
+        use = self._record
+        if stream is not None and use is not None:
+            use.landing = self.device.landing_of(stream)
+            try:
+                self._end()
+            finally:
+                if self._record is not None:
+                    use.landing = None
+            return
         self._end()
 
 

@@ -20,6 +20,7 @@ from crossmem.models import Access, EventKind, ProcessIdentity, ShareableHandle
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import LocalDevice, wait_for_work
 from crossmem.sharing.base.process import Process
+from crossmem.sharing.base.streams import Landing
 from crossmem.sharing.base.usage import Usage
 
 __all__ = ["ImportRecord", "ImportRequest", "State", "Use"]
@@ -82,6 +83,7 @@ class ImportRecord:
         "device",
         "ending",
         "forget",
+        "has_unawaited_work",
         "is_leaving",
         "is_remappable",
         "key",
@@ -120,6 +122,8 @@ class ImportRecord:
         self.is_remappable = True
         self.is_leaving = False
         """Whether the users have lost the address while the vendor still has it mapped."""
+        self.has_unawaited_work = False
+        """Whether a user has left without a wait for its work."""
         self.leases: dict[bytes, Any] = {}
         """The leases, by the core of the leased handle."""
         self.ending: list[Any] = []
@@ -160,8 +164,7 @@ class ImportRecord:
             The error of the device's work for which this call waited.
         """
         with self.process.state:
-            self.mapped_uses.discard(use)
-            self.uses.discard(use)
+            self.discard(use)
             # From here on no user can join.
             if not self.uses and self.state is not State.CLOSED:
                 self.state = State.CLOSING
@@ -173,6 +176,25 @@ class ImportRecord:
             return self._stop_mapping() or failure
         return failure
 
+    def discard(self, use: "Use") -> None:
+        """Remove a user. The caller holds the lock of the state."""
+        if use in self.mapped_uses and use.landing is None:
+            self.has_unawaited_work = True
+        self.mapped_uses.discard(use)
+        self.uses.discard(use)
+
+    def await_work(self) -> CrossmemError | None:
+        """Wait for the device's work, unless each user has left after the end of its own work."""
+        if not self.has_unawaited_work:
+            return None
+        # First: a user that leaves meanwhile has work of its own.
+        self.has_unawaited_work = False
+        try:
+            return wait_for_work(self.device)
+        except BaseException:
+            self.has_unawaited_work = True
+            raise
+
     def end_unused(self) -> CrossmemError | None:
         """End the leases without users, so that their owner can free the memory. The lock is held.
 
@@ -183,7 +205,7 @@ class ImportRecord:
             # From here on, a new user of one of these exports asks for another lease.
             for core in [one for one in self.leases if one not in used]:
                 call_into(self.ending, self.leases.pop, core)
-        failure = wait_for_work(self.device) if self.ending else None
+        failure = self.await_work() if self.ending else None
         self._end_leases()
         return failure
 
@@ -209,7 +231,7 @@ class ImportRecord:
 
     def _stop_mapping(self) -> CrossmemError | None:
         # If the wait for the work fails, the address stays mapped.
-        failure = wait_for_work(self.device)
+        failure = self.await_work()
         self.is_leaving = True
         self._unmap()
         return failure
@@ -311,7 +333,7 @@ class ImportRecord:
 class Use(Record):
     """One user of an import: an import object, a mapping, or both in one."""
 
-    __slots__ = ("children", "core", "ends_with_owner", "parent", "process", "record")
+    __slots__ = ("children", "core", "ends_with_owner", "landing", "parent", "process", "record")
 
     is_shared: ClassVar = True
 
@@ -327,6 +349,8 @@ class Use(Record):
         """Mappings and pieces of address ranges that were made through this import object."""
         self.ends_with_owner = False
         """Whether the death of the exporter closes it (law C29)."""
+        self.landing: Landing | None = None
+        """The end of the work that uses it, if its mapping was ended on a stream."""
 
     @override
     def leave_to_others(self) -> bool:
@@ -337,17 +361,22 @@ class Use(Record):
         uses, mapped_uses = record.uses, record.mapped_uses
         if len(uses) == 1 or (self in mapped_uses and len(mapped_uses) == 1):
             return False
-        mapped_uses.discard(self)
-        uses.discard(self)
+        if self.landing is not None:
+            return False
+        record.discard(self)
         self.is_done = True
         return True
 
     @override
     def give_back(self, *, blocking: bool) -> None:
         """Leave the import. The last user closes it."""
-        record = self.record
+        record, landing = self.record, self.landing
         if record is None:
             self.is_done = True
+            return
+        if landing is not None and not landing.has_landed:
+            # The record stays in the queue.
+            self.process.deferred.start_reaper()
             return
         taken: list[bool] = []
         lock = record.lock

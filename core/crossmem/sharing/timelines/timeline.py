@@ -26,6 +26,7 @@ from crossmem.sharing.base.devices import LocalDevice, find_by_identity, find_de
 from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Process, drain
+from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.importer.attach import attach
 from crossmem.sharing.importer.mapping import Mapping
 from crossmem.sharing.timelines.cell import (
@@ -40,7 +41,6 @@ from crossmem.sharing.timelines.cell import (
 from crossmem.sharing.timelines.events import EventLevel
 from crossmem.sharing.timelines.levels import HostLevel, Level, WordLevel
 from crossmem.sharing.timelines.memory import Page, Pages
-from crossmem.sharing.timelines.streams import stream_of
 from crossmem.sharing.timelines.watcher import StreamWatcher
 
 __all__ = ["Timeline", "make_timeline", "open_timeline"]
@@ -213,6 +213,11 @@ class Timeline(Endable):
         record = self._usable()
         return record.level.is_void or (self.level == "event" and not record.is_owner_alive)
 
+    @property
+    def owner_alive(self) -> bool:
+        """Whether the process that signals the timeline still runs."""
+        return self._usable().is_owner_alive
+
     def export(self) -> TimelineHandle:
         """Return the handle with which other processes open this timeline. Always the same."""
         return self._usable().handle
@@ -253,25 +258,34 @@ class Timeline(Endable):
                         if load(own, WAITING):
                             record.cell.wake()
                         return
+        self._signal(value, None if stream is None else stream_of(stream))
+
+    def signal_next(self, stream: int) -> int:
+        """Signal the value after the last one on a stream, and return it."""
+        return self._signal(None, stream)
+
+    def _signal(self, value: int | None, stream: int | None) -> int:
         record = self._usable()
         if record.page is None:
             msg = f"{self!r}: only the process that made a timeline signals it"
             raise UnsupportedError(msg, operation="signal")
-        handle = None if stream is None else stream_of(stream)
         level = record.level
         with record.lock:
             level.settle()
             issued = level.issued
+            if value is None:
+                value = issued + 1
             if not is_within(value, issued + 1, VOID - 1):
                 self._usable()
                 msg = f"value is {shorten(value)}; the next value is {issued + 1} to 2**63 - 2"
                 raise ConfigurationError(msg, operation="signal")
-            if handle is not None:
-                level.signal(value, handle)
-                return
+            if stream is not None:
+                level.signal(value, stream)
+                return value
             if issued > level.reached:
                 level.wait_on_host(self._awaited(record, issued, None))
             record.cell.write(VALUE, value)
+            return value
 
     def wait(self, value: int, *, stream: Any = None, timeout: float | None = None) -> int:
         """Wait until the value is at least ``value``.

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vendor's handle of a framework's stream."""
+"""The streams of frameworks, and the work that was issued on them."""
 
-from typing import Any
+from typing import Any, Final, Protocol
 
 from crossmem.errors import ConfigurationError
 from crossmem.guards import is_within, shorten
 
-__all__ = ["stream_of"]
+__all__ = ["Landing", "stream_of"]
 
-_ATTRIBUTES = ("ptr", "cuda_stream", "npu_stream")
+_ATTRIBUTES: Final = ("ptr", "cuda_stream", "npu_stream")
 """Where CuPy, PyTorch and torch-npu keep the handle."""
 
 
@@ -31,3 +31,12 @@ def stream_of(stream: Any) -> int:
         hint = "pass a stream of CuPy, PyTorch or torch-npu, or its handle as an integer"
         raise ConfigurationError(msg, hint=hint)
     return int(found)
+
+
+class Landing(Protocol):
+    """The end of the work that was issued on a stream before a certain call."""
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether the work is complete. This neither waits nor calls the vendor's library."""
+        ...

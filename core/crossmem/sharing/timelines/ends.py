@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timelines that crossmem signals itself: one for each stream on which memory is handed over."""
+
+from typing import Any
+
+from crossmem.control.records import Allow
+from crossmem.errors import CrossmemError
+from crossmem.models import ReadyHandle, TimelineHandle
+from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.process import Part, Process
+from crossmem.sharing.base.streams import stream_of
+from crossmem.sharing.timelines.timeline import Timeline, make_timeline, open_timeline
+
+__all__ = ["HandOver", "StreamEnd"]
+
+
+class StreamEnd:
+    """The end of the work that was issued on a stream before a signal."""
+
+    __slots__ = ("timeline", "value")
+
+    def __init__(self, timeline: Timeline, value: int) -> None:
+        self.timeline = timeline
+        self.value = value
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether the work is complete, or this process is exiting."""
+        try:
+            return self.timeline.value >= self.value
+        except CrossmemError:
+            return True
+
+
+class HandOver(Part):
+    """The timelines of this process's streams, and those of other processes' streams."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self._own: dict[tuple[LocalDevice, Allow | None, int], Timeline] = {}
+        self._opened: dict[tuple[TimelineHandle, LocalDevice], Timeline] = {}
+
+    def signal(self, device: LocalDevice, stream: Any, allow: Allow | None = None) -> StreamEnd:
+        """Signal the timeline of a stream after the work that was issued on it."""
+        # Streams have timelines of their own, because a signal waits for all earlier ones.
+        key = device, allow, stream_of(stream)
+        timeline = self._own.get(key)
+        if timeline is None:
+            made = make_timeline(self._process, device, None, allow)
+            # It ends with this process.
+            made._is_left = True
+            timeline = self._own.setdefault(key, made)
+        return StreamEnd(timeline, timeline.signal_next(key[2]))
+
+    def wait(
+        self, ready: ReadyHandle, device: LocalDevice, stream: Any, timeout: float | None
+    ) -> None:
+        """Wait for another process's stream."""
+        key = ready.timeline, device
+        timeline = self._opened.get(key)
+        if timeline is None:
+            for known, one in list(self._opened.items()):
+                if not one.owner_alive:
+                    self._opened.pop(known, None)
+            made = open_timeline(ready.timeline, device=device, timeout=timeout)
+            made._is_left = True
+            timeline = self._opened.setdefault(key, made)
+        timeline.wait(ready.value, stream=stream, timeout=timeout)
