@@ -119,6 +119,19 @@ class HoldTable:
         control, row, is_fenced = which
         return control.words, row.words, is_fenced
 
+    def row_of(self, slot: int) -> Segment:
+        """Return the row in which this process writes the word of a slot.
+
+        Raises
+        ------
+        InvalidHandleError
+            The exporter has sent no words for that slot.
+        """
+        which = self._segments.get(slot // SLOTS)
+        if which is None:
+            raise _no_words()
+        return which[1]
+
     def close(self) -> None:
         """Unmap the segments. The exporter is dead, or no hold on its memory is left."""
         for control, row, _is_fenced in self._segments.values():

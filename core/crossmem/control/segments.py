@@ -108,6 +108,11 @@ class Segment:
             self.close()
             raise
 
+    @property
+    def address(self) -> int:
+        """Address of the words in this process."""
+        return self._mapped[0] or 0
+
     def close(self) -> None:
         """Unmap the words. No thread may read them any more. A second call does nothing."""
         self.words.release()

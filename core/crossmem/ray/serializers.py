@@ -126,7 +126,7 @@ def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared[Any]:
         _note(EventKind.RECEIVED, message, origin)
     else:
         copied = share(copy_from(origin, blob))
-        shared = Shared(drain(), copied.message._replace(cell=None), kept=copied)
+        shared = Shared(drain(), copied.message._replace(timeline=None), kept=copied)
         _note(EventKind.RECEIVED_COPY, message, origin)
     return shared
 

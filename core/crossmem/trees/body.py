@@ -40,7 +40,7 @@ class Body(BaseModel):
         Field(max_length=_MAX_ARRAYS, fail_fast=True),
     ]
     tree: Any
-    cell: tuple[Base64Bytes, _Natural, Annotated[int, Field(ge=1, lt=2**64)]] | None
+    timeline: Base64Bytes | None
 
 
 def read_body(text: bytes) -> Body:

@@ -14,17 +14,14 @@ from typing import Any, Final, NamedTuple
 from crossmem.arrays import Kind, Layout, from_text
 from crossmem.errors import CrossmemError, InvalidHandleError, InvalidSizeError
 from crossmem.guards import clause
-from crossmem.models import ShareableHandle
+from crossmem.models import ShareableHandle, TimelineHandle
 from crossmem.trees.counting import check_values
 from crossmem.trees.nodes import to_base64
 
-__all__ = ["CELL_NBYTES", "MAX_MESSAGE_NBYTES", "Cell", "Message", "Row"]
+__all__ = ["MAX_MESSAGE_NBYTES", "Message", "Row"]
 
 MAX_MESSAGE_NBYTES: Final = 16 * 2**20
 """The most bytes that a description of one tree may have."""
-
-CELL_NBYTES: Final = 16
-"""Size in bytes of the cell of a tree's version. Its offset is a multiple of this size."""
 
 _MAX_KEPT_NBYTES: Final = 2**20
 _MAGIC: Final = b"XMTR"
@@ -50,24 +47,6 @@ class Row(NamedTuple):
     layout: Layout
 
 
-class Cell(NamedTuple):
-    """The place of a tree's version.
-
-    Parameters
-    ----------
-    handle
-        Host memory with the versions of many trees.
-    offset
-        Offset of this version in that memory.
-    tree
-        Number in the cell as long as the cell belongs to this tree.
-    """
-
-    handle: ShareableHandle
-    offset: int
-    tree: int
-
-
 class Message(NamedTuple):
     """The parts of a shared tree.
 
@@ -79,14 +58,14 @@ class Message(NamedTuple):
         The arrays.
     tree
         Containers and plain values, with numbers in place of arrays; see ``nodes``.
-    cell
-        The place of its version; None if it has no version.
+    timeline
+        The timeline whose value is its version; None if it has no version.
     """
 
     handles: tuple[ShareableHandle, ...]
     rows: tuple[Row, ...]
     tree: Any
-    cell: Cell | None
+    timeline: TimelineHandle | None
 
     def to_bytes(self) -> bytes:
         """Return the wire form.
@@ -101,9 +80,7 @@ class Message(NamedTuple):
                 "handles": [to_base64(one.to_bytes()) for one in self.handles],
                 "arrays": [_pack(row) for row in self.rows],
                 "tree": self.tree,
-                "cell": None
-                if self.cell is None
-                else [to_base64(self.cell.handle.to_bytes()), self.cell.offset, self.cell.tree],
+                "timeline": self.timeline and to_base64(self.timeline.to_bytes()),
             },
             separators=(",", ":"),
             allow_nan=False,
@@ -176,16 +153,8 @@ def _decode(blob: bytes) -> Message:
         rows = tuple(_unpack(row, handles) for row in body.arrays)
     except CrossmemError as error:
         raise _refuse(error.message) from error
-    cell = None
-    if body.cell is not None:
-        cell = Cell(ShareableHandle.from_bytes(body.cell[0]), body.cell[1], body.cell[2])
-        if cell.offset % CELL_NBYTES or cell.offset + CELL_NBYTES > cell.handle.length:
-            raise _refuse(
-                f"its version at byte {cell.offset} is outside {cell.handle.length} bytes of memory"
-            )
-        if (cell.handle.offset | cell.handle.length) % CELL_NBYTES:
-            raise _refuse(f"the memory of its version is not a multiple of {CELL_NBYTES} bytes")
-    return Message(handles, rows, body.tree, cell)
+    timeline = None if body.timeline is None else TimelineHandle.from_bytes(body.timeline)
+    return Message(handles, rows, body.tree, timeline)
 
 
 def _unpack(row: tuple[Any, ...], handles: tuple[ShareableHandle, ...]) -> Row:

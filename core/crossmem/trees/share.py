@@ -14,6 +14,7 @@ from crossmem.errors import (
 )
 from crossmem.guards import shorten
 from crossmem.models import Access, ShareableHandle
+from crossmem.sharing.base.ending import leave_to_references
 from crossmem.sharing.base.process import Process, current, drain
 from crossmem.sharing.device import Device
 from crossmem.sharing.device import device as device_of
@@ -22,6 +23,7 @@ from crossmem.sharing.exporter.allocation import Allocation
 from crossmem.sharing.importer.mapping import Mapping, asked_readonly
 from crossmem.sharing.pools.block import Block
 from crossmem.sharing.pools.pool import Pool
+from crossmem.sharing.timelines.timeline import Timeline, make_timeline
 from crossmem.trees.contents import Contents
 from crossmem.trees.leaves import Leaf, collect
 from crossmem.trees.message import Message, Row
@@ -29,7 +31,6 @@ from crossmem.trees.new_arrays import HOST_DEVICE
 from crossmem.trees.pool_blocks import Exportable, check_pool, refuse_unmapped
 from crossmem.trees.shared import Shared
 from crossmem.trees.tree_memory import TreeMemory
-from crossmem.trees.versions import OwnCell, new_cell
 
 __all__ = ["host_device", "message_of", "share"]
 
@@ -117,13 +118,13 @@ def share(
     readers = pool.allow if pool is not None and allow is None else allow
     try:
         handles, rows, copies = _rows(tree_memory, leaves)
-        cell = _cell(process, readers, None if pool is not None else device)
+        timeline = _timeline(process, readers, tree_memory)
     except BaseException:
         tree_memory.give_up()
         raise
-    message = Message(handles, rows, tree, cell.cell if cell is not None else None)
+    message = Message(handles, rows, tree, None if timeline is None else timeline.export())
     contents = Contents(message, [leaf.value for leaf in leaves], copies, allow)
-    return Shared(process, message, cell=cell, tree_memory=tree_memory, contents=contents)
+    return Shared(process, message, timeline=timeline, tree_memory=tree_memory, contents=contents)
 
 
 def message_of(array: Any) -> tuple[Message, Allocation | Block | Mapping, bool] | None:
@@ -201,10 +202,12 @@ def _rows(
     return tuple(handles), tuple(rows), copies
 
 
-def _cell(process: Process, allow: Allow | None, device: Device | str | None) -> OwnCell | None:
-    """Return a cell for the tree's version; None if this process has no memory for it."""
+def _timeline(process: Process, allow: Allow | None, memory: TreeMemory) -> Timeline | None:
+    """Return the timeline of the tree's version; None if this process has no memory for it."""
     try:
-        return new_cell(process, allow, lambda: host_device(device))
+        # The streams of the one device that has the arrays can publish the tree.
+        (device,) = memory.devices if len(memory.devices) == 1 else (device_of(HOST_DEVICE),)
+        return leave_to_references(make_timeline(process, device, None, allow))
     except (BackendNotFoundError, BackendUnavailableError):
         return None
 

@@ -8,19 +8,20 @@ from typing import Any, Generic, Self, TypeVar
 
 from typing_extensions import override
 
-from crossmem.errors import ClosedError, ConfigurationError, UnsupportedError
-from crossmem.guards import check_timeout, shorten
-from crossmem.sharing.base.deferred import Call
+from crossmem.errors import (
+    ClosedError,
+)
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Process, drain, is_current, refuse_foreign
 from crossmem.sharing.importer.attach import attach_reserved
 from crossmem.sharing.importer.mapping import Mapping
+from crossmem.sharing.timelines.timeline import Timeline
 from crossmem.trees.building import attach_all, build
 from crossmem.trees.contents import Contents
 from crossmem.trees.message import Message
 from crossmem.trees.pool_blocks import let_go
+from crossmem.trees.publishing import Published
 from crossmem.trees.tree_memory import TreeMemory
-from crossmem.trees.versions import OwnCell, RemoteCell, wait_until_newer
 
 __all__ = ["Shared"]
 
@@ -28,7 +29,7 @@ __all__ = ["Shared"]
 _T_co = TypeVar("_T_co", covariant=True)
 
 
-class Shared(Generic[_T_co]):
+class Shared(Published, Generic[_T_co]):
     """Nested arrays and tensors, ready to be received by other processes.
 
     Made by :func:`crossmem.share`, and in other processes by :meth:`from_bytes`. This object keeps
@@ -45,19 +46,13 @@ class Shared(Generic[_T_co]):
     __slots__ = (
         "__weakref__",
         "_blob",
-        "_cell",
         "_contents",
-        "_devices",
         "_is_closed",
-        "_is_taken",
         "_kept",
-        "_lock",
         "_owned",
         "_process",
         "_received",
         "_value",
-        "copied_nbytes",
-        "message",
     )
 
     def __init__(
@@ -65,7 +60,7 @@ class Shared(Generic[_T_co]):
         process: Process,
         message: Message,
         *,
-        cell: OwnCell | None = None,
+        timeline: Timeline | None = None,
         tree_memory: TreeMemory | None = None,
         contents: Contents | None = None,
         kept: object = None,
@@ -82,13 +77,12 @@ class Shared(Generic[_T_co]):
         self.copied_nbytes = tree_memory.copied_nbytes if tree_memory is not None else 0
         # The arrays in this process's own memory; None for a tree of another process.
         self._contents = contents
-        # Whether this process has arrays in the shared memory, apart from the originals of copies.
         self._is_taken = False
         self._value: tuple[_T_co] | None = None
         self._kept = kept
         self._received = list(received)
-        # The last statement: from here on, the finaliser of this object releases the cell.
-        self._cell: OwnCell | RemoteCell | None = cell
+        self._is_own = timeline is not None
+        self._timeline = timeline
 
     @classmethod
     def from_bytes(cls, blob: bytes | bytearray | memoryview) -> "Shared[Any]":
@@ -194,11 +188,11 @@ class Shared(Generic[_T_co]):
         ClosedError, ForkedProcessError
             This object was closed, or a forked child called this.
         """
-        self._own_cell("update")
+        self._own("update")
         contents = self._contents
         # Another thread may have closed this object before.
         self.take()
-        assert contents is not None  # noqa: S101 - it goes with the cell
+        assert contents is not None  # noqa: S101 - it goes with the timeline
         contents.overwrite(tree)
         return self.publish()
 
@@ -214,111 +208,9 @@ class Shared(Generic[_T_co]):
         self._is_taken = True
         return self.message
 
-    # Versions -----------------------------------------------------------------------------
-
-    @property
-    def version(self) -> int:
-        """How often the tree was published; 0 after :func:`crossmem.share`.
-
-        Raises
-        ------
-        ClosedError
-            The tree was closed, here or in the process that shares it.
-        """
-        return self._look(None).read()
-
-    def publish(self) -> int:
-        """Tell readers that the tree has new contents, and return the new version.
-
-        Call it after the last write. The devices finish their running work first, so a reader that
-        sees the new version sees every earlier write. Publishing does not wait for readers: see
-        :meth:`update`.
-
-        Raises
-        ------
-        UnsupportedError
-            Another process shares the tree. Also raised if :func:`crossmem.share` copied arrays and
-            this process has neither used :attr:`value` nor called :meth:`update`, so that it has
-            written only to the originals.
-        ClosedError, ForkedProcessError
-            This object was closed, or a forked child called this.
-        """
-        cell = self._own_cell("publish")
-        if self.copied_nbytes and not self._is_taken:
-            msg = (
-                f"share() copied {self.copied_nbytes} bytes, and the program writes to the "
-                "originals, not to the shared arrays"
-            )
-            hint = "write to shared.value, or call shared.update(tree)"
-            raise UnsupportedError(msg, operation="publish", hint=hint)
-        for one in self._devices:
-            one.synchronize()
-        return cell.bump()
-
-    def _own_cell(self, operation: str) -> OwnCell:
-        cell = self._look(None)
-        if not isinstance(cell, OwnCell):
-            msg = f"only the process that shares this tree can {operation} it"
-            raise UnsupportedError(msg, operation=operation)
-        return cell
-
-    def wait(self, after: int, *, timeout: float | None = None) -> int:
-        """Wait until a version newer than ``after`` is published, and return it.
-
-        Parameters
-        ----------
-        after
-            The version that the caller knows already; 0 waits for the first.
-        timeout
-            Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once. The first check of
-            another process's tree sends a request to its owner, which may take up to
-            ``CROSSMEM_TIMEOUT``.
-
-        Raises
-        ------
-        WaitTimeoutError
-            No newer version was published in that time.
-        OwnerUnresponsiveError
-            The owner does not reply at the first check.
-        OwnerGoneError
-            The process that shares the tree is dead.
-        ClosedError
-            The owner closed the tree, or this object was closed.
-        """
-        if type(after) is not int or after < 0:
-            msg = f"after must be a version, not {shorten(after)}"
-            raise ConfigurationError(msg, operation="wait")
-        timeout_s = 0.0
-        if timeout == 0 and not isinstance(timeout, bool):
-            timeout = None
-        else:
-            timeout_s = check_timeout(timeout, default_s=self._process.settings.timeout_s)
-        cell = self._look(timeout)
-
-        def check() -> None:
-            self.check()
-            if isinstance(cell, RemoteCell):
-                cell.check_owner()
-
-        return wait_until_newer(cell.read, check, after, timeout_s)
-
-    def _look(self, timeout: float | None) -> OwnCell | RemoteCell:
-        self.check()
-        cell = self._cell
-        if cell is None:
-            if self.message.cell is None:
-                msg = f"{self!r} has no version"
-                raise UnsupportedError(msg)
-            # Outside the lock, because close() must not wait for the exporter.
-            cell = RemoteCell(self.message.cell, timeout)
-            with self._lock:
-                # Another thread may have closed this object or connected first.
-                self.check()
-                self._cell = cell = self._cell or cell
-        return cell
-
     # The end ------------------------------------------------------------------------------
 
+    @override
     def check(self) -> None:
         """Raise if this object may not be used any more.
 
@@ -357,9 +249,6 @@ class Shared(Generic[_T_co]):
             if self._is_closed:
                 return
             self._is_closed = True
-        cell, self._cell = self._cell, None
-        if isinstance(cell, OwnCell):
-            cell.close()
         self._kept = self._contents = self._value = None
         with ExitStack() as steps:
             # If one step raises, the others still run.
@@ -367,6 +256,9 @@ class Shared(Generic[_T_co]):
                 steps.callback(let_go, self._owned.pop())
             while self._received:
                 steps.callback(self._received.pop().unmap)
+            if self._timeline is not None:
+                # The last callback runs first: readers learn of the end before the memory goes.
+                steps.callback(self._timeline.close)
 
     def __enter__(self) -> Self:
         self.check()
@@ -374,11 +266,6 @@ class Shared(Generic[_T_co]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        cell = getattr(self, "_cell", None)
-        if isinstance(cell, OwnCell) and is_current(self._process):
-            self._process.deferred.ready[Call(cell.close)] = None
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:

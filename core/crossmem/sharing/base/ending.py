@@ -6,13 +6,13 @@ deferred work in one step, and then processes it. A finaliser only moves the rec
 """
 
 import warnings
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 from crossmem.errors import BusyError, ClosedError
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.process import Process, may_release, refuse_foreign
 
-__all__ = ["Endable", "end_because"]
+__all__ = ["Endable", "end_because", "leave_to_references"]
 
 
 class Endable:
@@ -135,3 +135,12 @@ def end_because(one: Endable, why: str) -> None:
     finally:
         if one._record is not None:
             del one._why_ended
+
+
+_E = TypeVar("_E", bound=Endable)
+
+
+def leave_to_references(one: _E) -> _E:
+    """Let the end of the last reference to an object end it, and return the object."""
+    one._is_left = True
+    return one

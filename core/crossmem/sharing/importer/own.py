@@ -82,6 +82,16 @@ class OwnImport(ImportRecord):
         return server.leases.slots.segments[which].words, row, False
 
     @override
+    def row_of(self, core: bytes) -> tuple[int, memoryview, int]:
+        """Return this process's own row."""
+        leases = self.process.start_server().leases
+        with leases.lock:
+            for slot, export in leases.granted.items():
+                if export.handle.core == core:
+                    return slot, leases.pools.own_row(slot // SLOTS), 0
+        raise not_of_the_pool()
+
+    @override
     def reserved_generation(
         self, handle: ShareableHandle, reservation: int, deadline: Deadline
     ) -> int:

@@ -273,6 +273,13 @@ class ImportRecord:
         """
         raise NotImplementedError
 
+    def row_of(self, core: bytes) -> tuple[int, memoryview, int]:
+        """Return the slot of an export, the row of this process for it, and the row's address.
+
+        The address is 0 if no device can write the row.
+        """
+        raise NotImplementedError
+
     def reserved_generation(
         self, handle: ShareableHandle, reservation: int, deadline: Deadline
     ) -> int:

@@ -150,6 +150,14 @@ class RemoteImport(ImportRecord):
         return found
 
     @override
+    def row_of(self, core: bytes) -> tuple[int, memoryview, int]:
+        """Return the row that came with the lease."""
+        leased = self.leases[core]
+        assert leased.holds is not None  # noqa: S101 - request() has set it
+        row = leased.holds.row_of(leased.slot)
+        return leased.slot, row.words, row.address
+
+    @override
     def reserved_generation(
         self, handle: ShareableHandle, reservation: int, deadline: Deadline
     ) -> int:

@@ -7,6 +7,7 @@ from crossmem.control.records import Allow
 from crossmem.errors import CrossmemError
 from crossmem.models import ReadyHandle, TimelineHandle
 from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.ending import leave_to_references
 from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.timelines.timeline import Timeline, make_timeline, open_timeline
@@ -47,9 +48,7 @@ class HandOver(Part):
         timeline = self._own.get(key)
         if timeline is None:
             made = make_timeline(self._process, device, None, allow)
-            # It ends with this process.
-            made._is_left = True
-            timeline = self._own.setdefault(key, made)
+            timeline = self._own.setdefault(key, leave_to_references(made))
         return StreamEnd(timeline, timeline.signal_next(key[2]))
 
     def wait(
@@ -63,6 +62,5 @@ class HandOver(Part):
                 if not one.owner_alive:
                     self._opened.pop(known, None)
             made = open_timeline(ready.timeline, device=device, timeout=timeout)
-            made._is_left = True
-            timeline = self._opened.setdefault(key, made)
+            timeline = self._opened.setdefault(key, leave_to_references(made))
         timeline.wait(ready.value, stream=stream, timeout=timeout)

@@ -11,7 +11,9 @@ from typing import ClassVar, Final, NamedTuple
 
 from typing_extensions import override
 
+from crossmem.control import words
 from crossmem.control.records import Allow
+from crossmem.control.segments import SLOTS
 from crossmem.driver import StreamWords
 from crossmem.driver.recording import call_into
 from crossmem.errors import CrossmemError
@@ -21,7 +23,7 @@ from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import find_device
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Part, Process
-from crossmem.sharing.exporter.allocation import allocate, record_of
+from crossmem.sharing.exporter.allocation import allocate
 from crossmem.sharing.timelines.cell import CELL_NBYTES, Cell
 
 __all__ = ["HOST", "PAGE_NBYTES", "Page", "Pages", "Registrations"]
@@ -35,17 +37,34 @@ class Page:
     """A page of host memory of this process, exported once."""
 
     def __init__(self, process: Process, allow: Allow | None) -> None:
-        self._process = process
         self.allocation = allocate(process, find_device(process, HOST, None), PAGE_NBYTES)
         # The page ends with its last timeline.
         leave_to_views(self.allocation)
         self.handle: ShareableHandle = self.allocation.export(allow=allow)
+        self._leases = leases = process.start_server().leases
+        with leases.lock:
+            # Behind the slot of the page, each timeline has a slot for acknowledgements.
+            self._slot = slot = leases.slots.take_range(1 + PAGE_NBYTES // CELL_NBYTES)
+            slot.move_on(is_live=True)
+            self._export = export = leases.exports.get(self.handle.allocation, self.handle.export)
+            export.slot = slot
+            leases.granted[slot.number] = export
+        self.allow = allow
+        self.users: set[object] = set()
+        """The timelines in the page that are not closed."""
         self.free = list(range(PAGE_NBYTES // CELL_NBYTES - 1, -1, -1))
 
     def retire(self) -> bool:
         """Refuse further importers if none is left, and return whether none is left."""
-        unit, server = record_of(self.allocation).unit, self._process.server
-        return unit is None or server is None or server.leases.retire(unit, even_if_leased=False)
+        return self._leases.retire(self._export.unit, even_if_leased=False)
+
+    def acknowledged(self, offset: int) -> list[int]:
+        """Return one more than the value that each reader of a timeline has acknowledged."""
+        at = self._slot.at + 1 + offset // CELL_NBYTES
+        with self._leases.lock:
+            own = self._leases.pools.own_rows.get(self._slot.number // SLOTS)
+            rows = [*self._export.rows.values(), *([] if own is None else [own])]
+            return [word for word in (words.load(row, at) for row in rows) if word]
 
     def cell(self, offset: int, nbytes: int) -> Cell:
         """Return the words at a place of the page."""
@@ -85,6 +104,13 @@ class Pages(Part):
                 continue
             handle = page.handle.slice(offset, CELL_NBYTES)
             return Place(page.cell(offset, CELL_NBYTES), handle, page)
+
+    def leave(self, page: Page, user: Record) -> None:
+        """Remove a closed timeline. The last page for all processes of this user is kept."""
+        self.signalled.pop(user, None)
+        page.users.discard(user)
+        if not page.users and page.allow is not None and self._open.get(page.allow) is page:
+            self._open.pop(page.allow, None)
 
     def take_page(self, allow: Allow | None) -> Place:
         """Return a whole page for one timeline."""

@@ -2,6 +2,7 @@
 """Timelines: values that one process signals, and that others await on the host or on streams."""
 
 import os
+import time
 from itertools import repeat
 from typing import Any, ClassVar, Final
 
@@ -14,9 +15,11 @@ from crossmem.errors import (
     ClosedError,
     ConfigurationError,
     CrossmemError,
+    InvalidHandleError,
     OwnerGoneError,
     StaleHandleError,
     UnsupportedError,
+    WaitTimeoutError,
 )
 from crossmem.guards import check_choice, check_timeout, is_within, shorten
 from crossmem.locks import Rank, ordered_lock
@@ -30,6 +33,7 @@ from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.importer.attach import attach
 from crossmem.sharing.importer.mapping import Mapping
 from crossmem.sharing.timelines.cell import (
+    CELL_NBYTES,
     IDENTITY,
     ISSUED,
     VALUE,
@@ -40,11 +44,15 @@ from crossmem.sharing.timelines.cell import (
 )
 from crossmem.sharing.timelines.events import EventLevel
 from crossmem.sharing.timelines.levels import HostLevel, Level, WordLevel
-from crossmem.sharing.timelines.memory import Page, Pages
+from crossmem.sharing.timelines.memory import HOST, PAGE_NBYTES, Page, Pages
+from crossmem.sharing.timelines.readers import ReaderWord
 from crossmem.sharing.timelines.watcher import StreamWatcher
 
 __all__ = ["Timeline", "make_timeline", "open_timeline"]
 
+_SHORTEST_S: Final = 20e-6
+_LONGEST_S: Final = 2e-3
+"""The longest pause between two looks at the acknowledgements."""
 _SPINS: Final = 300
 """Looks of a waiting host before it sleeps: some 20 microseconds."""
 _IS_FENCED: Final = not (IS_ORDERED and IS_REGISTERED)
@@ -64,6 +72,7 @@ class TimelineRecord(Record):
         "own_words",
         "page",
         "process",
+        "reader",
         "words",
     )
 
@@ -85,6 +94,8 @@ class TimelineRecord(Record):
         """The memory of a timeline that this process signals."""
         self.mapping = source if isinstance(source, Mapping) else None
         """The memory of a timeline that another process signals."""
+        self.reader: ReaderWord | None = None
+        """The acknowledgements of this process, from the first one on."""
         self.words = cell.words
         self.own_words = None if self.page is None or _IS_FENCED else cell.words
         """The words, if this process may signal by one store."""
@@ -128,11 +139,14 @@ class TimelineRecord(Record):
                 deferred.waiting.add(self)
                 deferred.start_reaper()
                 return
+            if self.reader is not None:
+                self.reader.leave()
             self.level.close()
+            if self.page is not None:
+                self.process.part(Pages).leave(self.page, self)
             self.is_done = True
             self.page = self.mapping = None
         deferred.waiting.discard(self)
-        self.process.part(Pages).signalled.pop(self, None)
 
     def _end_own(self) -> None:
         """Tell waiters that no value follows. A second call changes nothing."""
@@ -260,8 +274,8 @@ class Timeline(Endable):
                         return
         self._signal(value, None if stream is None else stream_of(stream))
 
-    def signal_next(self, stream: int) -> int:
-        """Signal the value after the last one on a stream, and return it."""
+    def signal_next(self, stream: int | None) -> int:
+        """Signal the value after the last one, at once or on a stream, and return it."""
         return self._signal(None, stream)
 
     def _signal(self, value: int | None, stream: int | None) -> int:
@@ -374,6 +388,83 @@ class Timeline(Endable):
 
         return Awaited(value, timeout_s, check, f"value {value} of the timeline")
 
+    def done(self, value: int, *, stream: Any = None) -> None:
+        """Tell the signalling process that this process is done with the data of a value.
+
+        All objects of this process for one timeline acknowledge together. The first acknowledgement
+        makes this process a reader, until this object is closed or the process dies.
+
+        Parameters
+        ----------
+        value
+            From 0, which only makes this process a reader, to 2**63 - 3.
+        stream
+            As for :meth:`signal`: acknowledge when the work that was issued on it is complete. At
+            level ``"word"`` this does not wait.
+
+        Raises
+        ------
+        ConfigurationError, UnsupportedError, DriverError, ClosedError, ForkedProcessError
+            As for :meth:`signal`.
+        """
+        record = self._usable()
+        if not is_within(value, 0, VOID - 2):
+            msg = f"value is {shorten(value)}; it must be from 0 to 2**63 - 3"
+            raise ConfigurationError(msg, operation="done")
+        if record.mapping is None:
+            msg = f"{self!r}: the process that signals a timeline does not acknowledge it"
+            raise UnsupportedError(msg, operation="done", hint="open_timeline() returns a reader")
+        with record.lock:
+            use = record.mapping._record
+            if record.reader is None and use is not None:
+                offset = record.handle.memory.offset
+                record.reader = ReaderWord(record.process, record.level, use, offset)
+            if record.reader is not None:
+                record.reader.done(value, stream)
+
+    def wait_for_readers(
+        self, value: int, *, readers: int | None = None, timeout: float | None = None
+    ) -> int:
+        """Wait until the readers have acknowledged a value, and return their number.
+
+        Parameters
+        ----------
+        value
+            The value.
+        readers
+            The smallest number of readers. None: those that have acknowledged something. A reader
+            that closes its timeline or dies is no reader any more.
+        timeout
+            Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 looks once.
+
+        Raises
+        ------
+        WaitTimeoutError
+            The message says how many readers are late.
+        UnsupportedError
+            Another process signals this timeline.
+        ClosedError, ForkedProcessError
+            The timeline was closed, or a forked child called this.
+        """
+        awaited = self._awaited(self._usable(), value, timeout)
+        end, pause_s = time.monotonic() + awaited.timeout_s, _SHORTEST_S
+        while True:
+            record = self._usable()
+            if record.page is None:
+                msg = f"{self!r}: only the process that made a timeline waits for its readers"
+                raise UnsupportedError(msg, operation="wait_for_readers")
+            found = record.page.acknowledged(record.handle.memory.offset)
+            done = sum(word > value for word in found)
+            if done == len(found) and done >= (readers or 0):
+                return done
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                of = max(len(found), readers or 0)
+                msg = f"{done} of {of} readers have acknowledged value {value} in time"
+                raise WaitTimeoutError(msg, operation="wait_for_readers")
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LONGEST_S)
+
     def close(self) -> None:
         """Release the timeline. A second call does nothing.
 
@@ -406,6 +497,7 @@ def make_timeline(
     place.cell.write(IDENTITY, identity)
     handle = TimelineHandle(place.handle, identity, chosen, device.backend, device.identity)
     record = TimelineRecord(process, handle, place.cell, device, place.page)
+    place.page.users.add(record)
     pages.signalled[record] = None
     return Timeline(record)
 
@@ -448,6 +540,7 @@ def open_timeline(
     process = drain()
     if not isinstance(handle, TimelineHandle):
         handle = TimelineHandle.from_bytes(handle)
+    _check_memory(handle)
     if device is None:
         found = find_by_identity(process, handle.backend, handle.device, None)
     else:
@@ -459,3 +552,14 @@ def open_timeline(
         msg = f"process {handle.memory.owner.pid} closed this timeline"
         raise StaleHandleError(msg, operation="open_timeline")
     return Timeline(TimelineRecord(process, handle, cell, found, mapping))
+
+
+def _check_memory(handle: TimelineHandle) -> None:
+    """Refuse a handle whose memory cannot be that of a timeline. Its fields are untrusted."""
+    memory = handle.memory
+    nbytes = PAGE_NBYTES if handle.level == "event" else CELL_NBYTES
+    is_right = memory.backend == HOST and memory.access == "rw" and memory.nbytes == PAGE_NBYTES
+    if not is_right or memory.length != nbytes or memory.offset % nbytes:
+        msg = f"a timeline of level {handle.level!r} is never in {shorten(memory, 120)}"
+        hint = "pass the bytes of timeline.export().to_bytes() unchanged"
+        raise InvalidHandleError(msg, operation="open_timeline", hint=hint)

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions of shared trees: the writer publishes, and the readers wait and acknowledge."""
+
+import threading
+from typing import Any
+
+from crossmem.errors import (
+    ClosedError,
+    ConfigurationError,
+    StaleHandleError,
+    UnsupportedError,
+    WaitTimeoutError,
+)
+from crossmem.guards import shorten
+from crossmem.sharing.base.ending import leave_to_references
+from crossmem.sharing.base.process import Process
+from crossmem.sharing.base.streams import stream_of
+from crossmem.sharing.device import Device
+from crossmem.sharing.timelines.timeline import Timeline, open_timeline
+from crossmem.trees.message import Message
+
+__all__ = ["Published"]
+
+
+class Published:
+    """The part of a shared tree that has versions. A version is a value of a timeline."""
+
+    __slots__ = (
+        "_devices",
+        "_is_own",
+        "_is_taken",
+        "_lock",
+        "_timeline",
+        "copied_nbytes",
+        "message",
+    )
+
+    _devices: set[Device]
+    """The devices whose work must be complete before a version is published."""
+    _is_own: bool
+    """Whether this process shares the tree."""
+    _is_taken: bool
+    """Whether this process has arrays in the shared memory, apart from the originals of copies."""
+    _lock: threading.RLock
+    _process: Process
+    _timeline: Timeline | None
+    copied_nbytes: int
+    message: Message
+
+    def check(self) -> None:
+        """Raise if this object may not be used any more."""
+        raise NotImplementedError
+
+    @property
+    def version(self) -> int:
+        """How often the tree was published; 0 after :func:`crossmem.share`.
+
+        Raises
+        ------
+        ClosedError
+            The tree was closed, here or in the process that shares it.
+        """
+        timeline = self._look(None)
+        version = timeline.value
+        if timeline.void:
+            raise _closed("version")
+        return version
+
+    def publish(self, *, stream: Any = None) -> int:
+        """Tell readers that the tree has new contents, and return the new version.
+
+        Call it after the last write. A reader that sees the new version sees every earlier write.
+        Publishing does not wait for readers: see :meth:`update` and :meth:`wait_for_readers`.
+
+        Parameters
+        ----------
+        stream
+            The stream that writes the contents: a stream of CuPy, PyTorch or torch-npu, or its
+            handle. The version is published when the work that was issued on it is complete, and
+            this call does not wait. None: this call waits until the devices have finished all work.
+
+        Raises
+        ------
+        UnsupportedError
+            Another process shares the tree, or the arrays are not all on one device with streams.
+            Also raised if :func:`crossmem.share` copied arrays and this process has neither used
+            :attr:`value` nor called :meth:`update`, so that it has written only to the originals.
+        ConfigurationError
+            ``stream`` is not a stream.
+        ClosedError, ForkedProcessError
+            This object was closed, or a forked child called this.
+        """
+        timeline = self._own("publish")
+        if self.copied_nbytes and not self._is_taken:
+            msg = (
+                f"share() copied {self.copied_nbytes} bytes, and the program writes to the "
+                "originals, not to the shared arrays"
+            )
+            hint = "write to shared.value, or call shared.update(tree)"
+            raise UnsupportedError(msg, operation="publish", hint=hint)
+        if stream is not None:
+            return timeline.signal_next(stream_of(stream))
+        for one in self._devices:
+            one.synchronize()
+        return timeline.signal_next(None)
+
+    def wait(self, after: int, *, stream: Any = None, timeout: float | None = None) -> int:
+        """Wait until a version newer than ``after`` is published, and return it.
+
+        Parameters
+        ----------
+        after
+            The version that the caller knows already; 0 waits for the first.
+        stream
+            The stream that uses the arrays. Its later work waits for the version ``after + 1``,
+            which this call returns at once; see :meth:`crossmem.Timeline.wait`. None: this call
+            waits.
+        timeout
+            Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once. The first check of
+            another process's tree sends a request to its owner, which may take up to
+            ``CROSSMEM_TIMEOUT``.
+
+        Raises
+        ------
+        WaitTimeoutError
+            No newer version was published in that time.
+        OwnerUnresponsiveError
+            The owner does not reply at the first check.
+        OwnerGoneError
+            The process that shares the tree is dead.
+        ClosedError
+            The owner closed the tree, or this object was closed.
+        UnsupportedError, ConfigurationError
+            As for :meth:`publish`.
+        """
+        if type(after) is not int or not 0 <= after < 2**63 - 2:
+            msg = f"after must be a version, not {shorten(after)}"
+            raise ConfigurationError(msg, operation="wait")
+        timeline = self._look(timeout or None)
+        try:
+            return timeline.wait(after + 1, stream=stream, timeout=timeout)
+        except WaitTimeoutError as error:
+            limit_s = self._process.settings.timeout_s if timeout is None else timeout
+            msg = f"no version after {after} was published within {limit_s:g} s"
+            raise WaitTimeoutError(msg, operation="wait", hint=error.hint) from None
+        except ClosedError:
+            self.check()
+            raise _closed("wait") from None
+
+    def _own(self, operation: str) -> Timeline:
+        timeline = self._look(None)
+        if not self._is_own:
+            msg = f"only the process that shares this tree can {operation} it"
+            raise UnsupportedError(msg, operation=operation)
+        return timeline
+
+    def _look(self, timeout: float | None) -> Timeline:
+        self.check()
+        timeline = self._timeline
+        if timeline is None:
+            if self.message.timeline is None:
+                msg = f"{self!r} has no version"
+                raise UnsupportedError(msg)
+            # Outside the lock, because close() must not wait for the exporter.
+            try:
+                made = open_timeline(self.message.timeline, timeout=timeout)
+            except StaleHandleError as error:
+                raise _closed("wait") from error
+            with self._lock:
+                # Another thread may have closed this object or connected first.
+                self.check()
+                self._timeline = timeline = self._timeline or leave_to_references(made)
+        return timeline
+
+    def done(self, version: int, *, stream: Any = None) -> None:
+        """Tell the writer that this process is done with a version, so it may write the next one.
+
+        All objects of this process for one tree acknowledge together. Call ``done(0)`` before the
+        first version, if the writer does not know the number of its readers.
+
+        Parameters
+        ----------
+        version
+            The version; earlier ones are acknowledged with it.
+        stream
+            The stream that uses the arrays: acknowledge when the work that was issued on it is
+            complete. This waits for that work, unless the device's timelines have the level
+            ``"word"``.
+
+        Raises
+        ------
+        UnsupportedError
+            This process shares the tree, or the device has no streams.
+        ConfigurationError
+            ``version`` is not a version, or ``stream`` is not a stream.
+        ClosedError, ForkedProcessError
+            The tree was closed, here or by the writer, or a forked child called this.
+        """
+        self._look(None).done(version, stream=stream)
+
+    def wait_for_readers(
+        self, version: int, *, readers: int | None = None, timeout: float | None = None
+    ) -> int:
+        """Wait until the readers are done with a version, and return their number.
+
+        Parameters
+        ----------
+        version
+            The version that all of them must have acknowledged.
+        readers
+            The smallest number of readers. None: the processes that have acknowledged something,
+            and that neither closed the tree nor died.
+        timeout
+            Time limit in seconds; None: ``CROSSMEM_TIMEOUT``. 0 checks once.
+
+        Raises
+        ------
+        WaitTimeoutError
+            The message says how many readers are late.
+        UnsupportedError
+            Another process shares the tree.
+        ClosedError, ForkedProcessError
+            This object was closed, or a forked child called this.
+        """
+        timeline = self._own("wait_for_readers")
+        return timeline.wait_for_readers(version, readers=readers, timeout=timeout)
+
+
+def _closed(operation: str) -> ClosedError:
+    msg = "the process that shares this tree closed it"
+    return ClosedError(msg, operation=operation)
