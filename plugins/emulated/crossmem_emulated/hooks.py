@@ -57,7 +57,7 @@ def crossmem_runtime(api: str, name: str) -> object | None:
     from crossmem_emulated.hip import Runtime  # noqa: PLC0415
 
     profile = "cuda" if api == "cuda" else options.hip_profile
-    return Runtime(profile, options.strict, options=options)
+    return Runtime(profile, options.strict, options=options, is_cupy=False)
 
 
 @hookimpl

@@ -40,6 +40,8 @@ class Work:
     """Another stream, and the last piece of its work for which this one waits."""
     caller: Caller | None = None
     """The thread that runs it, None for any."""
+    is_over: Callable[[], bool] | None = None
+    """The condition for which this work waits, None if it waits for no memory."""
     is_running: bool = False
     sequence: int = 0
 
@@ -184,7 +186,9 @@ class Queues:
         ]:
             stream = min(ready, key=lambda one: one.queue[0].sequence)
             work = stream.queue[0]
-            if work.caller is None:
+            if work.is_over is not None and work.is_over():
+                stream.queue.pop(0)
+            elif work.caller is None:
                 stream.queue.pop(0).run()
             else:
                 self._call_back(stream, work, work.caller)

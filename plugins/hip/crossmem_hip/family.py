@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CUDA", "FAMILIES", "HIP", "VIRTUAL", "Family"]
+__all__ = ["CUDA", "FAMILIES", "HIP", "STREAM_VALUES", "VIRTUAL", "Family"]
 
 VIRTUAL: Final = (
     "memAddressFree",
@@ -23,10 +23,30 @@ VIRTUAL: Final = (
 )
 """The additional functions of a runtime with virtual memory."""
 
+STREAM_VALUES: Final = (
+    "deviceGetAttribute",
+    "hostGetDevicePointer",
+    "hostRegister",
+    "hostUnregister",
+    "streamWaitValue64",
+    "streamWriteValue64",
+)
+"""The additional functions of a runtime whose streams write and wait for values in host memory."""
+
 _LAZY_ENABLE_PEER_ACCESS: Final = 1
 _ROCM_6: Final = 6
 _ROCM_MAJOR: Final = 10_000_000
-_DRIVER_FUNCTIONS: Final = frozenset({"memGetAddressRange", "pointerGetAttribute", *VIRTUAL})
+_DEVICE_POINTER: Final = "hostGetDevicePointer"
+_DRIVER_FUNCTIONS: Final = frozenset(
+    {
+        "deviceGetAttribute",
+        "memGetAddressRange",
+        "pointerGetAttribute",
+        "streamWaitValue64",
+        "streamWriteValue64",
+        *VIRTUAL,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +73,8 @@ class Family:
         What to do if the vendor's driver is missing, or both CuPy and the library are.
     dlpack_device_type
         The device's number in DLPack's ``dlpack.h``.
+    stream_values
+        The attribute that says whether a device's streams can write and wait for 64-bit values.
     """
 
     backend: str
@@ -64,9 +86,12 @@ class Family:
     tool: str
     install_hint: str
     dlpack_device_type: int
+    stream_values: int
 
     def function(self, name: str) -> str:
         """Return the vendor's name of a function of CuPy's runtime, such as ``"hipMalloc"``."""
+        if not self.is_hip and name == _DEVICE_POINTER:
+            return "cuMemHostGetDevicePointer"
         # CUDA's driver API has the functions that its runtime API lacks.
         prefix = "cu" if not self.is_hip and name in _DRIVER_FUNCTIONS else self.backend
         return f"{prefix}{name[0].upper()}{name[1:]}"
@@ -91,6 +116,7 @@ HIP: Final = Family(
     install_hint="install ROCm (ROCM_PATH names another folder than /opt/rocm), or also "
     "`pip install cupy-rocm-7-0`; a container needs --device /dev/kfd --device /dev/dri",
     dlpack_device_type=10,
+    stream_values=10013,  # hipDeviceAttributeCanUseStreamWaitValue
 )
 
 CUDA: Final = Family(
@@ -104,6 +130,8 @@ CUDA: Final = Family(
     install_hint="install NVIDIA's driver, and `pip install cupy-cuda13x` or only `pip install "
     "nvidia-cuda-runtime`; a container needs the NVIDIA Container Toolkit",
     dlpack_device_type=2,
+    # CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, of the functions' version 2.
+    stream_values=122,
 )
 
 FAMILIES: Final = (HIP, CUDA)

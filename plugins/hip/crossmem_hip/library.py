@@ -22,10 +22,18 @@ __all__ = ["CupyRuntime", "LibraryError", "LibraryRuntime", "extend", "open_runt
 
 _SUCCESS: Final = 0
 _NO_CONTEXT: Final = 201
-_ADDED: Final = ("memGetAddressRange", "pointerGetAttribute", *VIRTUAL)
-"""The functions that CuPy lacks."""
+_ADDED: Final = (
+    "deviceGetAttribute",
+    "hostGetDevicePointer",
+    "memGetAddressRange",
+    "pointerGetAttribute",
+    "streamWaitValue64",
+    "streamWriteValue64",
+    *VIRTUAL,
+)
+"""The functions that CuPy lacks, and one that knows more attributes than CuPy's on CUDA."""
 
-_EVENTS: Final = ("ipcGetEventHandle", "ipcOpenEventHandle")
+_STUBS: Final = ("hostRegister", "hostUnregister", "ipcGetEventHandle", "ipcOpenEventHandle")
 """The functions that fail in CuPy on HIP: they return 999 there."""
 
 _SLOW: Final = ("ipcOpenMemHandle", "ipcCloseMemHandle")
@@ -208,7 +216,7 @@ def extend(family: Family, module: Any) -> Runtime:
     calls = _calls_beside_hip(family, module) if family.is_hip else _calls_beside_cuda(module)
     if calls is None:
         return cast("Runtime", module)
-    added = (*_ADDED, *_EVENTS, *_SLOW) if family.is_hip else _ADDED
+    added = (*_ADDED, *_STUBS, *_SLOW) if family.is_hip else _ADDED
     return cast("Runtime", CupyRuntime(module, calls, added))
 
 

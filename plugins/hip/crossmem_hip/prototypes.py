@@ -200,6 +200,8 @@ _RUNTIME: Final[_Table] = {
     "getDevice": (_INT_OUT,),
     "getDeviceCount": (_INT_OUT,),
     "getLastError": (),
+    "hostRegister": (_POINTER, _SIZE, _UINT),
+    "hostUnregister": (_POINTER,),
     "ipcCloseMemHandle": (_POINTER,),
     "ipcGetEventHandle": (_HANDLE_OUT, _POINTER),
     "ipcGetMemHandle": (_HANDLE_OUT, _POINTER),
@@ -216,11 +218,19 @@ _RUNTIME: Final[_Table] = {
 """Functions of both vendors' runtime libraries."""
 
 _KNOWLEDGE: Final[_Table] = {
+    # CUDA's runtime library has this function too, but reserves numbers of the driver's attributes.
+    "deviceGetAttribute": (_INT_OUT, _INT, _INT),
     "memGetAddressRange": (_POINTER_OUT, _SIZE_OUT, _POINTER),
     # The vendors write one, four or eight bytes.
     "pointerGetAttribute": (Out(ctypes.c_uint64), _INT, _POINTER),
 }
 """Functions of AMD's runtime library and of NVIDIA's driver library."""
+
+_DEVICE_POINTER: Final = (_POINTER_OUT, _POINTER, _UINT)
+_WORD: Final = (_POINTER, _POINTER, In(ctypes.c_uint64), _UINT)
+"""Stream, address and value of a word in memory that devices can access, and flags."""
+_EVERY_BIT: Final = Fixed(ctypes.c_uint64, (1 << 64) - 1)
+"""The mask of the word, which only AMD has."""
 
 _VIRTUAL: Final[_Table] = {
     "memAddressFree": (_POINTER, _SIZE),
@@ -250,6 +260,9 @@ def _named(prefix: str, functions: _Table) -> dict[str, Prototype]:
 HIP: Final = {
     **_named("hip", _RUNTIME),
     **_named("hip", _KNOWLEDGE),
+    "hostGetDevicePointer": Prototype("hipHostGetDevicePointer", *_DEVICE_POINTER),
+    "streamWaitValue64": Prototype("hipStreamWaitValue64", *_WORD, _EVERY_BIT),
+    "streamWriteValue64": Prototype("hipStreamWriteValue64", *_WORD),
     "getDeviceProperties": Prototype(
         "hipGetDevicePropertiesR0600", Out(_Properties, _properties_of_hip), _INT
     ),
@@ -289,6 +302,10 @@ CUDA_DRIVER: Final = {
     **_named("cu", _KNOWLEDGE),
     **_named("cu", _VIRTUAL),
     "memGetAddressRange": Prototype("cuMemGetAddressRange_v2", *_KNOWLEDGE["memGetAddressRange"]),
+    "hostGetDevicePointer": Prototype("cuMemHostGetDevicePointer_v2", *_DEVICE_POINTER),
+    # Version 2 needs no option of the kernel module, and exists since CUDA 11.7.
+    "streamWaitValue64": Prototype("cuStreamWaitValue64_v2", *_WORD),
+    "streamWriteValue64": Prototype("cuStreamWriteValue64_v2", *_WORD),
 }
 """Functions of ``libcuda`` that CUDA's runtime library lacks."""
 

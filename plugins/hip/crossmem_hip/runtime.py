@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol
 from crossmem.errors import BackendUnavailableError, CrossmemError
 from crossmem.guards import clause
 from crossmem_hip.errors import error_for
-from crossmem_hip.family import VIRTUAL, Family
+from crossmem_hip.family import STREAM_VALUES, VIRTUAL, Family
 
-__all__ = ["NEEDED", "VIRTUAL", "Runtime", "Vendor", "VirtualMemory"]
+__all__ = ["NEEDED", "VIRTUAL", "Runtime", "StreamValues", "Vendor", "VirtualMemory"]
 
 NEEDED: Final = (
     "CUDARuntimeError",
@@ -106,7 +106,36 @@ class VirtualMemory(Protocol):
         ...
 
 
-class Runtime(VirtualMemory, Protocol):
+class StreamValues(Protocol):
+    """Host memory that devices access, and values in it that streams write and wait for."""
+
+    def hostRegister(self, pointer: int, size: int, flags: int, /) -> None:
+        """Pin memory of the program. Flag 2 makes it accessible for devices."""
+        ...
+
+    def hostUnregister(self, pointer: int, /) -> None: ...
+    def hostGetDevicePointer(self, pointer: int, flags: int, /) -> int:
+        """Return the address at which devices access registered memory. The flags are 0."""
+        ...
+
+    def streamWriteValue64(self, stream: int, pointer: int, value: int, flags: int, /) -> None:
+        """Let a stream write a value after its earlier work. The usual flags are 0."""
+        ...
+
+    def streamWaitValue64(self, stream: int, pointer: int, value: int, flags: int, /) -> None:
+        """Let a stream's later work wait for a value. With flags 0, any value at least as large.
+
+        On CUDA, a word is at least as large if its distance to the value, as a signed number, is
+        not negative. Values up to 2**63 - 1 have the same order on both vendors' devices.
+        """
+        ...
+
+    def deviceGetAttribute(self, attribute: int, device: int, /) -> int:
+        """Return an attribute, by AMD's number or by that of CUDA's driver library."""
+        ...
+
+
+class Runtime(VirtualMemory, StreamValues, Protocol):
     """``cupy.cuda.runtime``, as far as it is used. Functions outside of `NEEDED` may be missing."""
 
     @property
@@ -189,6 +218,19 @@ class Vendor:
     def has(self, function: str) -> bool:
         """Whether the runtime has a function."""
         return hasattr(self.rt, function)
+
+    def can_wait_for_values(self, ordinal: int) -> bool:
+        """Whether streams of a device can write and wait for 64-bit values in host memory.
+
+        Raises
+        ------
+        DriverError
+            The vendor refused the query.
+        """
+        if not all(map(self.has, STREAM_VALUES)):
+            return False
+        with self.calling("deviceGetAttribute"):
+            return bool(self.rt.deviceGetAttribute(self.family.stream_values, ordinal))
 
     def refusal(self, function: str, error: Exception) -> CrossmemError:
         """Return the error for an exception of one of the runtime's functions.

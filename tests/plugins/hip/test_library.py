@@ -18,6 +18,7 @@ from crossmem_hip.family import CUDA, HIP, VIRTUAL, Family
 from crossmem_hip.library import CupyRuntime, LibraryError, extend, open_runtime
 from crossmem_hip.prototypes import CUDA_DRIVER, CUDA_RUNTIME, hip_prototypes
 from crossmem_hip.runtime import Runtime
+from crossmem_hip.runtime import Vendor as PortVendor
 
 MIB = 1 << 20
 POINTER = 0x00FF_8123_4567_8000
@@ -99,6 +100,8 @@ FUNCTIONS: list[Case] = [
     ("free", (POINTER,), f"%Free {P}", None),
     ("getDevice", (), "%GetDevice", 1),
     ("getDeviceCount", (), "%GetDeviceCount", 2),
+    ("hostRegister", (POINTER, 1 << 33, 2), f"%HostRegister {P} {1 << 33} 2", None),
+    ("hostUnregister", (POINTER,), f"%HostUnregister {P}", None),
     ("ipcCloseMemHandle", (POINTER,), f"%IpcCloseMemHandle {P}", None),
     ("ipcGetEventHandle", (POINTER,), f"%IpcGetEventHandle {P}", GIVEN),
     ("ipcGetMemHandle", (POINTER,), f"%IpcGetMemHandle {P}", GIVEN),
@@ -124,6 +127,7 @@ FUNCTIONS: list[Case] = [
 
 # These belong to NVIDIA's driver library.
 MORE_FUNCTIONS: list[Case] = [
+    ("deviceGetAttribute", (10013, 1), "%DeviceGetAttribute 10013 1", 1),
     ("memAddressFree", (POINTER, 1 << 33), f"%MemAddressFree {P} {1 << 33}", None),
     (
         "memAddressReserve",
@@ -168,7 +172,25 @@ def id_of(case: Case) -> str:
     return f"{name}-{given[0]}" if len(given) and given[0] in {0, 1, 2, 7, 8} else name
 
 
+# Some names of NVIDIA's driver library differ from those of AMD's library by more than the prefix.
+RENAMED: list[Case] = [
+    ("hostGetDevicePointer", (0x1000, 0), "HostGetDevicePointer 0x1000 0", POINTER),
+    (
+        "streamWaitValue64",
+        (1, POINTER, (1 << 64) - 1, 3),
+        f"StreamWaitValue64 0x1 {P} {(1 << 64) - 1:#x} 3",
+        None,
+    ),
+    (
+        "streamWriteValue64",
+        (0, POINTER, 1 << 63, 0),
+        f"StreamWriteValue64 (nil) {P} {1 << 63:#x} 0",
+        None,
+    ),
+]
+
 NOT_HERE = {"CUDARuntimeError", "getDeviceProperties", "memGetAddressRange"}
+TESTED = {name for name, *_ in FUNCTIONS + MORE_FUNCTIONS + RENAMED}
 
 
 @pytest.mark.parametrize("case", FUNCTIONS, ids=id_of)
@@ -190,17 +212,31 @@ def test_functions_that_cupy_lacks(case: Case, vendor: Vendor, runtime: Any, rt:
         vendor.forget()
 
 
+@pytest.mark.parametrize("case", RENAMED, ids=id_of)
+def test_functions_with_other_names_in_cudas_driver(
+    case: Case, vendor: Vendor, runtime: Any, rt: Any
+) -> None:
+    name, given, called, result = case
+    rt.version = VERSIONS[71]
+    c_name, _, rest = called.partition(" ")
+    prefix = {"HostGetDevicePointer": "cuMem"}.get(c_name, "cu")
+    c_name = f"hip{c_name}" if vendor.family.is_hip else f"{prefix}{c_name}_v2"
+    for one in (runtime, extend(vendor.family, rt)):
+        assert getattr(one, name)(*given) == result
+        assert vendor.record == [f"{c_name} {rest}"]
+        vendor.forget()
+
+
 def test_all_of_the_port_is_there_and_tested(runtime: Any) -> None:
     port = {name for one in Runtime.__mro__ for name in vars(one) if not name.startswith("_")}
-    tested = {name for name, *_ in FUNCTIONS + MORE_FUNCTIONS}
 
     assert [name for name in port if not hasattr(runtime, name)] == []
-    assert port - tested == NOT_HERE
+    assert port - TESTED == NOT_HERE
 
 
 def test_the_tables_have_nothing_else() -> None:
     of_hip = hip_prototypes(HIP, VERSIONS[71])
-    tested = {name for name, *_ in FUNCTIONS + MORE_FUNCTIONS} | NOT_HERE | {"getLastError"}
+    tested = TESTED | NOT_HERE | {"getLastError"}
 
     assert {*CUDA_RUNTIME, *CUDA_DRIVER} == {*of_hip}
     assert {*of_hip} | {"CUDARuntimeError"} == tested
@@ -414,6 +450,34 @@ def test_events_of_hip_replace_what_cupy_cannot_do(
     runtime: Any = extend(vendor.family, rt)
 
     assert runtime.ipcGetEventHandle(POINTER) == (GIVEN if vendor.family.is_hip else b"CuPy's")
+
+
+def test_registration_of_hip_replaces_what_cupy_cannot_do(vendor: Vendor, rt: Any) -> None:
+    rt.hostRegister = lambda *_: "CuPy's"
+    runtime: Any = extend(vendor.family, rt)
+
+    done = runtime.hostRegister(POINTER, 4096, 2)
+    assert done == (None if vendor.family.is_hip else "CuPy's")
+
+
+@pytest.mark.parametrize(("ordinal", "can"), [(0, False), (1, True)])
+def test_devices_whose_streams_wait_for_values(
+    vendor: Vendor, runtime: Any, ordinal: int, can: bool
+) -> None:
+    found = PortVendor(vendor.family, runtime)
+    vendor.forget()
+
+    assert found.can_wait_for_values(ordinal) is can
+    query = "hipDeviceGetAttribute 10013" if vendor.family.is_hip else "cuDeviceGetAttribute 122"
+    assert vendor.record == [f"{query} {ordinal}"]
+
+
+def test_without_the_drivers_library_no_stream_waits_for_values(
+    install: Callable[..., Vendor],
+) -> None:
+    install(CUDA, driver=False)
+
+    assert not PortVendor(CUDA, open_runtime(CUDA)).can_wait_for_values(0)
 
 
 def test_what_the_library_refuses_is_cupys_error(vendor: Vendor, rt: Any) -> None:

@@ -14,6 +14,7 @@
 #define RUNTIME(name) hip##name
 #define DRIVER(name) hip##name
 #define ADDRESS_RANGE hipMemGetAddressRange
+#define DEVICE_POINTER hipHostGetDevicePointer
 #define VERSION HIP
 #elif defined(CUDA)
 #define RUNTIME(name) cuda##name
@@ -21,6 +22,7 @@
 #else
 #define DRIVER(name) cu##name
 #define ADDRESS_RANGE cuMemGetAddressRange_v2
+#define DEVICE_POINTER cuMemHostGetDevicePointer_v2
 #endif
 #define QUOTED(text) #text
 #define NAME(symbol) QUOTED(symbol)
@@ -177,6 +179,17 @@ int RUNTIME(StreamIsCapturing)(void *stream, int *out)
     return 0;
 }
 
+int RUNTIME(HostRegister)(void *pointer, size_t size, unsigned flags)
+{
+    NOTE(RUNTIME(HostRegister), " %p %zu %u", pointer, size, flags);
+    return 0;
+}
+int RUNTIME(HostUnregister)(void *pointer)
+{
+    NOTE(RUNTIME(HostUnregister), " %p", pointer);
+    return 0;
+}
+
 int RUNTIME(IpcGetMemHandle)(handle *out, void *pointer)
 {
     NOTE(RUNTIME(IpcGetMemHandle), " %p", pointer);
@@ -252,6 +265,42 @@ int ADDRESS_RANGE(void **base, size_t *size, void *pointer)
     *size = 1ull << 36;
     return 0;
 }
+int DEVICE_POINTER(void **out, void *host, unsigned flags)
+{
+    NOTE(DEVICE_POINTER, " %p %u", host, flags);
+    *out = (void *)POINTER;
+    return 0;
+}
+int DRIVER(DeviceGetAttribute)(int *out, int attribute, int device)
+{
+    NOTE(DRIVER(DeviceGetAttribute), " %d %d", attribute, device);
+    *out = device;
+    return 0;
+}
+#ifdef HIP
+int hipStreamWriteValue64(void *stream, void *pointer, uint64_t value, unsigned flags)
+{
+    NOTE(hipStreamWriteValue64, " %p %p %#lx %u", stream, pointer, value, flags);
+    return 0;
+}
+int hipStreamWaitValue64(
+    void *stream, void *pointer, uint64_t value, unsigned flags, uint64_t mask)
+{
+    NOTE(hipStreamWaitValue64, " %p %p %#lx %u", stream, pointer, value, flags);
+    return ~mask ? 1 : 0;
+}
+#else
+int cuStreamWriteValue64_v2(void *stream, void *pointer, uint64_t value, unsigned flags)
+{
+    NOTE(cuStreamWriteValue64_v2, " %p %p %#lx %u", stream, pointer, value, flags);
+    return 0;
+}
+int cuStreamWaitValue64_v2(void *stream, void *pointer, uint64_t value, unsigned flags)
+{
+    NOTE(cuStreamWaitValue64_v2, " %p %p %#lx %u", stream, pointer, value, flags);
+    return 0;
+}
+#endif
 int DRIVER(PointerGetAttribute)(void *out, int attribute, void *pointer)
 {
     NOTE(DRIVER(PointerGetAttribute), " %d %p", attribute, pointer);

@@ -33,6 +33,7 @@ from crossmem_emulated.hip import (
     pools,
     shares,
     streams,
+    values,
     virtual,
 )
 from crossmem_emulated.hip.attributes import PointerAttributes
@@ -77,6 +78,7 @@ _FAMILIES = (
     pools,
     shares,
     streams,
+    values,
     virtual,
 )
 
@@ -89,10 +91,10 @@ class Runtime:
 
     There are also functions that CuPy lacks: ``memGetAddressRange(ptr)``, which returns base and
     size, ``pointerGetAttribute(attribute, ptr)``, ``hostGetDevicePointer(ptr, flags)``,
-    ``deviceReset()``, the drivers' ``ctxCreate`` and related functions, virtual memory with
-    ``memCreate``, ``memAddressReserve``, ``memMap`` and so on, and further functions of C programs.
-    Each entry's signature lists its arguments: every field of the vendors' structs is a separate
-    argument.
+    ``deviceReset()``, ``streamWriteValue64`` and ``streamWaitValue64``, the drivers' ``ctxCreate``
+    and related functions, virtual memory with ``memCreate``, ``memAddressReserve``, ``memMap`` and
+    so on, and further functions of C programs. Each entry's signature lists its arguments: every
+    field of the vendors' structs is a separate argument.
 
     Parameters
     ----------
@@ -105,6 +107,9 @@ class Runtime:
         Folder and devices; None takes them from the environment.
     has_old_numbers
         Whether the caller was compiled with headers of ROCm 5, independent of the edition.
+    is_cupy
+        Whether functions that fail in CuPy on ROCm fail here too. A driver gets the functions of
+        AMD's library instead.
 
     Attributes
     ----------
@@ -133,6 +138,7 @@ class Runtime:
         *,
         options: Options | None = None,
         has_old_numbers: bool = False,
+        is_cupy: bool = True,
     ) -> None:
         options = options or Options.from_environ(os.environ)
         edition = profile_named(profile)
@@ -151,6 +157,7 @@ class Runtime:
             )
         )
         self.is_hip = edition.is_hip
+        self._is_cupy_on_hip = is_cupy and edition.is_hip
         self.CUDARuntimeError: type[CUDARuntimeError] = edition.error
         self.faults: Faults = self._process.faults
         self.machine: Machine = self._process.machine
@@ -163,9 +170,9 @@ class Runtime:
 
         def function(*arguments: Any, **named: Any) -> Any:
             values = parse(called, arguments, named)
-            if called.hip_lacks and self.is_hip:
+            if called.hip_lacks and self._is_cupy_on_hip:
                 raise RuntimeError(called.hip_lacks)
-            if called.hip_answers and self.is_hip:
+            if called.hip_answers and self._is_cupy_on_hip:
                 self.check_status(self.refuse(called.name, called.hip_answers))
             status, value = self._process.call(called, values)
             if not called.is_checked:

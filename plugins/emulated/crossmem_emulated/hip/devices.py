@@ -16,6 +16,13 @@ _PROCESSORS: Final = 108
 _TEXT_END: Final = b"\0"
 _UUID_NBYTES: Final = 16
 _WARP: Final = {True: 64, False: 32}
+_ABOUT_VALUES: Final = {
+    True: {10013: 1},  # hipDeviceAttributeCanUseStreamWaitValue
+    # CU_DEVICE_ATTRIBUTE_: CAN_FLUSH_REMOTE_WRITES, CAN_USE_64_BIT_STREAM_MEM_OPS,
+    # CAN_USE_STREAM_WAIT_VALUE_NOR.
+    False: {98: 0, 122: 1, 123: 1},
+}
+"""Attributes about values that streams write and wait for, AMD's and those of NVIDIA's driver."""
 
 
 def _bus_of(index: int) -> tuple[int, int, int]:
@@ -131,6 +138,9 @@ def _device_get_attribute(process: HipProcess, attribute: int, device: int) -> i
     for name, value in known.items():
         if numbers.get(name) == attribute:
             return value
+    more = _ABOUT_VALUES[process.profile.is_hip]
+    if attribute in more:
+        return more[attribute]
     raise Refused(Status.INVALID_VALUE, f"there is no attribute {attribute}")
 
 

@@ -63,6 +63,8 @@ class Profile:
         Whether null can be freed in a stream, as in HIP 7.
     has_uncached
         Whether physical memory without caching can be created.
+    flags_of_write
+        The accepted flags of a stream's write of a value, None if all are ignored.
     is_before_6
         Whether it is a ROCm before 6.
     has_old_numbers
@@ -89,6 +91,7 @@ class Profile:
     keeps_not_ready: bool = True
     frees_null: bool = False
     has_uncached: bool = False
+    flags_of_write: frozenset[int] | None = None
     is_before_6: bool = False
     has_old_numbers: bool = False
 
@@ -128,6 +131,7 @@ PROFILES: Final[dict[str, Profile]] = {
             keeps_not_ready=False,
             frees_null=True,
             has_uncached=True,
+            flags_of_write=frozenset({0}),
         ),
         Profile(
             "rocm5",
@@ -149,6 +153,7 @@ PROFILES: Final[dict[str, Profile]] = {
             no_such_device=Status.INVALID_DEVICE,
             looks_first=True,
             has_contexts=True,
+            flags_of_write=frozenset({0, 1}),
         ),
     )
 }

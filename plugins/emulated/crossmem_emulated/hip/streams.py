@@ -216,9 +216,23 @@ def _stream_destroy(process: HipProcess, handle: int) -> None:
     stream = find_stream(process, handle)
     if handle not in process.streams:
         raise Refused(Status.INVALID_HANDLE, "this stream cannot be destroyed", "HIP-X3")
+    if any(work.is_over is not None for work in stream.queue):
+        _leave(process, stream)
+        return
     if finish(process, [stream]):
         raise Again
     destroy_stream(process, stream)
+
+
+def _leave(process: HipProcess, stream: Stream) -> None:
+    """Let a destroyed stream do its work later, if that waits for a value in memory.
+
+    The value may never come, and the vendors' documents do not make the host wait for it.
+    """
+    key = "destroyed", stream.handle
+    process.streams[key] = process.streams.pop(stream.handle)
+    stream.capture = None
+    submit(process, stream, Work("streamDestroy", (), lambda: process.streams.pop(key, None)))
 
 
 def destroy_stream(process: HipProcess, stream: Stream) -> None:

@@ -25,7 +25,7 @@ coarse_and_fine = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("language", ["c", pytest.param("c++", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    "name", ["sharing", "device", "settings", "usual", "virtual", "visible", "server"]
+    "name", ["sharing", "device", "settings", "usual", "values", "virtual", "visible", "server"]
 )
 def test_every_code_is_right(compile_program: Compile, run: Run, name: str, language: str) -> None:
     done = run(compile_program(name, *STRICT, language=language))
@@ -35,7 +35,9 @@ def test_every_code_is_right(compile_program: Compile, run: Run, name: str, lang
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])
-@pytest.mark.parametrize("name", ["sharing", "device", "usual", "virtual", "visible", "server"])
+@pytest.mark.parametrize(
+    "name", ["sharing", "device", "usual", "values", "virtual", "visible", "server"]
+)
 def test_programs_of_each_release(
     compile_program: Compile, run: Run, amd: Release, name: str, language: str
 ) -> None:
@@ -97,6 +99,12 @@ def test_sharing_however_the_emulation_is_set_up(
     settings = {"CROSSMEM_EMULATED_STRICT": strict, "CROSSMEM_EMULATED_SLOW_STREAMS": slow}
 
     done = run(compile_program("sharing", *STRICT), **settings)
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_values_on_slow_streams(compile_program: Compile, run: Run) -> None:
+    done = run(compile_program("values", *STRICT), CROSSMEM_EMULATED_SLOW_STREAMS="1")
 
     assert (done.returncode, done.stdout) == (0, "")
 

@@ -6,6 +6,7 @@ answer as the profile ``cuda`` does, or ``clr26`` where it is a ROCm build.
 """
 
 import ctypes
+import mmap
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -95,6 +96,15 @@ class Program(HostProgram):
         """Return the address of memory that the vendor knows nothing of."""
         self.kept = ctypes.create_string_buffer(nbytes)
         return ctypes.addressof(self.kept)
+
+    def map_words(self, path: str, nbytes: int) -> int:
+        """Map a file that other processes map too; return its address for devices."""
+        with Path(path).open("r+b") as file:
+            self.words = mmap.mmap(file.fileno(), nbytes)
+        pointer = ctypes.addressof(ctypes.c_char.from_buffer(self.words))
+        self.c("hostRegister", pointer, nbytes, 2)
+        address: int = self.c("hostGetDevicePointer", pointer, 0)
+        return address
 
     def open(self, handle: bytes) -> int:
         """Open memory with the flags that this edition wants."""

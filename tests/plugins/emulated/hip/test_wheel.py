@@ -35,6 +35,7 @@ OUR_OWN |= {"memcpy_spt", "memcpy2D_spt", "memcpy3D_spt"}
 OUR_OWN |= {"memset_spt", "memset2D_spt", "memset3D", "memset3DAsync", "memset3D_spt"}
 OUR_OWN |= {"deviceGetStreamPriorityRange", "streamGetDevice"}
 OUR_OWN |= {"hostGetDevicePointer", "hostGetFlags"}
+OUR_OWN |= {"streamWaitValue32", "streamWaitValue64", "streamWriteValue32", "streamWriteValue64"}
 OUR_OWN |= {"memsetD16", "memsetD16Async", "memsetD32", "memsetD32Async"}
 # Virtual memory.
 OUR_OWN |= {"memCreate", "memGetAllocationGranularity", "memRelease", "memRetainAllocationHandle"}

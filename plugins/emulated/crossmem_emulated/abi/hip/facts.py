@@ -10,6 +10,7 @@ _KIB: Final = 1 << 10
 
 FACTS: Final[Mapping[str, Any]] = {
     "asyncEngineCount": 2,
+    "canUseStreamWaitValue": 1,
     "clockInstructionRate": 100_000,
     "clockRate": 2_100_000,
     "concurrentKernels": 1,

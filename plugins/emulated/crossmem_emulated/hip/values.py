@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that streams write to memory, and values in memory for which streams wait (HIP-E26).
+
+The functions are AMD's ``hipStreamWriteValue64`` and so on. NVIDIA has them in its driver library.
+"""
+
+import sqlite3
+import threading
+import time
+from contextlib import suppress
+from typing import Final
+
+from crossmem_emulated.hip.blocks import find_host_block
+from crossmem_emulated.hip.calls import Refused, entry
+from crossmem_emulated.hip.codes import MemoryType, Status
+from crossmem_emulated.hip.copies import side_of
+from crossmem_emulated.hip.process import HipProcess
+from crossmem_emulated.hip.streams import Stream, find_stream, finish, submit
+from crossmem_emulated.hip.virtual import READ, READ_WRITE
+from crossmem_emulated.machine import HostLostError
+from crossmem_emulated.queues import Caller, Work
+from crossmem_emulated.words import SLOW_S, Comparison, is_satisfied, load, store, wait_until
+
+__all__: list[str] = []
+
+_RULE: Final = "HIP-E26"
+_FLUSH: Final = 1 << 30
+"""CUDA's flag to flush other devices' writes after the wait."""
+_ALL: Final = (1 << 64) - 1
+
+
+def _place_of(process: HipProcess, stream: Stream, pointer: int, nbytes: int, access: int) -> int:
+    """Return the emulation's own address of a word, or refuse."""
+    if not pointer or pointer % nbytes:
+        text = f"{pointer:#x} is null, or not aligned for {nbytes} bytes"
+        raise Refused(Status.INVALID_VALUE, text, _RULE)
+    side = side_of(process, pointer, nbytes, stream.device, access)
+    if side.is_device is False:
+        text = f"{pointer:#x} is in host memory that is neither pinned nor registered"
+        raise Refused(Status.INVALID_VALUE, text, _RULE)
+    block = find_host_block(process, pointer)
+    if block is not None and block.kind is MemoryType.MANAGED and not process.profile.is_hip:
+        raise Refused(Status.INVALID_VALUE, f"{pointer:#x} is in managed memory", _RULE)
+    return side.parts[0][0]
+
+
+def _finish_later(process: HipProcess, stream: Stream, work: Work) -> None:
+    """Let a slow stream do its work up to a write, as a device does without a waiting host."""
+
+    def run() -> None:
+        time.sleep(SLOW_S)
+        # If the host is lost, nobody waits for the value.
+        with process.lock, suppress(HostLostError, sqlite3.OperationalError):
+            finish(process, [stream], work.sequence)
+
+    threading.Thread(target=run, name="crossmem-value", daemon=True).start()
+
+
+def _write(  # noqa: PLR0917 - as C passes them
+    process: HipProcess, call: str, nbytes: int, handle: int, pointer: int, value: int, flags: int
+) -> None:
+    stream = find_stream(process, handle)
+    place = _place_of(process, stream, pointer, nbytes, READ_WRITE)
+    # AMD reserves the flags, and only its newest runtime looks at them.
+    known = process.profile.flags_of_write
+    if known is not None and flags not in known:
+        raise Refused(Status.INVALID_VALUE, f"flags {flags:#x}", _RULE)
+    work = Work(call, ((pointer, nbytes),), lambda: store(place, nbytes, value))
+    submit(process, stream, work)
+    if process.setup.slow_streams and stream.capture is None:
+        _finish_later(process, stream, work)
+
+
+def _wait(  # noqa: PLR0917 - as C passes them
+    process: HipProcess,
+    call: str,
+    nbytes: int,
+    handle: int,
+    pointer: int,
+    value: int,
+    flags: int,
+    mask: int,
+) -> None:
+    stream = find_stream(process, handle)
+    place = _place_of(process, stream, pointer, nbytes, READ)
+    if flags & _FLUSH and not process.profile.is_hip:
+        raise Refused(Status.NOT_SUPPORTED, "the device cannot flush other devices' writes", _RULE)
+    if flags not in set(Comparison):
+        raise Refused(Status.INVALID_VALUE, f"flags {flags:#x}", _RULE)
+    comparison = Comparison(flags)
+    masked = mask if process.profile.is_hip else None
+
+    def is_over() -> bool:
+        word = load(place, nbytes)
+        return is_satisfied(comparison, word, value, nbytes=nbytes, mask=masked)
+
+    def run() -> None:
+        # The stream may lose this work.
+        wait_until(lambda: work not in stream.queue or is_over())
+
+    work = Work(call, ((pointer, nbytes),), run, caller=Caller(), is_over=is_over)
+    submit(process, stream, work)
+
+
+def _add(bits: int, kind: str) -> None:
+    """Register the functions for words of one size."""
+    ends = f"intptr_t stream, intptr_t ptr, {kind} value, unsigned int flags"
+    nbytes = bits // 8
+
+    @entry(f"streamWriteValue{bits}({ends})")
+    def _stream_write_value(
+        process: HipProcess, handle: int, pointer: int, value: int, flags: int
+    ) -> None:
+        _write(process, f"streamWriteValue{bits}", nbytes, handle, pointer, value, flags)
+
+    # CUDA's functions have no mask.
+    @entry(f"streamWaitValue{bits}({ends}, unsigned long long mask={_ALL})")
+    def _stream_wait_value(
+        process: HipProcess, handle: int, pointer: int, value: int, flags: int, mask: int
+    ) -> None:
+        _wait(process, f"streamWaitValue{bits}", nbytes, handle, pointer, value, flags, mask)
+
+
+_add(32, "unsigned int")
+_add(64, "unsigned long long")
