@@ -8,7 +8,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from crossmem.driver import Block, CopyKind, Exported, Foreign, Imported
+from crossmem.driver import Block, CopyKind, Exported, Foreign, Imported, SharedEvent
 from crossmem.driver.recording import call_into
 from crossmem.driver.vendor import VendorDriver
 from crossmem.errors import InvalidHandleError
@@ -22,6 +22,7 @@ from crossmem_hip.legacy import Legacy
 from crossmem_hip.mechanism import Mechanism
 from crossmem_hip.peers import PeerAccess
 from crossmem_hip.runtime import Runtime, Vendor
+from crossmem_hip.streams import StreamOrder
 from crossmem_hip.virtual import Virtual
 
 __all__ = ["GpuDriver"]
@@ -42,7 +43,9 @@ class GpuDriver(VendorDriver):
 
     It has the methods of :class:`crossmem.driver.AddressRanges` if a device offers virtual memory,
     those of :class:`crossmem.driver.ForeignMemory` if the runtime knows the bounds of allocations,
-    and ``violations`` if the runtime is a checking emulation.
+    those of :class:`crossmem.driver.StreamWords` and :class:`crossmem.driver.StreamEvents` if the
+    runtime has the functions and a device offers them, and ``violations`` if the runtime is a
+    checking emulation.
 
     Parameters
     ----------
@@ -67,6 +70,16 @@ class GpuDriver(VendorDriver):
     inspect: Callable[[int, int, str], Foreign]
     adopt: Callable[[int, Foreign, str], Block]
     disown: Callable[[Block], None]
+    register_host: Callable[[int, int, int], int]
+    unregister_host: Callable[[int, int], None]
+    write_value: Callable[[int, int, int, int], None]
+    wait_value: Callable[[int, int, int, int], None]
+    create_event: Callable[[int], SharedEvent]
+    open_event: Callable[[int, bytes], SharedEvent]
+    destroy_event: Callable[[SharedEvent], None]
+    record_event: Callable[[SharedEvent, int], None]
+    wait_event: Callable[[SharedEvent, int], None]
+    is_event_done: Callable[[SharedEvent], bool]
 
     def __init__(
         self,
@@ -93,6 +106,16 @@ class GpuDriver(VendorDriver):
             self._offer_ranges(self._virtual)
         if any(one.foreign_memory for one in self._mechanisms.values()):
             self.inspect, self.adopt, self.disown = self._inspect, self._adopt, self._disown
+        self._order = order = StreamOrder(self._vendor, self._on)
+        self.synchronize_stream = order.synchronize_stream
+        offered = {level for ordinal in range(count) for level in order.levels(ordinal)}
+        if "word" in offered:
+            self.register_host, self.unregister_host = order.register_host, order.unregister_host
+            self.write_value, self.wait_value = order.write_value, order.wait_value
+        if "event" in offered:
+            self.create_event, self.open_event = order.create_event, order.open_event
+            self.destroy_event, self.is_event_done = order.destroy_event, order.is_event_done
+            self.record_event, self.wait_event = order.record_event, order.wait_event
         if hasattr(rt, "violations"):
             self.violations = lambda: [str(one) for one in rt.violations]
 
@@ -118,6 +141,7 @@ class GpuDriver(VendorDriver):
                     address_ranges=one.address_ranges,
                     foreign_memory=one.foreign_memory,
                     cuda_array_interface=self._has_arrays,
+                    timeline_levels=self._order.levels(ordinal),
                     dlpack_device_type=self._vendor.family.dlpack_device_type
                     if self._has_arrays
                     else None,

@@ -26,6 +26,7 @@ __all__ = [
     "INSUFFICIENT_DRIVER",
     "INVALID_DEVICE",
     "INVALID_VALUE",
+    "NOT_READY",
     "NO_DEVICE",
     "PEER_ACCESS_ALREADY_ENABLED",
     "Meaning",
@@ -38,6 +39,9 @@ INSUFFICIENT_DRIVER: Final = 35
 NO_DEVICE: Final = 100
 INVALID_DEVICE: Final = 101
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
+NOT_READY: Final = 600
+"""The code of a query for work that is not complete."""
+
 CAPTURE: Final = frozenset(range(900, 909))
 """The vendors' result codes for calls that a capture forbids."""
 

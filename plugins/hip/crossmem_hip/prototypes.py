@@ -194,6 +194,7 @@ _RUNTIME: Final[_Table] = {
     "deviceSynchronize": (),
     "eventCreateWithFlags": (_POINTER_OUT, _UINT),
     "eventDestroy": (_POINTER,),
+    "eventQuery": (_POINTER,),
     "eventRecord": (_POINTER, _POINTER),
     "eventSynchronize": (_POINTER,),
     "free": (_POINTER,),
@@ -214,6 +215,7 @@ _RUNTIME: Final[_Table] = {
     "setDevice": (_INT,),
     "streamIsCapturing": (_POINTER, Out(ctypes.c_int, _is_active)),
     "streamSynchronize": (_POINTER,),
+    "streamWaitEvent": (_POINTER, _POINTER, _UINT),
 }
 """Functions of both vendors' runtime libraries."""
 

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Order between streams of several processes: values in host memory, and IPC events."""
+
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
+
+from crossmem.driver import SharedEvent
+from crossmem.driver.recording import call_into
+from crossmem.errors import DriverError
+from crossmem.models import TimelineLevel
+from crossmem_hip.errors import NOT_READY
+from crossmem_hip.runtime import Vendor
+
+__all__ = ["StreamOrder"]
+
+_EVENTS: Final = (
+    "eventCreateWithFlags",
+    "eventDestroy",
+    "eventQuery",
+    "eventRecord",
+    "ipcGetEventHandle",
+    "ipcOpenEventHandle",
+    "streamWaitEvent",
+)
+"""The additional functions of a runtime whose events can be shared."""
+
+_MAPPED_FOR_ALL: Final = 1 | 2
+"""``hipHostRegisterPortable`` and ``hipHostRegisterMapped``: an address for every device."""
+_AT_LEAST: Final = 0
+"""The condition of a wait. Its values are below 2**63, where cyclic and unsigned order agree."""
+_SHARED_UNTIMED: Final = 4 | 2
+"""``hipEventInterprocess`` needs ``hipEventDisableTiming``."""
+
+
+class _On(Protocol):
+    def __call__(self, ordinal: int, operation: str) -> AbstractContextManager[None]:
+        """Make a device current for this thread while a block runs."""
+        ...
+
+
+class StreamOrder:
+    """The methods of the driver's groups for streams.
+
+    Parameters
+    ----------
+    vendor
+        The runtime.
+    on
+        Makes a device current.
+    """
+
+    def __init__(self, vendor: Vendor, on: _On) -> None:
+        self._vendor = vendor
+        self._on = on
+
+    def levels(self, ordinal: int) -> tuple[TimelineLevel, ...]:
+        """Return the levels of timelines that a device offers, the strongest first."""
+        found: list[TimelineLevel] = []
+        if self._vendor.can_wait_for_values(ordinal):
+            found.append("word")
+        if all(map(self._vendor.has, _EVENTS)):
+            found.append("event")
+        return (*found, "host")
+
+    def _call(self, ordinal: int, function: str, *arguments: Any) -> Any:
+        with self._on(ordinal, "timeline"), self._vendor.calling(function):
+            return getattr(self._vendor.rt, function)(*arguments)
+
+    def synchronize_stream(self, ordinal: int, stream: int) -> None:
+        """Wait on the host for the work of a stream."""
+        self._call(ordinal, "streamSynchronize", stream)
+
+    # Words --------------------------------------------------------------------------------
+
+    def register_host(self, ordinal: int, pointer: int, nbytes: int) -> int:
+        """Make a host page accessible to the devices, and return its address for them."""
+        self._call(ordinal, "hostRegister", pointer, nbytes, _MAPPED_FOR_ALL)
+        try:
+            address: int = self._call(ordinal, "hostGetDevicePointer", pointer, 0)
+        except BaseException:
+            self.unregister_host(ordinal, pointer)
+            raise
+        return address
+
+    def unregister_host(self, ordinal: int, pointer: int) -> None:
+        """Undo :meth:`register_host`."""
+        self._call(ordinal, "hostUnregister", pointer)
+
+    def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
+        """Write a word after the earlier work of a stream."""
+        self._call(ordinal, "streamWriteValue64", stream, address, value, 0)
+
+    def wait_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
+        """Hold a stream until a word is at least a value."""
+        self._call(ordinal, "streamWaitValue64", stream, address, value, _AT_LEAST)
+
+    # Events -------------------------------------------------------------------------------
+
+    def create_event(self, ordinal: int) -> SharedEvent:
+        """Create an event that other processes can open."""
+        event = SharedEvent(ordinal, None, b"")
+        made: list[int] = []
+        try:
+            with self._on(ordinal, "timeline"), self._vendor.calling("eventCreateWithFlags"):
+                call_into(made, self._vendor.rt.eventCreateWithFlags, _SHARED_UNTIMED)
+            event.reference = made[0]
+            event.payload = self._call(ordinal, "ipcGetEventHandle", made[0])
+        except BaseException:
+            if made:
+                event.reference = made[0]
+                self.destroy_event(event)
+            raise
+        return event
+
+    def open_event(self, ordinal: int, payload: bytes) -> SharedEvent:
+        """Open an event of another process."""
+        made: list[int] = []
+        with self._on(ordinal, "timeline"), self._vendor.calling("ipcOpenEventHandle"):
+            call_into(made, self._vendor.rt.ipcOpenEventHandle, payload)
+        return SharedEvent(ordinal, made[0], payload)
+
+    def destroy_event(self, event: SharedEvent) -> None:
+        """Destroy an event."""
+        reference, event.reference = event.reference, None
+        if reference is None:
+            return
+        try:
+            self._call(event.ordinal, "eventDestroy", reference)
+        except DriverError:
+            event.reference = reference
+            raise
+
+    def record_event(self, event: SharedEvent, stream: int) -> None:
+        """Record an event after the work of a stream."""
+        self._call(event.ordinal, "eventRecord", event.reference, stream)
+
+    def wait_event(self, event: SharedEvent, stream: int) -> None:
+        """Hold a stream until the last record of an event is complete."""
+        self._call(event.ordinal, "streamWaitEvent", stream, event.reference, 0)
+
+    def is_event_done(self, event: SharedEvent) -> bool:
+        """Return whether the last record of an event is complete."""
+        try:
+            # CuPy returns the code, and the library's binding raises an error with it.
+            code = self._call(event.ordinal, "eventQuery", event.reference)
+        except DriverError as error:
+            if error.code != NOT_READY:
+                raise
+            return False
+        return not code
