@@ -90,14 +90,14 @@ class Queues:
         self._lock = lock
         self._thread = thread
         self._streams = streams
-        self._is_slow = is_slow
+        self.is_slow = is_slow
         self._coupled = coupled
 
     def submit(self, stream: Queue, work: Work) -> None:
         """Submit work to a stream, which executes it at once unless it is slow or busy."""
         work.sequence = next(self.sequence)
         stream.queue.append(work)
-        if not self._is_slow:
+        if not self.is_slow:
             self._advance(self._needed([stream], work.sequence))
 
     def finish(
@@ -219,7 +219,7 @@ class Queues:
         if work in stream.queue:
             stream.queue.remove(work)
         try:
-            if not self._is_slow:
+            if not self.is_slow:
                 self._advance(dict.fromkeys(self._streams.values(), sys.maxsize))
         finally:
             self.changed.notify_all()

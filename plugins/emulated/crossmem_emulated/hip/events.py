@@ -16,6 +16,7 @@ from crossmem_emulated.hip.process import HipProcess
 from crossmem_emulated.hip.streams import Stream, find_stream, finish, submit
 from crossmem_emulated.machine import HostLostError
 from crossmem_emulated.queues import Caller, Work
+from crossmem_emulated.words import SLOW_S
 
 __all__ = ["Event", "destroy_event"]
 
@@ -220,8 +221,10 @@ def _ipc_open_event_handle(process: HipProcess, handle: bytes) -> int:
 def _publish(process: HipProcess, event: Event, record: Record) -> None:
     """Publish the state of an event to other processes, and its completion later."""
     # Other processes cannot make this process's streams execute their work. So the streams
-    # execute it now, up to program functions.
-    process.queues.drain([record.stream])
+    # execute it now, up to program functions. Slow streams execute it soon.
+    is_slow = process.queues.is_slow
+    if not is_slow:
+        process.queues.drain([record.stream])
     number = 0 if _is_done(event) else record.work.sequence
     if event.token is not None:
         with process.machine.transaction() as tables:
@@ -229,6 +232,8 @@ def _publish(process: HipProcess, event: Event, record: Record) -> None:
             tables.execute(statement, (process.machine.me(tables), number, event.token))
 
     def tell() -> None:
+        if is_slow:
+            time.sleep(SLOW_S)
         # If the host is lost, this process cannot notify others.
         with process.lock, suppress(HostLostError, sqlite3.OperationalError):
             finish(process, [record.stream], number)
