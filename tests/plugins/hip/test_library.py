@@ -95,6 +95,7 @@ FUNCTIONS: list[Case] = [
     ("deviceSynchronize", (), "%DeviceSynchronize", None),
     ("eventCreateWithFlags", (6,), "%EventCreateWithFlags 6", POINTER),
     ("eventDestroy", (POINTER,), f"%EventDestroy {P}", None),
+    ("eventQuery", (POINTER,), f"%EventQuery {P}", None),
     ("eventRecord", (POINTER, 0), f"%EventRecord {P} (nil)", None),
     ("eventSynchronize", (POINTER,), f"%EventSynchronize {P}", None),
     ("free", (POINTER,), f"%Free {P}", None),
@@ -123,6 +124,7 @@ FUNCTIONS: list[Case] = [
     # A capture that is lost already is none.
     ("streamIsCapturing", (2,), "%StreamIsCapturing 0x2", False),
     ("streamSynchronize", (POINTER,), f"%StreamSynchronize {P}", None),
+    ("streamWaitEvent", (0, POINTER, 0), f"%StreamWaitEvent (nil) {P} 0", None),
 ]
 
 # These belong to NVIDIA's driver library.

@@ -233,6 +233,12 @@ int RUNTIME(EventSynchronize)(void *event)
     NOTE(RUNTIME(EventSynchronize), " %p", event);
     return 0;
 }
+int RUNTIME(EventQuery)(void *event) { NOTE(RUNTIME(EventQuery), " %p", event); return 0; }
+int RUNTIME(StreamWaitEvent)(void *stream, void *event, unsigned flags)
+{
+    NOTE(RUNTIME(StreamWaitEvent), " %p %p %u", stream, event, flags);
+    return 0;
+}
 int RUNTIME(EventRecord)(void *event, void *stream)
 {
     NOTE(RUNTIME(EventRecord), " %p %p", event, stream);
