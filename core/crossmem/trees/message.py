@@ -24,7 +24,8 @@ MAX_MESSAGE_NBYTES: Final = 16 * 2**20
 """The most bytes that a description of one tree may have."""
 
 CELL_NBYTES: Final = 16
-"""Size in bytes of the cell of a tree's version. Its offset is a multiple of this size."""
+"""Size in bytes of a cell, which holds a tree's version. The offset of a cell is a multiple of
+it."""
 
 _MAX_KEPT_NBYTES: Final = 2**20
 _MAGIC: Final = b"XMTR"
@@ -51,7 +52,7 @@ class Row(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """The place of a tree's version.
+    """The cell of a tree: the place of its version.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ class Cell(NamedTuple):
     offset
         Offset of this version in that memory.
     tree
-        Number in the cell as long as the cell belongs to this tree.
+        The tree's number, which stays in the cell as long as the cell belongs to this tree.
     """
 
     handle: ShareableHandle
@@ -142,7 +143,7 @@ def _pack(row: Row) -> tuple[Any, ...]:
     return (row.kind, row.handle, layout.dtype.name, layout.shape, strides, layout.offset)
 
 
-# Readers of an updated tree receive the same bytes repeatedly.
+# A reader of a tree that is updated receives the same bytes each time, so the last result is kept.
 @lru_cache(maxsize=16)
 def _decode_again(blob: bytes) -> Message:
     return _decode(blob)
@@ -161,12 +162,13 @@ def _decode(blob: bytes) -> Message:
     text = blob[_HEADER.size :]
     if crc32(text) != checksum:
         raise _refuse("the checksum does not match; the bytes were damaged on the way")
-    # Imported late: only receivers of trees need pydantic, whose import takes longer than
+    # Imported late: only receivers of trees need pydantic. Its import takes longer than all of
     # crossmem's.
     from crossmem.trees.body import read_body  # noqa: PLC0415
 
     try:
-        # For a text of brackets alone, the parser would take 30 times the text's size in memory.
+        # This check comes before the parser, which takes 30 times the size of the text in memory if
+        # the text consists of brackets.
         check_values(text)
         body = read_body(text)
     except ValueError as error:
