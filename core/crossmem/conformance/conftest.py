@@ -23,7 +23,8 @@ from crossmem.conformance.strangers import MakeStranger, Stranger
 from crossmem.driver import TracingDriver
 
 TEST_LIMIT_S: Final = 180.0 * SLOWNESS
-"""No test may take longer. A second deadline ends the whole run some time later."""
+"""The time limit of a test, in seconds. If a test cannot be interrupted, a second deadline ends the
+whole run."""
 
 _HERE: Final = Path(__file__).parent
 _LAW: Final = re.compile(r"test_([cp])(\d\d)_")
@@ -227,7 +228,8 @@ def stranger(guarded: None) -> Iterator[MakeStranger]:
 def imports(device: crossmem.Device, request: pytest.FixtureRequest) -> Iterator[Imports]:
     """Return the imports from peers and the ranges of a test; all are released after the test."""
     for name in {"peer", "peer2", "fresh_peer"}.intersection(request.fixturenames):
-        # Peers are set up first and checked last: imports keep an exporter's memory alive.
+        # Peers are set up first, so they are checked last: as long as a test's imports are open, an
+        # exporter's memory would count as a leak.
         request.getfixturevalue(name)
     with ExitStack() as undo:
         yield Imports(device, undo)
@@ -255,7 +257,8 @@ def peer2(kit: Kit, guarded: None) -> Iterator[Peer]:
 def fresh_peer(kit: Kit, guarded: None, request: pytest.FixtureRequest) -> Iterator[FreshPeer]:
     """Return a function that starts peers for one test, which may kill or stop them."""
     for name in {"peer", "peer2"}.intersection(request.fixturenames):
-        # Other peers are set up first and checked last: they are connected to living fresh peers.
+        # Other peers are set up first, so they are checked last: as long as fresh peers live,
+        # connections to them would count as leaks.
         request.getfixturevalue(name)
     started: list[Peer] = []
 

@@ -44,7 +44,8 @@ def sleeping_child(*, with_handlers: bool) -> int:
             while True:
                 signal.pause()
         return pid
-    # PyDLL keeps the GIL, so the child continues although it has lost all other threads.
+    # PyDLL keeps the GIL during the call, so the child has it. Otherwise a thread that the child
+    # does not have could hold it.
     libc = ctypes.PyDLL(None)
     pid = int(libc.fork())
     if pid == 0:

@@ -269,7 +269,7 @@ class Peer:
         poll.register(self._pidfd, select.POLLIN)
         events = dict(poll.poll(max(0.0, timeout_s) * 1000))
         if self._pidfd in events and self._socket.fileno() not in events:
-            # A forked child of the peer may hold the socket open.
+            # The peer is dead, although a forked child of it may hold the socket open.
             raise self._died("while a call was under way")
         return bool(events)
 
@@ -301,7 +301,8 @@ class Peer:
         """Stop it with SIGSTOP, and wait until it has stopped."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
         deadline = time.monotonic() + GRACE_S
-        # Only the peer's parent, which may be a fork server, can wait for the stop.
+        # Only the parent could wait for the stop, and that may be a fork server. So the state is
+        # polled.
         while self._state() != b"T":
             if time.monotonic() > deadline:
                 raise PeerTimeoutError(f"{self!r} does not stop")
@@ -344,7 +345,7 @@ class Peer:
             return
         with contextlib.suppress(Exception):
             if "COVERAGE_PROCESS_START" in os.environ and self._is_running():
-                # A killed process cannot save its coverage.
+                # A killed process saves no coverage, so the peer saves it now.
                 self.start(_save_coverage).result(3)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)

@@ -37,7 +37,7 @@ longer than that. A broken law takes for ever, or until a timeout above this lim
 _SHOWN_LEAKS: Final = 10
 
 State = dict[str, Any]
-"""The result of :func:`crossmem.conformance.actions.state`."""
+"""The resources of a process: the result of :func:`crossmem.conformance.actions.state`."""
 
 
 class LeakError(AssertionError):
@@ -162,7 +162,8 @@ def own_state() -> State:
     """Return the resources of this process, without those of the kit itself."""
     gc.collect()
     state = actions.state(kit_descriptors())
-    # Only this process reads the breaches of all, so that no peer is blamed for another peer's.
+    # The list of breaches covers all processes. Only this process reports it, so that no peer is
+    # blamed for another peer's breach.
     state["violations"] += actions.vendor_violations() or []
     return state
 
@@ -184,7 +185,8 @@ def settle(check: Any, *, within: float = SOON_S) -> list[str]:
     """Repeat a check until it finds nothing or time is up; return its last findings."""
     end = time.monotonic() + within
     for pause in itertools.chain((0.001, 0.005, 0.02), itertools.repeat(0.05)):
-        # The clock is read before the check, so a check that began in time is not the last one.
+        # The clock is read before the check. So the last check always begins after the end of the
+        # time.
         is_last = time.monotonic() > end
         found: list[str] = check()
         if not found or is_last:

@@ -48,5 +48,6 @@ def _close_servers() -> None:
         _servers.popitem()[1].close()
 
 
-# A forked child keeps no descriptor of its parent's servers, so they end with the parent.
+# A server ends when the last descriptor of its connection is closed. A forked child closes its
+# copies, so the servers end with the parent.
 os.register_at_fork(after_in_child=_close_servers)

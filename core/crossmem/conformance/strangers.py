@@ -32,7 +32,7 @@ class Owner:
 
 
 def let_go(kept: "weakref.ref[Owner]") -> list[str]:
-    """Return a fault if an owner is still alive."""
+    """Return a complaint if an owner is still alive, else nothing."""
     crossmem.collect()
     gc.collect()
     return [] if kept() is None else ["the owner is kept"]
