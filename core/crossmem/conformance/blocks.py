@@ -95,9 +95,9 @@ def _note(part: _Pools, block: Block) -> crossmem.Allocation:
 
 
 def close_pools() -> None:
-    """Close the pools of this process, and release imported arenas without a held block.
+    """Close the pools of this process, and release imported pools in which it holds no block.
 
-    The arenas that remain have live or held blocks.
+    Pools with live or held blocks remain.
     """
     process = current()
     part = process.part(_Pools)
@@ -119,7 +119,9 @@ def _arenas() -> list[Arena]:
 
 
 class BlockTracer(TracingDriver):
-    """A tracing driver that counts each block as an allocation, and each held block as an import.
+    """A tracing driver for the kit on blocks.
+
+    It counts a block as an allocation, and a held block as an import.
 
     Only :class:`crossmem.driver.TracingDriver` counts the arenas themselves.
     """

@@ -18,7 +18,7 @@ START_TIMEOUT_S: Final = 60.0 * SLOWNESS
 """How long a peer may take to start, in seconds."""
 
 GRACE_S: Final = 10.0 * SLOWNESS
-"""How long a peer may continue after the test has given up on it, in seconds."""
+"""How long a peer may continue with a call after the test has stopped waiting, in seconds."""
 
 _LENGTH: Final = struct.Struct("<Q")
 

@@ -55,7 +55,7 @@ def _law_of(item: pytest.Item) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test of the kit with its law, and deselect tests that were not requested."""
+    """Mark each test of the kit with its law, and leave out tests that were not requested."""
     left_out = []
     for item in items:
         if _HERE not in item.path.parents:
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test of a feature that the device, or blocks of pools, lack."""
+    """Skip a test if the device, or blocks of pools, lack what it tests."""
     if item.config.getoption("crossmem_blocks"):
         for marker in item.iter_markers("crossmem_not_of_blocks"):
             pytest.skip(f"not of blocks: {marker.args[0]}")
@@ -144,7 +144,7 @@ def pool(kit: Kit) -> PeerPool:
 
 @pytest.fixture(autouse=True)
 def guarded(request: pytest.FixtureRequest, kit: Kit) -> Iterator[None]:
-    """Enforce the time limit and the absence of leaks for each test."""
+    """Interrupt each test at its time limit, and check afterwards that it has left no resources."""
     wanted = 2 if "peer2" in request.fixturenames else int("peer" in request.fixturenames)
     faulthandler.dump_traceback_later(2 * TEST_LIMIT_S, exit=True)
     with deadline(TEST_LIMIT_S):

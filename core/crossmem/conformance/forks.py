@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forks in peers: children that sleep for ever, and children that do a job and end."""
+"""Forked children of peers: some sleep until they are killed, others call a function and end."""
 
 import ctypes
 import os

@@ -35,11 +35,11 @@ class Interrupts:
     Parameters
     ----------
     number
-        Counts from 1. If the block has fewer places, this raises nothing.
+        Number of the place, from 1. If the block has fewer places, nothing is raised.
     counts
-        Called with the file of each frame: True if the file is under test, False if it prevents
-        counting, None for neutral files such as the standard library's. A place counts if a frame
-        returns True and no frame returns False.
+        Called with the file of each frame on the stack. It returns True for a file under test,
+        False for a file whose calls must not be interrupted, and None for other files, such as the
+        standard library's. A place counts if there is a True and no False.
 
     Attributes
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random sequences of calls in three processes, with deaths, compared with a model.
+"""Random sequences of calls and deaths in three processes, compared with a model.
 
 After each step, the resources of each process must be those in the model.
 """
@@ -120,7 +120,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.own())
     @rule(data=st.data())
     def export(self, data: st.DataObject) -> None:
-        """Export a block, possibly again."""
+        """Export an allocation, which may have been exported before."""
         block = data.draw(st.sampled_from(self.model.own()))
         self.note_export(block, data.draw(st.sampled_from(self.accesses)))
 

@@ -68,7 +68,10 @@ class Held:
 
 @dataclass
 class Entry:
-    """One (allocation, access) that a process has open: the number of users, and the exports."""
+    """Memory that a process has open with one access.
+
+    It has a number of users, and the exports by which it was imported.
+    """
 
     block: Block
     users: int = 0
@@ -76,9 +79,9 @@ class Entry:
 
 
 class Model:
-    """The expected contents, opens and results of calls.
+    """The expected contents of memory, open imports, and results of calls.
 
-    Processes are numbers here.
+    A process is a number here, and a killed process is replaced under the same number.
 
     Parameters
     ----------

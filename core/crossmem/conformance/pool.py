@@ -30,8 +30,8 @@ __all__ = [
 SOON_S: Final = 4.0 * SLOWNESS
 """The limit for events that the laws promise within a second, in seconds.
 
-The laws' second applies to running processes. On an overloaded machine, a process may not run for
-longer than that. A broken law takes for ever, or until a timeout above this limit.
+It is longer than a second, because a process on an overloaded machine may not run for some seconds.
+A driver that breaks such a law exceeds this limit, too.
 """
 
 _SHOWN_LEAKS: Final = 10
@@ -59,14 +59,15 @@ class TestTimeoutError(Exception):
 
 
 class PeerPool:
-    """Starts peers once and gives the same clean ones to test after test.
+    """Starts peers once, gives the same peers to many tests, and cleans them after each test.
 
     Parameters
     ----------
     device, runtime, mechanism
         As for :class:`crossmem.conformance.peers.Peer`.
     forks
-        Whether peers are forked from a warm process. Vendors' libraries may not survive a fork.
+        Whether peers are forked from a process that has imported crossmem. Vendors' libraries may
+        not survive a fork.
     environment
         Variables that every peer gets.
     """
@@ -169,7 +170,7 @@ def own_state() -> State:
 
 
 def leftovers(before: State, after: State) -> list[str]:
-    """Describe the resources that a process has only after a test."""
+    """Describe the resources that a process has after a test and did not have before."""
     found = [
         f"{count - before['live'][kind]} {kind} are left"
         for kind, count in after["live"].items()

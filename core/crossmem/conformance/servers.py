@@ -29,9 +29,10 @@ def fork_peer(environment: dict[str, str], stream: socket.socket, output: int) -
 
 
 def preload(*modules: str) -> None:
-    """Import modules in the fork servers: common ones whose import has no side effect.
+    """Let the fork servers import modules, which saves their children the time.
 
-    Peers with ``fresh=True`` do not have them.
+    The import of a module must have no side effect. Peers with ``fresh=True`` import nothing in
+    advance.
     """
     _preloaded.update(dict.fromkeys(modules))
 

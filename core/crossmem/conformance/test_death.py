@@ -34,7 +34,7 @@ def _others_than(peer: Peer, blob: bytes) -> list[str]:
 
 
 def _wait_until_free(allocation: crossmem.Allocation) -> float:
-    """Wait until the memory has no lease and free it; return the time in seconds."""
+    """Wait until the memory has no lease, and free it. Return how long that took, in seconds."""
     start = time.monotonic()
     allocation.free(busy="wait", timeout=2 * SOON_S)
     return time.monotonic() - start

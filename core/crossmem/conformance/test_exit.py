@@ -31,7 +31,7 @@ _TOO_LONG = "60"
 
 
 def report_at_exit() -> None:
-    """Print the remaining resources of this process after crossmem's exit.
+    """Print, after crossmem's part of the exit, the resources that this process still has.
 
     multiprocessing runs finalisers by priority, and crossmem's is one of them.
     """

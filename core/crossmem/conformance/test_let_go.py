@@ -36,7 +36,7 @@ def thread_count() -> int:
 
 
 def shows(one: crossmem.Mapping | crossmem.Import | crossmem.Piece) -> list[str]:
-    """Return the object if it is not closed."""
+    """Return a complaint about the object if it is not closed, else nothing."""
     return [] if one.closed else [repr(one)]
 
 
@@ -47,7 +47,7 @@ def is_closed(name: str) -> bool:
 
 
 def held(tracer: TracingDriver, before: dict[str, int]) -> list[str]:
-    """Return the driver's open objects in excess of ``before``."""
+    """Return the objects that the driver has open now and had not open ``before``."""
     live = tracer.live
     return [f"{live[name] - before[name]} {name}" for name in live if live[name] != before[name]]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stopped importers, rubbish in rows, and exhausted pools: laws P3 to P5."""
+"""Laws P3 to P5: stopped importers, rubbish in rows, and exhausted pools."""
 
 import random
 import threading

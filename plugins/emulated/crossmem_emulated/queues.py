@@ -47,7 +47,7 @@ class Work:
 
 
 class Queue(Protocol):
-    """What this module needs of a stream: its work, in order."""
+    """A stream, of which this module uses only the work, in order."""
 
     queue: list[Work]
 
@@ -123,16 +123,16 @@ class Queues:
         until
             Sequence number of the last piece of work to do.
         own
-            Raised if a program function in a stream waits for its own stream.
+            The error to raise if a function of the program waits for the stream in which it runs.
         timeout_ms
             The longest wait in milliseconds, -1 for no limit.
         late
-            Raised after that time.
+            The error to raise after that time.
 
         Returns
         -------
         bool
-            Whether other calls ran, so that the state of the process may have changed.
+            Whether other calls ran meanwhile. Then the state of the process may have changed.
         """
         limits = self._needed(streams, until)
         mine = getattr(self._thread, "callback", None)

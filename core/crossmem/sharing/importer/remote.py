@@ -65,15 +65,15 @@ class RemoteImport(ImportRecord):
         handle = request.handle
         if (leased.nbytes, leased.capacity) != (handle.nbytes, handle.capacity):
             msg = (
-                f"the handle names {handle.nbytes} bytes in {handle.capacity}, but its exporter "
-                f"{leased.nbytes} in {leased.capacity}"
+                f"the handle has size {handle.nbytes} and capacity {handle.capacity}, but its "
+                f"exporter reports {leased.nbytes} and {leased.capacity}"
             )
             raise InvalidHandleError(msg, operation="import", hint=_HINT)
         known = self.handle
         if (known.nbytes, known.capacity) != (leased.nbytes, leased.capacity):
             msg = (
-                f"the exporter names {leased.nbytes} bytes in {leased.capacity}, but this process "
-                f"has {known.nbytes} in {known.capacity} open"
+                f"the exporter reports size {leased.nbytes} and capacity {leased.capacity}, but "
+                f"the open memory has {known.nbytes} and {known.capacity}"
             )
             raise InvalidHandleError(msg, operation="import", hint=_HINT)
         device, opened, core = self.device, self.imported, handle.core

@@ -187,8 +187,8 @@ class RangeRecord(Record):
         offset, end = piece.offset, piece.end
         granularity = self.device.capabilities.granularity_nbytes
         if offset % granularity:
-            rule = f"it must be a multiple of the granularity, {granularity} bytes"
-            msg = f"at is {shorten(offset, 50)}; {rule}"
+            rule = f"a multiple of the granularity, {granularity} bytes"
+            msg = f"at={shorten(offset, 50)} must be {rule}"
             raise InvalidSizeError(msg, operation="map")
         if offset < 0 or end > self.nbytes:
             place = f"[{shorten(offset, 50)}, {shorten(end, 50)})"
@@ -210,9 +210,9 @@ class RangeRecord(Record):
             refused = "only memory in whole blocks of the granularity"
         elif any(shows_own is not source.is_own for shows_own in self._kinds()):
             kind = "imported" if source.is_own else "this process's own"
-            refused = f"only {kind} memory, because its first piece was that"
+            refused = f"only {kind} memory, as its first piece was"
         if refused is not None:
-            msg = f"this range of {device.name} takes {refused}; not {shorten(lender, 65)}"
+            msg = f"this range of {device.name} takes {refused}, so not {shorten(lender, 65)}"
             raise UnsupportedError(
                 msg, operation="map", backend=device.backend, hint="reserve another range for it"
             )
