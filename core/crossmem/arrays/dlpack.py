@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 CPU: Final = 1
-"""DLPack's device type and id of host memory."""
+"""DLPack's device type of host memory. Its device id is 0."""
 
 CUDA: Final = 2
 
@@ -35,11 +35,12 @@ ROCM: Final = 10
 """DLPack's device type of AMD GPUs, which CuPy and PyTorch use."""
 
 EXT_DEV: Final = 12
-"""Memory of Ascend NPUs: torch_npu 2.14 makes this type, and accepts only it and type 1.
+"""DLPack's device type of Ascend NPUs. torch_npu 2.14 exports it, and imports only it and type 1.
 
-Seen in its source (torch_npu/csrc/aten/common/DLConvertor.cpp) and in the machine code of its
-wheel. Its import replaces ``torch.from_dlpack``. The replacement first requests a capsule without
-a version, even for objects on other devices. It ignores ``byte_offset``, and does not know float8.
+This was found in torch_npu's source (torch_npu/csrc/aten/common/DLConvertor.cpp) and in the machine
+code of its wheel. The import of torch_npu replaces ``torch.from_dlpack``. The replacement first
+requests a capsule without a version, even for objects on other devices. It ignores ``byte_offset``,
+and does not know float8.
 """
 
 CUDA_MANAGED: Final = 13

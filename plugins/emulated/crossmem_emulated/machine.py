@@ -104,7 +104,7 @@ def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
 
 
 class HostLostError(Exception):
-    """The emulated host is unusable for this process, or no longer usable."""
+    """The emulated host cannot be used by this process, or not any more."""
 
 
 class Machine:

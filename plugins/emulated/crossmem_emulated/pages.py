@@ -219,7 +219,7 @@ class PageStore:
         return _LABEL.pack(_MAGIC, *self.machine.identity, *file, device, nbytes)
 
     def release(self, pages: Pages) -> None:
-        """Release this process's share. The memory itself ends with its last holder."""
+        """Release the memory in this process. It ends when no process holds it any more."""
         with self.machine.transaction() as tables:
             if pages.holding is not None:
                 tables.execute("DELETE FROM holding WHERE number = ?", (pages.holding,))
@@ -246,9 +246,9 @@ class PageStore:
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether a process has no memory any more.
+    """Whether a process is ending and has released its memory.
 
-    The kernel then denies all users except root access to its descriptors.
+    From then on, the kernel lets only root use the descriptors of the process through ``/proc``.
     """
     try:
         return Path(f"/proc/{pid}/statm").read_bytes().startswith(b"0 ")
