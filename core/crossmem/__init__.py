@@ -61,8 +61,8 @@ if typing.TYPE_CHECKING:
     from crossmem.trees.share import share
     from crossmem.trees.shared import Shared
 else:
-    # Each module is imported at the first use of one of its names, so a framework that imports
-    # crossmem without using it pays almost nothing.
+    # A module is imported when one of its names is first used. So a framework that imports crossmem
+    # and does not use it loses almost no time.
     __getattr__, __dir__ = lazy.names(
         __name__,
         {

@@ -3,6 +3,7 @@
 
 from crossmem.cli import main
 
-# Children of the demo import this module again, under another name.
+# Spawned children of the demo import this module again, under another name. They must not run the
+# command.
 if __name__ == "__main__":
     main()

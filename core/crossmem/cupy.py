@@ -29,8 +29,8 @@ from crossmem.sharing.device import device as device_of
 __all__ = ["allocator"]
 
 _NO_MEMORY: Final = 2
-"""``hipErrorOutOfMemory`` and ``cudaErrorMemoryAllocation``: the only error after which CuPy's
-pools try again. CuPy exports no name for the code."""
+"""The code of ``hipErrorOutOfMemory`` and of ``cudaErrorMemoryAllocation``, for which CuPy has no
+name. CuPy's pools free unused blocks and try again after this error only."""
 
 
 def allocator(device: Device | str | None = None) -> Callable[[int], Any]:

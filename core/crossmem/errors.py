@@ -54,10 +54,10 @@ __all__ = [
 ]
 
 _MAX_TEXT: Final = 200
-"""Characters of a message, and of a hint."""
+"""The most characters of a message, and of a hint."""
 
 _CHECKED: Final = os.environ.get("CROSSMEM_TEST_MESSAGES") == "1"
-"""Whether a message or hint that exceeds its limits is refused. Only test runs set it."""
+"""Whether a message or hint that is too long raises an error itself. Only test runs set this."""
 
 
 class CrossmemError(Exception):

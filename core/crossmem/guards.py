@@ -114,8 +114,8 @@ def check_integer(name: str, value: object) -> int:
     """Return ``value`` if it is an integer and not a ``bool``, else raise."""
     if type(value) is int:
         return value
-    # Integers of other libraries, such as NumPy's, implement __index__. A NumPy array of one
-    # element does too, so only operator.index() decides.
+    # Integers of other libraries, such as NumPy's, have __index__. Every NumPy array has it too, so
+    # only the call of operator.index() shows whether the value is an integer.
     if not isinstance(value, bool):
         try:
             return operator.index(value)  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ def clause(text: str, most: int = _MAX_CLAUSE) -> str:
 def shorten(value: object, most: int = _MAX_SHOWN) -> str:
     """Return at most ``most`` characters of the ``repr`` of an untrusted value."""
     if isinstance(value, str | bytes):
-        # Otherwise repr() would process the whole of a long text before the cut.
+        # A long text is cut before repr(), which would otherwise process all of it.
         value = value[: most + 1]
     try:
         shown = repr(value)

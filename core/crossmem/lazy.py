@@ -30,7 +30,7 @@ def names(
         if name not in sources:
             msg = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(msg, name=name, obj=sys.modules[package])
-        # Python finds a stored name without another call of this function.
+        # The value is stored in the package, where Python finds it next time without this function.
         own[name] = value = getattr(import_module(sources[name]), name)
         return value
 

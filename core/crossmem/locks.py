@@ -28,7 +28,8 @@ __all__ = [
 _VARIABLE: Final = "CROSSMEM_TEST_LOCK_ORDER"
 
 CHECKED: Final = os.environ.get(_VARIABLE) == "1"
-"""Whether each lock asserts the order. It costs time, so only test runs set it."""
+"""Whether each lock checks the order when it is taken. That costs time, so only test runs set
+this."""
 
 
 class Rank(IntEnum):
@@ -55,7 +56,8 @@ class Rank(IntEnum):
 
 
 _DRIVERS_RUN_UNDER: Final = frozenset({Rank.IMPORT, Rank.ALLOCATION, Rank.FOREIGN})
-"""Each of these guards one vendor's resource, and is held during driver calls on it."""
+"""The ranks of locks that guard a resource of the vendor, and that are held during driver calls on
+it."""
 
 
 class LockOrderError(AssertionError):
@@ -92,7 +94,7 @@ class DebugLock:
         del mine[len(mine) - 1 - mine[::-1].index(self)]
 
     def _is_owned(self) -> bool:
-        # threading.Condition calls this method of its lock.
+        # threading.Condition calls this method of its lock to see whether the thread holds it.
         return self in getattr(_held, "locks", ())
 
     __enter__ = acquire

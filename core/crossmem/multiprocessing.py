@@ -92,7 +92,7 @@ class _Discarder(pickle.Unpickler):
 
 
 class _Nothing:
-    """Replaces every class and function, and the objects that they return."""
+    """Stands for every class and function in a message, and for the objects that they return."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -113,7 +113,7 @@ def _to_bytes(text: object, *_: object) -> object:
     return text.encode("latin-1", "replace") if isinstance(text, str) else _Nothing()
 
 
-# Before protocol 4, pickles call these functions for bytes and for nested classes.
+# Pickles of protocols before 4 call these functions to make bytes and to find nested classes.
 _OLD_CALLS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     ("_codecs", "encode"): _to_bytes,
     ("__builtin__", "getattr"): lambda *_: _Nothing,
@@ -136,10 +136,12 @@ _sending = _Sending()
 def _dump(pickler: ForkingPickler, obj: Any) -> None:
     """Pickle a message. If that fails, its reservations end."""
     for library in _unregistered.copy():
-        # The program may have imported the library since the last message.
+        # The program may have imported an array library since the last message. Its classes are
+        # registered now.
         if used(library) is not None:
             _register(library)
-            # The last step: before it, no other thread may skip the registration.
+            # This comes last: until the classes are registered, no other thread may skip the
+            # registration.
             _unregistered.discard(library)
             pickler.dispatch_table.update(_registered)
     outer, reserved = _sending.reserved, list[tuple[ShareableHandle, int]]()
@@ -164,11 +166,12 @@ def _reserve(handles: Sequence[ShareableHandle]) -> list[int]:
 
 
 def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
-    """Return the reducer for arrays of one class; ``fallback`` reduces other memory."""
+    """Return the reducer for arrays of one class. Arrays in other memory go to ``fallback``."""
 
     def reduce(array: Any) -> _Reduced:
         learns = getattr(array, "requires_grad", False)
-        # A computed tensor with a gradient has a history, which PyTorch refuses to send.
+        # A tensor that was computed with gradients has a history. It goes to PyTorch's own reducer,
+        # which refuses to send it.
         if learns and not array.is_leaf:
             return fallback(array)
         is_parameter = type(array).__name__ == "Parameter"
@@ -188,8 +191,8 @@ def _reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Reduced]:
 def _alone(array: Any) -> Any:
     """Return a copy of a crossmem tensor that cannot travel as a handle; None for other arrays.
 
-    PyTorch would otherwise send the whole storage of the tensor. Such a tensor has no elements, for
-    example, or lies in memory that this process inherited through fork.
+    Such a tensor has no elements, for example, or lies in memory that this process inherited
+    through fork. PyTorch would send the whole storage of the tensor, which is all of the memory.
     """
     try:
         found = describe(array)
@@ -223,7 +226,7 @@ def _storage_reducer(fallback: Callable[[Any], _Reduced]) -> Callable[[Any], _Re
 
 
 def _is_crossmems(pointer: int, nbytes: int) -> bool:
-    """Whether these addresses lie in crossmem's memory, here or in a parent before its fork."""
+    """Whether these addresses lie in memory of crossmem, here or inherited through fork."""
     arrays = current().arrays
     return arrays.find(pointer, nbytes) is not None or arrays.is_inherited(pointer, nbytes)
 
@@ -290,12 +293,13 @@ def _rebuild_mapping(blob: bytes, number: int, readonly: Readonly) -> Mapping:
 @contextmanager
 def _receiving(reserved: Iterable[tuple[ShareableHandle, int]]) -> Iterator[None]:
     """End a message's reservations if its receipt fails, because no process unpickles it again."""
-    # A receiver that forwards the arrays must not copy them.
+    # This process may forward the arrays. It then sends handles, too, so its reducers are
+    # registered.
     register()
     try:
         yield
     except CrossmemError:
-        # The exporter itself may be unresponsive.
+        # If the exporter does not respond, the reservations cannot be ended now.
         with suppress(CrossmemError):
             discard_reservations(reserved, timeout=_DISCARD_TIMEOUT_S)
         raise
@@ -331,6 +335,6 @@ def _default(array: Any) -> _Reduced:
 
 
 _unregistered = set(ADAPTERS)
-# The standard library has no public function that returns registered reducers (PyTorch registers
-# its own), or that reports the end of a message.
+# This attribute is private, and _dump() replaces a method. The standard library has no public way
+# to find the registered reducers, such as those of PyTorch, or to learn that a message has ended.
 _registered: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001

@@ -61,7 +61,7 @@ def _is_module(name: str) -> bool:
 
 def _is_seconds(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN is in no range.
+    # NaN fails every comparison, so this refuses it, too.
     return is_number and 0 <= value <= _MAX_SECONDS
 
 
@@ -90,8 +90,8 @@ _RULES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTyp
             _are_runtimes,
             "pairs BACKEND=RUNTIME such as 'cuda=emulated', one for each backend, with commas",
         ),
-        # Exporters and importers meet at this path, so it must not depend on the working directory
-        # of a process.
+        # Exporters and importers meet in this directory, so its path must not depend on the working
+        # directory of a process.
         "run_dir": (
             lambda value: isinstance(value, Path) and value.is_absolute(),
             "an absolute path",

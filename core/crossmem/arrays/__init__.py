@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays in shared memory, described for NumPy, CuPy and PyTorch."""
+"""Descriptions of arrays and tensors in shared memory, for NumPy, CuPy and PyTorch."""
 
 from crossmem.arrays.array_info import ArrayInfo, Kind
 from crossmem.arrays.dtype import DType, Field

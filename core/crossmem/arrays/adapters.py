@@ -14,10 +14,10 @@ __all__ = ["ADAPTERS", "Adapter", "describe"]
 
 
 class Adapter(Protocol):
-    """The functions for one library. ``sharing.base.views`` makes arrays in memory."""
+    """The functions of one library for existing arrays. ``sharing.base.views`` makes new ones."""
 
     def classes(self, library: Any, /) -> tuple[type, ...]:
-        """Return the classes whose objects have only elements, the base class first."""
+        """Return the classes whose objects are only their elements, the base class first."""
 
     def describe(self, array: Any, /) -> ArrayInfo:
         """Return the address and layout of an array of one of these classes.
@@ -62,7 +62,7 @@ def _find_adapter(kind: type) -> Adapter | None:
             if kind not in classes:
                 msg = f"a {clause(kind.__name__)} holds more than its elements"
                 raise UnsupportedError(msg, hint="share the plain arrays in it")
-            # This call notifies the functions that wait for the library's first use.
+            # This call runs the functions that on_use() has registered for the library's first use.
             require(name)
             _found[kind] = adapter
             return adapter
@@ -70,4 +70,4 @@ def _find_adapter(kind: type) -> Adapter | None:
 
 
 _found: dict[type, Adapter] = {}
-"""Adapters of the classes seen so far."""
+"""By class of the arrays seen so far: the adapter of its library."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target ranges of copied arrays. A byte that several arrays cover is copied once."""
+"""The ranges that a copy of several arrays has. A byte that several arrays cover is copied once."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 __all__ = ["ALIGNMENT", "BLOCK_ALIGNMENT", "CopyRange", "find_range", "pack_ranges"]
 
 ALIGNMENT: Final = 256
-"""Copies keep their addresses modulo this number, which keeps the alignment of elements."""
+"""The offset of a copy equals the original address modulo this number, so elements stay aligned."""
 
 BLOCK_ALIGNMENT: Final = 16
-"""The same number for blocks of pools, smaller because the room in a block is limited."""
+"""The same number for blocks of pools. It is smaller, because a block has little room."""
 
 
 class CopyRange(NamedTuple):

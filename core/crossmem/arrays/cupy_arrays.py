@@ -13,7 +13,7 @@ __all__ = ["backend", "classes", "copy_to", "describe", "empty", "maker", "memor
 
 
 def classes(cupy: Any) -> tuple[type, ...]:
-    """Return the classes whose objects have only elements."""
+    """Return the classes whose objects have no state besides their elements."""
     return (cupy.ndarray,)
 
 
@@ -66,6 +66,6 @@ def copy_to(target: Any, source: Any) -> None:
     with target.device:
         target[...] = source
         if target.device != source.device:
-            # Before the source is unmapped, only its own device is synchronised, and this copy runs
-            # on another device.
+            # This copy runs on the target's device. Before the source is unmapped, crossmem waits
+            # only for the source's own device, so the copy must be finished here.
             require("cupy").cuda.get_current_stream().synchronize()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack capsules for memory that crossmem holds, in the form of DLPack 1.1.
+"""DLPack capsules for memory of crossmem, by the structs of DLPack 1.1.
 
 A consumer releases a tensor by calling a C function, the deleter. It may call the deleter from any
 thread, with or without the GIL, while an exception is propagating, and even after the interpreter
@@ -27,19 +27,20 @@ __all__ = [
 ]
 
 CPU: Final = 1
-"""Memory of the host; its device id is 0."""
+"""DLPack's device type of host memory. Its device id is 0."""
 
 CUDA: Final = 2
 
 ROCM: Final = 10
-"""The device type of AMD GPUs in CuPy and PyTorch."""
+"""DLPack's device type of AMD GPUs, which CuPy and PyTorch use."""
 
 EXT_DEV: Final = 12
-"""Memory of Ascend NPUs: torch_npu 2.14 makes this type, and accepts only it and type 1.
+"""DLPack's device type of Ascend NPUs. torch_npu 2.14 exports it, and imports only it and type 1.
 
-Seen in its source (torch_npu/csrc/aten/common/DLConvertor.cpp) and in the machine code of its
-wheel. Its import replaces ``torch.from_dlpack``. The replacement first requests a capsule without
-a version, even for objects on other devices. It ignores ``byte_offset``, and does not know float8.
+This was found in torch_npu's source (torch_npu/csrc/aten/common/DLConvertor.cpp) and in the machine
+code of its wheel. The import of torch_npu replaces ``torch.from_dlpack``. The replacement first
+requests a capsule without a version, even for objects on other devices. It ignores ``byte_offset``,
+and does not know float8.
 """
 
 CUDA_MANAGED: Final = 13
@@ -95,10 +96,10 @@ _BYTE: Final = ctypes.c_ubyte()
 
 
 class _Base:
-    """The array interface of two equal bytes for NumPy, which keeps it as long as the capsule.
+    """An object whose array interface describes two bytes. NumPy keeps it as long as the capsule.
 
-    The bytes are not contiguous, so the array has strides and the capsule has room for strides.
-    NumPy 2.1 omits the strides of C order.
+    NumPy 2.1 omits the strides of contiguous arrays. These bytes are not contiguous, so the capsule
+    has room for strides.
     """
 
     __slots__ = ("__array_interface__", "owner")
@@ -177,7 +178,8 @@ def make_capsule(
             msg = f"DLPack capsules need NumPy 2.1 or newer, not {np.__version__}"
             raise UnsupportedError(msg, hint="install numpy>=2.1") from error
         managed = _Versioned.from_address(_pointer_of(capsule, b"dltensor_versioned"))
-        # Version 1.1 has the codes of small floats; consumers may check only the major number.
+        # The codes of small floats need version 1.1. Consumers that know only 1.0 accept it too,
+        # because only the major number decides.
         managed.major, managed.minor = 1, 1
         managed.flags = _READ_ONLY if readonly else 0
         tensor = managed.tensor
@@ -222,7 +224,7 @@ def check_stream(device_type: int, stream: object) -> bool:
     if stream is None:
         return True
     refused = {CUDA: {0}, CUDA_MANAGED: {0}, ROCM: {1, 2}}.get(device_type, set())
-    # A TypeError would make PyTorch call again without a stream.
+    # The error is no TypeError, because after a TypeError PyTorch calls again without a stream.
     if type(stream) is not int or stream < -1 or stream in refused:
         numbers = " and ".join(str(number) for number in sorted(refused)) or "none"
         msg = (

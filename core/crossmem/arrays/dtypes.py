@@ -56,7 +56,7 @@ _NATIVE: Final = "<" if sys.byteorder == "little" else ">"
 
 
 def _common() -> Iterable[DType]:
-    """Yield the dtypes with common names; codes are those of DLPack 1.1."""
+    """Yield the dtypes that have common names, with the type codes of DLPack 1.1."""
     yield DType("bool", 1, (6, 8, 1), "|b1")
     for kind, name, code in (("i", "int", 0), ("u", "uint", 1)):
         yield DType(f"{name}8", 1, (code, 8, 1), f"|{kind}1")
@@ -67,7 +67,7 @@ def _common() -> Iterable[DType]:
         for size in sizes:
             bits = size * 8
             yield DType(f"{name}{bits}", size, (code, bits, 1), f"{_NATIVE}{kind}{size}")
-    # The format of C's long double differs between machines, so DLPack omits it.
+    # A long double of C has different formats on different machines, so it has no DLPack code.
     yield DType("float128", 16, None, f"{_NATIVE}f16")
     yield DType("complex256", 32, None, f"{_NATIVE}c32")
     yield DType("bfloat16", 2, (4, 16, 1), None)
@@ -110,8 +110,8 @@ def dtype_of(value: object) -> DType:
         return value
     if isinstance(value, str):
         return _COMMON.get(value) or _parse(value)
-    # A value of these libraries exists only if the library was imported. During an import in
-    # another thread the module has no classes yet.
+    # A value can be a dtype of these libraries only if the library was imported. A library that
+    # another thread is importing has no classes yet.
     torch: Any = sys.modules.get("torch")
     numpy: Any = sys.modules.get("numpy")
     if hasattr(torch, "dtype") and isinstance(value, torch.dtype):
@@ -149,7 +149,7 @@ def to_numpy(dtype: DType) -> "np.dtype[Any]":
     UnsupportedError
         Neither NumPy nor ml_dtypes has it in this process.
     """
-    # A caller may rename the fields of a struct's dtype in place, so each caller gets a new one.
+    # NumPy's dtypes of structs can be changed in place, so each caller gets a new one.
     return _struct_to_numpy(dtype) if dtype.fields else _plain_to_numpy(dtype)
 
 
@@ -305,7 +305,8 @@ def _parse_struct(parts: object, depth: int) -> DType:
 def _parse_field(row: object, depth: int) -> Field:
     match row:
         case [str(name), int(offset), inner, *rest]:
-            # A struct inside a string is refused, because its nesting would not be counted.
+            # The text of a struct inside a string is refused: the limit of the nesting would not
+            # count it.
             if isinstance(inner, str) and not inner.startswith("["):
                 dtype = dtype_of(inner)
             else:
@@ -338,7 +339,8 @@ def _struct(itemsize: int, fields: list[Field]) -> DType:
         if end > itemsize:
             msg = f"{what} ends at byte {end} of a struct of {itemsize} bytes"
             raise ConfigurationError(msg)
-    # This check comes first: nested structs may repeat a few objects many times in the text.
+    # The length is checked before the text is made: nested structs can repeat a few objects so
+    # often that the text would be huge.
     if sum(len(one.name) + len(one.dtype.name) for one in fields) > MAX_TEXT:
         msg = f"the text of a struct has at most {MAX_TEXT} characters"
         raise ConfigurationError(msg)

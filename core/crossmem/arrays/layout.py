@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of an array: type of its elements, shape, strides and offset, all bounded."""
+"""The layout of an array: type of its elements, shape, strides and offset, with their limits."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -51,7 +51,8 @@ class Layout:
     """Bytes of all elements, each counted once: the size of a copy without gaps."""
 
     extent: tuple[int, int] | None = field(compare=False, repr=False)
-    """First byte of the memory that an element covers, and the end; None without elements."""
+    """Offset of the first byte that an element covers, and of the byte after the last; None without
+    elements."""
 
     is_contiguous: bool = field(compare=False, repr=False)
     """Whether the elements lie in C order without gaps."""
@@ -201,7 +202,7 @@ def _integers(name: str, values: object) -> tuple[int, ...]:
 def _dense(sizes: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], int]:
     """Return the strides of C order without gaps, and the size in bytes.
 
-    Sizes of zero count as one, so that the other sizes stay bounded.
+    A size of zero counts as one, so that the other sizes are still limited to 64 bits.
     """
     step = itemsize
     steps = []

@@ -39,7 +39,7 @@ def require(name: str) -> Any:
 def on_use(tell: Callable[[str], None]) -> None:
     """Register a function that is called with the name of each library at its first use."""
     _listeners.append(tell)
-    # The loop runs over a copy, because other threads may add libraries.
+    # The loop runs over a copy, because another thread may add a library meanwhile.
     for name in list(_known):
         tell(name)
 
@@ -49,8 +49,8 @@ def used(name: str) -> Any:
     module = sys.modules.get(name)
     if name in _known:
         return module
-    # During an import in another thread, which can take seconds, the module has no classes and no
-    # objects yet. The import system itself uses this attribute.
+    # While another thread imports the library, which can take seconds, the module has no classes
+    # and no objects yet. The import system notes that in this attribute.
     is_half = getattr(getattr(module, "__spec__", None), "_initializing", False)
     return None if is_half else module
 

@@ -13,15 +13,15 @@ __all__ = ["classes", "copy_to", "describe", "empty", "maker"]
 
 
 def classes(numpy: Any) -> tuple[type, ...]:
-    """Return the classes whose objects have only elements."""
+    """Return the classes whose objects have no state besides their elements."""
     return numpy.ndarray, numpy.memmap
 
 
 def maker(view: memoryview) -> Callable[[Layout], Any]:
     """Return a function that makes arrays in a buffer. Each array keeps the buffer."""
     numpy = require("numpy")
-    # An array over a read-only memoryview can be made writable again if the object below the view
-    # is writable. An array over another array cannot.
+    # NumPy could make an array over a read-only memoryview writable again, if the object below the
+    # view is writable. Over another read-only array, it cannot. So arrays are made over one.
     buffer = numpy.asarray(view) if view.readonly else view
 
     def make(layout: Layout) -> Any:

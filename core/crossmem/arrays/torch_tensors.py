@@ -30,12 +30,13 @@ def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
 
     def make_anywhere(layout: Layout) -> Any:
         if layout.extent is None:
-            # The offset of an empty tensor has no meaning, and may exceed the limit of
-            # frombuffer().
+            # An empty tensor is made at offset 0: its own offset has no meaning, and frombuffer()
+            # might refuse it.
             return make(layout.at(0))
         if layout.offset % layout.dtype.itemsize == 0:
             return make(layout)
-        # A tensor's offset in its storage counts elements, so this tensor gets its own storage.
+        # The offset of a tensor in its storage is a number of elements. This offset is no multiple
+        # of the element's size, so the tensor gets a storage of its own.
         there = torch.frombuffer(buffer, dtype=torch.uint8, offset=layout.offset)
         return _maker(torch, there)(layout.at(0))
 
@@ -43,13 +44,13 @@ def maker_in_buffer(buffer: Any) -> Callable[[Layout], Any]:
 
 
 def maker_on_device(exporter: Any) -> Callable[[Layout], Any]:
-    """Return a function that makes tensors in the bytes that an object exports through DLPack."""
+    """Return a function that makes tensors in the memory of an object with ``__dlpack__``."""
     torch = require("torch")
     return _maker(torch, torch.from_dlpack(exporter))
 
 
 def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
-    # One storage for all tensors, as PyTorch does itself.
+    # All tensors share one storage, as tensors of PyTorch itself do.
     storage, device = whole.untyped_storage(), whole.device
 
     seeds: dict[DType, Any] = {}
@@ -65,7 +66,8 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
         if seed is None:
             dtype = to_torch(layout.dtype)
             seed = seeds[layout.dtype] = torch.empty(0, dtype=dtype, device=device)
-        # Unlike a view, .data is independent of the seed. It is faster than a new tensor.
+        # .data returns a tensor that is independent of the seed, as a view would not be. It is
+        # faster than a new tensor.
         made = seed.data
         if layout.is_contiguous:
             return made.set_(storage, start, layout.shape)
@@ -76,7 +78,7 @@ def _maker(torch: Any, whole: Any) -> Callable[[Layout], Any]:
 
 def empty(layout: Layout) -> Any:
     """Return a tensor without elements. It needs no memory."""
-    # Independent of PyTorch's default device.
+    # The device is named, because PyTorch's default device may be another one.
     return require("torch").empty(layout.shape, dtype=to_torch(layout.dtype), device="cpu")
 
 
@@ -129,7 +131,7 @@ def _address(tensor: Any, layout: Layout) -> int:
 
 
 def _device(torch: Any, device: Any) -> str:
-    # PyTorch calls the devices of both vendors "cuda".
+    # PyTorch calls the devices of NVIDIA and of AMD "cuda".
     names = {"cuda": "hip" if torch.version.hip else "cuda", "npu": "ascend"}
     backend = names.get(device.type)
     if backend is None:

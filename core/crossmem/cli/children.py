@@ -122,7 +122,8 @@ class Children:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # A child ends if its pipe is closed. After an error or Ctrl-C, this does not wait for it.
+        # A child ends when its pipe is closed. After an error or Ctrl-C, this closes the pipe and
+        # does not wait.
         for child in self._all:
             child.connection.close()
         deadline = time.monotonic() + (_GRACE_S if kind is None else 0.0)
@@ -167,7 +168,7 @@ def gather(
         A child is dead or failed, or the time is over.
     """
     deadline = time.monotonic() + timeout
-    # wait() returns some of its arguments; its annotation is wider.
+    # wait() returns some of its arguments, although its annotation allows more types.
     waiting: dict[Any, int] = {child.connection: index for index, child in enumerate(children)}
     messages: list[Any] = [None] * len(children)
     while waiting:
@@ -194,8 +195,8 @@ def _without_sigint() -> Iterator[None]:
     Otherwise the child would print a traceback. The signal is blocked and not ignored: the child
     inherits the block, and this process only delays the signal.
     """
-    # The start of a child starts the resource tracker, and the tracker's start unblocks the
-    # signal. Therefore the tracker starts before the signal is blocked.
+    # The first start of a child also starts the resource tracker of multiprocessing, which unblocks
+    # the signal. So the tracker is started before the signal is blocked.
     resource_tracker.ensure_running()
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

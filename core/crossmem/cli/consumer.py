@@ -40,7 +40,7 @@ CHUNK_NBYTES: Final = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A consumer's task: the handles, as bytes, and the longest wait in seconds."""
+    """A consumer's task: the handles to attach, as bytes, and the longest wait in seconds."""
 
     handle: bytes
     parts: tuple[bytes, ...]
@@ -87,7 +87,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The part of the memory that one process has mapped, in bytes, by the kernel's count.
+    """How much of the memory one process has in its page tables, in bytes, as the kernel counts it.
 
     ``resident`` counts every page in full. ``proportional`` divides each page by the number of
     processes that have it mapped. None if the kernel does not report it.
@@ -249,7 +249,7 @@ def _receive_copy(connection: Connection, source: Connection, nbytes: int) -> No
 
 def _obey(connection: Connection, work: Callable[[], None]) -> None:
     """Run a child's work; report errors to the parent, and end quietly if the parent is gone."""
-    # Ctrl-C reaches the whole process group. The parent decides about its children.
+    # Ctrl-C reaches the whole process group. A child ignores it: its parent decides when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         try:

@@ -38,7 +38,7 @@ from crossmem.models import Access, ShareableHandle
 __all__ = ["Demo", "OpenBar"]
 
 OpenBar = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
-"""Opens a progress bar, from a text and a number of bytes."""
+"""A function that opens a progress bar with a text and a number of bytes."""
 
 _SLOWEST_NBYTES_PER_S: Final = 20 * 2**20
 _LEASE_END_S: Final = 5.0
@@ -46,7 +46,7 @@ _LEASE_END_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The results between the export and the end of the last lease."""
+    """The results of the part with consumers: from the export to the end of the last lease."""
 
     start_s: float
     consumers: tuple[ConsumerReport, ...]
@@ -216,7 +216,8 @@ class Demo:
         gather(crew, timeout=self.timeout)
         start_s = time.perf_counter() - starting
 
-        # The checks are sequential, because concurrent consumers would wait for CPUs.
+        # The consumers check one after another: at the same time, they would measure their wait for
+        # CPUs.
         attached: list[Attached] = []
         for child in crew:
             child.send(task)

@@ -89,7 +89,8 @@ class _Forwarding:
             program.send_signal(self._early.pop())
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        # The terminal sends Ctrl-C to all its foreground processes, including the program.
+        # The terminal sends Ctrl-C to all of its foreground processes. The program gets it without
+        # this process's help.
         if not _in_foreground():
             self._forward(number, frame)
 

@@ -28,7 +28,7 @@ _MAX_NPY_HEADER: Final = 1_000_000
 _MAX_TENSORS: Final = 1_000_000
 _MAX_DIMENSIONS: Final = 64
 
-# Bits of one element, from the safetensors specification.
+# By dtype: the bits of one element, from the specification of safetensors.
 _SAFETENSORS_BITS: Final = {
     "BOOL": 8,
     "F4": 4,
@@ -139,7 +139,7 @@ def _read_safetensors(file: IO[bytes], nbytes: int) -> tuple[Tensor, ...]:
         raise _RefusedError(f"its header claims {header_nbytes} bytes of a file of {nbytes}")
     try:
         header = json.loads(file.read(header_nbytes), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSON's are ValueErrors
+    except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError and JSONDecodeError
         raise _RefusedError(f"its header is not JSON: {type(error).__name__}") from error
     if not isinstance(header, dict) or len(header) > _MAX_TENSORS:
         raise _RefusedError("its header is not an object of tensors")
@@ -262,7 +262,8 @@ def _read_npz(file: IO[bytes], nbytes: int) -> tuple[Tensor, ...]:
         msg = f"{error}".splitlines()[0] if str(error) else type(error).__name__
         raise _RefusedError(msg) from error
     except (RuntimeError, EOFError, OSError, struct.error, zlib.error, lzma.LZMAError) as error:
-        # zipfile raises RuntimeError for encrypted members, and does not catch its helpers' errors.
+        # zipfile raises RuntimeError for an encrypted member, and lets the errors of zlib and
+        # struct through.
         raise _RefusedError(f"{type(error).__name__}: {error}") from error
     tensors.sort(key=lambda tensor: tensor.offset)
     return tuple(tensors)
@@ -275,7 +276,8 @@ def _npz_member(
     local = file.read(_ZIP_LOCAL_HEADER.size)
     if len(local) < _ZIP_LOCAL_HEADER.size:
         raise _RefusedError(f"member {member.filename!r} lies outside the file")
-    # The local header repeats the name and may have other extra fields than the directory.
+    # The data begin after the member's local header, whose length differs from that of the entry in
+    # the directory. So it is read, too.
     mark, name_nbytes, extra_nbytes = _ZIP_LOCAL_HEADER.unpack(local)
     start = member.header_offset + _ZIP_LOCAL_HEADER.size + name_nbytes + extra_nbytes
     raw = member.compress_type == zipfile.ZIP_STORED
@@ -292,7 +294,8 @@ def _npz_member(
     except _RefusedError:
         return Tensor(name, "bytes", None, start, member.compress_size, stored)
     if not raw:
-        # A compressed array has its name and description, but its range contains compressed bytes.
+        # A compressed array is listed with its dtype and shape, but its bytes in the file are
+        # compressed.
         return Tensor(name, dtype, shape, start, member.compress_size, stored)
     if header_nbytes + data_nbytes != member.file_size:
         raise _RefusedError(f"member {member.filename!r} is not as long as its header says")

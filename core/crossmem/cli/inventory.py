@@ -74,7 +74,8 @@ def _unusable(registry: Registry, name: str) -> BackendReport:
     try:
         backend = registry.backend(name)
         if availability.state == "available":
-            # The probe succeeded, but the load of the driver or its list of devices fails.
+            # The probe says that the backend works, but the driver cannot be loaded or cannot list
+            # its devices.
             crossmem.device(name)
     except PLUGIN_FAULTS as error:
         reason, hint = reason_and_hint(error)

@@ -56,15 +56,16 @@ def run_kit(
             hint=f"run: {sys.executable} -m pip install 'crossmem[conformance]'",
         )
     try:
-        # Without this check, each test would report the unusable device.
+        # The device is looked up first. Otherwise each test would fail with the same error.
         crossmem.device(device, runtime=runtime, mechanism=mechanism)
     except UnsupportedError as error:
         raise UsageProblem(error.message, hint=error.hint) from error
     with tempfile.TemporaryDirectory(prefix="crossmem-conformance-") as folder:
         path = Path(folder, "report.json")
-        # pytest settings and conftest files of another project, in the current folder, must not
-        # affect the kit. Therefore the kit gets an empty configuration and its own root. The kit is
-        # named by its path: for a module name, pytest would load the folder's conftest files.
+        # The current folder may belong to a project with its own settings and conftest files of
+        # pytest. They must not affect the kit, so the kit gets an empty configuration and its own
+        # root, and is named by its path. For a module name, pytest would load the folder's conftest
+        # files.
         command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null"]
         # The command itself prints the table of laws, with the reasons of skips.
         command += ["--rootdir", folder, "-p", "no:cacheprovider", "-p", f"no:{TABLE}"]
@@ -79,7 +80,8 @@ def run_kit(
             try:
                 exit_code = pytest.wait()
             except KeyboardInterrupt:
-                # Ctrl-C reached pytest too, which now ends its own processes.
+                # Ctrl-C has reached pytest too, which ends its own processes. So this waits for
+                # pytest's end.
                 exit_code = pytest.wait()
         seconds = time.perf_counter() - start
         found = _read(path)

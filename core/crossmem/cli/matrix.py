@@ -22,7 +22,7 @@ _NOTHING_SELECTED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """One run of the kit."""
+    """One run of the kit: device, runtime and mechanism."""
 
     device: str
     runtime: str | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of this host that export memory, and how accesses to shared words are ordered."""
+"""The other exporters of this host, and how each orders accesses to shared words."""
 
 import select
 from contextlib import suppress

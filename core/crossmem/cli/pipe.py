@@ -16,7 +16,7 @@ from crossmem.cli.consumer import receive_copy, visit
 
 __all__ = ["time_copy"]
 
-# The largest size that Linux allows without privileges, by default.
+# The largest pipe buffer that Linux allows an unprivileged process by default.
 _PIPE_NBYTES: Final = 2**20
 
 
@@ -44,7 +44,7 @@ def time_copy(
         with receiving:
             child = children.start("receiver", receive_copy, receiving, allocation.nbytes)
         pipe = sending.fileno()
-        with suppress(OSError):  # the user's limit of pipe buffers
+        with suppress(OSError):  # refused at the user's limit of pipe buffers
             fcntl(pipe, F_SETPIPE_SZ, _PIPE_NBYTES)
         os.set_blocking(pipe, False)
         gather([child], timeout=timeout)

@@ -28,7 +28,8 @@ UNUSABLE: Final = (
     ConfigurationError,
     DeviceNotFoundError,
 )
-"""Errors about an option or a setting: it is invalid, or names a missing device."""
+"""The errors of crossmem that exit with 2: an option or a setting is invalid, or names a missing
+device."""
 
 
 class ExitCode(IntEnum):
@@ -36,7 +37,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     MISMATCH = 1
-    """The work is done and its result is wrong: a digest differs, or a target is missed."""
+    """The work is done, and its result is wrong: a digest differs, or a target is missed."""
     USAGE = 2
     """An argument, a device, a file or a setting cannot be used."""
     CROSSMEM_ERROR = 3

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Advance = Callable[[int], object]
-"""Advances a progress bar by a number of bytes."""
+"""A function that advances a progress bar by a number of bytes."""
 
 _KIB: Final = 1024
 _TEN: Final = 10
@@ -54,7 +54,8 @@ def print_json(report: BaseModel) -> None:
 def show_error(message: str, hint: str | None) -> None:
     """Print an error message and its hint to standard error."""
     console = _errors()
-    # The terminal wraps the lines, not rich, so that a command in them can be copied whole.
+    # rich does not wrap these lines. The terminal does, so that a command in them can be copied
+    # whole.
     console.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
     if hint:
         console.print(Text.assemble(("hint: ", "bold"), hint), soft_wrap=True)
@@ -67,7 +68,8 @@ def show_step(text: str) -> None:
 
 def plain(text: str) -> str:
     """Return untrusted text as markup that only displays it."""
-    # File names may contain escape sequences, for example to change the terminal's title.
+    # Text such as a file name may contain escape sequences, which could change the terminal's
+    # title.
     visible = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return escape("".join(visible))
 

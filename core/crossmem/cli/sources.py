@@ -32,7 +32,7 @@ _UNITS: Final = {
     "t": 2**40,
 }
 _MIN_GENERATED_NBYTES: Final = 64 * 1024
-_LAYERS: Final = 8  # the minimum; a file has fewer than four times as many
+_LAYERS: Final = 8  # the fewest layers; large weights have fewer than four times as many
 _NARROWEST: Final = 8
 _POOL_NBYTES: Final = 2**20
 
@@ -63,7 +63,8 @@ class FileSource:
 
     def __init__(self, path: Path) -> None:
         try:
-            # O_NONBLOCK: the open of a pipe without a writer must fail here, not block.
+            # O_NONBLOCK, so that the open of a named pipe without a writer returns at once. It is
+            # then refused.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as error:
             raise UsageProblem(
@@ -85,7 +86,7 @@ class FileSource:
         except BaseException:
             self._file.close()
             raise
-        # Names of files are bytes, and may not be valid text.
+        # A file's name consists of bytes, which may be no valid text.
         self.name = os.fsencode(path.name).decode("utf-8", "backslashreplace")
         self.path: str | None = os.fsencode(path).decode("utf-8", "backslashreplace")
 
@@ -149,8 +150,8 @@ class GeneratedSource:
         header, self.layout = _generate_header(nbytes)
         self._header = memoryview(header)
         self._left = nbytes - len(header)
-        # All chunks are read from one random pool at different offsets, because fresh numbers for
-        # all bytes would take longer than the rest of the demo.
+        # All chunks come from one array of random bytes, at different offsets. New random numbers
+        # for all bytes would take longer than the rest of the demo.
         self._random = random.Random(0)  # noqa: S311 - weights, not secrets
         self._pool = memoryview(self._random.randbytes(2 * _POOL_NBYTES))
 
@@ -183,7 +184,8 @@ def _generate_header(nbytes: int) -> tuple[bytes, Layout]:
         shapes.append((f"layers.{layer:02d}.mlp.up.weight", (4 * width, width)))
         shapes.append((f"layers.{layer:02d}.mlp.down.weight", (width, 4 * width)))
     layers_nbytes = sum(rows * columns for _, (rows, columns) in shapes)
-    # The embedding takes the remaining bytes in whole rows; spaces after the header fill the rest.
+    # The embedding gets all whole rows that fit into the remaining bytes. Spaces after the header
+    # fill the rest.
     guess = _encode([*shapes, ("embedding.weight", (nbytes, width))])
     rows = (nbytes - 8 - len(guess) - layers_nbytes) // width
     shapes.append(("embedding.weight", (rows, width)))

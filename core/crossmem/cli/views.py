@@ -143,7 +143,7 @@ def _count(number: int, thing: str) -> str:
 def show_devices(report: DevicesReport, *, verbose: bool) -> None:
     """Print the devices and the reasons for unusable backends; a line each unless verbose."""
     console = output()
-    # A machine with eight equal accelerators gets one line for them.
+    # Equal devices share a line, so that a machine with eight accelerators has one line for them.
     groups = [list(equal) for _, equal in groupby(report.devices, key=_kind_of)]
     if groups:
         console.print(grid(["Device", ">Memory", "Name"], [_device_row(one) for one in groups]))

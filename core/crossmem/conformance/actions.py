@@ -148,7 +148,7 @@ def exports() -> list[crossmem.ExportInfo]:
 
 
 def collect() -> int:
-    """Run deferred work."""
+    """Do all deferred work, by :func:`crossmem.collect`."""
     return crossmem.collect()
 
 
@@ -156,9 +156,10 @@ def collect() -> int:
 
 
 def _placed(options: dict[str, Any]) -> dict[str, Any]:
-    """Replace the name of a device by the device, in the runtime under test."""
+    """Return options in which the device under "device" replaces its name."""
     if _runtime is not None:
-        # Handles do not name a runtime: an import uses the runtime that this process uses.
+        # A handle does not name a runtime: an import uses the runtime that this process already
+        # uses. So the device is opened first, in the runtime under test.
         with suppress(crossmem.DeviceNotFoundError):
             device()
     if isinstance(options.get("device"), str):
@@ -309,7 +310,7 @@ def in_threads(count: int, function: Callable[..., Any], *args: Any) -> list[Any
 
 
 def busy(seconds: float) -> None:
-    """Run pure Python without a wait."""
+    """Keep the process busy with pure Python for some seconds, without a wait."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         sum(range(1000))
@@ -329,7 +330,10 @@ def calls() -> dict[str, int]:
 
 
 def keep_tracer(name: str) -> None:
-    """Store the tracing driver as an object, so that a test reads it without a call of crossmem."""
+    """Store the tracing driver as a named object.
+
+    A test reads its counts without a call of crossmem.
+    """
     objects[name] = tracer()
 
 
@@ -381,7 +385,7 @@ def reset() -> dict[str, Any]:
 
 
 def state(ignored: frozenset[int] = frozenset()) -> dict[str, Any]:
-    """Return the resources of this process, for a comparison before and after."""
+    """Return the resources that this process has now. Tests compare them before and after."""
     blocks.close_pools()
     crossmem.collect()
     return {

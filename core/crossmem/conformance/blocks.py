@@ -30,7 +30,7 @@ _LARGE_NBYTES: Final = 2**20
 
 _exports: Final = crossmem.exports
 _allocate: Any = None
-"""The function that allocates without a pool; None until :func:`use` replaces it."""
+"""The original method that allocates, once :func:`use` has replaced it; else None."""
 
 
 class _Pools(Part):
@@ -39,9 +39,9 @@ class _Pools(Part):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self.pools: dict[tuple[Any, ...], list[crossmem.Pool]] = {}
-        """By device, size of the blocks, allow and access."""
+        """The pools, by device, size of the blocks, allow and access."""
         self.records: dict[tuple[Arena, int], BlockRecord] = {}
-        """The last life of each block."""
+        """By pool and index: the record of the latest life of each block."""
 
 
 def use() -> None:
@@ -95,9 +95,9 @@ def _note(part: _Pools, block: Block) -> crossmem.Allocation:
 
 
 def close_pools() -> None:
-    """Close the pools of this process, and release imported arenas without a held block.
+    """Close the pools of this process, and release imported pools in which it holds no block.
 
-    The arenas that remain have live or held blocks.
+    Pools with live or held blocks remain.
     """
     process = current()
     part = process.part(_Pools)
@@ -108,7 +108,7 @@ def close_pools() -> None:
 
 
 def close_idle() -> None:
-    """Release the imported arenas of which this process holds no block."""
+    """Release the imported pools in which this process holds no block."""
     current().part(PoolImports).close_idle()
 
 
@@ -119,7 +119,9 @@ def _arenas() -> list[Arena]:
 
 
 class BlockTracer(TracingDriver):
-    """A tracing driver that counts each block as an allocation, and each held block as an import.
+    """A tracing driver for the kit on blocks.
+
+    It counts a block as an allocation, and a held block as an import.
 
     Only :class:`crossmem.driver.TracingDriver` counts the arenas themselves.
     """
@@ -145,7 +147,7 @@ class BlockTracer(TracingDriver):
 
 
 def _holders_in(arena: ArenaImport) -> dict[int, list[object]]:
-    """Return the holders of each block through one import of an arena."""
+    """Return the holders of each block of one imported pool, by the block's index."""
     return {
         index: [one for one in list(holders) if one.arena is arena]
         for index, holders in list(arena.holders.items())

@@ -18,7 +18,7 @@ START_TIMEOUT_S: Final = 60.0 * SLOWNESS
 """How long a peer may take to start, in seconds."""
 
 GRACE_S: Final = 10.0 * SLOWNESS
-"""How long a peer may continue after the test has given up on it, in seconds."""
+"""How long a peer may continue with a call after the test has stopped waiting, in seconds."""
 
 _LENGTH: Final = struct.Struct("<Q")
 
@@ -77,7 +77,7 @@ def _guarded(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    # A hanging call must not keep the peer alive. The test gives up long before this limit.
+    # If a call hangs, the peer ends itself at this limit. The test has given up long before.
     faulthandler.dump_traceback_later(limit_s, exit=True)
     pid = os.getpid()
     is_result, trace = True, ""
@@ -87,7 +87,7 @@ def _guarded(
         is_result, value, trace = False, error, traceback.format_exc()
     faulthandler.cancel_dump_traceback_later()
     if os.getpid() != pid:
-        os._exit(70)  # a forked child returned from a function that should have ended the child
+        os._exit(70)  # this is a forked child, which should have ended in the function
     try:
         send(stream, (number, is_result, value, trace))
     except Exception as error:  # noqa: BLE001 - the value cannot be pickled

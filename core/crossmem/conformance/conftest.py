@@ -23,7 +23,8 @@ from crossmem.conformance.strangers import MakeStranger, Stranger
 from crossmem.driver import TracingDriver
 
 TEST_LIMIT_S: Final = 180.0 * SLOWNESS
-"""No test may take longer. A second deadline ends the whole run some time later."""
+"""The time limit of a test, in seconds. If a test cannot be interrupted, a second deadline ends the
+whole run."""
 
 _HERE: Final = Path(__file__).parent
 _LAW: Final = re.compile(r"test_([cp])(\d\d)_")
@@ -54,7 +55,7 @@ def _law_of(item: pytest.Item) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test of the kit with its law, and deselect tests that were not requested."""
+    """Mark each test of the kit with its law, and leave out tests that were not requested."""
     left_out = []
     for item in items:
         if _HERE not in item.path.parents:
@@ -71,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test of a feature that the device, or blocks of pools, lack."""
+    """Skip a test if the device, or blocks of pools, lack what it tests."""
     if item.config.getoption("crossmem_blocks"):
         for marker in item.iter_markers("crossmem_not_of_blocks"):
             pytest.skip(f"not of blocks: {marker.args[0]}")
@@ -143,7 +144,7 @@ def pool(kit: Kit) -> PeerPool:
 
 @pytest.fixture(autouse=True)
 def guarded(request: pytest.FixtureRequest, kit: Kit) -> Iterator[None]:
-    """Enforce the time limit and the absence of leaks for each test."""
+    """Interrupt each test at its time limit, and check afterwards that it has left no resources."""
     wanted = 2 if "peer2" in request.fixturenames else int("peer" in request.fixturenames)
     faulthandler.dump_traceback_later(2 * TEST_LIMIT_S, exit=True)
     with deadline(TEST_LIMIT_S):
@@ -227,7 +228,8 @@ def stranger(guarded: None) -> Iterator[MakeStranger]:
 def imports(device: crossmem.Device, request: pytest.FixtureRequest) -> Iterator[Imports]:
     """Return the imports from peers and the ranges of a test; all are released after the test."""
     for name in {"peer", "peer2", "fresh_peer"}.intersection(request.fixturenames):
-        # Peers are set up first and checked last: imports keep an exporter's memory alive.
+        # Peers are set up first, so they are checked last: as long as a test's imports are open, an
+        # exporter's memory would count as a leak.
         request.getfixturevalue(name)
     with ExitStack() as undo:
         yield Imports(device, undo)
@@ -255,7 +257,8 @@ def peer2(kit: Kit, guarded: None) -> Iterator[Peer]:
 def fresh_peer(kit: Kit, guarded: None, request: pytest.FixtureRequest) -> Iterator[FreshPeer]:
     """Return a function that starts peers for one test, which may kill or stop them."""
     for name in {"peer", "peer2"}.intersection(request.fixturenames):
-        # Other peers are set up first and checked last: they are connected to living fresh peers.
+        # Other peers are set up first, so they are checked last: as long as fresh peers live,
+        # connections to them would count as leaks.
         request.getfixturevalue(name)
     started: list[Peer] = []
 

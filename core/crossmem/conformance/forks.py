@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forks in peers: children that sleep for ever, and children that do a job and end."""
+"""Forked children of peers: some sleep until they are killed, others call a function and end."""
 
 import ctypes
 import os
@@ -44,7 +44,8 @@ def sleeping_child(*, with_handlers: bool) -> int:
             while True:
                 signal.pause()
         return pid
-    # PyDLL keeps the GIL, so the child continues although it has lost all other threads.
+    # PyDLL keeps the GIL during the call, so the child has it. Otherwise a thread that the child
+    # does not have could hold it.
     libc = ctypes.PyDLL(None)
     pid = int(libc.fork())
     if pid == 0:

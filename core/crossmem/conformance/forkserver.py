@@ -190,7 +190,7 @@ class ForkServer:
         if self._pid == os.getpid():
             self._process.wait()
         else:
-            self._process.returncode = 0  # it is no child of this process
+            self._process.returncode = 0  # the parent's child: this process cannot wait for it
 
 
 # The server's end -------------------------------------------------------------------------
@@ -220,7 +220,8 @@ class _Server:
                 modules, environment, path = pickle.loads(data)  # noqa: S301 - from this program
                 for name in modules:
                     import_module(name)
-                # A garbage collection would copy the pages that the children share with the server.
+                # The freeze keeps the garbage collector from writing to these objects. A write
+                # would copy pages that the children share with the server.
                 gc.freeze()
                 if self._fork(output, status):
                     return stream, environment, path

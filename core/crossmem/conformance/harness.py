@@ -37,7 +37,7 @@ class Allocate(Protocol):
 
 
 class FreshPeer(Protocol):
-    """Starts a peer for one test."""
+    """The type of the fixture ``fresh_peer``: it starts a peer for one test."""
 
     def __call__(
         self, *, tracing: bool = True, fresh: bool = False, **environment: str | None
@@ -89,17 +89,18 @@ class Kit:
         self._folder = None
         is_worker = "PYTEST_XDIST_WORKER" in os.environ
         if is_worker or "CROSSMEM_RUN_DIR" not in os.environ:
-            # A separate folder for each worker, because the kit checks that it is empty.
+            # Each worker of pytest-xdist has its own run directory, because the kit checks that it
+            # is empty in the end.
             self._folder = tempfile.mkdtemp(prefix="crossmem-")
             os.environ["CROSSMEM_RUN_DIR"] = self._folder
         if is_worker and runtime == "emulated":
-            # On a shared host, the allocations of one worker would change the free memory of
-            # another.
+            # Each worker has its own emulated host. On a common one, a worker's allocations would
+            # change the free memory that another worker's tests measure.
             os.environ["CROSSMEM_EMULATED_STATE"] = str(Path(self._folder or "", "host"))
         actions.begin(spec, runtime, mechanism, tracing=True, on_blocks=on_blocks)
         self.device = actions.device()
         self.violations_before = len(actions.vendor_violations() or [])
-        """The breaches that a strict emulation had recorded before the run."""
+        """The number of breaches that a strict emulation had recorded before the run."""
         self.run_dir = current().settings.run_dir
         self.pool = PeerPool(
             spec,
@@ -109,10 +110,12 @@ class Kit:
             environment={"CROSSMEM_RUN_DIR": str(self.run_dir)},
         )
         preload(*plugin_modules())
-        # The lease server starts at the first export and stays. It must not count as a test's leak.
+        # The first export starts the lease server, which stays. It is started here, so that it does
+        # not count as the leak of a test.
         with self.device.allocate(1) as allocation:
             allocation.export()
-        # Each test collects garbage twice. The freeze exempts the objects of pytest.
+        # Each test collects garbage twice. The freeze makes that faster: the collector skips the
+        # objects that exist now, mostly those of pytest.
         gc.collect()
         gc.freeze()
 

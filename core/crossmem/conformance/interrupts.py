@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions of a signal handler, at each place in turn where CPython runs handlers.
+"""Raises an exception from a signal handler, at a chosen place where CPython runs handlers.
 
 CPython runs signal handlers at the entry of a Python function, at a backward jump, and after a call
 of C code. These places can be found without tracing: the handler is C code that triggers its own
@@ -35,11 +35,11 @@ class Interrupts:
     Parameters
     ----------
     number
-        Counts from 1. If the block has fewer places, this raises nothing.
+        Number of the place, from 1. If the block has fewer places, nothing is raised.
     counts
-        Called with the file of each frame: True if the file is under test, False if it prevents
-        counting, None for neutral files such as the standard library's. A place counts if a frame
-        returns True and no frame returns False.
+        Called with the file of each frame on the stack. It returns True for a file under test,
+        False for a file whose calls must not be interrupted, and None for other files, such as the
+        standard library's. A place counts if there is a True and no False.
 
     Attributes
     ----------
@@ -60,10 +60,12 @@ class Interrupts:
         self._tracer: Any = None
 
     def __enter__(self) -> Self:
-        # min() calls the key for both arguments of the handler, number and frame, and compares the
-        # results. All of that is C code except the key, during which no signal is pending.
+        # The handler is C code: min() calls the key with the signal's number and with the frame,
+        # and compares the results. Only the key is Python code, and no signal is pending while it
+        # runs.
         handler: Any = partial(min, key=self._step)
-        # If a function is traced, CPython 3.11 runs handlers at one place for ever.
+        # Tracing is switched off: in a traced function, CPython 3.11 would run the handler at the
+        # same place again and again.
         self._tracer = sys.gettrace()
         sys.settrace(None)
         self._before = signal.signal(_SIGNAL, handler)

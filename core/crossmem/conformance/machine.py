@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random sequences of calls in three processes, with deaths, compared with a model.
+"""Random sequences of calls and deaths in three processes, compared with a model.
 
 After each step, the resources of each process must be those in the model.
 """
@@ -120,7 +120,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.own())
     @rule(data=st.data())
     def export(self, data: st.DataObject) -> None:
-        """Export a block, possibly again."""
+        """Export an allocation, which may have been exported before."""
         block = data.draw(st.sampled_from(self.model.own()))
         self.note_export(block, data.draw(st.sampled_from(self.accesses)))
 
@@ -203,7 +203,8 @@ class SharingMachine(RuleBasedStateMachine):
         try:
             self.at(place, actions.attach_many, names, blobs, readonly=readonly)
         except crossmem.CrossmemError as error:
-            # If several handles are refused, the laws do not say which error is raised.
+            # Several handles may be refused for different reasons. The laws do not say which error
+            # is raised.
             if type(error) not in refusals and not self.model.is_lost(error, chosen):
                 raise
             return
@@ -270,13 +271,14 @@ class SharingMachine(RuleBasedStateMachine):
     @rule(place=st.sampled_from(PLACES[1:]))
     def kill(self, place: int) -> None:
         """Kill a process: its memory is orphaned, and its holds end."""
-        self.has_killed = True  # a new process takes long to start: one death in each run
+        self.has_killed = True  # a new process starts slowly: one death in each run
         self.peers[place].kill()
         self.peers[place].destroy()
         self.peers[place] = type(self).start()
         self.model.kill(place)
         if blocks.are_used():
-            # An attach of a further block checks the owner's life only each half second.
+            # An attach of a further block of an open pool checks at most every half second whether
+            # the owner lives.
             time.sleep(0.6)
 
     # What must always hold --------------------------------------------------------------------

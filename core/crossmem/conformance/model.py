@@ -68,7 +68,10 @@ class Held:
 
 @dataclass
 class Entry:
-    """One (allocation, access) that a process has open: the number of users, and the exports."""
+    """Memory that a process has open with one access.
+
+    It has a number of users, and the exports by which it was imported.
+    """
 
     block: Block
     users: int = 0
@@ -76,9 +79,9 @@ class Entry:
 
 
 class Model:
-    """The expected contents, opens and results of calls.
+    """The expected contents of memory, open imports, and results of calls.
 
-    Processes are numbers here.
+    A process is a number here, and a killed process is replaced under the same number.
 
     Parameters
     ----------
@@ -105,7 +108,8 @@ class Model:
         """Return the error of an import, None if it must succeed."""
         entry = self.entries.get((place, handle.block.name, access))
         if blocks.are_used() and not handle.block.is_orphaned:
-            # All imports of a pool in one process hold a block by the same lease words.
+            # In one process, all imports of a block hold it by the same word, whatever their access
+            # is.
             entry = entry or self.entries.get((place, handle.block.name, "rw"))
             entry = entry or self.entries.get((place, handle.block.name, "ro"))
         if entry is not None and handle.handle.access in entry.exports:
@@ -181,8 +185,8 @@ class Model:
             and (not one.is_freed or self.holders(one))
         ]
         entries = [one for (where, *_), one in self.entries.items() if where == place]
-        # A process does not import its own memory, but it may import an orphaned block of a dead
-        # process that had the same number.
+        # A process does not import its own memory at the vendor. It does import a block whose owner
+        # is dead and had the same number in this model.
         foreign = [one for one in entries if one.block.place != place or one.block.is_orphaned]
         expected = {
             "blocks": len(blocks),

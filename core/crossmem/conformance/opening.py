@@ -26,14 +26,16 @@ except crossmem.CrossmemError as error:
 def refuse(config: pytest.Config) -> int | None:
     """Report why the device cannot be used, and return the exit code; None if it can be used."""
     names = ("crossmem_device", "crossmem_runtime", "crossmem_mechanism")
-    # The check has its own process, because an xdist controller must not load vendor libraries.
+    # The check runs in a process of its own: this process may be the controller of pytest-xdist,
+    # which must not load vendor libraries.
     done = subprocess.run(
         [sys.executable, "-c", _OPEN, *(config.getoption(name) or "" for name in names)],
         check=False,
         stderr=subprocess.PIPE,
         text=True,
     )
-    # The kit reports errors of other classes than crossmem's, because its traceback says more.
+    # Another error than one of crossmem's is a fault. The kit's tests will show it with a
+    # traceback.
     if done.returncode != _UNUSABLE:
         return None
     sys.stderr.write(done.stderr)

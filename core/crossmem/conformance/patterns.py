@@ -15,7 +15,7 @@ _PART: Final = struct.Struct("<QQ")
 
 
 def pattern(nbytes: int, seed: int) -> bytes:
-    """Return bytes without repeated neighbourhoods."""
+    """Return bytes in which no short sequence repeats, so that shifted data is noticed."""
     return bytes((seed + index * 31 + (index >> 8) * 7) & 0xFF for index in range(nbytes))
 
 

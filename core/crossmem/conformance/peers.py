@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other processes that execute a test's requests, under deadlines.
 
-A :class:`Peer` is equivalent to a fresh interpreter: it is forked from a warm one or started as a
-new one. It calls module-level functions, mostly those of :mod:`crossmem.conformance.actions`, one
-after the other in its main thread, and sends back their results or exceptions. Every wait has a
-deadline, and remaining processes of a peer are killed.
+A :class:`Peer` behaves like a new interpreter. It is one, or it is forked from an interpreter that
+has imported crossmem and not used it. It calls module-level functions, mostly those of
+:mod:`crossmem.conformance.actions`, one after the other in its main thread, and sends back their
+results or exceptions. Every wait has a deadline, and remaining processes of a peer are killed.
 """
 
 import contextlib
@@ -111,8 +111,8 @@ class Peer:
     tracing
         Whether drivers are wrapped in :class:`crossmem.driver.TracingDriver`.
     fresh
-        Whether the peer is a new interpreter, not a fork of a warm one. Tests of start, exit, exec
-        and fork need this, and so do vendor libraries that do not survive a fork.
+        Whether the peer is a new interpreter, and not forked from another one. Tests of start,
+        exit, exec and fork need this, and so do vendor libraries that do not survive a fork.
 
     Notes
     -----
@@ -225,7 +225,7 @@ class Peer:
         within: float = DEFAULT_TIMEOUT_S,
         **kwargs: Any,
     ) -> Pending:
-        """Like :meth:`call`, but without a wait. The peer executes calls in order."""
+        """Begin a call, as :meth:`call` does. The peer executes calls in order."""
         number = next(self._numbers)
         request = (number, function, args, kwargs, within + GRACE_S)
         self._socket.settimeout(within)
@@ -269,7 +269,7 @@ class Peer:
         poll.register(self._pidfd, select.POLLIN)
         events = dict(poll.poll(max(0.0, timeout_s) * 1000))
         if self._pidfd in events and self._socket.fileno() not in events:
-            # A forked child of the peer may hold the socket open.
+            # The peer is dead, although a forked child of it may hold the socket open.
             raise self._died("while a call was under way")
         return bool(events)
 
@@ -301,7 +301,8 @@ class Peer:
         """Stop it with SIGSTOP, and wait until it has stopped."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
         deadline = time.monotonic() + GRACE_S
-        # Only the peer's parent, which may be a fork server, can wait for the stop.
+        # Only the parent could wait for the stop, and that may be a fork server. So the state is
+        # polled.
         while self._state() != b"T":
             if time.monotonic() > deadline:
                 raise PeerTimeoutError(f"{self!r} does not stop")
@@ -344,7 +345,7 @@ class Peer:
             return
         with contextlib.suppress(Exception):
             if "COVERAGE_PROCESS_START" in os.environ and self._is_running():
-                # A killed process cannot save its coverage.
+                # A killed process saves no coverage, so the peer saves it now.
                 self.start(_save_coverage).result(3)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)

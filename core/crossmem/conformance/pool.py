@@ -30,14 +30,14 @@ __all__ = [
 SOON_S: Final = 4.0 * SLOWNESS
 """The limit for events that the laws promise within a second, in seconds.
 
-The laws' second applies to running processes. On an overloaded machine, a process may not run for
-longer than that. A broken law takes for ever, or until a timeout above this limit.
+It is longer than a second, because a process on an overloaded machine may not run for some seconds.
+A driver that breaks such a law exceeds this limit, too.
 """
 
 _SHOWN_LEAKS: Final = 10
 
 State = dict[str, Any]
-"""The result of :func:`crossmem.conformance.actions.state`."""
+"""The resources of a process: the result of :func:`crossmem.conformance.actions.state`."""
 
 
 class LeakError(AssertionError):
@@ -59,14 +59,15 @@ class TestTimeoutError(Exception):
 
 
 class PeerPool:
-    """Starts peers once and gives the same clean ones to test after test.
+    """Starts peers once, gives the same peers to many tests, and cleans them after each test.
 
     Parameters
     ----------
     device, runtime, mechanism
         As for :class:`crossmem.conformance.peers.Peer`.
     forks
-        Whether peers are forked from a warm process. Vendors' libraries may not survive a fork.
+        Whether peers are forked from a process that has imported crossmem. Vendors' libraries may
+        not survive a fork.
     environment
         Variables that every peer gets.
     """
@@ -162,13 +163,14 @@ def own_state() -> State:
     """Return the resources of this process, without those of the kit itself."""
     gc.collect()
     state = actions.state(kit_descriptors())
-    # Only this process reads the breaches of all, so that no peer is blamed for another peer's.
+    # The list of breaches covers all processes. Only this process reports it, so that no peer is
+    # blamed for another peer's breach.
     state["violations"] += actions.vendor_violations() or []
     return state
 
 
 def leftovers(before: State, after: State) -> list[str]:
-    """Describe the resources that a process has only after a test."""
+    """Describe the resources that a process has after a test and did not have before."""
     found = [
         f"{count - before['live'][kind]} {kind} are left"
         for kind, count in after["live"].items()
@@ -184,7 +186,8 @@ def settle(check: Any, *, within: float = SOON_S) -> list[str]:
     """Repeat a check until it finds nothing or time is up; return its last findings."""
     end = time.monotonic() + within
     for pause in itertools.chain((0.001, 0.005, 0.02), itertools.repeat(0.05)):
-        # The clock is read before the check, so a check that began in time is not the last one.
+        # The clock is read before the check. So the last check always begins after the end of the
+        # time.
         is_last = time.monotonic() > end
         found: list[str] = check()
         if not found or is_last:

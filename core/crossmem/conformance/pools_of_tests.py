@@ -37,7 +37,7 @@ def take_all(pool: crossmem.Pool) -> list[crossmem.Block]:
             taken.append(pool.allocate())
         except crossmem.OutOfMemoryError:
             return taken
-        # Importers' rows are read only for blocks that were exported.
+        # The owner reads importers' rows only for blocks that were exported, so all are.
         taken[-1].export()
 
 

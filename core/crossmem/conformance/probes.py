@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes to a peer's driver that let a test observe or disturb core's calls.
+"""Changes of a peer's driver, by which a test observes core's calls or makes them fail.
 
 They replace methods of the peer's tracing driver for the life of that peer, so use fresh peers.
 """
@@ -46,7 +46,7 @@ def start_journal() -> None:
         return method
 
     for name in _METHODS:
-        # Some methods belong to optional groups.
+        # The driver may lack methods of optional groups.
         if not hasattr(driver, name):
             continue
         setattr(driver, name, noting(name, getattr(driver, name)))

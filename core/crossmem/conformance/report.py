@@ -14,7 +14,7 @@ LAWS: Final = tuple(f"C{number}" for number in range(1, 31))
 """The laws of the contract."""
 
 POOL_LAWS: Final = tuple(f"P{number}" for number in range(1, 6))
-"""The laws of pools, in addition to those of the contract."""
+"""The laws of pools, which blocks keep in addition to those of the contract."""
 
 TABLE: Final = "crossmem-laws"
 """Name of the pytest plugin that prints the table of laws: ``-p no:crossmem-laws`` omits it."""

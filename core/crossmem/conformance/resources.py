@@ -46,7 +46,7 @@ def descriptors(ignored: frozenset[int] = frozenset()) -> list[str]:
         try:
             target = str(entry.readlink())
         except OSError:
-            continue  # the one that listed the directory
+            continue  # the descriptor by which the directory was listed
         if int(entry.name) not in ignored:
             found.append(target.split(":[", 1)[0] if target.startswith(_KINDS) else target)
     return sorted(found)

@@ -29,9 +29,10 @@ def fork_peer(environment: dict[str, str], stream: socket.socket, output: int) -
 
 
 def preload(*modules: str) -> None:
-    """Import modules in the fork servers: common ones whose import has no side effect.
+    """Let the fork servers import modules, which saves their children the time.
 
-    Peers with ``fresh=True`` do not have them.
+    The import of a module must have no side effect. Peers with ``fresh=True`` import nothing in
+    advance.
     """
     _preloaded.update(dict.fromkeys(modules))
 
@@ -48,5 +49,6 @@ def _close_servers() -> None:
         _servers.popitem()[1].close()
 
 
-# A forked child keeps no descriptor of its parent's servers, so they end with the parent.
+# A server ends when the last descriptor of its connection is closed. A forked child closes its
+# copies, so the servers end with the parent.
 os.register_at_fork(after_in_child=_close_servers)

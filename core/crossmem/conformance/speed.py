@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slowness of this machine. Deadlines are multiplied by it."""
+"""How slow this machine is. The kit multiplies its deadlines by this factor."""
 
 import os
 import statistics
@@ -11,7 +11,7 @@ from typing import Final
 __all__ = ["SLOWNESS", "VARIABLE"]
 
 VARIABLE: Final = "CROSSMEM_TEST_SLOWNESS"
-"""Overrides the measurement. The measurement sets it for child processes."""
+"""The variable that replaces the measurement. A process that measures sets it for its children."""
 
 _REFERENCE_S: Final = 0.028
 """Time of the sample on the reference machine for the deadlines: an idle core of 2026."""

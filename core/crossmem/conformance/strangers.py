@@ -28,11 +28,11 @@ needs_foreign: Final = pytest.mark.crossmem_requires("foreign_memory")
 
 
 class Owner:
-    """The owner of foreign memory, as a tensor is."""
+    """Stands for the object that keeps foreign memory alive, such as a tensor."""
 
 
 def let_go(kept: "weakref.ref[Owner]") -> list[str]:
-    """Return a fault if an owner is still alive."""
+    """Return a complaint if an owner is still alive, else nothing."""
     crossmem.collect()
     gc.collect()
     return [] if kept() is None else ["the owner is kept"]
@@ -48,7 +48,7 @@ def took(tracer: TracingDriver, before: dict[str, int]) -> dict[str, int]:
 
 
 class Stranger:
-    """Memory of the device under test that only its driver knows, not crossmem's core.
+    """Memory that the driver under test has allocated, and of which crossmem's core knows nothing.
 
     Parameters
     ----------

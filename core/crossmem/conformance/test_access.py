@@ -88,7 +88,7 @@ def test_c13_nobody_is_admitted_where_no_pid_is(allocate: Allocate, peer: Peer) 
     with pytest.raises(crossmem.AccessDeniedError):
         peer.call(actions.attach, "never", handle.to_bytes())
 
-    # The exporter itself needs no admission.
+    # ``allow`` does not apply to the exporter itself.
     crossmem.attach(handle).unmap()
 
 
@@ -142,7 +142,7 @@ def test_c13_a_denial_is_reported(peer: Peer, fresh_peer: FreshPeer) -> None:
     with pytest.raises(crossmem.AccessDeniedError):
         peer.call(actions.attach, "never", blob)
 
-    # Observers receive the event after the reply was sent.
+    # The lease server replies first and then tells observers, so this waits.
     assert settle(lambda: [] if exporter.call(denials) else ["nobody heard of it"]) == []
     (event,) = exporter.call(denials)
     handle = crossmem.ShareableHandle.from_bytes(blob)

@@ -133,7 +133,7 @@ def test_c01_importers_see_what_a_driver_filled(allocate: Allocate, peer: Peer) 
     allocation = allocate(len(data) + 2 * lead)
     block = record_of(allocation).memory.block
     with address_of(data) as (address, nbytes):
-        # A driver may write few bytes and many bytes in different ways.
+        # A driver may write few bytes in another way than many bytes. Both are tested.
         for start, end in ((lead, nbytes), (1, lead), (0, 1)):
             allocation.device.driver.fill(block, lead + start, address + start, end - start)
     allocation.device.synchronize()

@@ -88,7 +88,7 @@ def test_c17_neither_end_of_a_copy_may_be_closed(allocate: Allocate) -> None:
     for target, source in ((open_, freed), (freed, open_)):
         with pytest.raises(crossmem.ClosedError):
             target.copy_from(source)
-    # The refused copies do not leave the open allocation in use.
+    # After the refused copies, the open allocation is not in use: it can be freed.
     open_.free(busy="raise")
 
 
@@ -199,13 +199,13 @@ def test_c17_dropped_objects_are_given_back_with_a_warning(
     for make in drops:
         with pytest.warns(ResourceWarning, match="was dropped without"):
             dropped(make)
-        # The parent of a dropped mapping ends only now, with a warning of its own.
+        # The import of a dropped mapping ends only now, and emits a warning of its own.
         with warnings.catch_warnings(action="ignore", category=ResourceWarning):
             crossmem.collect()
 
         assert tracer.live == before
 
-    # The exporter's leases end too.
+    # The leases at the exporter have ended, too.
     assert settle(lambda: [repr(one) for one in peer.call(actions.exports) if one.leases]) == []
 
 
@@ -222,7 +222,8 @@ def test_c17_a_with_block_of_an_import_ends_by_its_own_error(peer: Peer) -> None
     with pytest.raises(KeyError):
         use()
 
-    # The import ends when its object is dropped, and its mapping lives on.
+    # The block could not close the import, because of its mapping. The import ends when its object
+    # is dropped, and the mapping still works.
     kept[0].read(1)
     kept.pop().unmap()
     assert settle(lambda: [repr(one) for one in peer.call(actions.exports) if one.leases]) == []

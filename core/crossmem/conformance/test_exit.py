@@ -31,12 +31,13 @@ _TOO_LONG = "60"
 
 
 def report_at_exit() -> None:
-    """Print the remaining resources of this process after crossmem's exit.
+    """Print, after crossmem's part of the exit, the resources that this process still has.
 
     multiprocessing runs finalisers by priority, and crossmem's is one of them.
     """
     current().registry.adapt(TracingDriver)
-    # A vendor's library keeps the files of its devices open until the process ends.
+    # A vendor's library opens the files of its devices once and keeps them. They must not count as
+    # left.
     device = actions.device()
     device.allocate(1).free()
     before = resources.descriptors()
@@ -79,7 +80,7 @@ def _files(kit: Kit) -> set[Path]:
 
 def test_c20_nothing_is_left_of_an_exporter(kit: Kit, fresh_peer: FreshPeer) -> None:
     before = _files(kit)
-    # The memory has no holders, so the exit has nothing to wait for.
+    # The memory has no holders, so the exit does not wait, in spite of the long limit.
     exporter = fresh_peer(fresh=True, tracing=False, CROSSMEM_EXIT_WAIT=_TOO_LONG)
     exporter.call(report_at_exit)
     for name in "abc":
@@ -296,7 +297,7 @@ def test_c20_a_program_that_fails_exits_normally_too(
     peer.call(actions.offer, "memory", _NBYTES)
     peer.call(actions.attach, "mapped", allocation.export().to_bytes())
 
-    # The peer catches none of these exceptions.
+    # Nothing in the peer catches these exceptions, so they end it.
     peer.start(_fail, ending)
 
     assert peer.wait_exit() == exitcode
@@ -325,7 +326,7 @@ def test_c20_children_of_multiprocessing_release_at_exit(
 
     assert parent.call(_run_child, method, place, blob, within=150) == b"data"
 
-    # Released, not lost: the child made its driver's calls before it ended.
+    # The child released its memory itself. If its death had, files could be left.
     assert _files(kit) - before == set()
     allocation.free(busy="wait", timeout=1)
 
@@ -354,7 +355,7 @@ def _child(
 ) -> None:
     actions.begin(*place, tracing=True)
     tracer = actions.tracer()
-    # Finalisers with a lower priority run later, so this one runs after crossmem's.
+    # This finaliser has the lower priority, so it runs after crossmem's.
     util.Finalize(
         None,
         lambda: sending.send(json.dumps({"live": tracer.live, "violations": tracer.violations})),

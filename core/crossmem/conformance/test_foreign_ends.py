@@ -76,8 +76,8 @@ def test_c09_each_adoption_keeps_its_own_owner(stranger: MakeStranger, peer: Pee
     peer.call(actions.attach, "second", second.export().to_bytes())
     first.free()
     second.free()
-    # The vendor's memory stays open for the second adoption, but that must not keep the first
-    # owner alive.
+    # The importer keeps the vendor's memory open for the second adoption. The owner object of the
+    # first one must be released all the same.
     peer.call(actions.unmap, "first")
 
     assert settle(lambda: let_go(kept[0])) == []
@@ -224,7 +224,8 @@ def test_c16_a_refused_close_is_tried_again(stranger: MakeStranger, fresh_peer: 
         importer.call(probes.fail_once, "close")
         with pytest.raises(crossmem.DriverError, match="EIO"):
             importer.call(actions.unmap, "m")
-        # Both adoptions share one vendor open, so this attach must repeat the refused close first.
+        # Both adoptions share one import at the vendor, whose close was refused. This attach must
+        # repeat the close first.
         importer.call(actions.attach, "other", other.export().to_bytes())
         importer.call(actions.unmap, "other")
         importer.call(actions.collect)

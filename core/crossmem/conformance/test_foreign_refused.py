@@ -74,7 +74,7 @@ def test_c25_adopting_is_refused_where_the_backend_does_not_offer_it(
         pytest.skip("the device has it")
     before = dict(tracer.calls)
     others = [device.for_mechanism(name).capabilities for name in capabilities.mechanisms]
-    # A report covers every mechanism.
+    # A report asks the driver once for each mechanism that has the capability.
     asked = {"inspect": sum(one.foreign_memory for one in others)}
 
     assert "foreign_memory" in refused(device, 1 << 40)

@@ -116,7 +116,8 @@ def test_c18_the_child_keeps_no_descriptor_thread_or_memory(
     assert peer.call(in_child, unexpected_descriptors) == []
     assert peer.call(in_child, resources.threads) == ["MainThread"]
     assert peer.call(in_child, resources.lease_words) == []
-    # Memory that the CPU can view stays mapped, without a descriptor.
+    # The child has no descriptor of shared memory. It has memory mapped only if the CPU can view
+    # it.
     assert peer.call(in_child, resources.shared_nbytes, only_open=True) == 0
     assert capabilities.host_visible or peer.call(in_child, resources.shared_nbytes) == 0
 
@@ -126,7 +127,7 @@ def test_c18_the_child_keeps_nothing_alive(allocate: Allocate, fresh_peer: Fresh
     allocation = allocate(_NBYTES)
     peer = fresh_peer()
     peer.call(_set_up, allocation.export().to_bytes())
-    # The child lives on with all inherited objects.
+    # The child lives on, with all inherited objects. None of them may keep a lease.
     peer.call(in_child, actions.pid, stays=True)
 
     peer.call(actions.unmap, "mapped", "mapping")
@@ -173,7 +174,8 @@ def test_c18_a_child_that_ends_normally_takes_nothing_with_it(
 
 
 def _run_forked_child_to_its_end() -> int | None:
-    # multiprocessing runs finalisers at the end of its children.
+    # The end of a child of multiprocessing runs finalisers. Those of the parent must do nothing in
+    # it.
     process = multiprocessing.get_context("fork").Process(target=actions.pid)
     process.start()
     process.join(30)

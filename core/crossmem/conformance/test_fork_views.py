@@ -106,7 +106,7 @@ def test_c18_inherited_views_outlive_what_the_parent_had(
         peer.exit()
     else:
         peer.kill()
-    # The child has the pages but no lease.
+    # The child has the pages, but no lease, so the memory can be freed.
     allocation.free(busy="wait", timeout=SOON_S)
     for _ in range(4):
         allocate(_NBYTES, b"somebody else's")
@@ -192,7 +192,8 @@ def test_c18_dropping_inherited_views_gives_nothing_back(allocate: Allocate, pee
 
 def _drop_all_but_one_view() -> tuple[bytes, list[int]]:
     """Drop inherited objects; return the bytes of one kept view, and the closed descriptors."""
-    # These files get the numbers of descriptors that the child inherited and closed.
+    # These files get the numbers of descriptors that the child has inherited and closed. If an
+    # object closed its descriptor again, it would close one of these files.
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]
     kept = actions.objects[_view_of("allocation")]
     actions.objects.clear()
@@ -202,7 +203,8 @@ def _drop_all_but_one_view() -> tuple[bytes, list[int]]:
 
 
 def _run_to_its_end() -> int | None:
-    # multiprocessing runs finalisers at the end of its children.
+    # The end of a child of multiprocessing runs finalisers. Those of the parent must do nothing in
+    # it.
     process = multiprocessing.get_context("fork").Process(target=_touch)
     process.start()
     process.join(30)
@@ -309,7 +311,8 @@ def _try_each() -> dict[str, str]:
 @pytest.mark.crossmem_core
 def test_c18_a_fork_after_exit_closes_no_descriptor(fresh_peer: FreshPeer) -> None:
     peer = fresh_peer(CROSSMEM_EXIT_WAIT="0")
-    # The peer exports and imports, so it has pidfds of this process in both roles.
+    # The peer exports to this process and imports from it, so it has a pidfd of this process in
+    # each role.
     with actions.device().allocate(_NBYTES) as allocation:
         peer.call(actions.attach, "mapping", allocation.export().to_bytes())
         with crossmem.attach(peer.call(actions.offer, "allocation", _NBYTES)):
@@ -332,7 +335,7 @@ def _fork_after_exit() -> tuple[list[int], list[int]]:
     numbers = sorted(before - _open_numbers())
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for number in numbers:
-        # One of the numbers is the number of `null`.
+        # dup2() does nothing for the number that `null` itself has.
         os.dup2(null, number, inheritable=False)
     return numbers, in_child(_not_null, numbers)
 
@@ -343,7 +346,7 @@ def _not_null(numbers: list[int]) -> list[int]:
 
 def _is_null(descriptor: int) -> bool:
     try:
-        # This opens no file, because a new file would get the number under test.
+        # No file is opened here: it could get the number under test.
         return os.path.samestat(os.fstat(descriptor), os.stat(os.devnull))  # noqa: PTH116
     except OSError:
         return False

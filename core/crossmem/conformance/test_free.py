@@ -79,7 +79,7 @@ def test_c09_collect_says_how_much_it_freed(device: crossmem.Device, peer: Peer)
     peer.call(actions.unmap, "m0", "m1", "m2")
 
     def what_waits() -> list[str]:
-        # Some of the memory may be free already, without a call (C27).
+        # The reaper may have freed some of the memory already (C27).
         assert 0 <= crossmem.collect() <= 3
         return [str(one) for one in crossmem.exports()]
 
@@ -252,7 +252,7 @@ def test_c27_freed_memory_goes_back_though_its_exporter_sleeps(
     peer.call(actions.keep_tracer, "driver")
 
     def count_frees() -> int:
-        # No call of crossmem here, because that would free the memory too.
+        # This calls nothing of crossmem, because any call would free the memory itself.
         return int(peer.call(actions.attribute, "driver", "calls")["free"])
 
     before = count_frees()

@@ -50,7 +50,8 @@ def test_c30_an_interrupted_call_loses_nothing(
         elif operation == "free":
             kept.append(device.allocate(NBYTES))
         with warnings.catch_warnings():
-            # The finaliser releases the dropped objects of an interrupted call.
+            # An interrupted call drops objects without a close. Their finalisers warn, which is
+            # expected here.
             warnings.simplefilter("ignore", ResourceWarning)
             interrupts = Interrupts(number, counts)
             try:
@@ -71,7 +72,7 @@ def test_c30_an_interrupted_call_loses_nothing(
             gc.collect()
             crossmem.collect()
 
-        # The reaper may be about to give back what the interrupt left to it.
+        # The interrupted call may have left work to the reaper, so this waits.
         lost = settle(lambda: [] if tracer.live == before else [str(tracer.live)])
         assert lost == [], (interrupts.place, before)
         if not interrupts.place:

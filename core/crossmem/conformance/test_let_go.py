@@ -29,13 +29,14 @@ def thread_count() -> int:
     found = []
     for _ in range(5):
         found.append(len(os.listdir("/proc/self/task")))  # noqa: PTH208
-        # The kernel lists a thread for a moment after it was joined.
+        # The kernel still lists a thread for a moment after it was joined. So the least of several
+        # counts is returned.
         time.sleep(0.01)
     return min(found)
 
 
 def shows(one: crossmem.Mapping | crossmem.Import | crossmem.Piece) -> list[str]:
-    """Return the object if it is not closed."""
+    """Return a complaint about the object if it is not closed, else nothing."""
     return [] if one.closed else [repr(one)]
 
 
@@ -46,7 +47,7 @@ def is_closed(name: str) -> bool:
 
 
 def held(tracer: TracingDriver, before: dict[str, int]) -> list[str]:
-    """Return the driver's open objects in excess of ``before``."""
+    """Return the objects that the driver has open now and had not open ``before``."""
     live = tracer.live
     return [f"{live[name] - before[name]} {name}" for name in live if live[name] != before[name]]
 
@@ -62,7 +63,7 @@ def test_c29_a_mapping_is_closed_at_the_vendor_when_its_owner_dies(
     assert mapping.owner_alive
     exporter.kill()
 
-    # No thread calls crossmem meanwhile.
+    # The watcher alone must release the memory: the test calls nothing of crossmem meanwhile.
     assert settle(lambda: held(tracer, before)) == []
     assert mapping.closed
     for use in (mapping.read, lambda: mapping.ptr, lambda: mapping.owner_alive):
@@ -107,7 +108,8 @@ def test_c29_an_import_is_kept_unless_somebody_asks(
     exporter.kill()
 
     assert settle(lambda: shows(asked)) == []
-    # All imports share one vendor import, which stays while one of them uses it.
+    # All imports share one import at the vendor. It stays, because imports with "keep" still use
+    # it.
     assert held(tracer, before) == []
     for one in kept:
         assert shows(one)
@@ -218,7 +220,8 @@ def test_c29_own_memory_needs_no_watcher(allocate: Allocate) -> None:
     handle = allocate(_NBYTES, b"mine").export()
     before = thread_count()
     with crossmem.attach(handle, **RELEASE) as mapping:
-        # The watcher of an earlier test may have ended.
+        # The number may be smaller than before, because the watcher of an earlier test may have
+        # ended.
         assert thread_count() <= before
         assert mapping.read(4) == b"mine"
 
@@ -251,7 +254,7 @@ def threads_of_a_forked_child() -> int:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dead-owner", "living-owner"])
 def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> None:
-    # Without a tracer, report_threads_at_exit is the importer's first use of crossmem.
+    # The importer has no tracer, so report_threads_at_exit() is its first use of crossmem.
     exporter, importer = fresh_peer(), fresh_peer(tracing=False)
     blob = exporter.call(actions.offer, "memory", _NBYTES)
     importer.call(report_threads_at_exit)
@@ -267,7 +270,7 @@ def test_c29_an_importer_exits_at_once(fresh_peer: FreshPeer, *, dies: bool) -> 
 
 def report_threads_at_exit() -> None:
     """Print the number of threads after crossmem's exit."""
-    # crossmem's finaliser must be registered before this one.
+    # This registers crossmem's own exit first. The one registered below then runs after it.
     current()
 
     def report() -> None:

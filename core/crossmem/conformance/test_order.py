@@ -152,7 +152,8 @@ def report_at_exit() -> None:
     def report() -> None:
         print(f"violations: {driver.violations}, left: {driver.live}")  # noqa: T201
 
-    # atexit runs handlers in reverse order, and crossmem registered its handler first.
+    # atexit runs the newest handler first. crossmem's handler is registered again, so that it runs
+    # before this report.
     atexit.unregister(current().shut_down)
     atexit.register(report)
     atexit.register(current().shut_down)

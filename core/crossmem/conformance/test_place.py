@@ -137,7 +137,7 @@ def test_c24_mapped_for_another_device_the_memory_stays(
     assert peer.call(place, "there") == (other.identity, other.ordinal)
     assert peer.call(place, "here") == (device.identity, device.ordinal)
     assert peer.call(actions.attribute, "there", "handle").device == device.identity
-    # One open for each device.
+    # The driver opens the memory once for each device.
     assert peer.call(actions.calls)["import_"] - before == 2
 
     peer.call(actions.write, "there", b"moved")

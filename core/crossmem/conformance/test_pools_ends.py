@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stopped importers, rubbish in rows, and exhausted pools: laws P3 to P5."""
+"""Laws P3 to P5: stopped importers, rubbish in rows, and exhausted pools."""
 
 import random
 import threading
@@ -117,7 +117,8 @@ def test_p04_rubbish_in_a_row_pins_blocks_at_worst(
         assert stats.free + stats.live + stats.waiting == 16
         crossmem.exports()
         crossmem.collect()
-        # The rogue has no lease on the other pool, whose slots lie in the same segment.
+        # The slots of the other pool lie in the same segment. The rogue has no lease on that pool,
+        # so its words there have no effect.
         assert other.stats().free == 16
         taken = take_all(other)
         assert len(taken) == 16
@@ -137,7 +138,7 @@ def test_p04_words_of_blocks_that_one_has_no_lease_on_pin_nothing(
     pools = [make_pool(8) for _ in range(3)]
     rogue = fresh_peer()
     share(pools[0], rogue, "mapped").free()
-    # The slots of this pool lie in the same segment, and another process has its row there.
+    # The slots of this pool lie in the same segment, and another process is its importer.
     share(pools[1], peer, "mapped").free()
     rogue.call(fill_row, 1)
 

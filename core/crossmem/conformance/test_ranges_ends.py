@@ -133,7 +133,8 @@ def test_c17_dropped_pieces_and_ranges_are_given_back_with_a_warning(
 
     assert tracer.live == before
 
-    # Objects that a dropped piece keeps alive end after the piece, in any order of collection.
+    # The garbage collector may end these objects in any order. The piece keeps the others, which
+    # end after it.
     with pytest.warns(ResourceWarning, match="dropped without unmap"):
         dropped(lambda: circle(imports.device))
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
@@ -181,7 +182,7 @@ def test_c17_what_a_vendor_refuses_to_take_back_it_is_given_later(
 
     assert peer.call(actions.attribute, "p", "closed")
 
-    # After a failed unmap, memory is not freed before a later unmap succeeds.
+    # After the failed unmap, these calls unmap the piece first, and free its memory then.
     peer.call(actions.free if is_own else actions.close, memory)
     peer.call(actions.call, "r", "release")
     peer.call(actions.collect)

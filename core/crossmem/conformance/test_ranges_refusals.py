@@ -144,10 +144,10 @@ def test_c22_own_and_imported_memory_do_not_share_a_range(
     at = capacity_of(first)
     with addresses.map(first, at=0), pytest.raises(crossmem.UnsupportedError, match="first"):
         addresses.map(second, at=at)
-    # The vendor may have bound the addresses permanently.
+    # The first piece is gone, but the vendor may have bound the addresses to its kind for good.
     with pytest.raises(crossmem.UnsupportedError, match="first"):
         addresses.map(second, at=0)
-    # An import of this process's own memory counts as the same memory.
+    # An import of this process's own memory counts as own memory.
     with crossmem.import_handle(own.export(), device=imports.device) as local:
         if own_first:
             with addresses.map(local, at=0), addresses.map(own, at=at) as piece:

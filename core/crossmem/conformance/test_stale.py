@@ -22,7 +22,7 @@ def test_c06_a_first_import_of_freed_memory(device: crossmem.Device, peer: Peer)
         with pytest.raises(crossmem.StaleHandleError):
             peer.call(actions.attach, "m", blob)
 
-    # With blocks, the refused peer may have opened the pool.
+    # With blocks, the refused peer may have opened the whole pool, which is allowed.
     assert blocks.are_used() or peer.call(actions.calls) == before
 
 

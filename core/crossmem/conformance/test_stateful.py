@@ -11,8 +11,8 @@ from crossmem.conformance.machine import SharingMachine
 from crossmem.conformance.peers import Peer
 from crossmem.conformance.pool import PeerPool
 
-# Every run executes the same sequences, as many as take some seconds. A failing sequence is
-# reported unshrunk, because shrinking would take minutes of new processes.
+# Every run executes the same sequences, which take some seconds. Hypothesis does not shrink a
+# failing sequence, because that would start new processes for minutes.
 SETTINGS = settings(
     max_examples=20,
     stateful_step_count=60,

@@ -192,7 +192,7 @@ def test_c19_closing_twice_at_once_is_harmless(peer: Peer, tracer: TracingDriver
         for end in (mapping.unmap, attached.unmap, imported.close):
             _racing(end)
 
-        # One user is left, and the other users' closes must not have released its import.
+        # One import is left. The ends of the others must not have closed the memory.
         made = _made(tracer, before)
         assert (made["import_"], made["map"], made["unmap"], made["close"]) == (1, 1, 0, 0)
         assert kept.read(4) == b"data"
@@ -255,8 +255,8 @@ def test_c19_mapping_and_closing_at_once_leaves_no_mapping_of_what_is_closed(
 
         _racing(map_or_close)
 
-        # Either the close came first and there is no mapping, or the mapping came first and
-        # prevents it.
+        # If the close came first, there is no mapping. If a mapping came first, the import is still
+        # open.
         assert not (imported.closed and mappings)
         for mapping in mappings:
             assert mapping.read(4) == b"data"

@@ -65,7 +65,7 @@ def _forged(blob: bytes, **changes: Any) -> bytes:
         *("backend", "mechanism", "device", "allocation", "export", "secret", "owner"),
         *("nbytes", "capacity", "access", "raw"),
     )
-    # A block's handle describes its pool by the fields by which a handle describes an allocation.
+    # The handle of a block contains the handle of its pool's memory, which has these fields.
     whole = handle.pool.arena if isinstance(handle, BlockHandle) else handle
     fields = {name: getattr(whole, name) for name in names}
     forged = crossmem.ShareableHandle(**{**fields, **changes})
@@ -144,11 +144,13 @@ def test_c14_flipped_bits_with_a_fitting_checksum_reach_no_driver(
         flipped[bit // 8] ^= 1 << bit % 8
         try:
             with crossmem.attach(_sealed(bytes(flipped)), timeout=5) as mapping:
-                # Offset and length are not secret, so a flip may yield another part of the memory.
+                # A flipped bit of offset or length may give another part of the same memory, which
+                # is allowed.
                 assert mapping.handle.core == whole.core
                 assert mapping.handle.offset + mapping.nbytes <= _NBYTES
         except crossmem.CrossmemError:
-            # The forged handle may name an existing pool and a block that it does not have.
+            # If a flip leaves the pool's part intact, the pool may be opened before the block is
+            # refused.
             assert blocks.are_used() or _reached(tracer) == before, f"bit {bit}"
     blocks.close_idle()
     assert tracer.live == live
@@ -209,7 +211,7 @@ def test_c14_the_exporter_itself_is_not_fooled(allocate: Allocate) -> None:
 
 @pytest.mark.crossmem_core
 def test_c14_the_secret_of_one_allocation_opens_no_other(peer: Peer) -> None:
-    # The sizes differ, because all blocks of a pool share one secret.
+    # The sizes differ, so that blocks come from two pools: all blocks of one pool share a secret.
     one, two = (peer.call(actions.offer, f"m{size}", size) for size in (_NBYTES, 2 * _NBYTES))
     secret = crossmem.ShareableHandle.from_bytes(one).secret
 
@@ -238,7 +240,8 @@ def test_c14_a_handle_that_nobody_exported_reaches_no_driver(
     before = _reached(tracer)
     mine = actions.device()
     if mine.capabilities.raw_handles:
-        # Only the driver can check a raw handle, at its holder's risk, so this one is not raw.
+        # Only the driver can check a raw handle, and its user takes the risk. So this handle is not
+        # raw.
         handle = crossmem.ShareableHandle.from_bytes(_forged(handle.to_bytes(), raw=None))
     plausible = {
         "backend": mine.backend,

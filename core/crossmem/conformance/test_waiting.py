@@ -31,7 +31,8 @@ def test_c26_a_stopped_exporter_is_waited_for_as_long_as_was_said(fresh_peer: Fr
                 attempt()
             assert 0.3 <= time.monotonic() - start < 0.3 + SOON_S
 
-        # An existing import needs no reply of the exporter, and a stopped exporter is not dead.
+        # Memory that is open already needs no reply of the exporter. A stopped exporter is not
+        # dead.
         assert mapping.owner_alive
         assert mapping.read(4) == b"data"
         crossmem.attach(met, timeout=0.3).unmap()
@@ -71,7 +72,7 @@ def test_c26_an_exporter_that_goes_on_answers_and_lost_nothing(fresh_peer: Fresh
 
         with crossmem.attach(unmet, timeout=10) as mapping:
             assert mapping.read(4) == b"data"
-            # The exporter's grant for the abandoned request was revoked.
+            # The requests that timed out have left no lease at the exporter.
             leases = [len(info.leases) for info in exporter.call(actions.exports)]
             assert leases == [1, 1]
     exporter.call(actions.free, "a", busy="wait", timeout=5)
@@ -82,7 +83,7 @@ def test_c26_an_exporter_that_goes_on_answers_and_lost_nothing(fresh_peer: Fresh
 def test_c26_a_busy_exporter_answers(peer: Peer, fresh_peer: FreshPeer) -> None:
     exporter = fresh_peer()
     blob = exporter.call(actions.offer, "memory", _NBYTES, b"data")
-    # The exporter is still busy when the end of this test kills it.
+    # The exporter stays busy until the end of this test, which kills it.
     working = exporter.start(actions.busy, 30.0)
 
     for _ in range(3):

@@ -33,7 +33,7 @@ def refuses(peer: Peer, blob: bytes) -> None:
     with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
         peer.call(actions.attach_many, ["never"], [blob])
 
-    # With blocks, the refused peer may have opened the pool.
+    # With blocks, the refused peer may have opened the whole pool, which is allowed.
     assert blocks.are_used() or peer.call(actions.calls) == before
 
 
@@ -129,7 +129,7 @@ def test_c28_parts_are_withdrawn_with_their_export(
 
     for blob in (handle.to_bytes(), part.to_bytes(), other.to_bytes()):
         refuses(peer2, blob)
-    # The holder of a part holds the export.
+    # A process that holds a part holds the whole export, so it may import the whole.
     peer.call(actions.attach, "whole", handle.to_bytes())
     assert peer.call(actions.read, "whole", 14) == b"whole and part"
     assert peer.call(actions.read, "part") == b"part"
@@ -176,7 +176,8 @@ def test_c28_messages_under_way_keep_it(allocate: Allocate, peer: Peer, peer2: P
     refuses(peer2, blob)
     peer2.call(actions.attach_reserved, ["received"], message)
     assert peer2.call(actions.read, "received", 7) == b"message"
-    # The message was received; its handle is now like any other.
+    # The message was received, and its reservation has ended. So its handle is withdrawn like any
+    # other.
     with pytest.raises(crossmem.StaleHandleError, match="withdrawn"):
         actions.attach_reserved(["late"], message)
     peer2.call(actions.unmap, "received")
@@ -294,7 +295,8 @@ def test_c28_one_adoption_of_foreign_memory_is_withdrawn(
     ):
         first, second = one.export(), other.export()
         peer.call(actions.attach, "one", first.to_bytes())
-        # Both lie in one allocation of the vendor, but each export belongs to one adoption.
+        # Both adoptions lie in one allocation of the vendor. Still, each can withdraw only its own
+        # export.
         with pytest.raises(crossmem.InvalidHandleError):
             one.withdraw(second)
         one.withdraw(first)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The admission of peers to exports. Only the lease server's thread uses it."""
+"""The checks of a peer's request, and the grants.
+
+Only the lease server's thread uses this module.
+"""
 
 import os
 import time
@@ -21,20 +24,22 @@ from crossmem.models import EventKind
 __all__ = ["Admission", "Admitted"]
 
 _MAX_ROWS: Final = 8
-"""The most rows that one process may have: one for each control segment and each program."""
+"""The most rows of one process. It has one for each control segment, and for each program that it
+runs by exec."""
 
 _MAX_TEXT: Final = 300
 """Maximum length of an error text in a reply."""
 
 
 class Admitted(NamedTuple):
-    """The export that a peer may hold, and the words by which it holds it."""
+    """A grant: the export that a peer may hold, and the slot and generation for its row."""
 
     export: Export
     slot: int = 0
     generation: int = 0
     row: int | None = None
-    """Descriptor of a new row if the peer has none for the slot's segment. The caller closes it."""
+    """Descriptor of a new row, if the peer had none for the slot's segment. The caller closes
+    it."""
 
 
 class Admission:
@@ -62,20 +67,23 @@ class Admission:
         wanted: Wanted,
         pinned: list[Unit],
     ) -> Admitted | Refusal:
-        """Grant an export to an admissible peer, after the vendor's whitelist contains the peer.
+        """Grant an export to a peer that may have it.
+
+        If the vendor has a whitelist, the peer enters it first.
 
         Parameters
         ----------
         holder
             The peer, as the kernel reports it.
         context
-            The part of the peer's proof that does not depend on the export.
+            The part of the proofs that is common to all exports of the request.
         number, request
             The request's number and its fields about the peer.
         wanted
             The requested export.
         pinned
-            Receives the memory's unit. The memory is not freed until the registry unpins it.
+            Receives the memory's unit, which is pinned: the memory is not freed until the registry
+            unpins it.
         """
         lock = self.registry.lock
         with lock:
@@ -91,7 +99,7 @@ class Admission:
             return refusal
         with lock:
             holder.whitelisted.add(export)
-            # Another thread may have freed it during the vendor's call.
+            # Another thread may have freed the memory during the vendor's call.
             found = self._find(holder, context, wanted)
             if isinstance(found, Refusal):
                 return found
@@ -125,7 +133,8 @@ class Admission:
             return refusal
         export = registry.exports.get(allocation, number)
         if export.generations and not is_reserved:
-            # A live generation needs no request: its importers write their rows.
+            # Importers hold a live block without a request. This request asks for a block that was
+            # withdrawn, and has no reservation.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return self._refusal_of_peer(holder, export, wanted, b"import", context) or export
 
@@ -162,7 +171,8 @@ class Admission:
         except CrossmemError as error:
             return Refusal(Status.FAILED, _text(error))
         except BaseException as error:  # noqa: BLE001 - logged, and the peer is told
-            # No signal handler runs in this thread: a plugin's SystemExit must not end it.
+            # A fault of a plugin, even SystemExit, must not end this thread. No signal handler runs
+            # in it, so this catches no KeyboardInterrupt of the user.
             reason = f"grant() of backend {export.handle.backend} raised {shorten(error)}"
             self._log.warning(holder.pid, f"it gets no lease: {reason}", error)
             return Refusal(Status.FAILED, reason)
@@ -199,12 +209,14 @@ class Admission:
         """Return a peer's row for a control segment; ``made`` receives a new row's descriptor."""
         key = request.session, which
         row = holder.rows.get(key)
-        # A request older than the one whose reply brought the row does not know the row. Request
-        # numbers increase over all connections of a program.
+        # The importer does not know a row yet in requests that it sent before it read the reply
+        # with the row. Such a request has a smaller number, because numbers grow over all
+        # connections of a program.
         if row is not None and (request.known >> which & 1 or number < row.request):
             return row
         if row is not None:
-            # The reply with the row was lost, so the row holds nothing.
+            # A later request does not know the row either, so the reply with it was lost and it
+            # holds nothing.
             del holder.rows[key]
             self.registry.forget_row(row)
             kept = set(holder.rows.values())
@@ -220,7 +232,7 @@ def _text(error: CrossmemError) -> str:
     """Return the text of a plugin's error, or its type's name if it cannot be printed."""
     try:
         if isinstance(error, DriverError) and error.call:
-            # First the part that must not be cut off.
+            # The vendor's code comes first, because a long text is cut off at its end.
             return f"{error.call} failed with {error.name} ({error.code}): {error.message}"
         return clause(str(error), _MAX_TEXT)
     except Exception:  # noqa: BLE001 - only its name is certain

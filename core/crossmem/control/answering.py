@@ -36,7 +36,8 @@ def answer(
     Returns
     -------
     list
-        Processes from which the peer has taken over the reservation of a message.
+        The former holders of reservations that now belong to the peer, because it received
+        messages.
     """
     registry = admission.registry
     records: list[bytes] = []
@@ -50,11 +51,12 @@ def answer(
         else:
             admitted = admission.admit(holder, context, number, request, wanted, reply.units)
         if isinstance(admitted, Refusal):
-            # All or none: the requester drops the earlier grants and reports this refusal.
+            # A request gets all of its exports or none: the importer drops the earlier grants and
+            # raises the error of this refusal.
             records.append(pack_refusals(admitted, len(request.wanted) - index))
             break
         export, row = admitted.export, admitted.row
-        # The sender of a message has the memory already, or does not need it.
+        # A reservation does not open the memory, so its reply carries no descriptors and payloads.
         exported = _NOTHING if kind is MessageType.RESERVE else export.exported
         if kind is MessageType.IMPORT and wanted.reservation:
             sender = registry.receive(wanted.reservation, export, holder)

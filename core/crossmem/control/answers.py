@@ -32,7 +32,7 @@ __all__ = ["Batch", "LateReplies", "Leased", "read_reply", "receive_reply"]
 
 
 _ROLES: Final = {MessageType.IMPORT: b"import", MessageType.RESERVE: b"reserve"}
-"""The purpose in a proof: a proof for one purpose is invalid for another."""
+"""The role in a proof, so that the proof of an IMPORT is not valid for a RESERVE."""
 
 
 class Batch(NamedTuple):
@@ -80,11 +80,11 @@ class Leased:
     holds: HoldTable | None = None
     """The table in which the importer holds the export; None before it is known."""
     is_recorded: bool = False
-    """Whether an import has taken over the hold and will end it."""
+    """Whether an import owns the hold and will end it. Otherwise the caller of the request does."""
 
     def close_descriptors(self) -> None:
-        """Close the descriptors that no import took. An interrupted call can be repeated."""
-        # No call, and so no signal handler, runs between these two statements.
+        """Close the descriptors that no import owns. An interrupted call can be repeated."""
+        # Neither statement is a call, so no signal handler runs in between: no descriptor is lost.
         self.row += self.exported.descriptors
         self.exported.descriptors = ()
         close_aside(self.row)
@@ -135,7 +135,7 @@ class LateReplies:
             while link.has_messages and deadline.remaining_s:
                 message, received = link.take()
                 self.take_page(message)
-                # A thread that closes descriptors may still use the old list.
+                # A closing thread may still read the old list, so the next reply gets a new one.
                 close_aside(received)
                 received = []
         except EOFError:
@@ -186,7 +186,8 @@ def receive_reply(
             which, is_last_page = expected.take_page(message)
             if which == number:
                 is_last = is_last_page
-                # No call, and so no signal handler, runs between these two statements.
+                # Neither statement is a call, so no signal handler runs in between: each descriptor
+                # is in one of the two lists.
                 descriptors += received
                 received = []
                 body += message[HEADER.size :]
@@ -195,7 +196,7 @@ def receive_reply(
                     msg = f"{len(body)} bytes and {brought} descriptors for {asked} exports"
                     raise ProtocolError(msg)
             else:
-                # The requester of this reply has given up already.
+                # This is a late reply: its request has timed out, so its descriptors are closed.
                 close_aside(received)
                 received = []
             if not (is_last or deadline.remaining_s):
@@ -226,7 +227,7 @@ def read_reply(
     answers: list[Leased | Refusal] = []
     at = 0
     for handle, one in zip(handles, unpack_replies(reply, len(handles)), strict=True):
-        # Only long replies take long to read.
+        # A short reply is read at once. Only in a long one does the deadline matter.
         if answers and not deadline.remaining_s:
             raise deadline.passed(owner)
         if isinstance(one, Refusal):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The holders of a pool's blocks, from the words in rows and the reservations of messages."""
+"""The report of who holds a pool's blocks, by the words in rows and by messages."""
 
 import time
 from itertools import compress
@@ -36,7 +36,7 @@ class BlockReport(NamedTuple):
 
 
 def report_of(arena: Arena) -> list[BlockReport]:
-    """Return the blocks that have a handle or a holder, in the order of the blocks."""
+    """Return a report of each block that has a handle or a holder, in the order of the blocks."""
     first, count, pool = arena.at, arena.fresh, arena.core
     with arena.registry.lock:
         found: dict[tuple[int, int], list[Lease]] = {}
@@ -46,7 +46,8 @@ def report_of(arena: Arena) -> list[BlockReport]:
         for lease, row in _leases_of(arena):
             mine = row[first : first + count]
             for index in compress(range(count), mine):
-                # A hostile process may write any word into its row: | 1 makes it a generation.
+                # A hostile process may write any word into its row. With | 1 it is odd, as a
+                # generation is.
                 found.setdefault((index, mine[index] | 1), []).append(lease)
         for index, unit in arena.reserved.items():
             for export in unit.exports.values():
@@ -67,7 +68,7 @@ def report_of(arena: Arena) -> list[BlockReport]:
 
 
 def _leases_of(arena: Arena) -> list[tuple[Lease, memoryview]]:
-    """Return each row with its process's lease on the arena. The caller holds the lock."""
+    """Return each row with the lease by which its process has the pool open. The lock is held."""
     registry, export = arena.registry, arena.export
     unit, since = export.unit, export.since
     now = time.time()

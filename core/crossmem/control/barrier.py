@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory barrier of ``membarrier(2)``: one process pays, so that the others need no fence.
 
-A registered process lets any other process order its memory accesses. The registration takes 10 ms
-if a second thread runs, so the import of crossmem does it. A fork inherits it; exec clears it.
+A process that has registered takes part in the barriers of all other processes. The registration
+takes 10 ms if a second thread runs, so crossmem registers when it is imported. A forked child is
+registered, too; exec ends the registration.
 """
 
 import ctypes
@@ -18,10 +19,10 @@ _GET_REGISTRATIONS: Final = 1 << 9
 
 _MACHINE: Final = os.uname().machine
 _NUMBER: Final = {"x86_64": 324, "aarch64": 283}.get(_MACHINE, -1)
-"""The number of the system call. -1 makes the kernel refuse it on untested architectures."""
+"""The number of the system call. On other architectures it is -1, which the kernel refuses."""
 
 IS_ORDERED: Final = _MACHINE == "x86_64"
-"""Whether other processors see stores in program order, and loads happen in program order."""
+"""Whether this processor keeps stores in program order, and loads in program order."""
 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.argtypes = [ctypes.c_long] * 4
@@ -53,7 +54,7 @@ def membarrier() -> None:
     """
     if _syscall(_NUMBER, _GLOBAL_EXPEDITED, 0, 0) < 0:
         code = ctypes.get_errno()
-        # Imported late: each import of crossmem imports this module.
+        # Imported late: crossmem always imports this module, and seldom needs the error.
         from crossmem.errors import DriverError  # noqa: PLC0415
 
         raise DriverError(
@@ -70,4 +71,4 @@ WHY_NOT: Final = _register(os.environ)
 """The reason why this process is not registered; empty if it is."""
 
 IS_REGISTERED: Final = not WHY_NOT
-"""Whether this process is registered and may use the barrier itself."""
+"""Whether this process is registered. Only then may it call the barrier."""

@@ -48,7 +48,7 @@ _LONGEST_RECONNECT_S: Final = 0.5
 
 
 class OwnerConnection:
-    """All traffic of this process with one exporting process.
+    """The requests and messages of this process to one exporting process.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class OwnerConnection:
     run_dir
         The directory with the path of the owner's server.
     state
-        Guards the holds.
+        The lock of the process's state, which guards the holds.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class OwnerConnection:
         self._state = state
         self._run_dir = run_dir
         self._dialing: list[socket.socket] = []
-        """Sockets whose connection is in progress."""
+        """Sockets that are connecting, so that a forked child can close them."""
         self.lock = ordered_lock(Rank.CONNECTION)
-        """Held for a request and its reply."""
+        """Held from a request until its reply has been read."""
         self._link: Link | None = None
         self._pidfd: int | None = None
         self._request = 0
         self._session = new_number()
-        """Names this program for the owner: after an exec, another program has the same pid."""
+        """Distinguishes this program from a later one of the same process, after exec."""
         self._holds = HoldTable()
         self._ended: dict[int, None] = {}
-        """Ended reservations that the owner was not told about yet."""
+        """Ended reservations about which the owner has not been told yet."""
         self._late_replies = LateReplies()
 
     @override
@@ -107,7 +107,7 @@ class OwnerConnection:
         """Whether the exporting process is dead, or dies within this many seconds."""
         if self._pidfd is not None:
             return is_dead(self._pidfd, within_s)
-        # Without a pidfd, the end of the connection is the only sign of its death.
+        # Without a pidfd, the end of the connection is the only sign that the owner has died.
         return self.open_link is None
 
     def request(
@@ -158,10 +158,10 @@ class OwnerConnection:
                         if isinstance(one, Leased) and one.holds is None:
                             if one.row:
                                 self._take_row(one)
-                            # The next request may reach another program of the owner.
+                            # A later request may reach another program of the owner.
                             one.holds = self._holds
                     if isinstance(answers[-1], Refusal):
-                        # All or none, so the remaining handles are not requested.
+                        # A call gets all of its exports or none, so it requests no more.
                         answers += [answers[-1]] * following
                         break
             finally:
@@ -169,8 +169,7 @@ class OwnerConnection:
                     self.lock.release()
             return answers
         except BaseException:
-            # This also covers the release of the lock: an interrupt there must not lose the
-            # answers.
+            # An interrupt of the lock's release must not lose the answers either.
             self.give_back(answers)
             raise
 
@@ -178,7 +177,7 @@ class OwnerConnection:
         """Map the row that came with a reply."""
         which = leased.slot // SLOTS
         if self._holds.known >> which & 1:
-            # The owner is another program in the same process now.
+            # A second row for a known segment: the owner now runs another program.
             self._holds = HoldTable()
         self._holds.add(which, leased.row)
         close_each(leased.row)
@@ -204,7 +203,7 @@ class OwnerConnection:
 
     def send_hint(self, slot: int) -> None:
         """Tell a waiting exporter that a hold has ended. This never waits."""
-        # If the hint cannot be sent now, the exporter's next read of the row finds the end.
+        # A hint that cannot be sent now is dropped: the exporter soon reads the row.
         if (link := self._link) is not None:
             link.send_now(pack_ids(MessageType.HINT, (slot,)))
 
@@ -224,7 +223,7 @@ class OwnerConnection:
         """Send as many ended reservations as possible without waiting."""
         link = self._link
         while self._ended and link is not None:
-            # A repeated message is harmless, a lost one is not.
+            # Numbers stay until they are sent: after an interrupt they are sent again, not lost.
             part = list(self._ended)[:_MAX_ENDED]
             if not link.send_now(pack_ids(MessageType.END, part)):
                 return
@@ -252,7 +251,7 @@ class OwnerConnection:
             if taken and taken[0]:
                 self.lock.release()
         self.end_reservations(reservations)
-        # The owner may have closed the connection since its last use.
+        # If the owner has closed the connection meanwhile, this connects again.
         self.tend(deadline.remaining_s)
 
     def tend(self, timeout_s: float) -> None:
@@ -281,14 +280,14 @@ class OwnerConnection:
         except (ProtocolError, DriverError):
             self._disconnect()
         except (EOFError, CrossmemError):
-            # The owner cannot be reached now. A later call sends the messages.
+            # The owner cannot be reached now. A later call sends the remaining messages.
             return
         finally:
             if taken and taken[0]:
                 self.lock.release()
 
     def close(self) -> None:
-        """Close the connection and stop watching the owner. Remaining leases stay."""
+        """Close the connection and the owner's pidfd. Holds that are written in rows stay."""
         self._disconnect()
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
@@ -350,7 +349,7 @@ class OwnerConnection:
                 link = self._link or self._connect(deadline)
                 return self._exchange(link, batch, deadline)
             except WrongHostError:
-                # The owner could be reached a moment ago, so it is exiting.
+                # It closed a connection just now and cannot be reached: it is exiting.
                 if not was_closed:
                     raise
                 raise owner_gone(self.owner, "closed its lease server") from None
@@ -361,14 +360,14 @@ class OwnerConnection:
                 if not alive:
                     what = "closed its lease server" if self._pidfd is None else "died"
                     raise owner_gone(self.owner, what) from None
-                # A server with many connections closes some of them: ask again.
+                # A server with many connections closes the oldest one: connect and ask again.
                 left_s = deadline.remaining_s
                 if not left_s:
                     raise deadline.passed(self.owner) from None
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_RECONNECT_S)
             except DriverError:
-                # The reply did not fit, so it stays unread. The next request uses a new connection.
+                # The reply did not fit and stays unread, so this connection is not used again.
                 self._disconnect()
                 raise
             except ProtocolError as error:
@@ -385,12 +384,12 @@ class OwnerConnection:
         try:
             if self._ended:
                 self._send_ended()
-            # Registered before the request is sent, so a late reply grants nothing.
+            # This comes before the request, so that a late reply is recognised and dropped.
             expected.expect(number, asked)
             try:
                 link.send(message, deadline)
             except OwnerUnresponsiveError:
-                # The request was not sent.
+                # The request was not sent, so no reply will come.
                 expected.forget(number)
                 raise
             reply = receive_reply(link, number, asked, expected, descriptors, deadline)

@@ -35,12 +35,15 @@ _FROM_CLIENTS: Final = frozenset(
 
 
 class Reply(NamedTuple):
-    """The resources of a reply. They stay until it was sent, so that its descriptors stay valid."""
+    """The resources of a reply.
+
+    They are kept until it is sent, so that its descriptors stay valid.
+    """
 
     units: list[Unit]
-    """The memory in the reply."""
+    """The units of the reply's exports, pinned until the reply is sent."""
     rows: list[int]
-    """Descriptors of new rows."""
+    """Descriptors of new rows, which the server closes after the reply is sent."""
 
 
 class ServerConnection:
@@ -76,7 +79,7 @@ class ServerConnection:
         self.nonce = os.urandom(NONCE_NBYTES)
         self.holder: Holder | None = None
         self.is_full = False
-        """Whether the peer must read before the next send. epoll reports that the peer has read."""
+        """Whether the socket is full. epoll reports when the peer has read from it."""
         self._buffer = buffer
         self._is_refusing = refuses(connection)
         self._replies: list[Reply] = []
@@ -126,8 +129,8 @@ class ServerConnection:
         """Receive one message; return its size, 0 if the peer has closed the connection."""
         if self._is_refusing:
             return self.socket.recv_into(self._buffer)
-        # A receive would close the message's descriptors in this thread. MSG_PEEK leaves them
-        # unopened.
+        # A plain receive would drop the message's descriptors, and so close them in this thread,
+        # which may block. MSG_PEEK shows whether there are any, and leaves them in the socket.
         _size, _ancillary, flags, _address = self.socket.recvmsg_into(
             (self._buffer,), 0, socket.MSG_PEEK
         )
@@ -146,7 +149,7 @@ class ServerConnection:
         """Queue a reply; its descriptors keep their order."""
         messages = pages(MessageType.REPLY, request, body)
         # Descriptors travel with the first messages. If they need more messages than the body does,
-        # empty pages before the first page carry them.
+        # empty messages before it carry them.
         needed = -(-len(descriptors) // MAX_DESCRIPTORS)
         empty = HEADER.pack(MessageType.REPLY, 0, 0, request)
         messages[:0] = [empty] * (needed - len(messages))

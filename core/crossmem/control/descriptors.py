@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptors from peers: refused if none is expected, and closed on threads that may block.
+"""Descriptors from peers: refused if none is expected, and closed only on threads that may block.
 
 ``close`` of the last descriptor of a TCP socket blocks for its ``SO_LINGER`` time, which the sender
 of the descriptor chooses. ``close`` of a file on FUSE blocks until its server replies. Therefore a
-thread that peers or applications wait for never closes a peer's descriptor, unless the driver took
-it. A peer must not fill the descriptor table with slow descriptors: see :func:`is_behind`.
+thread for which peers or applications wait never closes a peer's descriptor, except one that the
+driver has opened. A peer must not fill the descriptor table with slow descriptors: see
+:func:`is_behind`.
 """
 
 import array
@@ -31,14 +32,15 @@ __all__ = [
 ]
 
 _SO_PASSRIGHTS: Final = 83
-"""Since Linux 6.16; the number is the same on x86-64 and aarch64. Python's socket lacks it."""
+"""A socket option of Linux 6.16, which Python's socket module lacks. x86-64 and aarch64 have the
+same number."""
 
 _MAX_CLOSERS: Final = 8
 _CREDENTIALS: Final = socket.CMSG_SPACE(12)
-"""Space for a pid, a user and a group, and for no descriptor."""
+"""Space for the sender's pid, user and group, and for no descriptor: the kernel then opens none."""
 _PEEK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 _NO_LINGER: Final = bytes(8)
-"""A struct linger with l_onoff = 0."""
+"""A ``struct linger`` with ``l_onoff`` = 0: a close does not wait for unsent data."""
 
 
 def refuse(connection: socket.socket) -> None:
@@ -120,10 +122,11 @@ def _is_empty(connection: socket.socket) -> bool:
     """Shut a connection down; return whether it has no unread message."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-        # Each message now brings its sender's credentials, which distinguishes an empty message
-        # from the end of the stream.
+        # With this option, every message has its sender's credentials. So an empty message differs
+        # from the end of the connection, which has none.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        # This clears the one ECONNRESET that follows if the peer closed with unread messages.
+        # If the peer closed with unread messages, the kernel reports ECONNRESET once. This call
+        # takes that error, so that the next one can read.
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         message, ancillary, _flags, _address = connection.recvmsg(1, _CREDENTIALS, _PEEK)
         return not (message or ancillary)
@@ -132,14 +135,14 @@ def _is_empty(connection: socket.socket) -> bool:
 
 _closing: deque[list[int] | list[socket.socket]] = deque()
 _closers: set[object] = set()
-"""One object for each closer thread."""
+"""One object for each running closer: a thread that closes descriptors."""
 _in_work: dict[object, list[int] | list[socket.socket]] = {}
 """By closer: the list that it empties."""
 
 
 def _start_closer() -> None:
     if len(_closers) >= _MAX_CLOSERS:
-        # Each closer checks the queue again before it ends.
+        # The running closers are enough: each checks the queue again before it ends.
         return
     closer = object()
     started: list[int] = []
@@ -160,12 +163,14 @@ def _close_all(closer: object) -> None:
             closing = _closing.popleft()
         except IndexError:
             _closers.discard(closer)
-            # A thread that queued a list between these two steps may have found eight closers.
+            # A thread that queued a list just before this may have found eight closers and started
+            # none. So this closer looks again.
             if not _closing or len(_closers) >= _MAX_CLOSERS:
                 return
             _closers.add(closer)
             continue
-        # A forked child takes over the rest of the list.
+        # If this process forks now, the child finds the rest of the list here and closes its
+        # copies.
         _in_work[closer] = closing
         while closing:
             try:
@@ -178,7 +183,7 @@ def _close_all(closer: object) -> None:
 
 
 def _close(one: int | socket.socket) -> None:
-    # The descriptor is closed even if the call reports an error.
+    # The kernel closes a descriptor even if close() reports an error.
     with suppress(OSError):
         if isinstance(one, int):
             try:
@@ -193,7 +198,8 @@ def _close(one: int | socket.socket) -> None:
 
 
 def _after_fork_in_child() -> None:
-    # A child has none of the parent's threads, but it inherits the descriptors still to close.
+    # A child inherits the descriptors that wait to be closed, but not the threads that would close
+    # them.
     _closers.clear()
     _closing.extend(_in_work.values())
     _in_work.clear()

@@ -22,7 +22,7 @@ __all__ = ["dial"]
 _CONNECT_RETRY_S: Final = 0.005
 _DYING_S: Final = 0.2
 _MAX_CLOSING: Final = 8
-"""Maximum number of replies that may wait to be closed when a connection begins."""
+"""A new connection waits while more than this many lists of descriptors wait to be closed."""
 
 
 def dial(
@@ -57,7 +57,8 @@ def dial(
     EOFError
         The owner has closed the connection already.
     """
-    # On each new connection, an owner may send descriptors that are slow to close.
+    # A hostile owner may send descriptors that are slow to close on every new connection. The wait
+    # bounds their number.
     while is_behind(_MAX_CLOSING):
         if not deadline.remaining_s:
             raise deadline.passed(owner)
@@ -85,7 +86,7 @@ def dial(
             try:
                 link.close()
             finally:
-                # A signal handler may have raised during the close.
+                # This must run even if a signal handler raises during the close.
                 if link.pidfd is not None and link.pidfd != pidfd:
                     os.close(link.pidfd)
         raise
@@ -122,7 +123,8 @@ def _connect(
     if pidfd is not None and is_dead(pidfd, dying_s):
         raise owner_gone(owner, "died")
     is_alive = raise_if_dead(owner, this, dying_s)
-    # If the path is a socket, no process listens there; otherwise the owner may use another path.
+    # A socket file that refuses connections belongs to a server that has ended. If there is no
+    # socket file, the owner may use another run directory.
     if (refused[0] and path.is_socket()) or (is_alive and is_silent(owner)):
         raise owner_gone(owner, "closed its lease server")
     state = (
@@ -149,8 +151,8 @@ def _connect_to(
         try:
             connection.connect(address)
         except BlockingIOError:
-            # The backlog is full: the owner lives but does not accept, or another process has taken
-            # the address of a dead owner.
+            # The backlog is full: the owner lives but does not accept now, or the owner is dead and
+            # another process has taken its address.
             raise_if_dead(owner, this, 0.0)
             if not deadline.remaining_s:
                 raise deadline.passed(owner) from None

@@ -123,9 +123,9 @@ def listen(run_dir: Path, owner: ProcessIdentity) -> tuple[list[socket.socket], 
 def _listen_at_path(path: Path) -> socket.socket:
     """Listen at a temporary name, then rename the socket to the final name.
 
-    The kernel refuses connections to a bound socket before ``listen``, as it does for a dead
-    process. A sweep by another process may therefore remove the temporary name, but never the final
-    one.
+    Between ``bind`` and ``listen``, the kernel refuses connections to a socket as if its process
+    were dead. A sweep by another process may remove the file in that time, so the socket gets its
+    final name only after ``listen``.
     """
     unfinished = path.with_suffix(_UNFINISHED)
     hint = "set CROSSMEM_RUN_DIR to a short, writable directory of your own"
@@ -141,7 +141,8 @@ def _listen_at_path(path: Path) -> socket.socket:
             continue
         except OSError as error:
             listener.close()
-            # A read-only file system refuses the unlink too, whether the name exists or not.
+            # On a read-only file system, the unlink fails too. The first error is the one to
+            # report.
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             msg = (
@@ -190,14 +191,14 @@ def _sweep(run_dir: Path) -> None:
 def _is_dead(path: Path) -> bool:
     """Whether no process has a socket at a path, in any namespace.
 
-    A living server does not notice this check. The kernel refuses a datagram socket at once because
-    the server's socket has another type. The kernel gives another error if no process has the
-    socket any more.
+    A living server does not notice this check. The kernel refuses a datagram socket because the
+    server's socket has another type (EPROTOTYPE). If no process has the socket any more, the error
+    is ECONNREFUSED.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         if not _is_refused(probe, path):
             return False
-    # The caller may remove the path, so a connection attempt confirms the result.
+    # The caller removes the path of a dead server, so an attempt to connect confirms the result.
     with new_socket() as connection:
         return _is_refused(connection, path)
 

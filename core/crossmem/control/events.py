@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events that observers receive later, outside of every lock."""
+"""Events of exports, queued under a lock and given to observers when no lock is held."""
 
 from collections import deque
 from typing import Final
@@ -12,11 +12,11 @@ __all__ = ["ENDED", "LOST", "EventQueue"]
 
 ENDED: Final = (EventKind.LEASE_ENDED, EventKind.RESERVATION_ENDED)
 LOST: Final = (EventKind.LEASE_LOST, EventKind.RESERVATION_LOST)
-"""The event kinds for the loss of a lease and of a reservation."""
+"""The event kind for an end by the holder's death: of a lease (False), of a reservation (True)."""
 
 
 class EventQueue:
-    """Events of exports that observers have not received yet.
+    """A queue of the events that observers have not received yet.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ __all__ = ["ExportEnds"]
 
 
 class ExportEnds:
-    """Forgets exports without holders.
+    """Removes exports that no process holds from the registry.
 
     Parameters
     ----------
@@ -28,9 +28,9 @@ class ExportEnds:
     slots
         Receives the slots of forgotten exports.
     granted
-        The exports that rows may hold, by slot.
+        By slot: the exports that were granted, which rows may hold.
     events
-        Receives the ends of leases that were not noted before.
+        Receives an event for each lease whose end was not reported yet.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ExportEnds:
         self._events = events
 
     def forget(self, unit: Unit, withdrawn: Export | None = None) -> None:
-        """Forget exports without holders. A second call does nothing.
+        """Remove exports that no process holds. A second call does nothing.
 
         Parameters
         ----------
@@ -55,7 +55,8 @@ class ExportEnds:
             slot = export.slot
             if slot is not None:
                 self._granted.pop(slot.number, None)
-                # No signal handler runs between these statements.
+                # No signal handler runs between these statements, so the slot is returned exactly
+                # once.
                 export.slot = None
                 if slot.length == 1:
                     heappush(self._slots.free, slot.number)
@@ -64,8 +65,8 @@ class ExportEnds:
             for row in export.since if self._events.registry.observed else ():
                 self._events.note(EventKind.LEASE_ENDED, export, row.holder.pid)
             export.since.clear()
-            # The last step: while the set contains the export, its rows are still forgotten with
-            # the holder.
+            # This step comes last: as long as the holder's set contains the export, the holder's
+            # death still removes its rows.
             for row in export.rows:
                 row.holder.exports.discard(export)
         if withdrawn is None:
@@ -81,8 +82,8 @@ class ExportEnds:
         Raises
         ------
         DriverError
-            The kernel refuses the barrier. An importer with an earlier grant may still begin to
-            hold, until a repeated call succeeds.
+            The kernel refuses the barrier. Until a repeated call succeeds, an importer with an
+            earlier grant may still begin to hold.
         """
         # From here on, every request for it is refused.
         export.unit.withdrawn.add(export)
@@ -95,16 +96,20 @@ class ExportEnds:
             if _is_reserved(export):
                 continue
             if slot is None or not words.any_of(export.rows.values(), slot.at):
-                # Without a barrier, the export is forgotten together with its memory.
+                # If the barrier fails, the export stays until its memory ends.
                 with suppress(DriverError):
                     self._end(export)
 
     def _end(self, export: Export) -> None:
-        """Make earlier grants stale, and forget the export if it has no holder."""
+        """Make earlier grants stale by a new generation.
+
+        Forget the export if no process holds it.
+        """
         slot = export.slot
         if slot is not None:
             slot.move_on(is_live=True)
-            # After the barrier, an importer that saw the old generation has its word in the row.
+            # After the barrier, every importer that saw the old generation has its word in its row,
+            # so the rows show all holders.
             words.barrier()
             if words.any_of(export.rows.values(), slot.at):
                 return

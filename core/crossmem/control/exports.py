@@ -17,10 +17,11 @@ class ExportTable:
         self._exports: dict[int, dict[int, Export]] = {}
         """By the numbers of allocation and export."""
         self._made: dict[int, int] = {}
-        """Number of exports that each allocation has had, while it has at least one."""
+        """By allocation that has an export now: the number of exports that it has had."""
         self._newest_allocation = 0
         self.is_exiting = False
-        """Whether only messages in transit may still lease their reserved memory."""
+        """Whether this process is exiting: only receivers of messages can still lease, by
+        reservation."""
 
     def add(self, export: Export) -> None:
         """Enter an export."""
@@ -71,12 +72,14 @@ class ExportTable:
             is_live = allocation in self._made
             arena = self.find(allocation, 0)
             if export and arena is not None and arena.is_arena:
-                # A block has a slot from the beginning, and enters this table when it is reserved.
+                # A block is held by its slot, and enters this table only when a message reserves
+                # it. So a request for a block that is not here comes too late.
                 is_live = False
             elif is_live and export >= self._made[allocation]:
                 return Refusal(Status.UNKNOWN, "no export has its number")
         if is_live:
-            # A withdrawn export leaves the table when it has no holder any more.
+            # The allocation lives, and its export is gone: an export that was withdrawn leaves the
+            # table with its last holder.
             return Refusal(Status.WITHDRAWN, "the handle was withdrawn")
         return Refusal(Status.STALE, "the allocation was freed")
 

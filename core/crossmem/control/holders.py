@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that the lease server watches, and the detection of their deaths."""
+"""The processes that have leases or a connection. The lease server watches them until they die."""
 
 import os
 from collections.abc import Callable
@@ -29,8 +29,9 @@ class HolderTable:
         self._loop = loop
         self._on_death = on_death
         self._holders: dict[tuple[int, int, int], Holder] = {}
-        """By pid, a number and user. The number is 0 if the pid is visible, else the number of the
-        pidfd, or the session if the pidfd has none."""
+        """By pid, a number, and user. The number distinguishes processes whose pid is not visible:
+        it is their pidfd's number, or their session if the kernel gives no such number. For a
+        visible pid it is 0."""
         self._detached: set[Holder] = set()
         """Processes without a connection that may still hold something."""
 
@@ -42,7 +43,8 @@ class HolderTable:
         connection
             The connection.
         request
-            The process's own statements, for kernels that do not report them.
+            What the process says about itself: its start time and session. They are used if the
+            kernel does not report the process itself.
 
         Raises
         ------
@@ -77,8 +79,8 @@ class HolderTable:
             number = pidfd_number(pidfd) or request.session
             known = self._known(connection, number)
             if known is not None:
-                # Otherwise a process could make this process keep one pidfd for each invented
-                # session.
+                # The process is watched already, so the second pidfd is closed. Otherwise a process
+                # could fill the descriptor table by inventing sessions.
                 if pidfd is not None:
                     os.close(pidfd)
                 return known
@@ -95,8 +97,8 @@ class HolderTable:
 
     def lose_if_dead(self, holder: Holder) -> bool:
         """Report the death of a process; False if it lives."""
-        # epoll alone is not enough: within one batch of events, the number of a closed descriptor
-        # may have passed to another process's pidfd.
+        # An event of epoll alone proves nothing: earlier in the same batch, the descriptor may have
+        # been closed, and its number given to the pidfd of another process. So the pidfd is asked.
         dead = holder.pidfd is not None and is_dead(holder.pidfd)
         if dead:
             self._on_death(holder)
@@ -114,30 +116,30 @@ class HolderTable:
             del self._holders[holder.key]
         if holder.pidfd is not None:
             self._loop.unwatch(holder.pidfd)
-        # The rows and the holder form a reference cycle, which only the garbage collector would
-        # find.
+        # The rows and the holder refer to each other. Without this, only the garbage collector
+        # would free them.
         for row in holder.rows.values():
             row.segment.close()
         holder.rows.clear()
         _close_pidfd(holder)
 
     def forget_unused(self) -> None:
-        """Stop watching unused processes without a connection, whose memory may be freed by now."""
+        """Stop watching processes without a connection that hold nothing any more."""
         for holder in list(self._detached):
             self.forget_if_unused(holder)
 
     def close(self) -> None:
         """Close every descriptor. A second call does nothing.
 
-        A process closes them at its exit. A child that it forks after that calls this again, when
-        the numbers may belong to other files.
+        A process closes them at its exit, and a child that it forks after that calls this again. By
+        then, the numbers may belong to other files.
         """
         for holder in list(self._holders.values()):
             _close_pidfd(holder)
 
 
 def _close_pidfd(holder: Holder) -> None:
-    # The number is cleared before the close, so that no second call closes it again.
+    # The number is cleared first, so that no second call closes a descriptor with the same number.
     pidfd, holder.pidfd = holder.pidfd, None
     if pidfd is not None:
         os.close(pidfd)

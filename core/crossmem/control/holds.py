@@ -29,11 +29,12 @@ class HoldTable:
 
     def __init__(self) -> None:
         self.known = 0
-        """The segments of which this process has a row: one bit for each."""
+        """One bit for each control segment: whether this process has a row for it."""
         self._segments: dict[int, tuple[Segment, Segment, bool]] = {}
-        """By number: control segment, row, and whether this process uses fences."""
+        """By the segment's number: control segment, row, and whether this process uses fences."""
         self._holders: dict[int, set[object]] = {}
-        """By slot: its holders. The word in the row is not 0 while the slot has a holder."""
+        """By slot: the objects of this process that hold it. While there is one, the word in the
+        row is not 0."""
 
     def add(self, number: int, descriptors: Sequence[int]) -> None:
         """Map a control segment and the row that belongs to it. The caller closes both descriptors.
@@ -76,7 +77,8 @@ class HoldTable:
             raise _no_words()
         control, row, is_fenced = which
         at = HEADER_WORDS + slot % SLOTS
-        # The order matters: a signal handler that ends its own hold in between leaves the word.
+        # The holder is entered before the word is written: if a signal handler ends its own hold of
+        # this slot in between, it sees this holder and does not write 0.
         self._holders.setdefault(slot, set()).add(holder)
         if not words.load(row.words, at):
             words.store(row.words, at, generation)
@@ -97,7 +99,8 @@ class HoldTable:
         words.release()
         word = words.load(row.words, at)
         holders.discard(holder)
-        # A signal handler may begin a hold, but none runs between this check and the store.
+        # A signal handler that begins a hold enters its holder before this check, or runs after the
+        # store of the 0. None runs in between, because neither is a Python function.
         if holders or not word:
             return False
         words.store(row.words, at, 0)
@@ -133,7 +136,10 @@ class HoldTable:
         return which[1]
 
     def close(self) -> None:
-        """Unmap the segments. The exporter is dead, or no hold on its memory is left."""
+        """Unmap the segments.
+
+        The caller knows that the exporter is dead, or that no hold is left.
+        """
         for control, row, _is_fenced in self._segments.values():
             control.close()
             row.close()

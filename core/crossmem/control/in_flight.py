@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit of unread descriptors of another user, so that all other peers still get theirs.
+"""The limit of descriptors that another user's processes leave unread.
 
 The kernel counts the descriptors that a user has sent and that no process has read. If that number
 reaches ``ulimit -n``, the kernel refuses to send more to any peer. The close of a connection does
@@ -19,12 +19,12 @@ from crossmem.control.wire import MAX_DESCRIPTORS
 __all__ = ["InFlight"]
 
 _PART: Final = 4
-"""Divisor of the limit: one user may leave this part of the descriptors unread."""
+"""One other user may leave this part of ``ulimit -n`` unread: the limit divided by this number."""
 _NOTHING: Final = bytes(4)
 
 
 class InFlight:
-    """Descriptors sent to processes of other users. Only the server's thread uses it.
+    """Counts descriptors sent to processes of other users. Only the server's thread uses it.
 
     Parameters
     ----------
@@ -35,9 +35,10 @@ class InFlight:
     def __init__(self, own_uid: int | None) -> None:
         self.own_uid = own_uid
         self._sent: dict[socket, tuple[int, int]] = {}
-        """By connection: the user and the number of descriptors, while some may be unread."""
+        """By connection: the user, and the number of descriptors sent, as long as some may be
+        unread."""
         self._closing: set[socket] = set()
-        """Connections that are closed once the peer has read everything."""
+        """Connections that wait to be closed until the peer has read everything."""
 
     @property
     def is_closing(self) -> bool:
@@ -57,10 +58,10 @@ class InFlight:
         self._sent[connection] = uid, before + count
 
     def close(self, connection: socket) -> None:
-        """Close a connection, but only after its peer has read its descriptors."""
+        """Close a connection as soon as its peer has read its descriptors."""
         self.forget_read()
         if connection in self._sent:
-            # The peer may have closed its end a moment ago.
+            # If the peer has closed its end just now, shutdown() fails, which is no error here.
             with suppress(OSError):
                 connection.shutdown(SHUT_RDWR)
             self._closing.add(connection)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The holders of leases. Only this module knows how leases are recorded."""
+"""The holders of leases, and the leases that no row records: own leases, and reservations."""
 
 import os
 import time
@@ -30,15 +30,16 @@ class Holder:
     connections
         Number of its connections.
     leases
-        Its leases without a row, by number: those of this process itself, and reservations.
+        By number: its leases that no row records. These are the leases of this process on its own
+        memory, and reservations.
     messages
         Its reservations of messages, which are also in ``leases``.
     whitelisted
         The live exports for which it is on the vendor's whitelist.
     rows
-        The rows of its other leases, by the session of its program and the control segment.
+        By session and control segment: the rows that record its other leases.
     exports
-        The exports that its rows may hold.
+        The exports that it was granted, which its rows may hold.
     key
         The key of the process in the lease server's table.
     """
@@ -56,18 +57,18 @@ class Holder:
 
     @property
     def holds_something(self) -> bool:
-        """Whether it has a lease, or may begin to hold an export."""
+        """Whether it has a lease, or has a grant by which it may begin to hold."""
         return bool(self.leases or self.exports)
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """The words in which one program records its holds. This process only reads them."""
+    """The row in which one program records its holds. This process only reads it."""
 
     holder: Holder
     segment: Segment
     request: int
-    """Number of the request whose reply brought it."""
+    """Number of the request whose reply carries the row to the importer."""
 
 
 class Lease(NamedTuple):
@@ -76,8 +77,8 @@ class Lease(NamedTuple):
     Parameters
     ----------
     number
-        The right to end the lease, known to this process or to the receivers of the message. 0 for
-        a lease in a row.
+        A secret number that gives the right to end the lease. This process, or the receivers of the
+        message, know it. It is 0 for a lease in a row.
     unit
         The memory that the lease keeps.
     export
@@ -101,8 +102,8 @@ class Lease(NamedTuple):
 class LeaseTable:
     """The leases of this process itself and the reservations of messages. The caller holds a lock.
 
-    Each change is one statement or can be repeated. After an exception of a signal handler, a
-    second call ends every half-recorded lease.
+    Each change is one statement, or can be repeated: if a signal handler raises during a change, a
+    second call ends a lease that was recorded only in part.
     """
 
     def __init__(self) -> None:
@@ -132,7 +133,7 @@ class LeaseTable:
         return lease if is_of_it else None
 
     def reserves(self, number: int, export: Export) -> bool:
-        """Whether a reservation entitles a message's receiver to an export that others are refused.
+        """Whether a reservation gives a message's receiver an export that others are refused.
 
         The reservation of a block also entitles the receiver to the block's pool.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An importer's connection to one lease server, with the check and the watch of the server."""
+"""An importer's connection to one lease server, which it checks and then watches."""
 
 import os
 import select
@@ -27,7 +27,7 @@ __all__ = ["Deadline", "Link", "owner_gone", "raise_if_dead"]
 
 _CONNECT_RETRY_S: Final = 0.005
 _MSG_CTRUNC: Final = int(socket.MSG_CTRUNC)
-"""A plain number, because combining the module's flags is slow."""
+"""A plain number, because the enum flags of the module are slow to combine."""
 
 _PEEK: Final = int(socket.MSG_PEEK | socket.MSG_CMSG_CLOEXEC)
 _SPIN_S: Final = 100e-6
@@ -74,8 +74,8 @@ class Link:
     connection
         A connected, non-blocking socket. It belongs to this object from now on.
     pidfd
-        The owner's pidfd, if an earlier connection has found it. It never belongs to this object:
-        the caller of :meth:`close` keeps :attr:`pidfd`.
+        The owner's pidfd, if an earlier connection has opened it. This object never closes
+        :attr:`pidfd`: that is left to the caller of :meth:`close`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Link:
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES))
         self.pidfd = pidfd
         self.is_broken = False
-        """Whether this process has seen that the owner closed the connection."""
+        """Whether this process knows that the owner has closed the connection."""
         self._readable = select.poll()
         self._readable.register(self._number, select.POLLIN)
         self.nonce = os.urandom(NONCE_NBYTES)
@@ -166,11 +166,13 @@ class Link:
         DriverError
             This process has no room for the descriptors. The message can be received later.
         """
-        # Most owners reply faster than the kernel wakes a sleeping thread.
+        # Most owners reply faster than the kernel wakes a sleeping thread, so this thread first
+        # polls for a moment.
         give_up = time.perf_counter() + _SPIN_S
         while not (ready := self._readable.poll(0)) and time.perf_counter() < give_up:
             os.sched_yield()
-        # The socket was registered first, so poll lists it first if the owner has died too.
+        # poll lists the socket first, because it was registered first. So the last messages of an
+        # owner that has died are still read.
         if not ready or ready[0][0] != self._number:
             self._wait(self._readable, deadline)
         return self.take()
@@ -192,18 +194,19 @@ class Link:
             if not size and not received:
                 raise EOFError
             if flags & _MSG_CTRUNC:
-                # The message stays in the queue: the kernel would close its other descriptors in
-                # this thread.
+                # This process has no room for all descriptors. The message stays in the socket: if
+                # it were read, the kernel would close the other descriptors in this thread, which
+                # may block.
                 raise no_descriptors("recvmsg")
-            # The kernel closes nothing here: the message had no descriptors, or this process has
-            # them.
+            # The message is taken out of the socket. The kernel closes no descriptor here, because
+            # the message has none, or this process has them by now.
             size = self._socket.recv_into(self._buffer)
             return bytes(self._buffer[:size]), received
         except BlockingIOError:
             raise
         except BaseException as error:
-            # The kernel has opened the descriptors in this process, even if the read was
-            # interrupted.
+            # Even if this read was interrupted, the kernel may have opened the descriptors here.
+            # They must be closed.
             for message in messages:
                 close_aside(descriptors_in(message[1]))
             if not isinstance(error, OSError):
@@ -214,7 +217,7 @@ class Link:
         while True:
             remaining_s = deadline.remaining_s
             ready = poller.poll(remaining_s * 1000)
-            # Messages that the owner sent before its death are still read.
+            # If the owner has died, the messages that it sent before are still read.
             if any(number == self._number for number, _events in ready):
                 return
             if ready:
@@ -235,7 +238,8 @@ class Link:
         owner = self.owner
         pid, uid = peer_credentials(self._socket)
         is_visible = owner.pid_namespace == this.pid_namespace
-        # In another user namespace, a foreign user may appear as the overflow user or as this user.
+        # User numbers of another user namespace prove nothing here: a foreign user may appear as
+        # the overflow user, or as this user.
         is_right_user = uid in {owner.uid, this.uid, _OVERFLOW_UID}
         if not is_right_user or (is_visible and pid != owner.pid):
             raise_if_dead(owner, this, _DYING_S)

@@ -20,7 +20,8 @@ __all__ = ["Listeners"]
 _log = logging.getLogger(__name__)
 
 _CLOSING_PART: Final = 8
-"""Divisor of the descriptor limit: closing connections of other users may take this part."""
+"""Connections of other users that wait to be closed may take this part of the descriptor limit: the
+limit divided by this number."""
 
 
 class Listeners:
@@ -38,7 +39,7 @@ class Listeners:
         self._loop = loop
         self._on_accept = on_accept
         self.is_paused = False
-        """Whether connections wait in a backlog until :meth:`resume`."""
+        """Whether accepting is paused: new connections wait in the backlog until :meth:`resume`."""
         self._has_warned = False
         self._sockets: list[socket.socket] = []
         self._path: Path | None = None
@@ -60,8 +61,9 @@ class Listeners:
     def _accept(self, listener: socket.socket) -> None:
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if is_behind(soft // _CLOSING_PART) and is_abstract(listener):
-            # If the kernel cannot refuse descriptors, other users may fill the table with theirs.
-            # At the path, only processes of this process's user can connect.
+            # If the kernel cannot refuse descriptors, other users could fill this process's table
+            # with theirs. They connect only at the abstract address: the path belongs to this
+            # process's user.
             self._pause((listener,))
             return
         try:
@@ -93,7 +95,8 @@ class Listeners:
         while self._sockets:
             close_connection(self._sockets.pop())
         if self._path is not None:
-            # The run directory may be read-only by now. The next server removes the path.
+            # If the run directory is read-only by now, the next server that starts there removes
+            # the path.
             with suppress(OSError):
                 self._path.unlink()
 

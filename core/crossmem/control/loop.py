@@ -22,12 +22,13 @@ class EventLoop:
         self._handlers: dict[int, Callable[[], object]] = {}
         self._sockets: list[socket.socket] = []
         self.hung_up: set[int] = set()
-        """The ready descriptors whose peer can neither send nor receive any more."""
+        """The ready descriptors of sockets whose peer has closed both directions."""
         self.epoll = select.epoll()
         try:
             self._sockets += socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for one in self._sockets:
-                # One unread byte suffices to wake the loop, so a full socket needs no wait.
+                # One unread byte wakes the loop. If the socket is full, the loop wakes anyway, so
+                # the sender need not wait.
                 one.setblocking(False)  # noqa: FBT003
             self.watch(self._sockets[1].fileno(), self._take_wake)
         except BaseException:
@@ -61,12 +62,12 @@ class EventLoop:
 
     def watch(self, descriptor: int, handler: Callable[[], object]) -> None:
         """Have a handler called when a descriptor can be read."""
-        # The order matters: the kernel may refuse to register another descriptor.
+        # The handler is entered after the registration, which the kernel may refuse.
         self.epoll.register(descriptor, select.EPOLLIN)
         self._handlers[descriptor] = handler
 
     def change(self, descriptor: int, *, read: bool = False, write: bool = False) -> None:
-        """Choose the events of a descriptor. epoll always reports its end."""
+        """Choose the events of a descriptor. epoll reports the end of a connection in any case."""
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         self.epoll.modify(descriptor, events)
 

@@ -10,7 +10,8 @@ __all__ = ["PeerLog"]
 _EVERY_S: Final = 1.0
 _MAX_PEERS: Final = 1024
 _MAX_LINES: Final = 10
-"""Limit of the lines in a second about all peers. Each fork of a peer is a new peer."""
+"""The most lines in a second about all peers. A limit for each peer is not enough, because a peer
+can fork and be many."""
 
 
 class PeerLog:

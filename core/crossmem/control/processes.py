@@ -27,8 +27,8 @@ __all__ = [
     "pidfd_number",
 ]
 
-# The socket and os modules of Pythons built on older headers lack these numbers. They are the same
-# on every architecture on which Linux runs CPython (asm-generic/socket.h, unistd.h).
+# A Python that was built with older headers lacks these numbers. They are the same on every
+# architecture on which Linux runs CPython (asm-generic/socket.h, unistd.h).
 _SO_PEERPIDFD: Final = 77
 _SYS_PIDFD_OPEN: Final = 434
 _UCRED: Final = struct.Struct("iII")
@@ -40,7 +40,8 @@ _ALL_UIDS: Final = 2**32 - 1
 
 _PIDFS_MAGIC: Final = 0x50494446
 _STATFS_WORDS: Final = 32
-"""Enough words for a struct statfs; the first word is the type of the file system."""
+"""A buffer that is large enough for a ``struct statfs``, whose first word is the file system's
+type."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -72,7 +73,8 @@ def lease_end() -> LeaseEnd:
     try:
         return _lease_end()
     except OSError:
-        # Without a free descriptor the answer is the weakest one, and it is not cached.
+        # This process has no free descriptor to find out. So the weakest answer is returned, and
+        # not cached.
         return "connection"
 
 
@@ -134,7 +136,7 @@ def is_anybody(uid: int) -> bool:
         overflow_uid = int(_OVERFLOW_UID.read_text("utf-8"))
         lines = _UID_MAP.read_text("utf-8").splitlines()
     except OSError:
-        # Without access to these files, the default overflow user counts as ambiguous.
+        # If the file cannot be read, the kernel's default for the overflow user is assumed.
         return uid == _DEFAULT_OVERFLOW_UID
     has_number = sum(int(line.split()[2]) for line in lines)
     return uid == overflow_uid and has_number < _ALL_UIDS
@@ -162,8 +164,8 @@ def open_peer(connection: socket.socket, pid: int, start_time: int) -> int | Non
     Returns
     -------
     int or None
-        None if no descriptor can report its death: before Linux 6.5, if the peer is in a pid
-        namespace that is not visible here, or if ``/proc`` does not show it.
+        None if no descriptor can report its death. That is so only before Linux 6.5, for a peer in
+        a pid namespace that is not visible here, or that ``/proc`` does not show.
 
     Raises
     ------
@@ -226,14 +228,14 @@ def is_process(pidfd: int, pid: int, start_time: int, dying_s: float = 0.0) -> b
     ProcessLookupError
         The expected process is dead.
     """
-    # In the ``/proc`` of another pid namespace, the pid belongs to another process.
+    # This ``/proc`` belongs to another pid namespace, where the pid is another process's.
     if process_start_time(os.getpid()) == process_start_time("self"):
         found = process_start_time(pid)
         if found == start_time:
             return True
         if found is not None:
             raise ProcessLookupError(errno.ESRCH, "the process is dead and its pid was reused")
-    # ``/proc`` also shows nothing of a process that has just ended.
+    # ``/proc`` shows nothing of the process: it is hidden, or it has just ended.
     if is_dead(pidfd, dying_s):
         raise ProcessLookupError(errno.ESRCH, "the process is dead")
     return False

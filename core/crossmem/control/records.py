@@ -72,12 +72,12 @@ class Allow:
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """Exported memory that is retired as one: an allocation, or one adoption of vendor memory.
+    """Exported memory that is retired as a whole: an allocation, an adoption or a pool.
 
     Parameters
     ----------
     allocation
-        Number of the vendor's allocation in handles. Its adoptions share it.
+        The allocation's number in handles. Adoptions in one allocation of the vendor share it.
     grant
         Puts a peer on the vendor's whitelist for an export; None if there is no whitelist.
     on_idle
@@ -89,16 +89,18 @@ class Unit:
     on_idle: Callable[[], None]
     exports: "dict[int, Export]" = field(default_factory=dict)
     leases: dict[int, Any] = field(default_factory=dict)
-    """Leases of this process itself and of messages, by number; only the lease table changes it."""
+    """By number: leases that no row records, of this process itself and of messages. Only the lease
+    table changes it."""
     pins: int = 0
-    """Number of requests in progress at the lease server that use its exports."""
+    """Number of requests that the lease server is answering. Until it is 0, the memory stays."""
     withdrawn: "set[Export]" = field(default_factory=set)
     """Withdrawn exports that still have a holder."""
     is_retired: bool = False
     was_granted: bool = False
-    """Whether a row may ever have held it."""
+    """Whether an export of it was ever granted, so that a row may hold it."""
     is_sealed: bool = False
-    """Whether nothing was granted since its slots moved on to new, secret generations."""
+    """Whether its slots have begun new generations that no importer knows, so that no new hold can
+    begin."""
 
     @property
     def is_kept(self) -> bool:
@@ -116,18 +118,23 @@ class Export:
     exported: Exported
     denied: int = 0
     slot: Slot | None = None
-    """Its words in shared memory, from its first lease on."""
+    """Its slot, which it gets with its first lease."""
     rows: dict[Any, memoryview] = field(default_factory=dict)
-    """The rows of all processes that were ever given a lease, and their words."""
+    """By row, the words of the row: of each process that was ever granted this export."""
     since: dict[Any, float] = field(default_factory=dict)
-    """Start times of the leases whose end this process has not seen, by row."""
+    """By row: the time of the grant, until this process has seen the end of the lease."""
     generations: tuple[int, ...] = ()
-    """For a pool's block: the generations of the handles that messages may reserve."""
+    """For a pool's block: the generations whose handles messages have reserved. Empty for other
+    memory."""
     is_arena: bool = False
-    """Whether it is a pool's memory: only processes whose death can be seen may import it."""
+    """Whether it is a pool's whole memory. Only processes whose death the kernel reports may import
+    it."""
 
     def has(self, generation: int) -> bool:
-        """Whether a handle of that generation names this export. Only blocks have one above 0."""
+        """Whether a handle of that generation names this export.
+
+        Only handles of blocks have one.
+        """
         return generation in (self.generations or (0,))
 
     def __post_init__(self) -> None:

@@ -39,7 +39,7 @@ class LeaseRegistry:
 
     def __init__(self, identity: ProcessIdentity, registry: Registry, limit: int) -> None:
         self.lock = ordered_lock(Rank.LEASES)
-        """Held briefly: no driver, plugin or finaliser runs under this lock."""
+        """Held only briefly: no driver, plugin or finaliser runs under this lock."""
         self.max_reservations = limit
         self._idle: deque[Unit] = deque()
         """Retired memory whose last lease has ended, and whose owner was not notified yet."""
@@ -53,7 +53,7 @@ class LeaseRegistry:
         self.slots = SlotTable()
         self.pools = PoolTable()
         self.granted: dict[int, Export] = {}
-        """The exports that rows may hold, by slot."""
+        """By slot: the exports that were granted, which rows may hold."""
         self._ends = ExportEnds(self.exports, self.slots, self.granted, self.events)
 
     # What the exporter's own threads call -------------------------------------------------
@@ -77,10 +77,10 @@ class LeaseRegistry:
         with self.lock:
             export = self.exports.find(handle.allocation, handle.export)
             if export is None or export.unit is not unit:
-                # An earlier call may have been interrupted.
+                # An earlier call may have been interrupted before it forgot the export.
                 self._ends.settle(unit)
                 refusal = self.exports.refusal(handle.allocation, handle.export)
-                # It was withdrawn before and has no holder any more.
+                # If it is stale, an earlier call has withdrawn it: nothing is left to do.
                 is_gone = refusal is not None and refusal.status is not Status.UNKNOWN
                 return None if is_gone else Refusal(Status.UNKNOWN, "it is no export of this")
             refusal = self._refusal_of_core(handle)
@@ -110,10 +110,10 @@ class LeaseRegistry:
             refusal = self.exports.refusal(number, export, is_reserved=is_reserved)
             refusal = refusal or self._refusal_of_core(handle)
             core = handle.core
-            # An interrupted call may have got the lease already.
+            # An earlier call that was interrupted may have taken the lease already.
             if refusal is None and core not in leases:
                 given = self.leases.give(self.exports.get(number, export), self.myself)
-                # No call stands between giving the lease and recording it.
+                # No signal handler runs between these statements, so the lease is always recorded.
                 leases[core] = given.number
             return refusal
 
@@ -197,7 +197,7 @@ class LeaseRegistry:
             if len(self.leases):
                 return False
             if held is None:
-                # From here on, nothing is granted.
+                # No message is left, so nothing is granted from here on.
                 held = list({one.unit for one in self.granted.values()})
                 rows.wish(held)
             while held and not (held[-1].is_kept or rows.is_held(held[-1])):
@@ -270,8 +270,8 @@ class LeaseRegistry:
         """Notify the owners of idle memory, and send events to observers. The lock is not held."""
         for unit in list(self._idle):
             unit.on_idle()
-            # The last step: another thread must not miss the unit, and a second notification is
-            # harmless.
+            # The unit leaves the queue last: after an interrupt, its owner is notified again, which
+            # is harmless.
             with suppress(ValueError):
                 self._idle.remove(unit)
         self.events.tell()
@@ -310,7 +310,7 @@ class LeaseRegistry:
         return holders
 
     def hint(self, slots: Iterable[int]) -> None:
-        """Check memory after a peer's hint that a lease on it has ended."""
+        """Check the memory of slots, after a peer's hint that a hold of it has ended."""
         with self.lock:
             exports = map(self.granted.get, set(slots))
             for unit in {one.unit for one in exports if one is not None}:
@@ -388,7 +388,7 @@ class LeaseRegistry:
         try:
             is_idle = unit.is_retired and not unit.is_kept and rows.seal(unit)
         except DriverError:
-            # The barrier failed. The thread that frees the memory reports the error.
+            # The barrier failed. The owner is notified anyway, and its thread raises the error.
             is_idle = True
         else:
             if is_idle:

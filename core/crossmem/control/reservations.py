@@ -19,7 +19,7 @@ def refuse_more(holder: Holder, count: int, limit: int, following: int = 0) -> R
     limit
         Largest number of exports that the messages of one process may reserve.
     following
-        Number of exports that the same message reserves in later requests.
+        Number of exports that later requests of the same message will reserve.
     """
     if len(holder.messages) + count + following <= limit:
         return None

@@ -19,7 +19,7 @@ __all__ = ["ended_of", "is_held", "leases_of", "reopen", "seal", "wish"]
 
 
 def is_held(unit: Unit) -> bool:
-    """Whether a row holds any export of memory at this moment."""
+    """Whether any row holds any export of this memory at this moment."""
     for export in list(unit.exports.values()):
         slot = export.slot
         if slot is not None and words.any_of(export.rows.values(), slot.at):
@@ -30,7 +30,7 @@ def is_held(unit: Unit) -> bool:
 def seal(unit: Unit) -> bool:
     """Refuse new holds of memory, and return whether it has no holder.
 
-    A holder sends a message when it ends its hold, so the owner can sleep until then.
+    Each holder sends a hint when it ends its hold, so the owner can sleep until then.
     """
     if not unit.was_granted:
         return True
@@ -38,19 +38,21 @@ def seal(unit: Unit) -> bool:
         for export in list(unit.exports.values()):
             if export.slot is not None:
                 export.slot.move_on(is_live=False)
-        # After the barrier, an importer that saw the old generation has its word in the row.
+        # After the barrier, every importer that saw the old generation has its word in its row, so
+        # the rows show all holders.
         words.barrier()
         unit.is_sealed = True
     if is_held(unit):
         return False
     if not IS_ORDERED:
-        # A store under a hold may become visible after the 0 that ended the hold.
+        # On such a processor, an importer's last store to the memory may become visible after the 0
+        # that ended its hold. The second barrier orders both.
         words.barrier()
     return True
 
 
 def reopen(unit: Unit) -> None:
-    """Begin the next generation of live memory. Sealed memory can be held again."""
+    """Begin the next odd generation, so that sealed memory can be held again."""
     unit.is_sealed = False
     for export in list(unit.exports.values()):
         if export.slot is not None:
@@ -58,15 +60,15 @@ def reopen(unit: Unit) -> None:
 
 
 def wish(units: Iterable[Unit]) -> None:
-    """Ask the holders of live memory for a message at the end of their holds.
+    """Ask the holders of live memory for a hint at the end of their holds, by a new generation.
 
     New holds stay possible.
     """
     for unit in units:
         if not unit.is_retired:
             reopen(unit)
-    # An importer that does not see the new generation has written its 0 before the owner's next
-    # read.
+    # After the barrier, an importer that ends its hold sees the new generation, or has written its
+    # 0 before the owner's next read.
     words.barrier()
 
 

@@ -30,18 +30,18 @@ __all__ = [
 CONTROL_NAME: Final = "crossmem-control"
 ROW_NAME: Final = "crossmem-row"
 FAULTY_OWNER: Final = "import from a process that runs the same release of crossmem"
-"""The hint for an exporter that breaks the lease protocol."""
+"""The hint of errors about an exporter that breaks the lease protocol."""
 
 _LINKS: Final = tuple(f"/memfd:{name} (deleted)" for name in (CONTROL_NAME, ROW_NAME))
-"""The names of segments in ``/proc``. The exporter chooses them."""
+"""The names that segments have in ``/proc``. The exporter makes both kinds."""
 
 SLOTS: Final = 1 << 20
 """Number of slots in a segment. Only pages with used words take memory."""
 BLOCKS_AT: Final = 2
-"""Slots of a pool before its blocks' slots: the arena's slot, and a slot whose word in the control
-segment is the distance between blocks."""
+"""Number of slots of a pool before those of its blocks. The first is the arena's. The word of the
+second, in the control segment, is the distance between blocks."""
 HEADER_WORDS: Final = 8
-"""Number of words before those of the slots."""
+"""Number of words at the beginning of a segment, before those of the slots."""
 WORDS: Final = HEADER_WORDS + SLOTS
 
 _PAGE_NBYTES: Final = os.sysconf("SC_PAGESIZE")
@@ -52,12 +52,13 @@ _MAP_SHARED: Final = 1
 _MADV_DONTFORK: Final = 10
 _FAILED: Final = ctypes.c_void_p(-1).value
 _F_SEAL_FUTURE_WRITE: Final = 0x10
-"""Forbids new writable mappings; existing ones stay. Python's fcntl lacks it."""
+"""This seal of Linux forbids new writable mappings, and keeps the existing ones. Python's fcntl
+module lacks it."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Python's mmap object duplicates the descriptor. It also unmaps the address in a forked child,
-# where another mapping may have that address by then.
+# The C function is called, because Python's mmap object duplicates the descriptor. In a forked
+# child it would also unmap its address, where another mapping may lie by then.
 _mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -86,7 +87,7 @@ class Segment:
     def __init__(self, descriptor: int, *, is_writable: bool) -> None:
         self._mapped: list[int | None] = []
         self.is_private = False
-        """Whether MADV_DONTFORK succeeded, so that no forked child has the words mapped."""
+        """Whether MADV_DONTFORK succeeded. Then no forked child has the words mapped."""
         self.words = memoryview(b"")
         """The words. They are released when the segment is closed."""
         _segments.add(self)
@@ -123,7 +124,7 @@ class Segment:
     __del__ = close
 
     def abandon(self) -> None:
-        """Forget the words in a forked child, which has no mapping of them."""
+        """Forget the words in a forked child, which has no mapping to unmap."""
         self.words.release()
         self._mapped.clear()
 
@@ -132,7 +133,7 @@ _segments: WeakSet[Segment] = WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    # Another mapping may use these addresses later.
+    # The segments are forgotten at once: another mapping of this child may get their addresses.
     segments = list(_segments)
     for segment in segments:
         segment.abandon()
@@ -156,7 +157,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> Segment:
-    """Create a segment of zeroes with a sealed size. Its maker or its receiver writes it.
+    """Create a segment of zeroes, whose size is sealed. Either its maker or its receiver writes it.
 
     Parameters
     ----------
@@ -165,7 +166,8 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
     descriptors
         Receives the descriptor to pass on. The caller closes it, even if this raises.
     is_written_by_maker
-        Whether this process writes and all others can only read. If false, this process reads.
+        True: this process writes, and all others can only read. False: the receiver writes, and
+        this process reads.
 
     Raises
     ------
@@ -182,7 +184,7 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
         raise (no_descriptors("memfd_create") if is_full else error) from error
     try:
         if is_written_by_maker:
-            # Linux has this seal since 5.1.
+            # Before Linux 5.1, the kernel does not have this seal, and the segment stays writable.
             with suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -207,7 +209,8 @@ def receive(descriptor: int, *, is_writable: bool) -> Segment:
     except OSError:
         seals = 0
     is_refusing = bool(seals & (fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE))
-    # A memfd with huge pages, whose holes raise SIGBUS, never has that size.
+    # This also refuses a memfd with huge pages, which can never have this size. An access to its
+    # holes could raise SIGBUS.
     if (
         seals & _SEALS != _SEALS
         or os.fstat(descriptor).st_size != _NBYTES

@@ -2,9 +2,9 @@
 """The lease server of an exporting process: one daemon thread that answers importers.
 
 The thread reads, decides and answers. It never frees memory, synchronises a device or waits for a
-peer. It records ended leases, and other threads free the memory. Only this thread uses connections.
-Signal handlers run in the main thread, so they cannot interrupt its work. An application thread
-that needs the importers' latest messages asks this thread to read them
+peer. It records ended leases, and other threads free the memory. No other thread uses the
+connections. Signal handlers run in the main thread, so they cannot interrupt this one. An
+application thread that needs the importers' latest messages asks this thread to read them
 (:meth:`LeaseServer.catch_up`).
 """
 
@@ -56,7 +56,7 @@ _SWEEP_S: Final = 0.5
 _STOP_JOIN_S: Final = 2.0
 _MAX_CAUGHT_UP: Final = 1000
 _MAX_UNREAD: Final = 300
-"""Number of messages read from a connection before it is closed. Its buffer holds fewer."""
+"""The most messages that are read from a connection before it is closed. A socket buffers fewer."""
 
 
 class LeaseServer:
@@ -93,9 +93,11 @@ class LeaseServer:
         self._served: set[tuple[int, int]] = set()
         """Processes, by pid and user, from which this round has read a message."""
         self._skipped: set[int] = set()
-        """Connections that wait for the next round."""
+        """Connections whose process has had its message of this round. They come first in the next
+        round."""
         self._bells: deque[Bell] = deque()
-        """Each rings after the thread has read all messages that had arrived."""
+        """One bell for each waiting thread of :meth:`catch_up`. It rings when all messages are read
+        that had arrived."""
         self._stopping = False
         self._buffer = memoryview(bytearray(MAX_MESSAGE_NBYTES + 1))
         self._thread = threading.Thread(target=self._run, name="crossmem-leases", daemon=True)
@@ -104,7 +106,8 @@ class LeaseServer:
             self._holders = HolderTable(self._loop, self._lose)
             self._listeners = Listeners(self._loop, self._accept)
             try:
-                # Now, so that the first lease opens no further descriptor.
+                # The first control segment is made now, so that the first lease needs no further
+                # descriptor.
                 self.leases.slots.grow()
                 self._listeners.open(run_dir, identity)
             except BaseException:
@@ -197,7 +200,8 @@ class LeaseServer:
     def _handle_all(self, ready: list[int]) -> None:
         self._served.clear()
         if self._skipped:
-            # Otherwise the first connection of a process could starve its other connections.
+            # Connections that were skipped in the last round come first. Otherwise one connection
+            # of a process could starve its others.
             skipped, self._skipped = self._skipped, set()
             ready.sort(key=lambda one: one not in skipped)
         for descriptor in ready:
@@ -210,7 +214,7 @@ class LeaseServer:
         try:
             handler()
         except Exception as error:  # noqa: BLE001 - logged, and the connection is dropped
-            # A fault that one peer causes must not end the thread that all other peers need.
+            # All other peers need this thread, so a fault that one peer causes must not end it.
             connection = self._connections.get(descriptor)
             pid = connection.pid if connection is not None else 0
             text = f"a fault in the lease server, which continues: {type(error).__name__}"
@@ -238,11 +242,12 @@ class LeaseServer:
     def _make_room(self) -> None:
         """Close the oldest connection if there are many.
 
-        The importer connects again when it needs to. Its rows record its holds. A connection whose
-        end is the only sign of the importer's death is kept.
+        The importer connects again when it needs to, and its rows still record its holds. A
+        connection is kept if its end is the only sign of the importer's death.
         """
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # After its first request, a connection costs two descriptors: its own and a pidfd.
+        # A connection costs two descriptors, its own and a pidfd. So at a quarter of the limit,
+        # connections take half of all descriptors.
         if len(self._connections) < soft // 4:
             return
         for connection in list(self._connections.values()):
@@ -256,8 +261,9 @@ class LeaseServer:
     def _read_ends(self, connection: ServerConnection) -> None:
         """Read a peer's END messages before its connection is closed.
 
-        The peer repeats its requests on another connection, or it is dead. The limit is necessary
-        because a forked child of a dead peer may continue to send.
+        Other messages need no answer: the peer repeats its requests on another connection, or it is
+        dead. The number of messages is limited, because a forked child of a dead peer may send
+        without end.
         """
         with suppress(EOFError, ProtocolError):
             for kind, _request, body in connection.receive(_MAX_UNREAD):
@@ -283,7 +289,8 @@ class LeaseServer:
                 return
         try:
             for kind, request, body in connection.receive(1):
-                # Ends of connections do not count, because a thousand of them take little time.
+                # Only messages count as the process's share of the round. Ends of connections take
+                # little time.
                 self._served.add(process)
                 if kind is MessageType.IMPORT or kind is MessageType.RESERVE:
                     self._answer(connection, kind, request, unpack_request(body))
@@ -331,7 +338,7 @@ class LeaseServer:
         try:
             sent = connection.flush(self._in_flight)
         except EOFError:
-            # The peer receives nothing more. The server still reads its messages, and then the end.
+            # The peer does not read any more. The server still reads the messages that it has sent.
             connection.socket.shutdown(socket.SHUT_WR)
             sent = True
         if sent:
@@ -340,7 +347,7 @@ class LeaseServer:
                 self._unsent.remove(connection)
                 self._loop.change(connection.number, read=True)
             return
-        # The server reads nothing more from a peer until the peer has read its replies.
+        # The server reads no further request of a peer that has not read its replies.
         if not connection.is_full and (was_full or connection not in self._unsent):
             self._peer_log.warning(
                 connection.pid,
@@ -371,7 +378,8 @@ class LeaseServer:
         """End all leases of a dead process, and the reservations that its unread messages end."""
         for connection in list(self._connections.values()):
             if connection.holder is holder:
-                # It may have ended reservations of messages that it received.
+                # Unread messages of the dead process may end reservations of messages that it
+                # received.
                 self._read_ends(connection)
         self.leases.lose(holder)
         for connection in list(self._connections.values()):

@@ -17,17 +17,18 @@ from crossmem.control.segments import HEADER_WORDS, SLOTS, Segment
 __all__ = ["FENCED", "MODE", "REGISTERED", "Slot", "SlotTable"]
 
 MODE: Final = 0
-"""Index of the word that says how the segment's writer orders its accesses."""
+"""Index of the mode word, which says how the segment's writer orders its accesses."""
 REGISTERED: Final = 1
-"""The writer uses the barrier of ``membarrier``, or lets others use it."""
+"""A mode: the writer is registered for ``membarrier``, so an exporter's barrier orders its
+accesses."""
 FENCED: Final = 2
-"""The writer uses its own fences, and the other side must use fences as well."""
+"""A mode: the writer is not registered. It uses fences, and so must the other side."""
 OWN_MODE: Final = REGISTERED if IS_REGISTERED else FENCED
-"""The mode of this process."""
+"""The mode that this process writes into the control segments that it makes."""
 
 
 class Slot(NamedTuple):
-    """The word of one export.
+    """The place of one export's words: in the control segment, and in each row.
 
     Parameters
     ----------
@@ -38,8 +39,8 @@ class Slot(NamedTuple):
     at
         Index of the word, in the control segment and in each row.
     length
-        Number of slots that are released together with this slot: all slots of the pool for a
-        pool's slot, none for a block's slot.
+        Number of slots that are returned together with this one: for a pool, all of its slots; for
+        a block, 0, because its pool returns the slot.
     """
 
     number: int
@@ -55,8 +56,8 @@ class Slot(NamedTuple):
     def move_on(self, *, is_live: bool) -> None:
         """Begin the next odd generation (live), or the next even one.
 
-        A peer with an earlier generation can no longer begin to hold. A peer that ends a hold of an
-        earlier generation sends a message.
+        An importer with an earlier generation can no longer begin to hold. An importer that ends a
+        hold of an earlier generation sends a hint.
         """
         generation = words.load(self.words, self.at)
         words.store(self.words, self.at, generation + 1 + (generation % 2 == is_live))
@@ -71,9 +72,9 @@ class SlotTable:
         self.descriptors: list[int] = []
         """Descriptors of the control segments, to pass on."""
         self.free: list[int] = []
-        """A heap of returned slots. No row holds them."""
+        """A heap of the returned slots. No row holds such a slot any more."""
         self.free_ranges: list[tuple[int, int]] = []
-        """First slot and length of returned ranges."""
+        """Returned ranges of slots, for pools: the first slot and the length of each."""
         self._count = 0
 
     def take(self) -> Slot:
@@ -99,7 +100,7 @@ class SlotTable:
     def take_range(self, count: int) -> Slot:
         """Return the first slot of a range of ``count`` slots, all in one segment.
 
-        The generations of the slots do not change.
+        The slots keep their even generations. The caller begins new ones.
 
         Raises
         ------
@@ -115,7 +116,8 @@ class SlotTable:
         else:
             if self._count + count > SLOTS * len(self.segments):
                 self.grow()
-                # A range must not cross the end of a segment.
+                # A range lies within one segment, so the rest of the last segment becomes a free
+                # range.
                 first = SLOTS * (len(self.segments) - 1)
                 if first > self._count:
                     self.free_ranges.append((self._count, first - self._count))
@@ -127,7 +129,7 @@ class SlotTable:
         return Slot(first, words_of, HEADER_WORDS + at, count)
 
     def _join_ranges(self) -> None:
-        """Join neighbouring ranges, so that pools of other sizes find room."""
+        """Join adjacent free ranges, so that a pool of another size finds room."""
         joined: list[tuple[int, int]] = []
         for first, length in sorted(self.free_ranges):
             if joined and sum(joined[-1]) == first and first % SLOTS:

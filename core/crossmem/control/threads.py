@@ -14,7 +14,7 @@ from crossmem.driver.recording import call_into
 __all__ = ["LOOK_AGAIN_S", "Bell", "PassingThread", "Waiters", "start_thread"]
 
 LOOK_AGAIN_S: Final = 0.5
-"""Interval of a waiting thread's reads of the rows, because the message about an end may fail."""
+"""How often a waiting thread reads the rows: the hint about the end of a hold may be lost."""
 _STOP_S: Final = 5.0
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Bell:
         try:
             self._silence.release()
         except RuntimeError:
-            # It has rung already, and no thread has waited since.
+            # The lock is free already: the bell has rung, and no thread has waited since.
             return
 
     def wait(self, timeout_s: float = threading.TIMEOUT_MAX) -> bool:
@@ -54,7 +54,7 @@ class PassingThread:
         self._turn = turn
         self._is_needed = is_needed
         self._running = threading.Lock()
-        """Held as long as the thread runs."""
+        """This lock is held as long as the thread runs, so that only one thread is started."""
         self._is_stopping = False
         self.bell = Bell()
         """Wakes the thread."""
@@ -66,8 +66,8 @@ class PassingThread:
         try:
             call_into(taken, self._running.acquire, False)  # noqa: FBT003
             if taken[0] and not self._is_stopping:
-                # Not threading.Thread: its start() waits in Python code, where a signal handler may
-                # raise. Finalisers call this method too.
+                # threading.Thread is not used, because its start() waits in Python code, where a
+                # signal handler may raise. Finalisers call this method, and must not wait.
                 call_into(started, start_new_thread, self._run, ())
         except RuntimeError:
             return False
@@ -85,11 +85,13 @@ class PassingThread:
                 try:
                     self._turn()
                 except BaseException:  # noqa: BLE001 - logged with its traceback
-                    # No signal handler runs here. A fault must not end the thread for good.
+                    # Work is left, so a fault must not end the thread. No signal handler runs in
+                    # this thread.
                     _log.exception("a fault in a thread of crossmem; the thread continues")
                     self.bell.wait(LOOK_AGAIN_S)
             self._running.release()
-            # Work that came between the last check and the release found a running thread.
+            # Work that came between the last check and the release of the lock started no thread,
+            # because this one still ran. So this thread checks again.
             if not (self._must_run() and self._running.acquire(blocking=False)):
                 return
 
@@ -156,7 +158,8 @@ def start_thread(thread: threading.Thread) -> None:
         try:
             thread.start()
         except RuntimeError as error:
-            # If a signal handler interrupted the call, the thread may have started.
+            # start() also raises if an earlier call has started the thread and was then
+            # interrupted. In that case nothing has failed.
             if thread.ident is None:
                 failures.append(error)
         finally:

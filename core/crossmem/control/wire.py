@@ -2,8 +2,9 @@
 """The messages between an importer and a lease server, and the proofs that both know the secret.
 
 One ``SOCK_SEQPACKET`` packet is one message: a header of type, flags and request id, then a body. A
-request fits into one message. A reply that does not fit continues in further messages with the same
-request id, until one has the flag LAST. No data is ever unpickled, and every length is bounded.
+request always fits into one message. A long reply continues in further messages with the same
+request id, until a message has the flag LAST. No data is ever unpickled, and every length is
+bounded.
 
 ====== ================ =======================================================================
 type   direction        body
@@ -120,14 +121,15 @@ class Status(IntEnum):
     EXITING = 4
     FAILED = 5
     FULL = 6
-    """The sender's messages hold all reservations of the limit; some may be free later."""
+    """The sender's messages have reserved as much as the limit allows. Some of it may be free
+    later."""
     TOO_MANY = 7
-    """One message asks for more than a sender may ever reserve."""
+    """One message asks for more reservations than the limit ever allows."""
     WITHDRAWN = 8
     NO_ROW = 9
     """The process has reached the limit of its rows."""
     UNWATCHED = 10
-    """The kernel would not report the process's death, which a pool's owner must know."""
+    """The kernel would not report the process's death, of which a pool's owner must know."""
 
 
 _GRANTED: Final = _REPLY.pack(Status.GRANTED, 0)
@@ -202,8 +204,8 @@ class Refusal(NamedTuple):
 def prove(secret: bytes, role: bytes, *parts: bytes) -> bytes:
     """Return a message authentication code that only a holder of the secret can make.
 
-    Keyed BLAKE2b is a MAC by design (RFC 7693) and takes less time than HMAC. The role prevents an
-    attacker from replaying a request's proof as a reply's.
+    Keyed BLAKE2b is a MAC by design (RFC 7693) and takes less time than HMAC. The role is part of
+    the proof, so that an attacker cannot send a request's proof back as the proof of a reply.
     """
     message = b"".join(parts)
     return hashlib.blake2b(message, key=secret, digest_size=PROOF_NBYTES, person=role).digest()
@@ -330,7 +332,8 @@ def _printable(reason: str) -> str:
 
 
 pack_terms = struct.Struct("<QIQ").pack
-"""Pack reservation, export and generation, which proofs cover besides the handle's core."""
+"""Pack the reservation's number, the export and the generation: proofs cover them and the handle's
+core."""
 
 
 def pack_ids(kind: MessageType, ids: Sequence[int]) -> bytes:

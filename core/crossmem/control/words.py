@@ -20,8 +20,8 @@ __all__ = ["any_of", "barrier", "fence", "load", "observe", "release", "store"]
 
 
 load: Final[Callable[[memoryview, int], int]] = getitem
-"""Return a word. Like :data:`store` it is C code, so no signal handler runs between a check of a
-loaded word and the store."""
+"""Return a word. This is C code, like :data:`store`. So no signal handler runs between the two, if
+a caller checks a word and stores another."""
 
 store: Final = cast("Callable[[memoryview, int, int], None]", setitem)
 """Write a word."""
@@ -49,8 +49,9 @@ def any_of(several: Iterable[memoryview], index: int) -> bool:
 def fence() -> None:
     """Order all earlier accesses of this thread before all later ones.
 
-    Releasing a lock and acquiring the same lock is a full fence: an instruction with the lock
-    prefix on x86-64; a store-release and a load-acquire, which stay in order, on aarch64.
+    The release and the next acquisition of one lock form a full fence. On x86-64, both are
+    instructions with the lock prefix. On aarch64, they are a store-release and a load-acquire,
+    which stay in order.
     """
     lock = allocate_lock()
     lock.acquire()
@@ -59,4 +60,4 @@ def fence() -> None:
 
 
 barrier = membarrier if IS_REGISTERED else fence
-"""Order the accesses of this thread, and those of every importer that uses no fence itself."""
+"""Order the accesses of this thread, and of each importer that relies on the barrier."""

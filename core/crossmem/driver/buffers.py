@@ -91,7 +91,9 @@ def address_of(data: Any) -> Iterator[tuple[int, int]]:
 
 
 class ViewAnchor:
-    """Keeps memory in use: every view, array or tensor of the memory holds a reference to it.
+    """Keeps memory in use.
+
+    Every view, array or tensor of the memory holds a reference to this object.
 
     A weak reference to the anchor therefore tells whether any view is left.
 
@@ -102,7 +104,7 @@ class ViewAnchor:
     pointer
         Address of the memory.
     nbytes
-        Size of the buffer at that address; 0 if the CPU cannot address it.
+        Size of the buffer at that address; 0 if the CPU cannot address the memory.
     """
 
     __slots__ = ("__weakref__", "_nbytes", "_pointer", "_views", "memory")
@@ -126,7 +128,7 @@ class ViewAnchor:
         views[key] = weakref.ref(view, lambda _: views.pop(key, None))
 
     def describe_views(self) -> str:
-        """Return a text that names the live arrays and tensors; empty for other views."""
+        """Return a text that names the live arrays and tensors; empty if there are none."""
         alive = [view for one in list(self._views.values()) if (view := one()) is not None]
         if not alive:
             return ""
@@ -141,5 +143,8 @@ _new_bytes.restype = ctypes.py_object  # type: ignore[attr-defined]
 
 
 def new_bytes(nbytes: int) -> bytes:
-    """Return new bytes with a single reference, which the caller fills once before use."""
+    """Return a new ``bytes`` object of this size.
+
+    The caller fills it once, before any other use.
+    """
     return _new_bytes(None, nbytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a traced driver's address ranges, and of the rules that its calls break."""
+"""The address ranges of a traced driver, and the rules for calls about them."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from crossmem.driver.base import Block, Imported
 __all__ = ["RangeLedger"]
 
 _Rules = list[tuple[bool, str]]
-"""For each rule: whether it is broken, and the text for the record."""
+"""For each rule: whether the call breaks it, and the text for the list of violations."""
 
 
 @dataclass(slots=True)

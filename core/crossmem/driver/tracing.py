@@ -24,7 +24,8 @@ from crossmem.models import Access, Capabilities, DeviceInfo
 __all__ = ["TracingDriver"]
 
 _Key = int
-"""``id`` of a block or import. The record keeps the object alive, so the id is not reused."""
+"""``id()`` of a block or import. The tracer keeps the object alive, so no other object gets its
+id."""
 
 _RANGE_METHODS: Final = frozenset({"reserve", "release", "map_at", "unmap_at"})
 _FOREIGN_METHODS: Final = frozenset({"inspect", "adopt", "disown"})
@@ -82,7 +83,7 @@ class TracingDriver(Driver):
         self.violations.extend(f"{method}: {text}" for broken, text in rules if broken)
 
     def __getattr__(self, name: str) -> Any:
-        # The wrapper offers an optional group only if the inner driver does.
+        # The wrapper has the methods of an optional group only if the inner driver has them.
         if name in {"map_readonly", "unmap_readonly"} and readonly_alias_of(self.inner):
             return getattr(self, f"_{name}")
         if name in _RANGE_METHODS and address_ranges_of(self.inner):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common base of vendor drivers: it makes a device current around each mechanism's calls.
 
-A mechanism keeps the vendor objects that are not released yet in the reference of the block or
-import. Its releasing methods can therefore be called at any time, and again.
+A mechanism keeps the vendor's objects in the ``reference`` of the block or import until they are
+released. A method that releases can therefore be called at any time, and again.
 """
 
 import logging
@@ -30,7 +30,7 @@ class RangeMechanism(Protocol):
         ...
 
     def release(self, reserved: Reserved) -> None:
-        """Clear the first address in ``reserved``, then at once release the addresses."""
+        """Clear the first address in ``reserved``, and at once release the addresses."""
         ...
 
     def map_at(self, memory: Block | Imported, pointer: int) -> None:
@@ -94,11 +94,11 @@ class VendorDriver(Driver):
             with self._on(imported.ordinal, "map"):
                 mapped.pointer = mechanism.map(imported)
             if not remappable:
-                # This step is the last, because it cannot be undone.
+                # This step comes last, because nothing can undo it.
                 with self._about(imported.ordinal, "map"):
                     mechanism.keep_mapped(imported)
         except BaseException as error:
-            # If the vendor refused, the mechanism has already tried to clean up.
+            # If the vendor refused the call, the mechanism has cleaned up as far as it could.
             if mapped.pointer or not isinstance(error, CrossmemError):
                 self._undo(error, self._unmap, imported)
             raise
@@ -137,7 +137,8 @@ class VendorDriver(Driver):
                 except CrossmemError:
                     if reserved.pointer:
                         raise
-                    # Only the thread's device was not restored. The thread's next call restores it.
+                    # The addresses are released. Only the thread's previous device could not be
+                    # made current again, which the thread's next call does.
                     _log.warning(
                         "this thread gets its device back with its next call", exc_info=True
                     )
@@ -188,7 +189,10 @@ class VendorDriver(Driver):
 
     @staticmethod
     def _undo(error: BaseException, step: Callable[[Any], object], what: object) -> None:
-        """Release the resources of a failed method; a second failure becomes a note."""
+        """Release the resources of a failed method.
+
+        If that fails too, the first error gets a note.
+        """
         try:
             step(what)
         except CrossmemError as failure:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that cross a process or plugin boundary."""
+"""Data types whose values go to other processes, or to plugins and back."""
 
 from crossmem.models.block_handle import BlockHandle, PoolCore
 from crossmem.models.capabilities import TIMELINE_LEVELS, Capabilities, LeaseEnd, TimelineLevel

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The abilities of a device as data: the kit selects its tests by them, and errors quote them."""
+"""The abilities of a device as data.
+
+The conformance kit selects its tests by them, and errors name them.
+"""
 
 from dataclasses import dataclass, fields
 from math import inf
@@ -10,7 +13,8 @@ from crossmem.guards import check_fields, is_flag, is_name, is_within
 __all__ = ["TIMELINE_LEVELS", "Capabilities", "LeaseEnd", "TimelineLevel"]
 
 LeaseEnd: TypeAlias = Literal["process", "process-if-visible", "connection"]
-"""What ends a lease that its holder did not release; see :attr:`Capabilities.lease_end`."""
+"""The event that ends a lease which its holder does not release; see
+:attr:`Capabilities.lease_end`."""
 TimelineLevel: TypeAlias = Literal["word", "event", "host"]
 """How a timeline orders the work of streams; see :attr:`Capabilities.timeline_levels`."""
 TIMELINE_LEVELS: Final[tuple[TimelineLevel, ...]] = get_args(TimelineLevel)
@@ -35,7 +39,7 @@ class Capabilities:
     """Capacities are multiples of this many bytes (C2)."""
 
     max_allocation_nbytes: int
-    """Largest request that can succeed, in bytes (C16)."""
+    """Size in bytes of the largest allocation that can succeed (C16)."""
 
     host_visible: bool
     """The CPU can read and write device addresses, so ``view()`` works.
@@ -49,10 +53,10 @@ class Capabilities:
     """``readonly=True`` on import is enforced by the device or the kernel (C23)."""
 
     peer_access: bool
-    """Imports can be mapped for another device than the one that holds the memory (C24)."""
+    """An import can be mapped for a device other than the one that holds the memory (C24)."""
 
     fork_safe: bool
-    """A forked child of a process that used the device may import on its own (C18)."""
+    """A child that is forked after the first use of the device may import memory (C18)."""
 
     survives_owner: bool
     """Importers keep valid memory after the exporting process is gone (C20)."""
@@ -82,12 +86,12 @@ class Capabilities:
     ``"host"``: a signal waits on the host until the stream's work is complete."""
 
     lease_end: LeaseEnd = "process"
-    """What ends a lease that was not released (C11). ``"process"``: the death of the importer.
-    ``"process-if-visible"``: the death of an importer that has a pid in the exporter's pid
-    namespace; for others, the end of the last connection, because this kernel is older than Linux
-    6.5. ``"connection"``: the end of the last connection, because this kernel has no pidfds.
-    :func:`crossmem.exports` shows which applies to each lease. Set by crossmem, not by the
-    backend."""
+    """The event that ends a lease which its holder does not release (C11). ``"process"``: the death
+    of the importer. ``"process-if-visible"``: the death of an importer that has a pid in the
+    exporter's pid namespace; for others, the end of the last connection, because this kernel is
+    older than Linux 6.5. ``"connection"``: the end of the last connection, because this kernel has
+    no pidfds. :func:`crossmem.exports` shows which applies to each lease. Set by crossmem, not by
+    the backend."""
 
     def __post_init__(self) -> None:
         check_fields(self, _RULES)

@@ -17,8 +17,9 @@ _MAX_NAME: Final = 256
 class DeviceInfo:
     """One device that this process can see.
 
-    The ordinal is local to this process: visible-device masks renumber it. The identity is the
-    same in every process of this host, so handles name devices by identity (law C24).
+    The ordinal is local to this process, because visible-device masks renumber the devices. The
+    identity is the same in every process of this host, so handles name devices by identity (law
+    C24).
 
     Raises
     ------

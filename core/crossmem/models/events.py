@@ -23,8 +23,8 @@ class EventKind(StrEnum):
     LEASED = "leased"
     """The lease server gave another process a lease."""
     LEASE_ENDED = "lease-ended"
-    """A holder ended its lease. The event comes when the exporter notices it: at a free or a
-    report."""
+    """A holder ended its lease. The exporter notices the end, and emits the event, when it next
+    frees or reports."""
     LEASE_LOST = "lease-lost"
     """A lease ended because its holder died, or because its connection ended if there is no
     pidfd."""
@@ -35,9 +35,11 @@ class EventKind(StrEnum):
     RESERVATION_LOST = "reservation-lost"
     """A message's reservation ended because its sender died, or its connection without a pidfd."""
     RECEIVED = "received"
-    """An object in a Ray message is the sender's memory."""
+    """An object in a message of Ray was sent as a handle, so the receiver gets the sender's
+    memory."""
     RECEIVED_COPY = "received-copy"
-    """An object in a Ray message is a copy, because the sender is on another node."""
+    """An object in a message of Ray was received as a copy, because the sender is on another
+    node."""
     WITHDRAWN = "withdrawn"
     """An export of this process was withdrawn: no further process can import it."""
     DENIED = "denied"
@@ -52,7 +54,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of memory, with all values that are known.
+    """One event. A value that is unknown is empty or 0.
 
     Parameters
     ----------

@@ -45,7 +45,8 @@ MAGIC: Final = b"XMEM"
 VERSION: Final = 1
 # magic, version, flags, total length, crc32 of everything else
 HEADER: Final = struct.Struct("<4sHHII")
-# offset and length of the part; separate, because all other fields are the same for all parts
+# Offset and length of the part. They are separate from the core, which all parts of an export
+# share.
 _PART: Final = struct.Struct("<QQ")
 _CORE_START: Final = HEADER.size + _PART.size
 _MIN_NBYTES: Final = _CORE_START + MIN_CORE_NBYTES
@@ -77,7 +78,7 @@ class ShareableHandle:
     _core: HandleCore
     _bytes: bytes | None
 
-    generation: int = 0  # of a pool's block alone
+    generation: int = 0  # only handles of a pool's blocks have one
 
     def __init__(
         self,
@@ -132,7 +133,8 @@ class ShareableHandle:
     access: Access = _field("access", '``"rw"`` or ``"ro"``.')
     raw: bytes | None = _field("raw", "The vendor's bytes of a raw handle; None in others.")
     secret: bytes = _field("secret", "The 16 secret bytes that an importer proves to know.")
-    # An importer's proof covers the core, so that no field can be changed in transit.
+    # An importer's proof covers the core. So if a field was changed in transit, the import is
+    # refused.
     core: bytes = _field("wire", "Everything but the part: handles with one core name one export.")
 
     def slice(self, offset: int, nbytes: int) -> "ShareableHandle":
@@ -202,7 +204,7 @@ class ShareableHandle:
 
     def to_json(self) -> str:
         """Return the handle as JSON for people, without its secret."""
-        # Imported late: only this text for people needs it.
+        # Imported late: only this method needs it.
         import json  # noqa: PLC0415
 
         return json.dumps(
@@ -276,13 +278,13 @@ def _fill(
 
 
 block_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
-"""The decoder of block handles; the module :mod:`crossmem.models.block_handle` adds it."""
+"""Holds the decoder of block handles, which the module :mod:`crossmem.models.block_handle` adds."""
 ready_readers: Final[list[Callable[[bytes], ShareableHandle]]] = []
 """The decoder of handles with a timeline, which :mod:`crossmem.models.ready_handle` adds."""
 
 
 def arena_handle(core: bytes, flags: int) -> ShareableHandle:
-    """Return the handle of a pool's memory, from the bytes and flags of its core.
+    """Return the handle of a pool's whole memory, from the bytes and flags of its core.
 
     Raises
     ------
@@ -293,7 +295,7 @@ def arena_handle(core: bytes, flags: int) -> ShareableHandle:
     return _fill(object.__new__(ShareableHandle), found, 0, found.nbytes, None)
 
 
-# The same handle is often received again and again; a handle is immutable, so it can be shared.
+# A process often receives the same bytes again. Handles are immutable, so decoded ones are kept.
 @lru_cache(maxsize=4096)
 def _decode(blob: bytes) -> ShareableHandle:
     if not _MIN_NBYTES <= len(blob) <= MAX_HANDLE_NBYTES:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a handle that all parts of an export share, and its decoder."""
+"""The core of a handle: the bytes that all slices of an export share. This module decodes it."""
 
 import struct
 from functools import lru_cache
@@ -42,7 +42,7 @@ _FIXED: Final = struct.Struct("<QI16sQQBBBH")
 _FIXED_START: Final = ProcessIdentity.LAYOUT.size
 
 MIN_CORE_NBYTES: Final = _FIXED_START + _FIXED.size
-"""The size of a core without its names."""
+"""Size in bytes of a core without its names."""
 
 
 class _Names(NamedTuple):
@@ -55,7 +55,7 @@ class _Names(NamedTuple):
 
 
 class HandleCore(NamedTuple):
-    """The fields that all parts of an export share."""
+    """The fields that all slices of an export share."""
 
     backend: str
     mechanism: str
@@ -98,7 +98,7 @@ def pack_core(
     return b"".join((flags.to_bytes(2, "little"), _pack_owner(owner), fixed, text, vendor))
 
 
-# A process exports from few devices.
+# A process exports from few devices, so the packed names are kept.
 @lru_cache(maxsize=64)
 def _pack_names(names: tuple[str, str, str]) -> tuple[list[int], bytes]:
     return list(map(len, names)), "".join(names).encode("ascii")
@@ -142,7 +142,7 @@ def decode_core(blob: bytes, flags: int) -> HandleCore:
     )
 
 
-# All handles of one device have the same names.
+# All handles of one device have the same names, so the decoded names are kept.
 @lru_cache(maxsize=256)
 def _decode_names(blob: bytes, *sizes: int) -> _Names:
     if sum(sizes) != len(blob):

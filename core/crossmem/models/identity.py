@@ -38,7 +38,8 @@ def process_start_time(pid: int | Literal["self"]) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, PermissionError, ProcessLookupError):
         return None
-    # The command name, field 2, may contain spaces and parentheses: split after the last one.
+    # Field 2, the command name in parentheses, may contain spaces and parentheses. So the text is
+    # split after the last parenthesis.
     fields = stat[stat.rindex(b")") + 2 :].split()
     return None if fields[0] in {b"Z", b"X"} else int(fields[19])
 

@@ -26,7 +26,8 @@ if typing.TYPE_CHECKING:
         explain,
     )
 else:
-    # Importers of memory never choose a device, and only one command emulates a library.
+    # These names are imported at their first use: importers of memory never choose a device, and
+    # only one command emulates a library.
     __getattr__, __dir__ = lazy.names(
         __name__,
         {

@@ -14,7 +14,7 @@ from crossmem.guards import NAME_PATTERN, is_name, shorten
 __all__ = ["Availability", "AvailabilityState", "Backend"]
 
 AvailabilityState = Literal["available", "not_installed", "unusable"]
-"""The three answers to the question whether this machine can use a backend."""
+"""Whether this machine can use a backend."""
 
 
 @dataclass(frozen=True, slots=True)

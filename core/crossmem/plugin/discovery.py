@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Catalog:
-    """All plugins of one registry: registered ones, failures, and their offers.
+    """The plugins of one registry, their faults, and the backends that they offer.
 
     Parameters
     ----------
@@ -57,8 +57,8 @@ class Catalog:
         """
         blocked = {_normalized(name) for name in disabled}
         found = list(self._installed() if entry_points is None else entry_points)
-        # Sorted, because the order of sys.path depends on the installation and must not affect
-        # results.
+        # The order of sys.path depends on the installation. The entry points are sorted, so that it
+        # does not affect the result.
         plugins = [(_describe(point), point) for point in found]
         for info, point in sorted(plugins, key=lambda one: (one[0].distribution, one[0].plugin)):
             if blocked.isdisjoint({_normalized(info.plugin), _normalized(info.qualified)}):
@@ -133,7 +133,7 @@ class Catalog:
         return list(reversed(getattr(self.manager.hook, hook).get_hookimpls()))
 
     def contenders(self, backend: str) -> list[Offer]:
-        """Return the usable offers of a backend name."""
+        """Return the offers of a backend name that no rule excludes."""
         return [offer for offer in self.offers.get(backend, ()) if not offer.problem]
 
     def conflicts(self) -> list[PluginFailure]:
@@ -167,8 +167,8 @@ class Catalog:
         try:
             return importlib.metadata.entry_points(group=PROJECT_NAME)
         except PLUGIN_FAULTS:
-            # Any distribution may have broken metadata, even an unrelated one. Reading
-            # distributions one by one takes longer, so it is only the fallback.
+            # A distribution with broken metadata, even an unrelated one, makes the fast search
+            # fail. The slower search reads distributions one by one and leaves out the broken ones.
             return self._installed_one_by_one()
 
     def _installed_one_by_one(self) -> Iterator[EntryPoint]:
@@ -178,7 +178,7 @@ class Catalog:
             try:
                 name, version = distribution.name or "", distribution.version
                 if _normalized(name) in seen:
-                    continue  # Shadowed by a distribution earlier on sys.path.
+                    continue  # an earlier one on sys.path hides it
                 seen.add(_normalized(name))
                 points = distribution.entry_points.select(group=PROJECT_NAME)
             except PLUGIN_FAULTS as error:

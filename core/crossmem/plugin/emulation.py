@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data between the command ``crossmem emulate`` and the plugin with the emulation."""
+"""The data that the command ``crossmem emulate`` and the plugin of an emulation exchange."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -35,9 +35,9 @@ class EmulationRequest:
     state
         Folder of the emulated host. Emulations with the same folder share devices and handles.
     is_lasting
-        Whether the emulation outlives this process. It then has no resources to release: it uses
-        the host of the environment and counts no calls. Otherwise, without a folder, the emulation
-        gets its own host.
+        Whether the emulation outlives this process. If true, the emulation uses the emulated host
+        of the environment, counts no calls, and has nothing to release. If false and ``state`` is
+        None, the emulation gets a new emulated host.
     """
 
     profile: str | None = None

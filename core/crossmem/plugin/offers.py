@@ -19,7 +19,7 @@ __all__ = ["PLUGIN_FAULTS", "Offer", "PluginFailure", "PluginInfo", "conflict"]
 _log = logging.getLogger(__name__)
 
 PLUGIN_FAULTS: Final = (Exception, SystemExit)
-"""Exceptions of foreign code that are contained, including ``sys.exit`` during an import."""
+"""The exceptions of a plugin's code that crossmem catches. ``sys.exit`` during an import is one."""
 
 _WORDS: Final = {"not_installed": "is not installed", "unusable": "cannot be used here"}
 
@@ -82,14 +82,16 @@ class Offer:
     info
         The plugin.
     problem
-        Why it must not be used, independent of its probe; empty if there is no such reason.
+        A reason not to use it that does not depend on its probe, such as a wrong version; else
+        empty.
     """
 
     def __init__(self, backend: Backend, info: PluginInfo, *, problem: str = "") -> None:
         self.backend = backend
         self.info = info
         self.problem = problem
-        # Reentrant: a signal handler may ask for a device while its thread loads the driver.
+        # Reentrant: a signal handler may ask for a device while the interrupted thread loads the
+        # driver.
         self._lock = threading.RLock()
         self._availability: Availability | None = None
         self._drivers: dict[str | None, Driver] = {}
@@ -107,8 +109,8 @@ class Offer:
     def require(self, runtime: str | None) -> None:
         """Raise if the backend cannot be used here, or does not have that runtime.
 
-        A named runtime is not probed: a missing vendor library does not affect an emulation of it.
-        The load of the driver decides.
+        If a runtime is named, the probe is not asked, because an emulated runtime needs no vendor
+        library. Whether the runtime works shows when the driver is loaded.
         """
         with self._lock:
             self._require(runtime)
@@ -130,7 +132,7 @@ class Offer:
         return driver
 
     def after_fork_in_child(self) -> list[Driver]:
-        """Replace the lock, which a thread of the parent may hold for ever, and drop the drivers.
+        """Replace the lock, which a thread of the parent may have held, and drop the drivers.
 
         Returns
         -------
@@ -143,7 +145,8 @@ class Offer:
 
     def _probed(self) -> Availability:
         if self._availability is None:
-            # The plugin's answer is checked, because its annotations may be wrong.
+            # The plugin's code may return anything, whatever its annotations say, so the answer is
+            # checked.
             answer: object
             try:
                 answer = self.backend.probe()

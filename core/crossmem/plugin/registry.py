@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backends, whether they work here, and their drivers."""
+"""The registry of plugins: their backends, whether these work here, and their drivers."""
 
 import logging
 import threading
@@ -135,10 +135,10 @@ class Registry:
                     raise ConfigurationError(msg)
                 self._discovering = True
                 try:
-                    # Imported late: importlib.metadata takes a tenth of the import of crossmem.
+                    # Imported late: importlib.metadata is slow to import.
                     from crossmem.plugin.discovery import Catalog  # noqa: PLC0415
 
-                    # Assigned when complete: a child that is forked meanwhile starts over.
+                    # Assigned when complete: a child that is forked before that starts over.
                     catalog = Catalog(self.runtime)
                     catalog.discover(
                         self._entry_points,
@@ -194,7 +194,7 @@ class Registry:
         return self._offer(name).backend
 
     def availability(self, name: str) -> Availability:
-        """Return whether a backend can be used here, with :meth:`runtime_of`. The result is cached.
+        """Return whether a backend can be used here, with the runtime of :meth:`runtime_of`.
 
         Raises
         ------
@@ -210,8 +210,8 @@ class Registry:
     def require(self, name: str, *, runtime: str | None = None) -> Backend:
         """Return a backend that can be used here, or raise the reason why it cannot.
 
-        A named runtime is not probed: a missing vendor library does not affect an emulation of it.
-        The load of the driver decides.
+        If a runtime is named, the probe is not asked: an emulated runtime needs no vendor library.
+        The load of the driver shows whether the runtime works.
 
         Raises
         ------
@@ -293,14 +293,14 @@ class Registry:
         raise BackendUnavailableError(msg, backend=api)
 
     def _first(self, hook: str, what: str, known: Mapping[str, object]) -> object:
-        """Return the first answer of a plugin to a hook, or raise the best error of the plugins."""
+        """Return the first answer of a plugin to a hook, or raise the most helpful error."""
         catalog = self._discovered()
         faults: list[BaseException] = []
         for impl in catalog.implementations(hook):
             try:
                 answer = impl.function(*(known[argument] for argument in impl.argnames))
             except PLUGIN_FAULTS as error:
-                # The code below raises a wrong request as an error, so it needs no warning here.
+                # The error of a wrong request is raised below, so it is not logged here.
                 is_request = isinstance(error, BackendNotFoundError | ConfigurationError)
                 level = logging.DEBUG if is_request else logging.WARNING
                 _log.log(level, "plugin %s: %s: %s", impl.plugin_name, what, error)
@@ -308,7 +308,7 @@ class Registry:
                 continue
             if answer is not None:
                 return answer
-        # The error of a plugin that has the API says more than the error of one without it.
+        # The error of a plugin that has the API says more than that of one without it.
         for fault in sorted(faults, key=lambda one: isinstance(one, BackendNotFoundError)):
             if isinstance(fault, CrossmemError):
                 raise fault
@@ -362,7 +362,7 @@ class Registry:
     def emit(self, event: Event) -> None:
         """Send an event to every observer. An observer's exception is logged, not raised.
 
-        Takes no lock, and starts no discovery: before the first use of a backend there is no event.
+        Takes no lock, and starts no discovery: there is no event before the first use of a backend.
         """
         if held := forbidden_ranks():
             msg = f"observers are told while a lock is held: {', '.join(held)}"
@@ -383,7 +383,7 @@ class Registry:
     # -- fork ---------------------------------------------------------------------------------
 
     def after_fork_in_child(self) -> list[Driver]:
-        """Make the registry usable in a forked child, where lost threads may hold its locks.
+        """Replace the locks in a forked child: threads that it does not have may have held them.
 
         Plugins and results of probes are kept, drivers are not.
 

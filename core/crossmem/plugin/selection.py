@@ -25,7 +25,7 @@ __all__ = ["Candidate", "Choice", "DeviceSpec", "Explanation", "Source", "choose
 _SPEC: Final = re.compile(rf"({NAME_PATTERN})(?::(0|[1-9][0-9]{{0,4}}))?")
 _MAX_ORDINAL: Final = 65535
 _HOST: Final = "host"
-"""The device that most users want if there is no accelerator."""
+"""The device that errors recommend if there is no accelerator."""
 
 
 class Source(StrEnum):
@@ -203,7 +203,7 @@ def choose(
         except (BackendNotFoundError, BackendUnavailableError, ConfigurationError) as error:
             if named.source is Source.ARGUMENT:
                 raise
-            # The caller wrote no name, so the message names the variable with the name.
+            # The caller gave no name, so the message names the variable from which the name comes.
             msg = f"{VARIABLES['device']}={settings.device!r}: {clause(error.message, 140)}"
             raise type(error)(
                 msg,
@@ -313,6 +313,6 @@ def _named(spec: str | DeviceSpec | None, settings: Settings) -> Choice | None:
 
 def _ranked(registry: Registry) -> list[Backend]:
     """Return the backends that may be used unnamed, the preferred one first."""
-    # Ambiguous names are missing until the conflict is resolved.
+    # A name that several plugins offer is left out: errors say how to resolve the conflict.
     able = [(one.priority, one) for one in registry.backends() if one.priority is not None]
     return [one for _, one in sorted(able, key=lambda pair: (-pair[0], pair[1].name))]

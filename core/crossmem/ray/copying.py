@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees from another node: their bytes travel through Ray's object store into this node's memory.
+"""Copies of trees from another node. Their bytes travel through Ray's object store.
 
 A task on the sender's node attaches the memory and yields the bytes of the arrays in pieces. The
 receiver stores them in memory of crossmem. Overlapping arrays still overlap, and this node forwards
@@ -29,7 +29,7 @@ __all__ = ["copy_from", "read_out"]
 
 _PIECE_NBYTES: Final = 16 * 2**20
 _PIECES: Final = 4
-"""The most pieces in transit. They bound the room in the object store for trees of any size."""
+"""The most pieces in transit, so that a tree of any size needs little room in the object store."""
 
 
 def copy_from(origin: str, blob: bytes) -> Any:
@@ -105,7 +105,7 @@ def read_out(blob: bytes, parts: list[list[tuple[int, int]]]) -> Iterator[list[P
             for low, high in own:
                 for offset in range(low, high, _PIECE_NBYTES):
                     nbytes = min(_PIECE_NBYTES, high - offset)
-                    # Out of band, so neither side makes another copy.
+                    # Ray sends this buffer out of band, so neither side makes another copy.
                     yield [PickleBuffer(mapping.read(nbytes, offset=offset))]
 
 
@@ -116,7 +116,7 @@ def _task() -> Any:
 
 
 def _moved(row: Row, ranges: list[list[CopyRange]]) -> Row:
-    """Return an array's description in the copied memory."""
+    """Return the description of an array, changed for its place in the copy."""
     layout = row.layout
     if row.handle is None or layout.extent is None:
         return row

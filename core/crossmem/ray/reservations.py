@@ -24,12 +24,13 @@ __all__ = ["keep_token", "tie_of", "token_for", "token_of"]
 
 _log = logging.getLogger(__name__)
 
-# Reentrant: a finaliser may send something while its thread makes a token.
+# Reentrant: a finaliser may send a message while the thread that it interrupts makes a token.
 _lock = threading.RLock()
 _reserved: dict[bytes, object] = {}
-"""The objects that keep the messages' memory, by the ids of their tokens."""
+"""By the token's id: the object that keeps the memory of its messages."""
 _tokens: dict[int, tuple[Any, "weakref.ref[Any]"]] = {}
-"""Tokens and their ties, by the ids of the ties. The garbage collector removes entries."""
+"""By the tie's ``id()``: the token, and a weak reference to the tie, whose end removes the
+entry."""
 
 
 def token_of(memory: Memory) -> Any:
@@ -39,7 +40,7 @@ def token_of(memory: Memory) -> Any:
 
 
 def tie_of(memory: Memory) -> Any:
-    """Return the object that lives as long as this process holds received memory.
+    """Return the object whose life says how long this process holds received memory.
 
     The blocks of a pool share one usage, so for a block this object is its mapping.
     """
@@ -82,10 +83,10 @@ def _put(tie: Any, token: Any) -> None:
 
 
 def _let_go(token: bytes) -> None:
-    """Release memory that no message reserves any more. A Ray thread calls this."""
+    """Release memory that no message keeps any more. A thread of Ray calls this."""
     _reserved.pop(token, None)
     try:
-        # The finalisers queued the releases for the next call of crossmem.
+        # The finalisers of the memory have only queued the releases. This makes them.
         drain()
     except Exception:  # noqa: BLE001 - logged with its traceback
         _log.exception("memory reserved by a Ray message could not be released")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ray serialisers for arrays, tensors and shared trees: handles on one node, else copies.
 
-The receiver of a message is unknown when the message is written, because any process may get an
-object. Therefore each message contains handles and the id of the sender's node, and the receiver
-compares that id with its own node.
+The sender does not know the receivers, because Ray gives an object to any process that asks for it.
+Therefore each message contains handles and the id of the sender's node, and the receiver compares
+that id with its own node.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ Reduced = tuple[Any, ...]
 
 _PROTOCOL: Final = 5
 _before: dict[type, Callable[[Any], Reduced] | None] = {}
-"""The earlier serialisers of classes; None: their own ``__reduce_ex__``."""
+"""By class: the serialiser that Ray had before; None: the class's own ``__reduce_ex__``."""
 
 
 def register() -> None:
@@ -55,13 +55,14 @@ def _register_library(name: str) -> None:
 
 def _register(kind: type, reduce: Callable[[Any], Reduced]) -> None:
     ray = import_ray()
-    # setdefault: a second thread would find the first thread's serialiser here.
+    # setdefault, because a second thread would find the serialiser of crossmem here, which the
+    # first thread has registered.
     _before.setdefault(kind, ray.cloudpickle.CloudPickler.dispatch.get(kind))
     ray.util.register_serializer(kind, serializer=reduce, deserializer=_rebuild)
 
 
 def _rebuild(reduced: Reduced) -> Any:
-    """Rebuild a reduced object. Ray accepts one function of one argument for each class."""
+    """Make the object that a ``__reduce_ex__`` describes. Ray takes a function of one argument."""
     function, arguments, *state = reduced
     value = function(*arguments)
     if state and state[0] is not None:
@@ -70,7 +71,7 @@ def _rebuild(reduced: Reduced) -> Any:
 
 
 def _reduce_as_before(value: Any) -> Reduced:
-    """Return Ray's own serialisation: buffers stay out of band."""
+    """Serialise as Ray does without crossmem, with buffers out of band."""
     before = _before[type(value)]
     reduced: Reduced = before(value) if before is not None else value.__reduce_ex__(_PROTOCOL)
     return reduced
@@ -116,7 +117,7 @@ def _rebuild_array(blob: bytes, origin: str, token: Any, readonly: Readonly) -> 
 
 
 def _rebuild_shared(blob: bytes, origin: str, token: Any) -> Shared[Any]:
-    """Return a shared tree; on another node, a copy, which no process publishes."""
+    """Return a shared tree. On another node, return a copy, whose version no process changes."""
     message = Message.from_bytes(blob)
     if node() == origin:
         shared: Shared[Any] = Shared(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The uses of Ray's private interface, and the check for them.
 
-Four functions of Ray have no public name. :func:`check` looks for them, so that a Ray without them
-is refused at once:
+crossmem needs four facts and functions of Ray that have no public name. :func:`check` looks for
+them, so that a Ray without them is refused at once:
 
 - whether Ray is serialising a message. Ray's pickler also writes data that others store, such as
   checkpoints and functions, and these must not contain handles;
@@ -99,7 +99,7 @@ def new_token(ended: Callable[[bytes], None]) -> Any:
 
 
 def is_answering_thread() -> bool:
-    """Whether Ray's work for this process stops while this thread waits."""
+    """Whether this is the thread of Ray that must not wait, because Ray's work would stop."""
     name = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text()
     return name.rstrip("\n") == _ANSWERING_THREAD
 
@@ -114,7 +114,7 @@ def waiting() -> Iterator[None]:
             lock.release()
             depth += 1
     except RuntimeError:
-        # The lock is released completely.
+        # The lock is reentrant, so it is released as often as this thread has taken it.
         pass
     try:
         yield

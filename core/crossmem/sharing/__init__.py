@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The objects of applications: devices, allocations, imports and mappings.
 
-The import of any module of this package registers the public class of devices.
+The import of any module of this package also registers :class:`crossmem.Device` with the base
+package, which makes all device objects from it.
 """
 
 from crossmem.sharing.device import Device

@@ -18,10 +18,13 @@ _Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class Body(BaseModel):
-    """The fields of the JSON. Their readers check the names of dtypes and the tree."""
+    """The fields of the JSON.
 
-    # Unknown keys are allowed here and refused by read_body, because pydantic would create a
-    # million errors for a million unknown keys.
+    The message's reader checks the names of dtypes and the tree itself.
+    """
+
+    # Unknown keys are allowed here, and read_body refuses them: for a million unknown keys,
+    # pydantic would create a million errors.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     handles: Annotated[tuple[Base64Bytes, ...], Field(max_length=_MAX_HANDLES, fail_fast=True)]

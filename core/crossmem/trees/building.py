@@ -53,7 +53,7 @@ def attach_all(
     device: Device | str | None = None,
     timeout: float | None = None,
 ) -> list[Mapping]:
-    """Attach all memory of a message, or none. Each mapping ends with its last array."""
+    """Attach all memory of a message, or none. Each mapping lives as long as its last array."""
     handles = message.handles
     backend = None
     if device is not None:

@@ -59,7 +59,8 @@ def values_of(value: Any, where: Callable[[], str]) -> list[tuple[str, Any]]:
 def refuse_more(value: Any, where: Callable[[], str]) -> None:
     """Refuse attributes that are not fields, because the message carries only fields.
 
-    The receiver computes cached properties again, and the notes of ``typing`` have no effect.
+    Two kinds of attributes may be lost: cached properties, which the receiver computes again, and
+    what ``typing`` notes on an object of a generic class, which has no effect.
     """
     kind = type(value)
     names = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
@@ -138,7 +139,7 @@ def _class(name: str) -> type:
 
 
 def _refuse_end(kind: type, operation: str) -> None:
-    """Refuse a class whose objects run code at their end: the fields come from another process."""
+    """Refuse a class with ``__del__``, which would run on fields from another process."""
     if getattr_static(kind, "__del__", None) is not None:
         msg = f"class {clause(kind.__qualname__)} defines __del__, which would run on received data"
         raise UnsupportedError(msg, operation=operation, hint="share the fields as a dict")
@@ -148,7 +149,7 @@ def _find(module_name: str, path: str) -> Any:
     """Return the object at a dotted name in an imported module; None if there is none."""
     found: Any = sys.modules.get(module_name)
     for step in path.split("."):
-        # getattr would call the module's own __getattr__, which is code.
+        # getattr() would run the module's own __getattr__, so the dictionary is read instead.
         found = vars(found).get(step) if isinstance(found, type | ModuleType) else None
     return found
 

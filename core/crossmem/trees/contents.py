@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays of a tree that this process shares, for reading and overwriting here."""
+"""The arrays of a tree that this process shares. The owner reads and overwrites them here."""
 
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from crossmem.trees.pool_blocks import Exportable
 __all__ = ["Contents"]
 
 _READ_STEP: Final = 1 << 16
-"""A read page fault maps up to this many bytes at once on Linux; a write maps one page."""
+"""Linux maps up to this many bytes at a page fault of a read, and one page at that of a write."""
 
 
 class Contents:
@@ -48,7 +48,7 @@ class Contents:
     ) -> None:
         self._message = message
         self._arrays = [
-            # The original of a copied array is not needed any more.
+            # The original of a copied array is not kept: only the copy is shared.
             None if row.handle in copies else array
             for row, array in zip(message.rows, arrays, strict=True)
         ]
@@ -75,7 +75,8 @@ class Contents:
         for number, row, leaf, where in matches:
             target = arrays[number]
             if target is leaf.value:
-                # The application has written to the shared memory itself.
+                # The given array is the shared one: the application has written in place, so
+                # nothing is copied.
                 continue
             if leaf.found.kind != row.kind:
                 place = clause(where, 60)
@@ -88,7 +89,7 @@ class Contents:
             ADAPTERS[kind].copy_to(target, source)
 
     def _shared_arrays(self) -> list[Any]:
-        """Return the arrays. For a copied array, return an array in the shared memory.
+        """Return the arrays that readers see: for a copied array, an array in the copy.
 
         The new arrays hold an import of the memory, as the arrays of other processes do, so the
         tree can be closed while they are in use. New arrays in a block of a pool hold the block
@@ -101,7 +102,7 @@ class Contents:
                 if isinstance(memory, Block):
                     memories[number] = memory
                     continue
-                # This process may write even if other processes may not.
+                # The export may be read-only for other processes. This process may write.
                 mapping = attach(memory.export(allow=self._allow, access="rw"))
                 leave_to_views(mapping)
                 memories[number] = mapping
@@ -117,6 +118,6 @@ class Contents:
 
 
 def _map_pages(memory: Memory, low: int, high: int) -> None:
-    """Map pages of the memory that were written only through its descriptor."""
+    """Map the pages at once, because the copy wrote them through the descriptor and mapped none."""
     if memory.device.capabilities.host_visible:
         memory.view()[low:high:_READ_STEP].tobytes()

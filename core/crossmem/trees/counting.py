@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The number of values in the JSON of a tree, counted before any of them is built.
+"""The number of values in the JSON of a tree, counted in the text before any value is built.
 
 The writer counts the values of each container, and :func:`crossmem.trees.nodes.write` refuses more
 than ``MAX_VALUES``. The receiver of an untrusted message counts in the same way. The count reads
@@ -12,13 +12,14 @@ from typing import Final
 __all__ = ["MAX_VALUES", "check_values"]
 
 MAX_VALUES: Final = 2**21
-"""Values in all containers of a tree. A container that occurs twice counts twice."""
+"""The most values in all containers of a tree. A container that occurs twice counts twice."""
 
 _MAX_NESTING: Final = 200
-"""The parser refuses a deeper nesting of brackets."""
+"""The most nested brackets. The JSON parser refuses more."""
 
 _MIN_ROW_NBYTES: Final = 24
-"""Every description of an array is longer than this, and has at most three brackets."""
+"""The JSON of each array is longer than this, and has at most three brackets. So the length of a
+text limits its brackets."""
 
 _TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 _TOKENS: Final = re.compile(
@@ -30,19 +31,21 @@ _TOKENS: Final = re.compile(
     % {b"text": _TEXT},
     re.VERBOSE | re.DOTALL,
 )
-"""A run of commas and values without inner values; an opening bracket, with the tag if it begins an
-object; or a closing bracket."""
+"""A token is one of three: a run of commas and of values that contain no values; an opening
+bracket, with the tag if it begins an object; a closing bracket."""
 _RUN, _OPENING = 1, 2
 
 _TEXTS: Final = re.compile(_TEXT, re.DOTALL)
 _TREE_KEY: Final = re.compile(rb'"tree"[ \t\r\n]*+:[ \t\r\n]*+\Z')
 
-# The role of a list in the text. The values of the first two roles count.
+# The role of each list says what it contains. The values in lists of the first two roles are
+# counted.
 _VALUES, _PAIRS, _PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN = range(8)
 _FLAT, _TREE, _BODY = range(8, 11)
-"""A list outside the tree, the value of the key "tree", and the outermost object."""
+"""Roles outside the tree's lists: a list that is not in the tree, the value of the key "tree", and
+the outermost object."""
 _FIRST_TAGGED: Final = 16
-"""The roles of objects in the tree follow, by the code of their tag."""
+"""The role of an object in the tree is this number plus the character code of its tag."""
 
 _HOLDS_NODES: Final = frozenset({_VALUES, _PAIR, _AGAIN, _TREE})
 _LIST_IN: Final[dict[int, int]] = {
@@ -67,14 +70,14 @@ _LIST_IN: Final[dict[int, int]] = {
         }.items()
     },
 }
-"""The role of a list in another list or after a tag."""
+"""By the role of a list or object: the role of a list in it."""
 
 _COMMAS: Final = {
     **dict.fromkeys((_PAIR, _ORDERED, _CLASS, _NAMED, _TEXT_PAIR, _AGAIN), 1),
     _BODY: 3,
 }
-"""The most commas in a list, for roles whose lists are neither counted nor outside the tree.
-Objects of the tree have none."""
+"""By role: the most commas in a list that is in the tree and not counted. Objects of the tree have
+no comma."""
 
 
 def check_values(text: bytes, most: int = MAX_VALUES) -> None:
@@ -94,7 +97,8 @@ def check_values(text: bytes, most: int = MAX_VALUES) -> None:
     ValueError
         The text has more values, or more brackets than any writer produces.
     """
-    # Most messages have fewer brackets and commas than that, even with those inside strings.
+    # A tree has no more values than its text has commas and opening brackets, strings included. So
+    # most messages pass at once.
     if text.count(b",") + text.count(b"[") + text.count(b"{") > most:
         _count(text, most)
 

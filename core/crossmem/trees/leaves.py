@@ -16,7 +16,7 @@ __all__ = ["Leaf", "Place", "collect"]
 
 
 class Leaf(NamedTuple):
-    """An array of the tree.
+    """An array or tensor of the tree.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Leaf(NamedTuple):
     found
         The address, layout and device of the array.
     where
-        Returns the array's path in the tree, for errors.
+        Returns the array's path in the tree. Only error messages need it.
     """
 
     value: Any
@@ -34,14 +34,17 @@ class Leaf(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """First address and end address of the elements. The array must have elements."""
+        """Address of the first byte of the elements, and of the byte after the last.
+
+        There must be elements.
+        """
         low, high = self.found.layout.extent or (0, 0)
         return self.found.pointer + low, self.found.pointer + high
 
     def place(
         self, handle: ShareableHandle, origin: int, copy: Exportable | None = None
     ) -> "Place":
-        """Return the array's place in a handle's memory, which starts at ``origin`` here."""
+        """Return the array's place in a handle's memory, which begins at ``origin`` here."""
         return Place(handle, self.found.layout.at(self.found.pointer - origin), copy)
 
 
@@ -75,7 +78,7 @@ def collect(tree: Any) -> tuple[Any, list[Leaf]]:
     ConfigurationError
         The tree is nested too deep, contains itself, or has too many values.
     ForkedProcessError
-        An array lies in a pool's block of the process that forked this one.
+        An array lies in a block of a pool that belongs to the parent process.
     """
     leaves: list[Leaf] = []
     numbers: dict[int, int] = {}

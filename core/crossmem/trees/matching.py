@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pairs of arrays of a shared tree and another tree, and whether they can be overwritten."""
+"""Pairs of the arrays of two trees, for copies from one tree into the other."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
@@ -18,7 +18,7 @@ __all__ = ["Match", "match", "refuse_unwritable"]
 Operation = Literal["receive", "update"]
 
 _NAMES: Final = {"receive": "into", "update": "tree"}
-"""The name of the argument that holds the other tree, by operation, for errors."""
+"""By operation: the name, in errors, of the argument with the other tree."""
 
 
 class Match(NamedTuple):

@@ -119,7 +119,7 @@ def _pack(row: Row) -> tuple[Any, ...]:
     return (row.kind, row.handle, layout.dtype.name, layout.shape, strides, layout.offset)
 
 
-# Readers of an updated tree receive the same bytes repeatedly.
+# A reader of a tree that is updated receives the same bytes each time, so the last result is kept.
 @lru_cache(maxsize=16)
 def _decode_again(blob: bytes) -> Message:
     return _decode(blob)
@@ -138,12 +138,13 @@ def _decode(blob: bytes) -> Message:
     text = blob[_HEADER.size :]
     if crc32(text) != checksum:
         raise _refuse("the checksum does not match; the bytes were damaged on the way")
-    # Imported late: only receivers of trees need pydantic, whose import takes longer than
+    # Imported late: only receivers of trees need pydantic. Its import takes longer than all of
     # crossmem's.
     from crossmem.trees.body import read_body  # noqa: PLC0415
 
     try:
-        # For a text of brackets alone, the parser would take 30 times the text's size in memory.
+        # This check comes before the parser, which takes 30 times the size of the text in memory if
+        # the text consists of brackets.
         check_values(text)
         body = read_body(text)
     except ValueError as error:

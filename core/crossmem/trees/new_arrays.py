@@ -25,7 +25,7 @@ __all__ = ["HOST_DEVICE", "empty", "empty_like"]
 _T = TypeVar("_T")
 
 HOST_DEVICE: Final = "host"
-"""The default: memory of the host."""
+"""The default of ``device``: memory of the host."""
 
 
 def empty(
@@ -53,7 +53,7 @@ def empty(
         The device that holds the memory; ``host`` if None.
     pool
         The array lies in a block of this pool, on the pool's device. The block returns to the pool
-        when an allocation would be freed.
+        at the time at which other memory would be freed.
     timeout
         Time limit of the wait for a free block of the pool, in seconds.
 
@@ -149,7 +149,7 @@ def _device_of(pool: Pool | None, device: Device | str | None) -> Device | None:
 
 
 def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any]:
-    """Return new arrays in one allocation or block, with the same overlaps as the given arrays."""
+    """Return new arrays in one allocation or block. They overlap as the given arrays do."""
     alignment = ALIGNMENT if pool is None else BLOCK_ALIGNMENT
     ranges = pack_ranges((leaf.bounds for leaf in leaves), alignment)
     numbers = [find_range(ranges, leaf.bounds[0]) for leaf in leaves]
@@ -159,7 +159,8 @@ def _make_alike(home: Device, leaves: list[Leaf], pool: Pool | None) -> list[Any
     for leaf, number in zip(leaves, numbers, strict=True):
         found, (low, high) = leaf.found, leaf.bounds
         if counts[number] == 1 and high - low != found.layout.nbytes:
-            # The array gets addresses after all others, without gaps and repetitions.
+            # An array with gaps or repetitions that overlaps no other gets a place after all
+            # others, where it has neither.
             layout = Layout(found.layout.dtype, found.layout.shape)
             end += -end % alignment
             found = found._replace(pointer=end, layout=layout)

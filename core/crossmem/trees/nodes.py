@@ -43,13 +43,13 @@ MAX_DEPTH: Final = 32
 """The deepest nesting of containers."""
 
 _MAX_INTEGER_BITS: Final = 4096
-"""JSON takes long to parse the text of a larger integer."""
+"""The most bits of an integer. The JSON parser takes long for the text of a larger one."""
 
 _MAX_COLLISIONS: Final = 256
-"""The most hash collisions of one dict. Insertion takes time quadratic in their number."""
+"""The most hash collisions of one dict: insertion takes time quadratic in their number."""
 
 AddArray = Callable[[Any, Callable[[], str]], "int | None"]
-"""Returns the number of an array, None for other values. The second argument returns its path."""
+"""Returns the number of an array, None for other values. Its second argument returns the path."""
 
 
 def write(value: Any, add_array: AddArray) -> Any:
@@ -70,7 +70,8 @@ class _Writer:
         self._add_array = add_array
         self._values = 0
         self._ended: dict[int, tuple[Any, int, Any]] = {}
-        """Finished mutable containers by id: the object, its number and its node."""
+        """By ``id()``: each finished mutable container, with its number and its node in the
+        JSON."""
 
     def write(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)
@@ -95,8 +96,8 @@ class _Writer:
             node = self._write_object(value, kind, path)
         if not _can_be_changed(node):
             return node
-        # A repeated container is written in full and counted in full. A few bytes of an untrusted
-        # message can therefore never stand for many values.
+        # A repeated container is written and counted in full each time, so that a few bytes of an
+        # untrusted message never stand for many values.
         _, number, first = self._ended.setdefault(id(value), (value, len(self._ended), node))
         return node if first is node else {"i": [number, first]}
 
@@ -144,11 +145,15 @@ def _write_scalar(value: Any, numpy: Any) -> Any:
 
 
 def _can_be_changed(node: Any) -> bool:
-    """Whether a node is a mutable container, whose identity is visible if it occurs twice."""
+    """Whether a node is a mutable container.
+
+    If it occurs twice, a change is visible in both places.
+    """
     return type(node) is list or not node.keys().isdisjoint(_CHANGEABLE)
 
 
-# Bound methods in the writer would make a cycle that keeps the arrays until garbage collection.
+# Bound methods in the writer would form a reference cycle, which keeps the arrays alive until the
+# garbage collector runs.
 _CONTAINERS: Final[dict[type, Callable[[_Writer, Any, tuple[Any, ...]], Any]]] = {
     list: lambda writer, value, path: writer.values(value, path),
     tuple: lambda writer, value, path: {"t": writer.values(value, path)},
@@ -212,11 +217,11 @@ _WRONG: Final = (
     TypeError,
     ValueError,
 )
-"""The exceptions of invalid nodes. NumPy raises SystemError for a string without characters."""
+"""The exceptions that an invalid node raises. NumPy raises SystemError for an empty string."""
 
 
 class _Known(NamedTuple):
-    """The arrays, and each finished mutable container with its node."""
+    """What a reader knows so far: the arrays, and each finished mutable container with its node."""
 
     arrays: Sequence[Any]
     ended: list[tuple[Any, Any]]
@@ -257,7 +262,8 @@ def _read(node: Any, known: _Known, depth: int) -> Any:
         inner, beside = form.split(content)
         inner = (_read_pairs if form.has_keys else _read_all)(inner, known, depth + 1)
         if form.has_attributes:
-            # The writing order matters, because containers are numbered as they finish.
+            # Attributes are read after the content, as they were written: containers are numbered
+            # in the order in which they finish.
             beside = _read_pairs(beside, known, depth + 1)
         made = form.make(inner, beside)
         if tag in _CHANGEABLE:
@@ -295,7 +301,7 @@ def _read_pairs(nodes: Any, known: _Known, depth: int) -> list[tuple[Any, Any]]:
     for pair in nodes:
         _check_list(pair, depth)
         key, value = pair
-        # Most keys are strings, whose nodes are the strings themselves.
+        # The node of a string is the string itself, and most keys are strings.
         found = key if type(key) is str else _read(key, known, depth)
         pairs.append((found, _read(value, known, depth)))
     if len(pairs) > _MAX_COLLISIONS:
@@ -321,7 +327,7 @@ def _make_ordered(
 
 
 class _Form(NamedTuple):
-    """The form of a container after its tag.
+    """How the JSON of one kind of container is read: the part after its tag.
 
     Parameters
     ----------
@@ -359,7 +365,7 @@ FORMS: Final = {
 
 
 _CHANGEABLE: Final = frozenset({"c", "d", "o"})
-"""The mutable containers besides lists, whose identity is visible if one occurs twice."""
+"""The tags of mutable containers. A list has no tag and is mutable, too."""
 
 
 def _read_float(content: Any) -> float:

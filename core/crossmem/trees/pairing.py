@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pairs of arrays at the same places of two trees in JSON form."""
+"""Pairs of arrays that have the same place in two trees, found in the JSON of both."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal
@@ -16,15 +16,16 @@ def pair_arrays(
 ) -> Iterator[tuple[int, int, str]]:
     """Yield the numbers of arrays at the same places of two trees with the same structure.
 
-    Attributes and the order of keys may differ. Plain values may differ unless the shared tree is
-    updated.
+    The trees may differ in attributes and in the order of keys. They may differ in plain values,
+    except for an update.
 
     Parameters
     ----------
     theirs, mine
         The shared tree, and the other tree.
     where
-        The name of the other tree in errors. The last item of each result is the path from there.
+        The name of the other tree in errors. The last item of each result is this name and the path
+        to the array.
     operation
         The purpose of the comparison.
 
@@ -69,7 +70,7 @@ def _in_words(tag: str | None, name: str | None) -> str:
 
 
 def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
-    """Return the tag of an array or container, its content by place, and its class's name."""
+    """Return the tag of a node, the nodes inside it by place, and its class's name."""
     if type(node) is list:
         return "list", dict(enumerate(node)), None
     if type(node) is not dict:
@@ -83,7 +84,7 @@ def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
     if form is None:
         return None, {}, None
     inner, beside = form.split(content)
-    # Keys may be containers themselves here.
+    # A key may be a container, such as a tuple, so its text stands for it.
     parts = (
         ((repr(_without_numbers(key)), one) for key, one in inner)
         if form.has_keys
@@ -93,7 +94,7 @@ def _open(node: Any) -> tuple[str | None, dict[object, Any], str | None]:
 
 
 def _without_numbers(node: Any) -> Any:
-    """Return a node without the references between repeated containers."""
+    """Return a node in which repeated containers have no numbers, so that equal keys are equal."""
     if type(node) is list:
         return [_without_numbers(one) for one in node]
     if type(node) is dict:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of pools for new arrays, and arrays in blocks that a forked child lacks."""
+"""Blocks of pools for new arrays, and the refusal of blocks that a forked child does not have."""
 
 from collections.abc import Callable
 from typing import Final, cast

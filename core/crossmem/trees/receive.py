@@ -94,7 +94,7 @@ def receive(
     process = drain()
     check_device(device)
     if isinstance(device, str):
-        # If no memory belongs to the device, only this check detects a misspelt name.
+        # A message without memory needs no device, so only this check detects a misspelt name.
         process.registry.backend(DeviceSpec.parse(device).backend)
     message = shared.take() if isinstance(shared, Shared) else Message.from_bytes(shared)
     mappings = attach_all(message, readonly=readonly, device=device, timeout=timeout)
@@ -105,7 +105,8 @@ def receive(
 
 
 def _overwrite(into: Any, message: Message, mappings: Sequence[Mapping]) -> None:
-    # An untrusted message may not be a valid tree. Only valid trees are compared.
+    # The message is untrusted. It is read once as a tree, because match() only compares valid
+    # trees.
     read(message.tree, range(len(message.rows)))
     make = maker_of_rows(mappings)
     jobs = []

@@ -72,7 +72,7 @@ class TreeMemory:
     """Devices that hold memory of the tree."""
     copied_nbytes: int = 0
     _near: dict[str, ShareWay] = field(default_factory=dict)
-    """The last vendor allocation found on each device."""
+    """By device: the vendor's allocation that was found last."""
 
     def find(self, leaves: list[Leaf]) -> list[Place]:
         """Return a place for each array, in their order.
@@ -87,7 +87,8 @@ class TreeMemory:
         places: dict[int, Place] = {}
         foreign: dict[tuple[str, int], tuple[ShareWay, list[int]]] = {}
         to_copy: dict[str | None, list[int]] = {}
-        # Neighbouring arrays in the same memory need only one lookup.
+        # Arrays that follow one another mostly lie in the same memory. Then one lookup serves all
+        # of them.
         near: tuple[int, int, ShareableHandle, int] | None = None
         for number, leaf in enumerate(leaves):
             low, high = leaf.bounds
@@ -145,7 +146,7 @@ class TreeMemory:
     def _memory_at(self, low: int, high: int) -> Memory | None:
         """Return the memory of crossmem that contains the addresses; None if there is none."""
         memory = cast("Memory | None", self.process.arrays.find(low, high - low))
-        # Another tree's adoption ends when that tree is closed, so this tree adopts the memory too.
+        # An adoption of another tree ends with that tree. So this tree adopts the memory itself.
         return None if isinstance(memory, Adoption) and is_left_to_views(memory) else memory
 
     def export(self, memory: Allocation | Block | Mapping) -> tuple[ShareableHandle, int]:
@@ -157,7 +158,7 @@ class TreeMemory:
             if handle.owner == self.process.identity:
                 owned = self.process.part(Allocations).find(handle)
             if owned is not None and not owned.is_retired:
-                # The memory is this process's own, so the current arguments decide who may receive
+                # This process owns the memory, so the arguments of this call decide who may import
                 # it.
                 origin -= handle.offset
                 handle = export_again(owned, self.allow, self.access or "rw")
@@ -181,7 +182,7 @@ class TreeMemory:
         return adoption
 
     def _way(self, where: str, low: int, high: int) -> tuple[ShareWay | None, str, str]:
-        """Return the first mechanism that can share some memory, or a reason and details."""
+        """Return the first mechanism that can share the addresses, or why none can."""
         near = self._near.get(where)
         if near is not None and _is_within(low, high, near):
             # One query of the vendor serves all arrays in the same allocation.
@@ -192,7 +193,7 @@ class TreeMemory:
                 self._near[where] = way
                 return way, "", ""
         if report.mechanisms:
-            # Large tensors in PyTorch's expandable segments span several.
+            # A large tensor in one of PyTorch's expandable segments spans several allocations.
             return None, "it spans several allocations of the vendor", str(report)
         return None, f"it {report.ways[0].obstacle}", str(report)
 
@@ -219,7 +220,7 @@ class TreeMemory:
         memory = self._allocate(home, ranges[-1].end, leaves[0])
         self.owned.append(memory)
         if where is not None:
-            # The work that writes the arrays may still be running.
+            # Work of the device that writes the arrays may still be running.
             home.synchronize()
         alone = _with_gaps(leaves, numbers) if where is None else {}
         nbytes = 0
@@ -237,15 +238,15 @@ class TreeMemory:
             else:
                 layout = found.found.layout.at(start + found.found.pointer - low)
                 library = found.found.kind
-                # An element that occurs at many indices is written once, because PyTorch refuses
-                # to write it repeatedly.
+                # A stride of zero repeats an element. Each such element is written once, because
+                # PyTorch refuses to write to repeated elements.
                 once = tuple([slice(1) if step == 0 else slice(None) for step in layout.strides])
                 array = maker(memory, library)(layout)[once]
                 ADAPTERS[library].copy_to(array, found.value[once])
                 nbytes += _distinct_nbytes(layout)
         self.copied_nbytes += nbytes
         _log.info("copied %d bytes to %s, to share them from there", nbytes, home.name)
-        # This waits until the device has copied.
+        # The export waits until the device has finished the copy.
         handle, origin = self.export(memory)
         places = []
         for leaf, number in zip(leaves, numbers, strict=True):
@@ -254,7 +255,7 @@ class TreeMemory:
         return places
 
     def _allocate(self, home: Device, nbytes: int, leaf: Leaf) -> Exportable:
-        """Return memory for copies, which is freed after its last array ends."""
+        """Return memory for copies. It is freed after the last array in it ends."""
         if self.pool is not None:
             refuse_pool_elsewhere(self.pool, leaf.where(), home.name)
             return take_block(self.pool, nbytes, "the copies need", "share")

@@ -12,7 +12,7 @@ enum { NBYTES = 2 << 20, KEY_NBYTES = 65 };
 
 static int peer; /* a socket to the other process */
 
-/* Ends both processes: the other one learns of it from the socket. */
+/* Ends this process. The other one ends too, because its next read or write at the socket fails. */
 static void give_up(const char *why, int code)
 {
     const char *text = aclGetRecentErrMsg();
@@ -45,7 +45,7 @@ static void export_memory(void)
     CHECK(aclrtIpcMemSetImportPid(key, &pid, 1));
     if (write(peer, key, KEY_NBYTES) != KEY_NBYTES || read(peer, &done, 1) != 1)
         give_up("no answer", 0);
-    CHECK(aclrtIpcMemClose(key)); /* only now, when the importer has closed it */
+    CHECK(aclrtIpcMemClose(key)); /* allowed only after the importer has closed it */
     CHECK(aclrtFree(memory));
     CHECK(aclrtResetDevice(0));
     CHECK(aclFinalize());
@@ -59,7 +59,7 @@ static void import_memory(void)
 
     CHECK(aclInit(NULL));
     CHECK(aclrtSetDevice(0));
-    CHECK(aclrtDeviceGetBareTgid(&pid)); /* getpid() does not do in a container */
+    CHECK(aclrtDeviceGetBareTgid(&pid)); /* getpid() would be wrong in a container */
     if (write(peer, &pid, sizeof pid) != sizeof pid || read(peer, key, KEY_NBYTES) != KEY_NBYTES)
         give_up("no key", 0);
     CHECK(aclrtIpcMemImportByKey(&memory, key, 0));

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory of Linux as a backend of crossmem."""
+"""The plugin of host memory and simulated devices, and of the emulations of HIP, CUDA and ACL."""

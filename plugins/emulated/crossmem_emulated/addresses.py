@@ -2,8 +2,9 @@
 """The device addresses of one process: the reserved ones, and the memory at them.
 
 A strict emulation returns addresses that the host cannot access, like a real device's: an access
-kills the process at that point. The emulation itself has the memory at other addresses. A lax
-emulation maps the memory at the device's addresses too. Host memory is there in both emulations.
+kills the process at that point. The emulation itself uses other addresses for the same memory. A
+lax emulation also maps device memory at its device addresses. Host memory is mapped at its device
+addresses in both.
 """
 
 import itertools
@@ -27,7 +28,7 @@ numbers: Final = itertools.count(1).__next__
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """Consecutive addresses that belong together.
+    """Consecutive device addresses, which are reserved and released as a whole.
 
     Parameters
     ----------
@@ -36,7 +37,7 @@ class Region:
     is_reservation
         Whether the program reserved the region and chooses its mappings.
     device
-        Device to which it is bound, None before the first mapping.
+        The only device whose memory can be mapped there; None before the first mapping.
     """
 
     start: int
@@ -64,13 +65,14 @@ class Piece:
     is_small
         Whether it has small pages.
     is_part
-        Whether it is one of several parts of memory that is mapped as a whole.
+        Whether several pieces lie in memory that is mapped as a whole. Then this piece maps nothing
+        itself.
     keys
         Keys by which it is exported.
     is_read_only
         Whether the program may only read it.
     is_synchronous
-        Whether the host waits for every copy that has an end in the memory.
+        Whether the host waits for every copy from or to the memory.
     number
         A number that is unique in this process, also among memory that was freed.
     """
@@ -88,7 +90,7 @@ class Piece:
     is_read_only: bool = False
     is_synchronous: bool = False
     is_freed: bool = False
-    """Whether a stream will free it after other work."""
+    """Whether the program has freed it in a stream, which has not reached that point yet."""
     number: int = field(default_factory=numbers)
 
     @property
@@ -98,7 +100,7 @@ class Piece:
 
     @property
     def backing(self) -> int:
-        """The emulation's own address of the memory."""
+        """Address at which the emulation itself uses the memory."""
         return self.pages.address + self.offset
 
 
@@ -164,7 +166,7 @@ class Space:
             memory.cover(piece.start, _whole_pages(piece.nbytes))
 
     def _is_seen(self, piece: Piece) -> bool:
-        """Whether a piece was mapped for the host to read and write."""
+        """Whether a piece is mapped at its device address, where the host can access it."""
         return not piece.is_part and (self._is_host_readable or piece.pages.device == HOST)
 
     def show(self, backing: int, nbytes: int, start: int) -> None:

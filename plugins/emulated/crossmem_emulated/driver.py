@@ -28,7 +28,7 @@ class _Account:
     def __init__(self, info: DeviceInfo, nbytes: int) -> None:
         self.info = info
         self.free_nbytes = nbytes
-        # Reentrant: a signal handler may allocate while its thread holds the lock.
+        # Reentrant: a signal handler may allocate while the interrupted thread holds this lock.
         self.lock = threading.RLock()
 
 

@@ -17,7 +17,10 @@ def generation() -> int:
 
 
 def expect() -> None:
-    """Make forked children release inherited memory, so that they do not keep it alive."""
+    """Make forked children close and unmap memory of their parent.
+
+    Otherwise they would keep it alive.
+    """
     global _is_expected  # noqa: PLW0603 - of the process, as the memory is
     _is_expected = True
 

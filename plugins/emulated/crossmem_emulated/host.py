@@ -16,13 +16,14 @@ from crossmem_emulated.memory import PAGE_NBYTES
 __all__ = ["CHECKED_NBYTES", "HostDriver"]
 
 CHECKED_NBYTES: Final = 64 << 20
-"""Capacity from which an allocation reads the limits. Smaller allocations are too frequent."""
+"""Size from which an allocation checks the limits. Smaller ones are too frequent for that."""
 
 _FRESH_S: Final = 0.1
 """The time for which one reading of the limits is valid, in seconds."""
 
 _MAX_ALLOCATION_NBYTES: Final = 1 << 46
-"""Half of the addresses of a process on x86-64. Below that, the limits decide."""
+"""The largest request: half of the addresses of a process on x86-64. Below that, the limits of the
+machine decide."""
 
 _MAX_NAME: Final = 50
 """Longest name of a limit that fits into one line with the numbers."""
@@ -46,8 +47,9 @@ class HostDriver(MemfdDriver):
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        # The bytes that may be allocated without another reading, and the end of its validity. In
-        # a race, a thread's update may be lost. The other half of the free memory covers that.
+        # The bytes that may still be allocated after one reading of the limits, and the time until
+        # which that reading is valid. If two threads allocate at once, one update may be lost. The
+        # half of the free memory that is not given out covers that.
         self._spare_nbytes = 0
         self._fresh_until_s = 0.0
         device = DeviceInfo(
@@ -71,10 +73,11 @@ class HostDriver(MemfdDriver):
         block.capacity = capacity
 
     def _check(self, capacity: int) -> None:
-        """Raise if the limits leave less than a capacity.
+        """Raise if the limits leave too little memory for a capacity.
 
-        A reading takes as long as ten allocations, but the time of an allocation must not depend
-        on its size. So one reading serves further allocations, up to half of the free memory.
+        A reading of the limits takes as long as ten allocations, and large allocations must not be
+        slower than small ones. So one reading also serves later allocations, up to half of the free
+        memory that it found.
         """
         if capacity <= self._spare_nbytes and monotonic() < self._fresh_until_s:
             self._spare_nbytes -= capacity

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The violations that an emulation found, and the injected faults, of the whole host."""
+"""The recorded violations and the injected faults of a whole emulated host."""
 
 import os
 from typing import NamedTuple

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that this process can still allocate, and the limit that applies.
+"""The memory that this process can still allocate, and the limit on it.
 
-The kernel allocates pages at the first access. If no page is free, the access returns no error: the
-kernel kills this process or another one. The limits are therefore read in advance.
+The kernel allocates a page at its first access. If no page is free, an access cannot fail with an
+error: the kernel kills this process or another one. So the limits are read before the access.
 """
 
 from collections.abc import Iterator
@@ -42,12 +42,13 @@ class Limit:
 
 
 class _Files(NamedTuple):
-    """The files with a cgroup's numbers, in one version of cgroups."""
+    """The names of the files with a cgroup's numbers, for one version of cgroups."""
 
     limit: str
     usage: str
     droppable: frozenset[str]
-    """Lines of ``memory.stat`` for memory that the kernel can drop, without shared memory."""
+    """The lines of ``memory.stat`` that count memory which the kernel can drop. Shared memory is
+    not among it."""
 
 
 _V1: Final = _Files(
@@ -93,7 +94,7 @@ class Limits:
                 int(text.split(f"{name}:", 1)[1].split(maxsplit=1)[0]) * _KIB for name in _MEMINFO
             )
         except (OSError, IndexError):
-            # Without /proc, sharing does not work either.
+            # No limit is known without /proc. Sharing does not work then either.
             return
         yield Limit(
             "the machine's memory",
@@ -109,8 +110,8 @@ class Limits:
     def _own_cgroups(self) -> Iterator[tuple[Path, _Files]]:
         """Yield the folder of each cgroup that limits this process: its own, and the ancestors.
 
-        A container may see its own cgroup as the mounted root, while the path is the host's.
-        Folders that do not exist below the root are skipped.
+        In a container, the path may be that on the host, although the container sees its own cgroup
+        as the root. Folders that do not exist here are skipped.
         """
         try:
             lines = (self._proc / "self/cgroup").read_text("utf-8").splitlines()
@@ -121,7 +122,7 @@ class Limits:
             if controllers and "memory" not in controllers.split(","):
                 continue
             root, files = (self._cgroups / "memory", _V1) if controllers else (self._cgroups, _V2)
-            # A cgroup outside the namespace of this process appears as "/..".
+            # The path of a cgroup outside of this process's cgroup namespace begins with "/..".
             inside = Path(*(part for part in path.split("/") if part not in {"", ".."}))
             for part in (inside, *inside.parents):
                 yield root / part, files
@@ -159,6 +160,7 @@ def _swap_nbytes(folder: Path, machine_nbytes: int) -> int:
             return machine_nbytes
         left_nbytes = int(text) - int((folder / "memory.swap.current").read_text("ascii"))
     except FileNotFoundError:
-        # Version 1, or a kernel that counts no swap space for cgroups.
+        # There is no such file in version 1, or if the kernel does not count swap space for
+        # cgroups.
         return machine_nbytes
     return max(0, min(machine_nbytes, left_nbytes))

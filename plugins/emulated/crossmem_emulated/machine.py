@@ -36,7 +36,8 @@ _RETRY_S: Final = 0.001
 _PRIMARY: Final = 0xFF
 _VERSION: Final = 2
 _SPARE_NBYTES: Final = 128 << 10
-"""The unit in which SQLite allocates space. With less free space, a failed write is a full disk."""
+"""SQLite allocates space in units of this size. If less is free, a failed write means that the disk
+is full."""
 
 _UNUSABLE: Final = frozenset(
     {
@@ -88,7 +89,7 @@ def ticks_since_boot() -> int:
 def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
     """Run a step as soon as no other process is in a transaction.
 
-    SQLite itself would wait too, but with growing pauses, and not at the first open or the last
+    SQLite itself can wait, but its pauses grow, and it does not wait at the first open and the last
     close of the file.
     """
     deadline = time.monotonic() + _BUSY_TIMEOUT_S
@@ -103,7 +104,7 @@ def _in_time(step: Callable[..., _Result], *arguments: object) -> _Result:
 
 
 class HostLostError(Exception):
-    """The emulated host is unusable for this process, or no longer usable."""
+    """The emulated host cannot be used by this process, or not any more."""
 
 
 class Machine:
@@ -136,9 +137,9 @@ class Machine:
         self._connection: sqlite3.Connection | None = None
         self._closing: weakref.finalize[..., Machine] | None = None
         self._is_inside = False
-        """Whether the thread that holds the lock is in a transaction."""
+        """Whether a transaction is in progress, in the thread that holds the lock."""
         self._undo = contextlib.ExitStack()
-        """The steps for a rollback of the transaction in progress."""
+        """The steps that undo the transaction in progress if it fails."""
         self._is_busy = False
         """Whether another thread was using the tables when a fork began."""
         self._opens = 0
@@ -165,7 +166,10 @@ class Machine:
 
     @property
     def boot(self) -> Path:
-        """The database of this boot, because process numbers of another boot are meaningless."""
+        """The path of the database.
+
+        Each boot has its own, because pids of an earlier boot mean nothing.
+        """
         path = Path("/proc/sys/kernel/random/boot_id")
         try:
             boot_id = path.read_text("utf-8").strip()
@@ -185,8 +189,9 @@ class Machine:
             )
         if self._connection is None:
             self._connection = _in_time(self._open)
-            # Releases at the exit still need the connection, so only the kernel closes it then.
-            # The extra reference avoids Python 3.13's warning of a connection deleted open.
+            # Releases at the exit of this process still need the connection, so it stays open until
+            # the kernel closes it. The extra reference keeps Python 3.13 from warning that an open
+            # connection was deleted.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
             self._closing = weakref.finalize(self, _end, self._connection)
             self._closing.atexit = False
@@ -204,7 +209,8 @@ class Machine:
         with _beginning:
             with self.transaction() as tables:
                 if me not in _known:
-                    # A program and its replacement by exec have the same pid and start time.
+                    # A program that this one replaced by exec had the same pid and start time. Its
+                    # entries are removed.
                     started = (os.getpid(), process_start_time("self") or 0)
                     tables.execute("DELETE FROM process WHERE pid = ? AND start_time = ?", started)
                     tables.execute(_DELETE_UNHELD)
@@ -217,13 +223,15 @@ class Machine:
         except FileNotFoundError:
             status = None
         if status is None or (status.st_dev, status.st_ino) != self.identity:
-            # SQLite would fail too, or create a new host in a new folder.
+            # Without this check, SQLite would fail with a less clear error, or would make a new
+            # host in a new folder.
             raise HostLostError(f"the emulated host {shorten(str(self.folder))} was removed")
         connection = sqlite3.connect(
             self.boot, timeout=0, isolation_level=None, check_same_thread=False
         )
         try:
-            # The tables must survive a killed process, not a power cut, so nothing is synced.
+            # The tables must survive the death of a process, but no power cut. So nothing is synced
+            # to disk.
             connection.executescript(
                 "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; "
                 "PRAGMA foreign_keys = ON; BEGIN IMMEDIATE;" + _SCHEMA + self._schema + "COMMIT;"
@@ -256,9 +264,9 @@ class Machine:
                 self._is_inside = False
 
     def _roll_back(self, tables: sqlite3.Connection) -> None:
-        # This transaction may have created the entry of this process.
+        # The rollback may remove the entry of this process, so its number is forgotten.
         self._me = None
-        # On a full disk, SQLite has already rolled back.
+        # If the disk is full, SQLite has rolled the transaction back already.
         if tables.in_transaction:
             tables.execute("ROLLBACK")
 
@@ -275,7 +283,7 @@ class Machine:
             return self._opens, number
 
     def me(self, tables: sqlite3.Connection) -> int:
-        """Return the number of this process, which the first call enters."""
+        """Return the number of this process in the tables. The first call enters the process."""
         pid = os.getpid()
         if self._me is None or self._me[0] != pid:
             identity = (pid, process_start_time("self") or 0)
@@ -300,7 +308,7 @@ class Machine:
             if process_start_time(pid) == start_time:
                 return True
         except OSError:
-            # Without a descriptor this cannot be checked, so the process counts as alive.
+            # This process has no free descriptor to look. So the other process counts as alive.
             return True
         tables.execute("DELETE FROM process WHERE number = ?", (process,))
         tables.execute(_DELETE_UNHELD)
@@ -309,7 +317,8 @@ class Machine:
     def fault_of(self, error: Exception) -> CrossmemError | None:
         """Return the error for a database that the system makes unusable, None for another error.
 
-        The emulated vendor has no code for this, so crossmem's driver would blame the vendor.
+        The emulated vendor has no result code for this. Without this error, crossmem's driver would
+        report a failure of the vendor.
         """
         code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
         if code == sqlite3.SQLITE_FULL or (code in _UNUSABLE and self._is_full()):
@@ -332,7 +341,8 @@ class Machine:
             found = os.statvfs(self.folder)
         except OSError:
             return False
-        # A file system without a limit on files reports that it has no files at all.
+        # A file system that does not limit the number of files reports a number of 0, which is not
+        # full.
         has_no_files = found.f_files > 0 and not found.f_favail
         return has_no_files or found.f_bavail * found.f_frsize < _SPARE_NBYTES
 
@@ -345,7 +355,8 @@ class Machine:
         """Close the database; the next use opens it again."""
         with self._lock:
             if self._connection is not None and self._closing is not None:
-                # The finaliser is not called for this, because it does nothing at the exit.
+                # The finaliser does nothing at the exit, so this does not call it, and closes the
+                # connection itself.
                 self._closing.detach()
                 _end(self._connection)
                 self._closing = self._connection = None
@@ -356,8 +367,8 @@ class Machine:
     def prepare_fork(self) -> None:
         """Close the connection before a fork, if possible: it belongs to one process.
 
-        This method does not wait for another thread's call, because that call may wait for a lock
-        that is already held for the fork.
+        The method does not wait for a call of another thread: that call may be waiting for a lock
+        that this thread holds for the fork.
         """
         self._is_busy = not self._lock.acquire(blocking=False)
         if not self._is_busy:
@@ -370,15 +381,17 @@ class Machine:
     def renew_after_fork(self) -> None:
         """Start again in a forked child. Connections that crossed the fork are never used."""
         global _is_sqlite_lost  # noqa: PLW0603 - of the process
-        # A thread of the parent, which this child does not have, may hold SQLite's own locks.
+        # If another thread was using SQLite at the fork, SQLite's own locks stay held in this child
+        # for ever. So the child cannot use any host.
         _is_sqlite_lost = _is_sqlite_lost or self._is_busy
         self._lock = threading.RLock()
         self._is_inside = False
         self._me = None
         if self._closing is not None:
             self._closing.detach()
-            # A new connection would trust SQLite's record of the old connection's locks. To close
-            # the old one, SQLite would take the lock of a thread that does not exist here.
+            # A connection crossed the fork, so the child cannot use this host. A new connection
+            # would trust SQLite's record of the locks of the old one, and a close of the old one
+            # would wait for a lock that no thread here releases.
             _lost.add(self.identity)
 
 
@@ -400,16 +413,17 @@ def _end(connection: sqlite3.Connection) -> None:
 
 _machines: "weakref.WeakSet[Machine]" = weakref.WeakSet()
 _lost: set[tuple[int, int]] = set()
-"""Hosts that this process, or a forked ancestor, may not use any more."""
+"""By identity: the hosts that this process cannot use any more, because it was forked at the wrong
+moment, or an ancestor was."""
 _is_sqlite_lost = False
-"""Whether this process may not use any host any more."""
+"""Whether this process cannot use any host any more, for the same reason."""
 
 
 _beginning = threading.Lock()
-"""Held until this process has entered its host, so that other threads remove none of its
-entries."""
+"""Held while this process enters a host. Another thread would otherwise remove the new entries as
+those of an earlier program."""
 _known: set[tuple[int, int, int]] = set()
-"""Hosts that this program has entered, each with its pid there."""
+"""The hosts that this program has entered, each with the pid of the process at that time."""
 
 
 def _before_fork() -> None:
@@ -418,7 +432,7 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _beginning  # noqa: PLW0603 - A thread of the parent, which this child does not have, may hold the lock.
+    global _beginning  # noqa: PLW0603 - another thread may have held the lock at the fork
     _beginning = threading.Lock()
     for machine in list(_machines):
         machine.renew_after_fork()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All driver methods as system calls on memfds: the base of both drivers of this plugin.
+"""The base of both drivers of this plugin: every method of a driver, as system calls on memfds.
 
-The driver keeps no record of blocks and imports. A block's reference is its file. An import's
-reference is its descriptor. After the descriptor is closed, it is the mapping.
+The driver keeps no list of blocks and imports. The ``reference`` of a block is its descriptor. The
+``reference`` of an import is its descriptor too, or a :class:`_Kept` after the descriptor was
+closed.
 """
 
 import errno
@@ -27,7 +28,7 @@ _DLPACK_CPU: Final = 1
 
 _HUGE_PAGE_NBYTES: Final = 2 << 20
 _MIN_FILL_NBYTES: Final = 64 << 10
-"""Size from which a system call is faster than a copy."""
+"""Size from which a write through the descriptor is faster than a copy to a mapping."""
 _NO_ROOM: Final = frozenset({errno.ENOMEM, errno.ENOSPC})
 _Operation = Literal["allocate", "attach", "export", "free", "release", "reserve", "unmap", "write"]
 
@@ -93,7 +94,7 @@ class MemfdDriver(Driver):
         """Whether forked children have the memory mapped too (law C18)."""
         self._advise_huge = hugepages and memory.wants_huge_page_advice()
         self._prepares = self._advise_huge
-        """Whether :meth:`_prepare` has any effect."""
+        """Whether :meth:`_prepare` must be called for new memory."""
         try:
             self._flags = memory.creation_flags()
         except SystemCallError as error:
@@ -111,7 +112,7 @@ class MemfdDriver(Driver):
     def allocate(self, ordinal: int, nbytes: int, mechanism: str) -> Block:
         mask = self._granularity_mask
         capacity = (nbytes + mask) & ~mask
-        # Its capacity is 0 until it is charged.
+        # The capacity stays 0 until it is charged, so that free() refunds only what was charged.
         block = Block(ordinal, 0, nbytes, 0)
         try:
             self._charge(block, capacity)
@@ -143,7 +144,7 @@ class MemfdDriver(Driver):
 
     def _prepare(self, block: Block) -> None:
         """Change fresh memory before its first use."""
-        # A small request in a large block must not pay for zeroing a huge page.
+        # Huge pages are requested only for large requests: the kernel zeroes a huge page whole.
         if self._advise_huge and block.nbytes >= _HUGE_PAGE_NBYTES:
             memory.advise_huge(block.pointer, block.capacity)
 
@@ -151,7 +152,7 @@ class MemfdDriver(Driver):
     def free(self, block: Block) -> None:
         pointer, capacity = block.pointer, block.capacity
         if pointer:
-            # No signal handler runs between these two statements.
+            # The address is cleared, and unmapped at once: no signal handler runs in between.
             block.pointer = 0
             if memory.munmap(pointer, capacity):
                 block.pointer = pointer
@@ -161,7 +162,8 @@ class MemfdDriver(Driver):
         descriptor = block.reference
         if descriptor is not None:
             try:
-                # The descriptor is closed even if the call reports an error.
+                # The kernel closes the descriptor even if close() reports an error, so it is
+                # cleared first.
                 block.reference = None
                 close(descriptor)
             except OSError as error:
@@ -195,7 +197,7 @@ class MemfdDriver(Driver):
 
     @override
     def after_fork_in_child(self) -> None:
-        # Mappings stay, because the child may have views of them (law C18).
+        # Mappings stay, because the child uses inherited views of them (law C18).
         memory.close_inherited()
 
     @override
@@ -239,19 +241,21 @@ class MemfdDriver(Driver):
             except OSError as error:
                 raise self._close_failed(imported.ordinal, error, "unmap") from None
         elif reference is not None and reference.mapped.pointer:
-            # A mapping that core does not know, because an interrupt came right after its creation.
+            # An interrupt came right after this mapping was made, so core does not know it. It ends
+            # here.
             self.unmap(reference.mapped)
 
     @override
     def map(self, imported: Imported, *, remappable: bool) -> Mapped:
         if isinstance(imported.reference, _Kept) and imported.reference.mapped.pointer:
-            # An earlier call created this mapping, and was interrupted at its end.
+            # An earlier call made this mapping and was interrupted before it returned.
             kept: Mapped = imported.reference.mapped
             return kept
         mapped = Mapped(imported, 0)
         try:
             mapped.pointer = self._map(imported, "rw" if imported.access == "rw" else "ro")
-            # A size above one huge page means that more than one was requested.
+            # The size of the request is not known here. If the capacity exceeds one huge page, so
+            # does the request.
             if self._advise_huge and imported.capacity > _HUGE_PAGE_NBYTES:
                 memory.advise_huge(mapped.pointer, imported.capacity)
             if not remappable:
@@ -288,7 +292,7 @@ class MemfdDriver(Driver):
         source, pointer = mapped.source, mapped.pointer
         capacity = source.capacity
         if pointer:
-            # No signal handler runs between these two statements.
+            # The address is cleared, and unmapped at once: no signal handler runs in between.
             mapped.pointer = 0
             if memory.munmap(pointer, capacity):
                 mapped.pointer = pointer
@@ -339,7 +343,7 @@ class MemfdDriver(Driver):
         except CrossmemError:
             raise
         except BaseException:
-            # Covering addresses without a mapping has no effect.
+            # If nothing was mapped yet, this changes nothing.
             memory.cover(pointer, capacity)
             raise
         return mapped
@@ -349,8 +353,8 @@ class MemfdDriver(Driver):
         source = mapped.source
         if mapped.pointer:
             try:
-                # A repeated call after an interrupt covers the same addresses again, which are
-                # reserved.
+                # After an interrupt, a repeated call does the same again, which is harmless: the
+                # addresses are still reserved.
                 memory.cover(mapped.pointer, source.capacity)
             except SystemCallError as error:
                 raise self._translate(error, "unmap", source.ordinal, source.capacity) from None
@@ -373,8 +377,8 @@ class MemfdDriver(Driver):
 
     @override
     def fill(self, block: Block, offset: int, source: int, nbytes: int) -> None:
-        # The kernel writes a fresh page without zeroing and mapping it first. Existing pages and
-        # huge pages are faster through the mapping.
+        # Through the descriptor, the kernel writes a new page without zeroing or mapping it first.
+        # Pages that exist already, and huge pages, are written faster through the mapping.
         if self._prepares or nbytes < _MIN_FILL_NBYTES:
             super().fill(block, offset, source, nbytes)
             return
@@ -385,7 +389,8 @@ class MemfdDriver(Driver):
 
     @override
     def synchronize(self, ordinal: int) -> None:
-        # The host does its work at once, and its caches are coherent.
+        # The CPU does all work at once, and its caches are coherent. So there is nothing to wait
+        # for.
         pass
 
     def _translate(

@@ -65,23 +65,25 @@ _MREMAP_FIXED: Final = 2
 _NOTHING: Final = MAP_PRIVATE | MAP_ANONYMOUS | _MAP_NORESERVE
 
 _HOST_NAME: Final = "crossmem"
-"""Name of memory that forked children have mapped too."""
+"""Name, in ``/proc``, of memory whose mappings forked children inherit."""
 _DEVICE_NAME: Final = "crossmem-device"
-"""Name of memory that only the mapping process has mapped."""
+"""Name, in ``/proc``, of memory whose mappings forked children do not inherit."""
 _DEVICE_LINK: Final = f"/memfd:{_DEVICE_NAME} (deleted)"
 _LINKS: Final = frozenset({f"/memfd:{_HOST_NAME} (deleted)", _DEVICE_LINK})
 _SIZE_SEALS: Final = F_SEAL_SHRINK | F_SEAL_GROW
-# Without F_SEAL_SEAL, an importer could add seals that prevent other importers from writing.
+# F_SEAL_SEAL forbids further seals. Without it, an importer could seal the memory so that other
+# importers cannot write.
 _ALL_SEALS: Final = _SIZE_SEALS | F_SEAL_SEAL
 _TMPFS_MAGIC: Final = 0x01021994
 _STATFS_WORDS: Final = 32
-"""More words than struct statfs has. The first word is the type of the file system."""
+"""Size of a buffer, in words, that is larger than a ``struct statfs``. Its first word is the type
+of the file system."""
 _FAILED: Final = -1
 _MOST_NBYTES: Final = (1 << 64) - 1
 _HUGE_PAGE_SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
 
-# Calls through CDLL release the GIL: it takes long to unmap large memory, or to map while another
-# thread populates memory.
+# These calls go through CDLL, which releases the GIL. They can take long: to unmap large memory
+# does, and so does a map while another thread populates memory.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _mmap = _libc.mmap
@@ -89,7 +91,8 @@ _mmap.argtypes = (c_size_t, c_size_t, c_int, c_int, c_int, c_int64)
 _mmap.restype = c_ssize_t
 
 munmap = _libc.munmap
-"""The system call itself, for a caller that clears an address in the statement before."""
+"""The C function itself. A caller clears its address in the statement before the call, so that no
+signal handler runs in between."""
 munmap.argtypes = (c_size_t, c_size_t)
 munmap.restype = c_int
 
@@ -132,8 +135,8 @@ def libc_error(call: str) -> SystemCallError:
 def creation_flags() -> int:
     """Return the flags for :func:`create` that this kernel supports.
 
-    Non-executable memory is tried first, because a system may refuse executable memory. Kernels
-    before Linux 6.3 create only executable memory.
+    Memory that cannot be executed is tried first, because a system may refuse any other. Kernels
+    before Linux 6.3 do not know that flag.
     """
     flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL
     try:
@@ -203,7 +206,8 @@ def map_shared(
     at
         The address in a reservation of :func:`reserve`; 0 for any address.
     """
-    # A refusal, for example at the limit of mappings, comes before the old mapping is replaced.
+    # With MAP_FIXED, the new mapping replaces the reservation. If the kernel refuses, for example
+    # at the limit of mappings, the reservation is unchanged.
     flags = MAP_SHARED | (_MAP_FIXED if at else 0)
     mapped: list[int] = []
     try:
@@ -245,7 +249,7 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
     """
     spare = 0 if at else alignment
     if nbytes + spare > _MOST_NBYTES:
-        # ctypes would truncate a value that does not fit C's type.
+        # The sum does not fit C's type, and ctypes would cut it off.
         raise SystemCallError("mmap", ENOMEM)
     flags = _NOTHING | (_MAP_FIXED_NOREPLACE if at else 0)
     mapped: list[int] = []
@@ -256,10 +260,11 @@ def reserve(nbytes: int, alignment: int, *, at: int = 0) -> int:
             raise libc_error("mmap")
         end = first + nbytes + spare
         if at and first != at:
-            # Before Linux 4.17 the address is only a hint.
+            # Kernels before Linux 4.17 ignore the flag and may return another address.
             raise SystemCallError("mmap", EEXIST)
         pointer = (first + alignment - 1) & -alignment if spare else first
-        # Each part is cleared before it is unmapped, because another thread may get it right after.
+        # The variables are changed before each unmap: after it, another thread may get these
+        # addresses, and an error must not unmap them again.
         if pointer > first:
             start = pointer
             munmap(first, pointer - first)
@@ -281,7 +286,7 @@ def duplicate_at(source: int, nbytes: int, target: int) -> None:
 
     A forked child has the second mapping if it has the first.
     """
-    # With an old size of 0, mremap duplicates a shared mapping instead of moving it.
+    # If the old size is 0, mremap() makes a second mapping of shared memory and keeps the first.
     if _mremap(source, 0, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, target) == _FAILED:
         raise libc_error("mremap")
 
@@ -320,7 +325,7 @@ def write(descriptor: int, offset: int, source: int, nbytes: int) -> None:
     data = memoryview((ctypes.c_ubyte * nbytes).from_address(source))
     done = 0
     try:
-        # One call writes at most 2 GiB.
+        # One call writes at most 2 GiB, so the call is repeated.
         while done < nbytes:
             done += os.pwrite(descriptor, data[done:], offset + done)
     except OSError as error:
@@ -350,7 +355,7 @@ def sealed_nbytes(descriptor: int) -> int | None:
         status = (ctypes.c_long * _STATFS_WORDS)()
         if _fstatfs(descriptor, status) or status[0] != _TMPFS_MAGIC:
             return None
-        # A seek is cheaper than fstat. No process uses the position of this file.
+        # A seek to the end is cheaper than fstat(). No process uses the position in this file.
         return lseek(descriptor, 0, SEEK_END)
     except OSError:
         return None
@@ -359,9 +364,9 @@ def sealed_nbytes(descriptor: int) -> int | None:
 def reopen_readonly(descriptor: int) -> int:
     """Return a new descriptor of the same memory that cannot be used for writing.
 
-    The file becomes read-only first. Otherwise the descriptor's holder could reopen it for writing.
-    Only the same user can revert that, and only on purpose. Descriptors that are open for writing
-    stay writable.
+    The mode of the file becomes read-only first. Otherwise a process with the new descriptor could
+    open the file for writing through ``/proc``. Only the same user can change the mode back, and
+    not by mistake. Descriptors that are open for writing stay writable.
     """
     call = "fchmod"
     opened: list[int] = []
@@ -401,18 +406,19 @@ def close_inherited() -> None:
     record in every allocation and import. It closes no number that now belongs to another file.
     """
     try:
-        # pathlib would be slow, because there may be many thousands of descriptors.
+        # There may be many thousands of descriptors, for which pathlib would be slow.
         names = os.listdir("/proc/self/fd")  # noqa: PTH208
     except OSError:
-        # Without /proc no memory was shared either, because addresses are derived from /proc.
+        # Without /proc, the parent has shared no memory: the identity of a process comes from
+        # there.
         return
     for name in names:
-        # The descriptor of the listing is closed by now.
+        # One of the numbers was that of the listing itself, which is closed by now.
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") not in _LINKS:  # noqa: PTH115
                 continue
-            # An inheritable descriptor is meant for another program, and belongs to the
-            # application.
+            # crossmem's descriptors are not inheritable. An inheritable one is the application's,
+            # for a program that it executes.
             if not os.get_inheritable(int(name)):
                 close(int(name))
 

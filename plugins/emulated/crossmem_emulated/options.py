@@ -68,7 +68,7 @@ def _default_capacity() -> int:
 
 
 def _default_state() -> Path:
-    # A folder in memory ends with the boot, like its processes.
+    # The default folder lies in memory, so it ends at a reboot, as the processes do.
     shared = Path("/dev/shm")  # noqa: S108 - Machine checks the owner of the folder
     parent = shared if os.access(shared, os.W_OK) else Path("/tmp")  # noqa: S108
     return parent / f"crossmem-emulated-{os.geteuid()}"
@@ -165,8 +165,8 @@ class Options:
             A value is invalid; the message names the variable, the value and what is allowed.
         """
         options, variables = cls(), {name: variable for variable, name in VARIABLES.items()}
-        # In the order of the fields: the unit precedes the capacity, and the number of devices
-        # precedes the visible ones.
+        # The variables are read in the order of the fields: the capacity needs the granularity, and
+        # the visible devices need the number of devices.
         for name in (one.name for one in fields(cls)):
             text = environ.get(variables[name], "").strip()
             if not text:

@@ -17,12 +17,13 @@ from crossmem_emulated.machine import Machine
 __all__ = ["HOST", "NoRoomError", "PageStore", "Pages"]
 
 HOST: Final = -1
-"""The device index for memory of the host itself, which is charged to no device."""
+"""Stands for the host in place of a device's index. Host memory is charged to no device."""
 
 _POISON: Final = 0xA5
 _POISONED_NBYTES: Final = 64 << 10
 _LABEL: Final = struct.Struct("<16sQQQQqQ")
-"""The label behind memory that is passed by descriptor: magic, host, file, device and size."""
+"""A label in the file, behind the memory, if a descriptor alone must identify the memory: magic,
+host, file, device and size."""
 _MAGIC: Final = b"crossmem pages"
 
 
@@ -32,7 +33,7 @@ class NoRoomError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Pages:
-    """The share of this process in memory of a device.
+    """Memory of a device, as one process has it.
 
     Parameters
     ----------
@@ -43,11 +44,13 @@ class Pages:
     nbytes
         Size in bytes.
     address
-        The emulation's own address of the memory, unknown to the program. 0 after the release.
+        Address at which the emulation uses the memory. The program does not know it. 0 after the
+        release.
     descriptor
         A memfd of this process; None if the memory was opened by number.
     holding
-        Number of the entry by which this process keeps the memory, None without one.
+        Number of the row in the tables by which this process keeps the memory; None if it does not
+        keep it.
     """
 
     number: int
@@ -90,8 +93,9 @@ class PageStore:
         nbytes
             Size in bytes, a multiple of the page size.
         is_labelled
-            Whether :meth:`receive` can identify the memory by its descriptor. The label is in the
-            memory itself, because the memory may outlive all its holders in the tables.
+            Whether :meth:`receive` can identify the memory by a descriptor. The label for that lies
+            in the file and not in the tables, because a descriptor may outlive all holders in the
+            tables.
 
         Raises
         ------
@@ -194,7 +198,7 @@ class PageStore:
                 raise
         except OSError as error:
             if error.errno == EACCES:
-                # The descriptor is read-only, and descriptors of device memory never are.
+                # The descriptor is open for reading only, so it is none of device memory.
                 return None
             raise NoRoomError(str(error)) from None
         try:
@@ -215,7 +219,7 @@ class PageStore:
         return _LABEL.pack(_MAGIC, *self.machine.identity, *file, device, nbytes)
 
     def release(self, pages: Pages) -> None:
-        """Release this process's share. The memory itself ends with its last holder."""
+        """Release the memory in this process. It ends when no process holds it any more."""
         with self.machine.transaction() as tables:
             if pages.holding is not None:
                 tables.execute("DELETE FROM holding WHERE number = ?", (pages.holding,))
@@ -242,9 +246,9 @@ class PageStore:
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether a process has no memory any more.
+    """Whether a process is ending and has released its memory.
 
-    The kernel then denies all users except root access to its descriptors.
+    From then on, the kernel lets only root use the descriptors of the process through ``/proc``.
     """
     try:
         return Path(f"/proc/{pid}/statm").read_bytes().startswith(b"0 ")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of streams: its order, and the thread that executes it."""
+"""The work of streams: the order in which it is done, and the threads that do it."""
 
 import itertools
 import sys
@@ -14,12 +14,12 @@ __all__ = ["Caller", "Queue", "Queues", "Work"]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The thread that calls a program function in a stream.
+    """How a function of the program, which is work of a stream, is called.
 
     Parameters
     ----------
     thread
-        The thread that asks for functions to call, None for a new thread.
+        The thread that calls the function when it next asks for one; None: a new thread calls it.
     is_waited_for
         Whether the stream waits for the end of the function.
     """
@@ -37,9 +37,11 @@ class Work:
     """Address and size in bytes of each memory range that the work accesses."""
     run: Callable[[], None]
     after: tuple["Queue", int] | None = None
-    """Another stream, and the last piece of its work for which this one waits."""
+    """Work of another stream that must be done before: that stream, and the sequence number up to
+    which."""
     caller: Caller | None = None
-    """The thread that runs it, None for any."""
+    """How it is called, if it is a function of the program; None for other work, which any thread
+    does."""
     is_over: Callable[[], bool] | None = None
     """The condition for which this work waits, None if it waits for no memory."""
     is_running: bool = False
@@ -47,7 +49,7 @@ class Work:
 
 
 class Queue(Protocol):
-    """A stream, as far as its work is concerned."""
+    """A stream, of which this module uses only the work, in order."""
 
     queue: list[Work]
 
@@ -70,7 +72,8 @@ class Queues:
     is_slow
         Whether work is executed only when a thread waits for it.
     coupled
-        Returns the streams with mutual waits: they wait for a stream, and it waits for them.
+        Returns the streams that are ordered with a given stream: work of each side waits for
+        earlier work of the other.
     """
 
     def __init__(
@@ -83,9 +86,11 @@ class Queues:
         coupled: Callable[[Any, Collection[Any]], Collection[Any]] = _uncoupled,
     ) -> None:
         self.changed = threading.Condition(lock)
-        """Notified when a thread must call a program function, or a function has ended."""
+        """Notified when a thread has a function of the program to call, and when such a function
+        has ended."""
         self.reports: dict[int, list[tuple[Queue, Work]]] = {}
-        """Functions that a thread will call."""
+        """By thread: the functions of the program that this thread will call when it asks for
+        them."""
         self.sequence = itertools.count(1)
         self._lock = lock
         self._thread = thread
@@ -94,7 +99,7 @@ class Queues:
         self._coupled = coupled
 
     def submit(self, stream: Queue, work: Work) -> None:
-        """Submit work to a stream, which executes it at once unless it is slow or busy."""
+        """Append work to a stream. It is done at once, unless streams are slow or it must wait."""
         work.sequence = next(self.sequence)
         stream.queue.append(work)
         if not self.is_slow:
@@ -111,25 +116,25 @@ class Queues:
     ) -> bool:
         """Execute the work of some streams, and the work for which these streams wait.
 
-        This method waits for program functions. Other calls run meanwhile.
+        This method waits for functions of the program among the work. Other calls run meanwhile.
 
         Parameters
         ----------
         streams
             The streams.
         until
-            The last piece of work to execute.
+            Sequence number of the last piece of work to do.
         own
-            Raised if a program function in a stream waits for its own stream.
+            The error to raise if a function of the program waits for the stream in which it runs.
         timeout_ms
             The longest wait in milliseconds, -1 for no limit.
         late
-            Raised after that time.
+            The error to raise after that time.
 
         Returns
         -------
         bool
-            Whether other calls ran, so that the state of the process may have changed.
+            Whether other calls ran meanwhile. Then the state of the process may have changed.
         """
         limits = self._needed(streams, until)
         mine = getattr(self._thread, "callback", None)
@@ -147,7 +152,7 @@ class Queues:
                 raise late
 
     def drain(self, streams: Iterable[Queue]) -> bool:
-        """Execute the work of some streams, up to program functions that must end first.
+        """Do the work of some streams, as far as it waits for no function of the program.
 
         Returns
         -------
@@ -159,7 +164,7 @@ class Queues:
         return not any(_has_work(one, limit) for one, limit in limits.items())
 
     def _needed(self, streams: Iterable[Queue], until: int) -> dict[Queue, int]:
-        """Return the last piece of work of each stream that the work of some streams needs."""
+        """Return, for each stream, up to which piece its work must be done for these streams."""
         limits: dict[Queue, int] = {}
         todo = [(one, until) for one in streams]
         while todo:
@@ -180,7 +185,7 @@ class Queues:
         return not any(_has_work(one, work.sequence) for one in coupled)
 
     def _advance(self, limits: Mapping[Queue, int]) -> None:
-        """Execute the work of some streams, up to program functions that must end first."""
+        """Do the work of some streams, as far as it waits for no function of the program."""
         while ready := [
             one for one, limit in limits.items() if _has_work(one, limit) and self._can_begin(one)
         ]:
@@ -194,7 +199,7 @@ class Queues:
                 self._call_back(stream, work, work.caller)
 
     def _call_back(self, stream: Queue, work: Work, caller: Caller) -> None:
-        """Pass a program function to its thread, or call it in a new thread."""
+        """Give a function of the program to its thread, or call it in a new thread."""
         work.is_running = True
         if not caller.is_waited_for:
             stream.queue.remove(work)
@@ -214,8 +219,8 @@ class Queues:
         threading.Thread(target=run, name="crossmem-callback", daemon=True).start()
 
     def end_callback(self, stream: Queue, work: Work) -> None:
-        """Continue the work that waited for a program function."""
-        # The stream may have lost its work meanwhile.
+        """Continue with the work that waited for a function of the program."""
+        # The work may have left the stream meanwhile, for example because its memory was freed.
         if work in stream.queue:
             stream.queue.remove(work)
         try:
@@ -225,7 +230,10 @@ class Queues:
             self.changed.notify_all()
 
     def lose(self, start: int, nbytes: int) -> Iterator[Work]:
-        """Yield the work that accesses released memory. This work is lost."""
+        """Remove and yield the work that would access memory that is being released.
+
+        It is never done.
+        """
         for stream in self._streams.values():
             for work in list(stream.queue):
                 if any(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of exporting and importing: the process, its devices, memory and ends of objects."""
+"""What exporters and importers share: the process's state, devices, memory, the ends of objects."""

@@ -14,7 +14,7 @@ __all__ = ["ArrayIndex", "Indexed"]
 
 
 class Indexed(Protocol):
-    """The part of memory that the index needs."""
+    """The attributes of a memory object that the index reads."""
 
     nbytes: int
 
@@ -25,7 +25,7 @@ class Indexed(Protocol):
 
 
 class _Spot(NamedTuple):
-    """The addresses of one object, valid as long as its anchor lives."""
+    """An entry of the index: the addresses of one memory object, valid while its anchor lives."""
 
     start: int
     end: int
@@ -35,7 +35,7 @@ class _Spot(NamedTuple):
 
 
 class ArrayIndex:
-    """The memory that may contain arrays: memory with views, and adopted memory.
+    """An index of the memory that may contain arrays: memory with views, and adopted memory.
 
     A lookup takes time logarithmic in the number of entries. Several objects may have the same
     addresses.
@@ -49,8 +49,8 @@ class ArrayIndex:
     lock
         Guards the lists.
     inherited
-        The index of the parent of a forked process. Its arrays are readable here, but have no
-        handles.
+        In a forked child: the index of the parent. The child can read the parent's arrays, but
+        cannot share them.
     """
 
     def __init__(self, lock: threading.RLock, inherited: "ArrayIndex | None" = None) -> None:
@@ -58,13 +58,14 @@ class ArrayIndex:
         self._is_busy = False
         self._inherited = inherited
         if inherited is not None:
-            # A thread of the parent, which this process does not have, may hold the parent's lock.
+            # A thread of the parent may have held the parent's lock at the fork. That thread does
+            # not exist here and would never release it, so the inherited index gets the new lock.
             inherited._lock, inherited._is_busy = lock, False
         self._spots: dict[int, list[_Spot]] = {}
-        """By start, one list for each bit length of the size. In a list of similar sizes, only few
-        neighbours can reach an address, however large entries of other lists are."""
+        """Entries sorted by start address, in one list for each bit length of the size. The entries
+        of a list have similar sizes, so only a few entries before an address can contain it."""
         self._new: deque[_Spot] = deque()
-        """Entries that are not in the lists yet."""
+        """New entries, which the next lookup moves into the lists."""
         self._gone: deque[tuple[int, int, int]] = deque()
         """Start, end and number of dead entries; the garbage collector fills this."""
         self._numbers = count()
@@ -75,8 +76,8 @@ class ArrayIndex:
         key = (pointer, pointer + memory.nbytes, next(self._numbers))
         reference = weakref.ref(anchor, lambda _: gone.append(key))
         self._new.append(_Spot(*key, weakref.ref(memory), reference))
-        # This never waits for the lock. Its holder may be in a finaliser that waits for a lock of
-        # this caller. The next lookup updates the lists.
+        # To wait for the lock could deadlock: its holder may run a finaliser that waits for a lock
+        # of this thread. If the lock is taken, the next lookup updates the lists.
         taken: list[bool] = []
         try:
             call_into(taken, self._lock.acquire, False)  # noqa: FBT003
@@ -102,7 +103,7 @@ class ArrayIndex:
                 self._is_busy = was_busy
 
     def find_inherited(self, pointer: int, nbytes: int) -> Indexed | None:
-        """Return the parent's memory that contains all of these addresses, else None."""
+        """Return memory of a parent process that contains all of these addresses, else None."""
         parent = self._inherited
         while parent is not None:
             found = parent.find(pointer, nbytes)
@@ -112,7 +113,7 @@ class ArrayIndex:
         return None
 
     def is_inherited(self, pointer: int, nbytes: int) -> bool:
-        """Whether memory of a parent process shows all of these addresses."""
+        """Whether all of these addresses lie in memory of a parent process."""
         return self.find_inherited(pointer, nbytes) is not None
 
     def _search(self, pointer: int, nbytes: int) -> Indexed | None:
@@ -136,11 +137,15 @@ class ArrayIndex:
         return found
 
     def _settle(self) -> None:
-        """Update the lists. The caller holds the lock and is the outermost call of its thread."""
+        """Move new entries into the lists and remove dead ones. The caller holds the lock.
+
+        Only the outermost call of a thread may do this.
+        """
         self._is_busy = True
         try:
             while self._new or self._gone:
-                # The list gets the entry first, so that a lookup finds it at all times.
+                # The entry enters the list before it leaves the queue, so an interrupting lookup
+                # always finds it.
                 while self._new:
                     spot = self._new[0]
                     spots = self._spots.setdefault(_bits(spot.start, spot.end), [])
@@ -149,8 +154,8 @@ class ArrayIndex:
                         spots.insert(index, spot)
                     self._new.popleft()
                 if self._gone:
-                    # Removed from the queue afterwards: a repeated removal is harmless, a lost one
-                    # is not.
+                    # The key leaves the queue last: after an interrupt, the removal is repeated,
+                    # not lost.
                     self._forget(self._gone[0])
                     self._gone.popleft()
         finally:
@@ -165,7 +170,7 @@ class ArrayIndex:
             if not spots:
                 del self._spots[bits]
         elif any(spot[:3] == gone for spot in self._new.copy()):
-            # The entry was added and died after the loop above.
+            # The entry was added, and died, after the loop in _settle(). The next turn removes it.
             self._gone.append(gone)
 
 
@@ -176,7 +181,7 @@ def _find(spots: list[_Spot], key: tuple[int, int, int]) -> tuple[int, bool]:
 
 
 def _usable(spot: _Spot, end: int) -> Indexed | None:
-    """Return the memory of an entry if it reaches ``end`` and is not closed."""
+    """Return the memory of an entry if it reaches ``end`` and is not closed, else None."""
     memory = spot.memory() if end <= spot.end else None
     return memory if memory is not None and not memory.closed else None
 

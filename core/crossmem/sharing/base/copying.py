@@ -36,7 +36,7 @@ class Copyable(Endable):
 
     @property
     def ptr(self) -> int:
-        """Address of the first byte in this process, for the device's own calls."""
+        """Address of the first byte in this process, for calls of the vendor's API."""
         raise NotImplementedError
 
     def write(self, data: Any, *, offset: int = 0) -> None:
@@ -181,8 +181,9 @@ class Copyable(Endable):
             other_copies.pop(other, None)
 
     def _begin_copy(self, copy: object) -> int:
-        """Register a copy and return the address. The caller removes the entry after any error."""
-        # Checked before the lock, which in a forked child may be held for ever.
+        """Register a copy and return the address. The caller ends the copy, also after an error."""
+        # In a forked child this raises. It must run before the lock is taken: a thread of the
+        # parent may have held the lock at the fork, and nobody would release it.
         self.ptr  # noqa: B018
         with self._process.state:
             pointer = self.ptr

@@ -2,8 +2,8 @@
 """The queue of deferred work: every release of a resource passes through it.
 
 A resource enters the queue when its object ends, and leaves the queue when all of it is released.
-If the vendor refuses or a signal handler raises, the next call of crossmem continues with the rest.
-Finalisers only enter records here.
+If the vendor refuses a release, or a signal handler interrupts it, the next call of crossmem
+continues with the rest. A finaliser only enters a record, and releases nothing itself.
 """
 
 import logging
@@ -27,14 +27,14 @@ class Record:
     __slots__ = ("__weakref__", "is_done")
 
     is_shared: ClassVar = False
-    """Whether other users may keep the resource, see :meth:`leave_to_others`."""
+    """Whether several records can share one resource; see :meth:`leave_to_others`."""
 
     def __init__(self) -> None:
         self.is_done = False
         """Whether everything was released."""
 
     def leave_to_others(self) -> bool:
-        """Leave a resource that other users keep. Return whether nothing is left to do.
+        """End the use of a resource that other records keep; return whether no work is left.
 
         The caller holds the lock of the state.
         """
@@ -59,7 +59,7 @@ class Record:
 
 
 class Call(Record):
-    """A call that is delayed because its thread held a lock."""
+    """A call that waits in the queue, because the thread that wanted it held a lock."""
 
     __slots__ = ("_call",)
 
@@ -76,7 +76,7 @@ class Call(Record):
 
 
 def _nothing() -> None:
-    """Replace a finished call, so that the record keeps no object alive."""
+    """Stand in for a finished call, so that the record keeps none of the call's objects alive."""
 
 
 class DeferredWork:
@@ -84,13 +84,14 @@ class DeferredWork:
 
     def __init__(self) -> None:
         self.ready: dict[Record, None] = {}
-        """Records that can be released now, in order. One statement enters a record."""
+        """Records that can be released now, in order. A record is entered with one statement, so an
+        interrupt cannot lose it."""
         self.waiting: set[Record] = set()
         """Freed memory whose leases have not ended."""
         self.idle: dict[Record, None] = {}
         """Freed memory whose last lease has ended. The lease server enters records."""
         self._look_at = 0.0
-        """Time of the reaper's next check of ``waiting``; 0 if no time is set."""
+        """Time of the reaper's next check of ``waiting``; 0 until it is set."""
         self._reaper = PassingThread(self._reap, self._is_pending)
 
     def run(self, record: Record, *, blocking: bool = True) -> None:
@@ -122,7 +123,8 @@ class DeferredWork:
         """
         freed = tuple(self.waiting) if wait else ()
         tried: set[Record] = set()
-        # The release of one resource may drop the object of another.
+        # The release of one resource may drop the last reference to another object, whose record
+        # then enters the queue. So the queue is read until it has no new record.
         while todo := [one for one in (*freed, *self.idle, *self.ready) if one not in tried]:
             tried.update(todo)
             for record in todo:
@@ -134,14 +136,15 @@ class DeferredWork:
             if record in self.waiting:
                 self.ready.pop(record, None)
             elif not record.is_done:
-                # Another thread works on the resource and may not check the queue again.
+                # Another thread works on this resource and may not look at the queue again. The
+                # reaper does.
                 self.start_reaper()
         except CrossmemError:
-            # The call that ended the object has reported the error. The record stays for another
-            # attempt.
+            # The call that ended the object has raised this error already. The record stays in the
+            # queue for the next attempt.
             pass
         except Exception:  # noqa: BLE001 - logged with its traceback
-            # A fault of the driver is unrelated to the current caller.
+            # A fault of the driver has nothing to do with the current caller, so it is only logged.
             _log.exception("giving back a resource failed")
         finally:
             if record.is_done:
@@ -161,7 +164,8 @@ class DeferredWork:
         self._reaper.bell.ring()
 
     def _is_pending(self) -> bool:
-        # Another thread may have freed the memory before the first thread put it into ``waiting``.
+        # A second thread may have freed memory just before the first thread put it into
+        # ``waiting``, where it would keep the reaper alive.
         self.waiting.difference_update([one for one in list(self.waiting) if one.is_done])
         return bool(self.ready or self.idle or self.waiting)
 
@@ -173,7 +177,8 @@ class DeferredWork:
         if time.monotonic() >= self._look_at:
             self._look_at = 0.0
             for record in list(self.waiting):
-                # An importer may have been killed before it could send a message.
+                # An importer that was killed sends no message about the end of its hold, so the
+                # reaper reads its row.
                 self._try(record, blocking=False)
 
     def stop(self) -> None:

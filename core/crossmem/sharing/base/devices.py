@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices as data, and their lookup by name or identity."""
+"""The devices that this process sees, and their lookup by name or identity."""
 
 import logging
 from dataclasses import replace
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class LocalDevice:
-    """One device, as this process sees it, with the part that allocations and imports use.
+    """One device, as this process sees it: all that allocations and imports need of it.
 
     Applications use the subclass :class:`crossmem.Device`, which can allocate.
 
@@ -80,7 +80,8 @@ class LocalDevice:
     )
 
     public: ClassVar["type[LocalDevice] | None"] = None
-    """The subclass for applications, which registers itself here."""
+    """The class of all device objects: :class:`crossmem.Device`, which sets this when it is
+    imported."""
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class LocalDevice:
         if found is None:
             made = type(self)(self._process, self.driver, self.info, self.runtime, mechanism)
             made._siblings = self._siblings
-            # If two threads make one at the same time, both get the first.
+            # If two threads make one at the same time, both get the object of the first thread.
             found = self._siblings.setdefault(mechanism, made)
         return cast("Self", found)
 
@@ -200,12 +201,13 @@ class _DeviceTable(Part):
         super().__init__(process)
         self.found: dict[tuple[str, str | None], tuple[LocalDevice, ...]] = {}
         self.named: dict[tuple[str, str, int], LocalDevice] = {}
-        """The devices that handles name, by backend, identity and number of known devices."""
+        """A cache of :func:`find_by_identity`, by backend, identity and number of known device
+        lists. A new device list changes the number, so an old entry is not found any more."""
 
 
 def find_device(process: Process, spec: str | None, runtime: str | None) -> LocalDevice:
     """Return the device with a name; see :func:`crossmem.device`."""
-    # A program that only attaches memory never chooses a device.
+    # Imported late: a program that only attaches memory never chooses a device and saves the time.
     from crossmem.plugin.selection import choose  # noqa: PLC0415
 
     choice = choose(spec, process.settings, process.registry, runtime=runtime).spec
@@ -258,7 +260,7 @@ def check_device(device: object, operation: str = "import") -> None:
 
 
 def wait_for_work(device: LocalDevice) -> CrossmemError | None:
-    """Wait for the running work of a device before memory that it may use is unmapped (C9).
+    """Wait for the device's running work, which may use memory that is about to be unmapped (C9).
 
     Returns
     -------
@@ -315,7 +317,7 @@ def find_by_identity(process: Process, backend: str, identity: str, target: obje
     if device is None:
         runtime = runtime_in_use(process, backend)
         device = _find(_devices_of(process, backend, runtime), backend, identity)
-        # The search may have added devices, so their number is read again.
+        # The search may have added a device list, so the key is made anew.
         table.named[backend, identity, len(table.found)] = device
     return device
 
@@ -337,7 +339,7 @@ def _find(found: tuple[LocalDevice, ...], backend: str, identity: str) -> LocalD
 
 def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[LocalDevice, ...]:
     table = process.part(_DeviceTable)
-    # One runtime has one set of devices, whether the call or the environment names it.
+    # A runtime that the call names and one that the environment names share one entry.
     runtime = runtime or process.registry.runtime_of(backend)
     found = table.found.get((backend, runtime))
     if found is None:
@@ -346,7 +348,7 @@ def _devices_of(process: Process, backend: str, runtime: str | None) -> tuple[Lo
         make = LocalDevice.public or LocalDevice
         made = tuple(make(process, driver, info, runtime) for info in driver.devices())
         found = table.found.setdefault((backend, runtime), made)
-        # Checked here, because a driver call in a forked child might call the vendor.
+        # A forked child cannot ask later: a call of the driver there might call the vendor.
         if all(one.capabilities.fork_safe for one in found):
             process.fork_safe_backends |= {backend}
     return found

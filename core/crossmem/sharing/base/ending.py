@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of objects that applications hold: one protocol for all of them.
 
-Each object has a record of its resources. The end of the object moves the record to the queue of
-deferred work in one step, and then processes it. A finaliser only moves the record.
+Each object has a record of its resources. When the object ends, its record moves to the queue of
+deferred work in one step, and the same call then releases the resources. A finaliser only moves the
+record.
 """
 
 import warnings
@@ -24,7 +25,7 @@ class Endable:
     """Name of the method that ends it."""
 
     _is_left: bool
-    """Whether the end of the last reference ends the object; unset if not."""
+    """If set: the object ends with its last reference, without a warning."""
 
     _process: Process
     _record: Record | None
@@ -56,29 +57,30 @@ class Endable:
         if record is None:
             return
         if process.is_inherited:
-            # Checked before any lock: a thread of the parent, which this child does not have, may
-            # hold the lock.
+            # This comes before any lock: a thread of the parent may have held the lock at the fork,
+            # and that thread does not exist in the child to release it.
             refuse_foreign(process, self)
         if process.is_closed:
             return
         deferred = process.deferred
         ready = deferred.ready
         if ready or deferred.idle:
-            # A dropped object counts as a user until it is released.
+            # A dropped object counts as a user of this one until its record is released, so queued
+            # records are released first.
             process.drain()
         with process.state:
             self._refuse_if_used(self._ended_by)
             if self._record is None:
                 return
-            # No signal handler runs between these two statements.
+            # No signal handler runs between these two statements, so the record is never lost.
             self._record = None
             ready[record] = None
             if record.is_shared and record.leave_to_others():
                 ready.pop(record, None)
                 return
         if process.is_inside:
-            # A signal handler or finaliser interrupted this thread while it held a lock, so another
-            # thread releases the resource.
+            # This call runs in a signal handler or finaliser, and the thread that it interrupted
+            # holds a lock. So the reaper releases the resource.
             deferred.start_reaper()
             return
         deferred.run(record)
@@ -99,7 +101,8 @@ class Endable:
         except BusyError:
             if error is None:
                 raise
-            # The first error says more, and its traceback may keep the users of this object alive.
+            # The error of the block says more than this one, and its traceback may keep the views
+            # alive. The object ends with its last reference instead.
             self._is_left = True
 
     def __del__(self) -> None:
@@ -128,7 +131,7 @@ def end_because(one: Endable, why: str) -> None:
     CrossmemError
         The vendor refused the release. Later calls of crossmem continue with it.
     """
-    # Set before the end, so that no later use misses the reason.
+    # The reason is set before the object ends, so that every error of a later use contains it.
     one._why_ended = why
     try:
         one._end()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mappings that forked children do not inherit, and whose addresses stay blocked in them."""
+"""Mappings that forked children do not inherit. Their addresses stay blocked in the children."""
 
 import ctypes
 import os
@@ -22,11 +22,11 @@ _mmap.argtypes = [
 ]  # fmt: skip
 
 _kept: dict[int, int] = {}
-"""Sizes of the mappings that children do not inherit, by address."""
+"""By address: the size of each mapping that children do not inherit."""
 
 
 def keep_from_children(pointer: int, nbytes: int) -> None:
-    """Prevent children that this process forks from now on from inheriting a host mapping.
+    """Exclude a host mapping from the memory that children of later forks inherit.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def keep_from_children(pointer: int, nbytes: int) -> None:
         Length of the mapping; the last page counts whole.
     """
     size = -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
-    # The call fails if the kernel has no mapping there. A child inherits nothing there either.
+    # The call fails if the kernel has no mapping there. A child then inherits nothing anyway.
     if _madvise(pointer, size, _MADV_DONTFORK) == 0:
         _kept[pointer] = size
 
@@ -49,7 +49,7 @@ def forget_kept(pointer: int) -> None:
 def block_inherited() -> None:
     """Block the addresses of mappings that this child has not inherited.
 
-    Otherwise an inherited array could read and change an unrelated later mapping.
+    Otherwise an inherited array could read and change memory that is mapped there later.
     """
     flags = _PRIVATE | _ANONYMOUS | _NORESERVE | _FIXED_NOREPLACE
     for pointer, size in _kept.items():

@@ -25,7 +25,7 @@ class Memory(Copyable):
     __slots__ = ("_anchor", "_is_lent")
 
     _is_block: ClassVar = False
-    """Whether it is a block of a pool, which a forked child does not have mapped."""
+    """Whether this is a block of a pool. Forked children do not inherit the mapping of a block."""
 
     def __init__(
         self, process: Process, device: LocalDevice, nbytes: int, usage: Usage, *, readonly: bool
@@ -162,7 +162,8 @@ class Memory(Copyable):
         with self._process.state:
             self._usage.add_view(self)
             self._is_lent = self._is_left = True
-            # The last statement: a signal handler may have ended the object before it.
+            # This is the last statement: if a signal handler has ended the object before it, it
+            # raises.
             pointer = self.ptr
         return {
             "shape": (self.nbytes,),
@@ -223,7 +224,7 @@ class Memory(Copyable):
                 self._usage.add_view(self)
                 self._anchor = weakref.ref(anchor)
                 self._process.arrays.add(self, pointer, anchor)
-            # A signal handler may have ended the object in between.
+            # A signal handler may have ended the object meanwhile. Then this raises.
             self.ptr  # noqa: B018 - raises then
         return anchor
 
@@ -252,14 +253,14 @@ class Memory(Copyable):
             )
 
     def _describe_views(self) -> str:
-        # Not in the method that raises: the error's traceback would keep the anchor, and so the
-        # memory.
+        # This is a method of its own, because a local variable of the method that raises would stay
+        # in the error's traceback and keep the anchor, and so the memory, alive.
         anchor = self._anchor() if self._anchor is not None else None
         return anchor.describe_views() if anchor is not None else ""
 
 
 def view_anchor_of(memory: Memory) -> ViewAnchor:
-    """Return the anchor that keeps memory in use while it, or a buffer of it, lives.
+    """Return the anchor that keeps memory in use while the anchor, or a buffer of it, lives.
 
     Raises
     ------
@@ -270,20 +271,20 @@ def view_anchor_of(memory: Memory) -> ViewAnchor:
 
 
 def leave_to_views(memory: Memory) -> None:
-    """Let the end of the last view release the memory, with its object."""
+    """Let the memory, and its object, end with the last view."""
     memory._is_left = True
 
 
 def is_left_to_views(memory: Memory) -> bool:
-    """Whether the end of the last view releases the memory."""
+    """Whether the memory ends with its last view."""
     return memory._is_left
 
 
 def is_block(memory: Memory) -> bool:
-    """Whether memory is a block of a pool, which a forked child does not have mapped."""
+    """Whether memory is a block of a pool, whose mapping forked children do not inherit."""
     return memory._is_block
 
 
 def usage_of(memory: Memory) -> Usage:
-    """Return the record that all objects with the same memory share in this process."""
+    """Return the record of the users of memory, which all objects of the same memory share."""
     return memory._usage

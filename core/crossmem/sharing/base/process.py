@@ -52,14 +52,17 @@ CATCH_UP_S: Final = 1.0
 
 
 class Part:
-    """The state of one package for the process."""
+    """One package's state in this process, such as its table of imports."""
 
     closing: ClassVar = 0
-    """Order of the close at exit: lower numbers first. Parts below 0 close before this process
-    waits for the leases of others."""
+    """Order of the close at exit: lower numbers close first. Parts with a negative number close
+    before this process waits for other processes' leases to end."""
 
     def __init__(self, process: "Process") -> None:
-        """Create the part. If two threads create one at the same time, one is dropped."""
+        """Create the part.
+
+        If two threads do so at the same time, one of the two parts is dropped.
+        """
         self._process = process
 
     def tend(self) -> None:
@@ -86,9 +89,12 @@ class Process:
         self.state = ordered_lock(Rank.STATE)
         """Guards the open objects and their users. Held briefly."""
         self._notifies = [threading.Condition(self.state).notify]
-        """One for each lock that is held briefly. No thread waits for these conditions."""
-        # A program that this one replaced by exec had the same pid and start time. It used more
-        # than a microsecond of CPU time for each of its numbers, so these numbers are greater (C6).
+        """One for each lock that threads hold only briefly. :attr:`is_inside` calls them to see
+        whether this thread holds the lock; no thread ever waits for these conditions."""
+        # A program that this one replaced by exec had the same pid and start time, so its numbers
+        # must not occur again (C6). These numbers begin with the CPU time of the process in
+        # microseconds. The earlier program used more than a microsecond for each of its numbers, so
+        # all of them were smaller.
         self.numbers = count(time.process_time_ns() // 1000 + 1)
         self.deferred = DeferredWork()
         self.index_lock = ordered_lock(Rank.INDEX)
@@ -98,15 +104,17 @@ class Process:
         """Memory that may contain arrays."""
         self._parts: dict[type[Part], Any] = {}
         self.open_pools: dict[bytes, Callable[[bytes], Any]] = {}
-        """Functions that attach blocks of open pools, by the bytes that a pool's handles share."""
+        """By the bytes that all handles of a pool share: a function that attaches its blocks, for
+        each open pool."""
         self.is_exiting = False
         """Whether new exports and imports are refused."""
         self.is_closed = False
-        """Whether no object is usable any more. Set under the lock of the state."""
+        """Whether all objects have become unusable. Set under the lock of the state."""
         self.is_inherited = False
         """Whether this process is a forked child of the process that made this state."""
         self._servers: list[LeaseServer] = []
-        """The lease server, entered before its thread starts."""
+        """Holds the lease server from before its thread starts, so that an interrupt cannot lose
+        it."""
         self.server: LeaseServer | None = None
         """The lease server, None before the first leased export."""
 
@@ -125,14 +133,15 @@ class Process:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is changing state on which other objects depend.
+        """Whether this thread holds a lock of the state, so that a release here could deadlock.
 
-        The garbage collector may run the application's finalisers at any point, and signals their
-        handlers. Objects that end there are released later.
+        Finalisers and signal handlers may run at any point, also while their thread holds such a
+        lock. Objects that end in them are released later.
         """
         for notify in self._notifies:
             try:
-                # The documentation says that this raises if the thread does not hold the lock.
+                # By its documentation, notify() raises if this thread does not hold the lock.
+                # Otherwise it does nothing, because no thread waits.
                 notify(0)
             except RuntimeError:
                 continue
@@ -193,15 +202,17 @@ class Process:
             self.is_exiting = True
         parts = sorted(self._parts.values(), key=_closing_of)
         with ExitStack() as steps:
-            # An interrupt of one step, such as a user's Ctrl-C, does not skip the steps after it.
-            # The last step drops the owners of adoptions that end here.
+            # The steps run from the last one pushed to the first one. An interrupt of one step,
+            # such as a user's Ctrl-C, does not skip the others. The step that runs last drops the
+            # owners of adoptions that end here.
             steps.callback(self.deferred.drain)
             for part in reversed([one for one in parts if one.closing >= 0]):
                 steps.callback(part.close_at_exit)
             if self.server is not None:
                 steps.callback(self.server.stop)
                 steps.callback(self._await_leases, self.server)
-            # The imports close first: their owners may be waiting for them in the same way.
+            # The imports close first: their owners may be exiting too, and waiting for this
+            # process.
             for part in reversed([one for one in parts if one.closing < 0]):
                 steps.callback(part.close_at_exit)
             self.deferred.stop()
@@ -242,7 +253,7 @@ class Process:
 
     @property
     def held_for_fork(self) -> list["threading.RLock"]:
-        """The locks that keep other threads out of critical sections during a fork."""
+        """The locks that a fork holds, so that no other thread changes the state meanwhile."""
         server = self.server
         return [self.lock] if server is None else [self.lock, server.leases.lock]
 
@@ -252,20 +263,21 @@ def _closing_of(part: Part) -> int:
 
 
 _current: Process | None = None
-# Reentrant: a signal handler may run while its thread makes or forks the state.
+# Reentrant: a signal handler may use crossmem while the interrupted thread holds this lock.
 _lock = ordered_lock(Rank.FORK)
 _held_for_fork: dict[int, list["threading.RLock"]] = {}
-"""By thread: the locks that it has taken in order to fork, :data:`_lock` first."""
+"""By thread: the locks that the thread has taken for a fork, in order, :data:`_lock` first."""
 _of_this_thread: Final = map(_held_for_fork.pop, iter(threading.get_ident, None), repeat(()))
 _releases: Final = map(
     any, map(partial(map, methodcaller("release")), map(reversed, _of_this_thread))
 )
-"""Each step releases the locks of the calling thread. A hook after a fork is C code: a signal
-during the fork would end a Python function at its entry, and the locks would stay held."""
+"""Each step of this iterator releases the locks of the calling thread. It is C code because it runs
+as a hook after a fork: a signal handler that raises at the entry of a Python function would leave
+the locks held."""
 _inherited: Registry | None = None
-"""The plugins that the parent had found, in a forked child."""
+"""In a forked child: the plugins that the parent had found."""
 _inherited_arrays: ArrayIndex | None = None
-"""The parent's memory that may contain arrays, in a forked child."""
+"""In a forked child: the parent's memory that may contain arrays."""
 _forked_backends: frozenset[str] = frozenset()
 """Backends that an ancestor used before its fork and that cannot be used after it."""
 
@@ -291,7 +303,7 @@ def _begin() -> Process:
                 # joins its children before it calls finalizers without a priority, so the children
                 # can still import.
                 util.Finalize(None, process.shut_down, exitpriority=-10)
-            # Checked again: a signal handler may have made one meanwhile.
+            # A signal handler may have made the state meanwhile. Then that one counts.
             if _current is None:
                 _current = process
         return _current
@@ -359,10 +371,10 @@ def refuse_forked_backend(backend: str) -> None:
 
 
 def _before_fork() -> None:
-    # Each step takes and records locks in C code, so no signal handler interrupts it.
+    # Each step takes a lock and records it in C code, so no signal handler runs in between.
     held = _held_for_fork.setdefault(threading.get_ident(), [])
     held.extend(filter(methodcaller("acquire"), (_lock,)))
-    # Read under the first lock: from here on, no other thread makes or ends the state.
+    # The state is read while the first lock is held, so no other thread makes or replaces it.
     if _current is not None:
         held.extend(filter(methodcaller("acquire"), _current.held_for_fork))
 

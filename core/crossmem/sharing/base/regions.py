@@ -11,7 +11,7 @@ __all__ = ["Described", "RegionIndex"]
 
 _T = TypeVar("_T")
 _Key = tuple[int, int, _T]
-"""First address and identity of an object, and the object."""
+"""A key: the first address of an object, its ``id()``, and the object."""
 
 _MAX_NEW: Final = 100
 _START: Final = itemgetter(0)
@@ -22,15 +22,15 @@ class Described(Protocol):
     """An object of crossmem at an address."""
 
     def describe(self) -> str:
-        """Return why the memory cannot be adopted, as the predicate of a sentence about it."""
+        """Return why its memory cannot be adopted: a text that continues "memory at ... "."""
         ...
 
 
 class RegionIndex(Generic[_T]):
-    """Objects by their device addresses. An object has one region at a time.
+    """Finds objects by device address. Each object has one region of addresses at a time.
 
-    Adding or removing an object costs one entry of a dictionary. A lookup updates the sorted keys.
-    Until then, the index may keep some hundred removed objects alive.
+    Adding or removing an object changes only a dictionary. The next lookup updates the sorted keys.
+    Until that lookup, the index may keep some hundred removed objects alive.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -38,9 +38,9 @@ class RegionIndex(Generic[_T]):
         self._regions: dict[_T, tuple[int, int, object]] = {}
         """First address, end address, and the space of the addresses."""
         self._keys: list[_Key[_T]] = []
-        """Sorted keys. The objects of some keys may have been removed."""
+        """Sorted keys, also of objects that were removed since the last cleaning."""
         self._new: deque[_T] = deque()
-        """Objects that have no key in the list yet."""
+        """Objects whose keys the next lookup adds to the list."""
 
     def add(self, what: _T, start: int, nbytes: int, space: object) -> None:
         """Enter an object.
@@ -50,9 +50,10 @@ class RegionIndex(Generic[_T]):
         what
             The object. If a signal handler interrupts this call, :meth:`remove` cleans up.
         start, nbytes
-            Its addresses.
+            First address, and number of bytes, of the object.
         space
-            The owner of the addresses, such as a driver. Regions of one space do not overlap.
+            The address space, named by its driver, for example. Regions of one space do not
+            overlap; regions of different spaces may.
         """
         self._regions[what] = (start, start + nbytes, space)
         self._new.append(what)
@@ -65,7 +66,7 @@ class RegionIndex(Generic[_T]):
         self._regions.pop(what, None)
 
     def find(self, space: object, start: int, end: int) -> _T | None:
-        """Return an object that overlaps addresses of a space, None if there is none."""
+        """Return an object whose region overlaps these addresses of a space, else None."""
         with self._lock:
             self._settle()
             keys = self._keys
@@ -74,7 +75,8 @@ class RegionIndex(Generic[_T]):
             for key in keys[index : bisect_left(keys, end, key=_START)]:
                 if self._end_of(key, space) is not None:
                     return key[2]
-            # The last region that begins before it; regions of other spaces may lie in between.
+            # The last region of this space that begins at or before the first address. Regions of
+            # other spaces may lie in between.
             while index:
                 index -= 1
                 last = self._end_of(keys[index], space)
@@ -94,7 +96,8 @@ class RegionIndex(Generic[_T]):
     def _settle(self) -> None:
         """Update the keys. The caller holds the lock.
 
-        A signal handler may run here, and allocate. A key that is entered twice is harmless.
+        A signal handler may run here, and add objects itself. If a key then enters the list twice,
+        that is harmless.
         """
         while self._new:
             what = self._new[0]

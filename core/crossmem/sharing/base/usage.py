@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The users of one block of memory in this process: copies, pieces of ranges, and views.
 
-Each user is an entry, not a count. Adding or removing an entry twice changes nothing, so an
-interrupt cannot corrupt the count.
+Users are stored as entries and not as a count: an interrupted call can be repeated, because adding
+or removing an entry twice changes nothing.
 """
 
 import weakref
@@ -24,7 +24,7 @@ class Usage:
 
     def __init__(self) -> None:
         self.copies: dict[object, object] = {}
-        """The object that each running copy uses."""
+        """By running copy: the object through which it reads or writes."""
         self.pieces: set[object] = set()
         """Pieces of address ranges that map the memory."""
         self._viewed: dict[int, weakref.ref[_Viewable]] | None = None

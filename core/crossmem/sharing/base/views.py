@@ -9,7 +9,8 @@ from crossmem.errors import UnsupportedError
 from crossmem.guards import shorten
 from crossmem.sharing.base.devices import LocalDevice
 
-# Each function imports its part of crossmem.arrays, because most memory is used without arrays.
+# Functions import crossmem.arrays when they are called: most memory is used without arrays, and the
+# import of crossmem stays fast.
 if TYPE_CHECKING:
     from crossmem.arrays import Kind, Layout
 
@@ -17,7 +18,7 @@ __all__ = ["Viewable", "array", "capsule", "dlpack_device", "kind_of_arrays", "m
 
 
 class Viewable(Protocol):
-    """The part of memory that this module needs."""
+    """The attributes of a memory object that this module uses."""
 
     device: LocalDevice
     nbytes: int
@@ -53,7 +54,7 @@ def kind_of_arrays(device: LocalDevice) -> "Kind":
 
 
 def maker(memory: Viewable, kind: "Kind") -> "Callable[[Layout], Any]":
-    """Return a function that makes arrays or tensors of one library in some memory.
+    """Return a function that makes arrays or tensors of one library in a memory object.
 
     Each array keeps the memory in use. The function checks layouts against the memory's bounds.
 
@@ -107,7 +108,7 @@ def array(
 
     found = dtype_of(dtype)
     if shape is None:
-        # A layout without elements checks the offset.
+        # A layout with no elements has no bounds but its offset, so this checks the offset.
         start = Layout(found, (0,), None, offset)
         start.check(memory.nbytes)
         shape = ((memory.nbytes - start.offset) // found.itemsize,)

@@ -30,7 +30,7 @@ from crossmem.sharing.exporter.record import AllocationRecord, BlockRecord
 __all__ = ["Adoption", "AdoptionRecord", "Neighbours", "adopt", "neighbours_of"]
 
 Neighbours = Literal["expose"]
-"""Whether ``adopt`` accepts that importers can reach memory beside the adopted range."""
+"""``"expose"``: ``adopt`` accepts that importers can reach memory beside the adopted range."""
 
 
 class AdoptionRecord(AllocationRecord):
@@ -57,10 +57,10 @@ class AdoptionRecord(AllocationRecord):
         self.nbytes = nbytes
 
     def adopt(self, foreign: Foreign) -> None:
-        """Join the record of the vendor's allocation, or adopt that allocation first."""
+        """Join the record of the vendor's allocation. The first adoption makes that record."""
         self.process.part(ForeignAllocations).enter(self.device, foreign, self)
         memory = cast("ForeignAllocation", self.memory)
-        # Each adoption is an export of the vendor's allocation.
+        # All adoptions in one allocation of the vendor have its number, and differ in the export's.
         self.number, self.export_numbers = memory.number, memory.export_numbers
         self.enter()
 
@@ -79,14 +79,18 @@ class AdoptionRecord(AllocationRecord):
 
     @override
     def free_now(self, *, blocking: bool) -> None:
-        """Give the memory up. Then drop the reference to its owner, with no lock held."""
+        """Give the memory up, then drop the reference to its owner.
+
+        No lock is held then: the owner's finaliser may run.
+        """
         super().free_now(blocking=blocking)
         if self.is_done:
             self._owner = None
 
     @override
     def _release(self) -> CrossmemError | None:
-        # The owner waits for the device's work and frees the memory. The adoption only ends.
+        # The memory's owner frees it, and must wait for the device's work. So this waits for
+        # nothing.
         self._leave()
         return None
 

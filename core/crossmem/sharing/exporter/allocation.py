@@ -56,7 +56,8 @@ class Allocation(Memory):
 
     def __init__(self, record: AllocationRecord) -> None:
         super().__init__(record.process, record.device, record.nbytes, record.usage, readonly=False)
-        # The last statement: from here on, the finaliser of this object releases the memory.
+        # This is the last statement: from here on, the finaliser of this object releases the
+        # memory. Before it, the caller does.
         self._record = record
 
     @override
@@ -133,9 +134,9 @@ class Allocation(Memory):
             try:
                 handle = record.handles.get((allow, access, lease))
             except TypeError:
-                # The checks below refuse an argument that cannot be hashed.
+                # An argument cannot be hashed, so it is not valid. The checks below say so.
                 handle = None
-            # 1 is equal to True as a key of the dictionary, but is not a valid value of lease.
+            # lease=1 finds the entry of lease=True, because 1 == True, but 1 is not a valid value.
             is_valid = lease is True or lease is False
             if handle is not None and is_valid and not self._process.is_inherited:
                 return handle
@@ -165,7 +166,7 @@ class Allocation(Memory):
         return self.device.ready_handle(base, stream, allow)
 
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
-        """Refuse every later first import by a handle (C28).
+        """Refuse importers of a handle that do not hold the memory yet (C28).
 
         The memory stays. Processes that hold it by this handle keep it. Messages that were sent
         before this call keep it too. :meth:`export` gives a new handle. A second withdrawal does
@@ -246,7 +247,7 @@ class Allocation(Memory):
                     return
             turns += 1
             left_s = max(0.0, deadline - time.monotonic())
-            # Leases that come and go must not prolong the wait.
+            # If new leases begin while old ones end, the wait still ends at the deadline.
             if not leases.wait_idle(unit, left_s) or (turns > _MOST_TURNS and not left_s):
                 holders = name_holders(leases.leases_of(unit))
                 msg = f"allocation {record.number} is leased by {clause(holders)}"
@@ -329,7 +330,7 @@ def export_again(
     lease: bool = True,
     synchronize: bool = True,
 ) -> ShareableHandle:
-    """Return the handle of memory of this process; see :meth:`Allocation.export`."""
+    """Return a new or earlier handle of this process's memory; see :meth:`Allocation.export`."""
     key = (allow, access, lease)
     device, process = record.device, record.process
     _check_export(device, allow, access, lease=lease)
@@ -377,7 +378,8 @@ def _export(
     if (record.offset, record.nbytes) != (0, handle.nbytes):
         handle = handle.slice(record.offset, record.nbytes)
     named = handle.allocation, handle.export
-    # Until a handle is returned, only this set names the entry.
+    # The entry of ``exported`` must be removed with the memory. Until the handle is recorded, only
+    # this set says that the entry exists.
     record.loose_exports.add(named)
     record.allocations.exported[named] = record
     if lease:

@@ -96,15 +96,16 @@ class ForeignAllocation(BlockRecord):
         self._group = group
 
     def adopt(self) -> None:
-        """Have the driver make a block that stands for the memory."""
+        """Have the driver make a block for the memory, as if the driver had allocated it."""
         device = self.device
         call_into(self.blocks, self._group.adopt, device.ordinal, self.foreign, device.mechanism)
 
     def disown(self) -> None:
-        """Have the driver give the block up. If this raises, call it again.
+        """Have the driver give the block up. If this raises, a repeated call continues.
 
-        The caller holds the lock of the foreign allocations, and no adoption is left. A block's
-        lock precedes that lock in the lock order, so this method does not take the block's lock.
+        The caller holds the lock of the foreign allocations, and no adoption is left. This method
+        does not take the block's lock: by the lock order, a thread takes a block's lock before the
+        lock of the foreign allocations, never after it.
         """
         if self.blocks:
             self.release_exports(self.blocks[0])
@@ -130,7 +131,9 @@ class ForeignAllocations(Part):
         self._known: RegionIndex[ForeignAllocation] = RegionIndex(process.index_lock)
 
     def enter(self, device: LocalDevice, foreign: Foreign, user: AllocationRecord) -> None:
-        """Add an adoption to the record of its vendor's allocation, which the first adoption makes.
+        """Add an adoption to the record of the vendor's allocation.
+
+        The first adoption makes the record.
 
         Raises
         ------
@@ -158,12 +161,16 @@ class ForeignAllocations(Part):
                 except BaseException:
                     self._end(known)
                     raise
-            # Both references are set together: record to memory, and memory to record.
+            # The two references, from record to memory and from memory to record, are set together:
+            # no signal handler runs in between.
             user.memory = known
             known.users.add(user)
 
     def leave(self, user: AllocationRecord) -> None:
-        """Remove an adoption; the last one gives the block up. If this raises, call it again."""
+        """Remove an adoption; the last one gives the block up.
+
+        If this raises, a repeated call continues.
+        """
         known = user.memory
         if not isinstance(known, ForeignAllocation):
             return

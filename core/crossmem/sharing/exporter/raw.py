@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of this process's own raw exports: only this process leases them (law C8)."""
+"""Imports of this process's own raw exports.
+
+Only the exporter itself leases these exports (law C8).
+"""
 
 from crossmem.control.records import Allow, Export
 from crossmem.errors import InvalidHandleError, StaleHandleError
@@ -27,14 +30,14 @@ def publish_raw(process: Process, handle: ShareableHandle) -> None:
         return
     unit = record.unit
     if unit is not None and handle.export in unit.exports:
-        # The lease registry checks the rest.
+        # It is published already. The lease registry makes the other checks.
         return
     server = process.start_server()
     with record.lock:
         for known in list(record.handles.values()):
             if known.core == handle.core and known.raw is not None:
                 exported = record.memory.find_export(known.access, raw=True)
-                # Another thread may have freed it while this thread waited for the lock.
+                # Another thread may have freed the memory while this thread waited for the lock.
                 if exported is None or record.is_retired:
                     msg = f"allocation {record.number} of this process was freed"
                     raise StaleHandleError(msg, operation="import")

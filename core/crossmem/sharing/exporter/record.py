@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of this process's memory. They outlive the objects that applications hold."""
+"""The records of this process's memory. They outlive the ``Allocation`` objects of applications."""
 
 import itertools
 import threading
@@ -24,7 +24,10 @@ __all__ = ["AllocationRecord", "Allocations", "BlockRecord"]
 
 
 class BlockRecord:
-    """A block of the driver and the vendor's exports of it, each made once."""
+    """A block of the driver, and the vendor's exports of the block.
+
+    Each kind of export is made once.
+    """
 
     __slots__ = ("blocks", "device", "exported", "lock")
 
@@ -33,7 +36,8 @@ class BlockRecord:
         self.blocks: list[Block] = []
         """The block, until it is freed."""
         self.exported: dict[tuple[Access, bool], list[Exported]] = {}
-        """By access and raw flag: one export, from the moment the vendor has made it."""
+        """By access and raw flag: a list with the vendor's export, or an empty list before the
+        vendor has made it."""
         self.lock = ordered_lock(rank)
         """Held during driver calls on the block."""
 
@@ -98,7 +102,8 @@ class AllocationRecord(Record):
         self.nbytes = 0
         """Requested size, in bytes."""
         self.number = next(process.numbers)
-        """Number of the vendor's allocation, in handles."""
+        """The allocation's number in handles. Adoptions in one allocation of the vendor share
+        it."""
         self.export_numbers = itertools.count()
         self.handles: dict[Any, ShareableHandle] = {}
         """Handles that were returned, by the arguments of the export."""
@@ -110,8 +115,8 @@ class AllocationRecord(Record):
         """Pieces of address ranges that map the allocation."""
         self.usage = Usage()
         self.loose_exports: set[tuple[int, int]] = set()
-        """Exports without a returned handle. Some were withdrawn and still have holders; the others
-        were interrupted before their handle was returned."""
+        """Exports that no entry of ``handles`` names: they were withdrawn and still have holders,
+        or the call that made them was interrupted."""
 
     @property
     def lock(self) -> "threading.RLock":
@@ -194,7 +199,8 @@ class AllocationRecord(Record):
             leases = process.server.leases
             is_idle = leases.retire(unit, even_if_leased=True)
             if not is_idle and blocking and unit.pins:
-                # The server's thread may be about to finish a request of an importer.
+                # The server's thread pins memory while it answers a request, and may be about to
+                # finish.
                 process.server.catch_up(CATCH_UP_S)
                 is_idle = leases.retire(unit, even_if_leased=True)
             if not is_idle:
@@ -203,8 +209,8 @@ class AllocationRecord(Record):
                 return
         self.free_now(blocking=blocking)
         if self.is_done:
-            # Only now: the waiting list must contain memory that another thread works on, and
-            # memory that the vendor refuses to free now.
+            # The record leaves the waiting set only after the release. Otherwise memory that the
+            # vendor refuses to free now, or that another thread is freeing, would be forgotten.
             process.deferred.waiting.discard(self)
 
     def free_now(self, *, blocking: bool) -> None:
@@ -252,8 +258,8 @@ class AllocationRecord(Record):
         allocations.live.pop(self, None)
         unit, self.unit = self.unit, None
         if unit is not None:
-            # The unit and its exports form a reference cycle. Clearing it frees them without the
-            # garbage collector.
+            # The unit and its exports refer to each other. Without this, only the garbage collector
+            # would free them.
             unit.exports.clear()
         self.is_done = True
 
@@ -273,7 +279,8 @@ class AllocationRecord(Record):
 
     @property
     def _is_leased(self) -> bool:
-        # A message in transit cannot be received after this process has exited.
+        # Reservations of messages do not count here: after this process's exit, no process can
+        # receive their memory.
         server, unit = self.process.server, self.unit
         return server is not None and unit is not None and not server.leases.cut_off(unit)
 

@@ -107,7 +107,7 @@ def exports() -> list[ExportInfo]:
         )
         for unit, published, leases in registry.report()
         for export in published
-        # Messages reserve these.
+        # A block has an entry of its own here while a message reserves it. Pool.exports() lists it.
         if not isinstance(export.handle, BlockHandle)
     ]
 
@@ -148,7 +148,7 @@ def _info_of(lease: Lease, own_pid: int) -> LeaseInfo:
 
 
 def collect() -> int:
-    """Do all deferred work now, and return the number of freed allocations.
+    """Do all deferred work that is possible now; return the number of freed allocations.
 
     This call frees memory whose last lease has ended, releases dropped objects, and sends delayed
     messages to exporters.

@@ -92,7 +92,7 @@ def how_can_share(ptr: int, device: LocalDevice | str) -> ShareReport:
     Returns
     -------
     ShareReport
-        It has no entry for mechanisms that the device does not have.
+        One entry for each mechanism of the device.
 
     Raises
     ------

@@ -26,9 +26,11 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
         is_mine = handle.owner == process.identity and handle.allocation == record.number
         if not is_mine or unit is None or server is None:
             raise _no_export(record, handle)
-        # Other adoptions of the same memory have the same number.
+        # Adoptions of the same memory share the allocation's number, so the export may be another
+        # adoption's.
         if record.allocations.exported.get(export) is record:
-            # The first step: after an interrupt of the rest, the record still forgets the export.
+            # This comes first: if a later step is interrupted, the record still forgets the export
+            # at its end.
             record.loose_exports.add(export)
         for arguments, known in list(record.handles.items()):
             if known.core == handle.core:
@@ -42,7 +44,7 @@ def withdraw(record: AllocationRecord, handle: ShareableHandle) -> None:
 
 
 def _forget_gone(record: AllocationRecord, unit: Unit) -> None:
-    """Forget loose exports without holders. The caller holds the lock of the record."""
+    """Forget withdrawn exports that have no holder any more. The caller holds the record's lock."""
     for export in list(record.loose_exports):
         if export[1] not in unit.exports and not record.is_done:
             record.allocations.exported.pop(export, None)

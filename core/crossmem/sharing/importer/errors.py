@@ -21,7 +21,10 @@ __all__ = ["error_of", "not_of_the_pool"]
 
 
 class _Text(NamedTuple):
-    """The text for a status: ``{pid}`` is the owner's, ``{reason}`` is the owner's text."""
+    """The message and hint for a status.
+
+    ``{pid}`` becomes the owner's pid, ``{reason}`` its text.
+    """
 
     error: type[CrossmemError]
     message: str

@@ -20,7 +20,7 @@ Readonly = bool | Literal["advisory"]
 
 
 class Import(Endable):
-    """A hold on another process's memory: the memory stays until this is closed.
+    """Another process's memory, held by this process: it stays until this is closed.
 
     Made by :func:`crossmem.import_handle`; a context manager. The exporter records it as a lease.
     Closing this object, or the death of this process, ends the lease.
@@ -52,7 +52,8 @@ class Import(Endable):
         self.handle = handle
         self.device = record.device
         self.nbytes = handle.length
-        # The last statement: from here on, the finaliser of this object releases the import.
+        # This is the last statement: from here on, the finaliser of this object releases the
+        # import. Before it, the caller does.
         self._record = use
 
     @override
@@ -85,13 +86,13 @@ class Import(Endable):
         use = Use(process, parent.core)
         try:
             with process.state:
-                # Another thread may have closed the import.
+                # Another thread may have closed the import. Then this raises.
                 record_of_import(self)
                 use.parent = parent
                 use.record = record
                 children_of(parent).add(use)
                 record.uses.add(use)
-                # A signal handler may have closed it in between.
+                # A signal handler may have closed the import meanwhile. Then this raises.
                 record_of_import(self)
             base = record.map(use, remappable=True)
             mapping = Mapping(use, record, self.handle, base, readonly=self.readonly)
@@ -100,8 +101,8 @@ class Import(Endable):
             return mapping
         except BaseException:
             process.deferred.ready[use] = None
-            # Another thread may hold the lock, so the use may end later. The use has no mapping, so
-            # the import can be closed before that.
+            # The use may end later, because another thread may hold the import's lock. It has no
+            # mapping, so it must not keep the import open: it leaves the set at once.
             if parent.children is not None:
                 parent.children.discard(use)
             process.drain()
@@ -185,7 +186,8 @@ class Mapping(Memory):
         super().__init__(use.process, record.device, handle.length, record.usage, readonly=readonly)
         self._pointer = base + handle.offset
         self.handle = handle
-        # The last statement: from here on, the finaliser of this object releases the mapping.
+        # This is the last statement: from here on, the finaliser of this object releases the
+        # mapping. Before it, the caller does.
         self._record = use
 
     @override

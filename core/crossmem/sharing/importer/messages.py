@@ -17,13 +17,13 @@ was freed in the meantime, also from an exporter that waits at its exit. After t
 end, the handle is stale if the memory was freed. Any number of processes may receive one message;
 each gets the memory if it still exists.
 
-Any process may forward memory that it has imported, as long as the exporter lives. A number is the
-right to end its reservation, so keep it as secret as the handle. A message needs one number for
-each export in it: other parts of that export travel with 0. If one export has several numbers, the
-receiver shows the first to the exporter and ends all of them.
+Any process may forward memory that it has imported, as long as the exporter lives. A process that
+knows a number can end the reservation, so keep the number as secret as the handle. A message needs
+one number for each export in it: further handles of the same export travel with 0. If one export
+has several numbers, the receiver shows the first to the exporter and ends all of them.
 
-If the receipt fails, the receiver keeps the reservation, so it can receive the message again. A
-receiver whose queue has dropped the message discards it.
+If the receipt fails, the receiver keeps the reservation, so it can receive the message again. If it
+does not have the message any more, it calls :func:`discard`.
 """
 
 import time
@@ -76,7 +76,7 @@ def reserve(handles: Sequence[ShareableHandle], *, timeout: float | None = None)
         Messages of this process hold all the reservations that ``CROSSMEM_MAX_RESERVATIONS`` of an
         exporter allows, and none of them ended in time.
     StaleHandleError, InvalidHandleError, AccessDeniedError
-        As for an import.
+        As for :func:`crossmem.import_handle`.
     OwnerGoneError, OwnerUnresponsiveError, WrongHostError
         An exporter cannot be reached.
     UnsupportedError
@@ -96,7 +96,8 @@ def reserve(handles: Sequence[ShareableHandle], *, timeout: float | None = None)
     given: dict[ProcessIdentity, list[int]] = {}
     try:
         for owner, part in wanted.items():
-            # The numbers enter the dictionary before the request, so a failure ends all of them.
+            # The numbers enter the dictionary before the request, so that after a failure all of
+            # them are ended.
             numbers = given[owner] = [new_number() for _ in part]
             asked = list(part.values())
             if owner == process.identity:
@@ -194,10 +195,11 @@ def _reserve_at(
             ]
             if not refused:
                 return
-            # The exporter gave the reservations before the first refusal.
+            # The exporter has granted the reservations before the first refusal. They end, because
+            # the next try requests all of them again.
             connection.end_reservations(numbers)
             refusal, handle = refused[0]
-            # If the next reply would come too late, this refusal becomes the error.
+            # If no time is left for another request, this refusal becomes the error.
             if refusal.status is not Status.FULL or deadline.remaining_s <= pause_s:
                 raise _error_of(refusal, handle)
             time.sleep(pause_s)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of this process's own memory, without a vendor import (law C8)."""
+"""Imports of this process's own memory, which need no import of the vendor (law C8)."""
 
 import threading
 from collections.abc import Callable
@@ -71,7 +71,7 @@ class OwnImport(ImportRecord):
 
     @override
     def words_of(self, core: bytes, slot: int) -> tuple[memoryview, memoryview, bool]:
-        """Return this process's own control segment, and a row that no other process maps."""
+        """Return this process's control segment, and the row in which it holds its own blocks."""
         server = self.process.start_server()
         which = slot // SLOTS
         with server.leases.lock:
@@ -106,7 +106,7 @@ class OwnImport(ImportRecord):
 
     @override
     def hint(self, slot: int) -> None:
-        """Make the threads of this process that wait for a block check again."""
+        """Wake the threads of this process that wait for a hold of a block to end."""
         self.process.start_server().leases.hint((slot,))
 
     @property
@@ -169,7 +169,7 @@ class OwnImport(ImportRecord):
 def own_memory_gone(process: Process, handle: ShareableHandle) -> CrossmemError:
     """Return the error for memory that this process has freed or never exported."""
     server = process.server
-    # The registry has no entry for a raw handle that no process has imported.
+    # The registry knows a raw handle only after an import, so it is not asked about raw handles.
     refusal = None
     if server is not None and handle.raw is None:
         refusal = server.leases.refusal_of(handle)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One vendor open of this process, and the imports and mappings that use it."""
+"""The record of imported memory, which the vendor opens once for all imports and mappings."""
 
 import threading
 from collections.abc import Callable
@@ -26,7 +26,8 @@ from crossmem.sharing.base.usage import Usage
 __all__ = ["ImportRecord", "ImportRequest", "State", "Use"]
 
 ImportKey = tuple[ProcessIdentity, int, LocalDevice, Access, int, object]
-"""Exporter, allocation, device here, access, the memory's device, and the handle's raw part."""
+"""Exporter, allocation number, device that uses the memory, access, ordinal of the device that
+holds the memory, and the bytes of a raw handle."""
 
 
 class State(Enum):
@@ -36,7 +37,7 @@ class State(Enum):
     """Nothing is open yet."""
     OPEN = "open"
     CLOSING = "closing"
-    """The last user has left, and the vendor has not closed everything yet."""
+    """The last user has left. No user can join, and the vendor has not closed everything yet."""
     CLOSED = "closed"
 
 
@@ -65,17 +66,17 @@ class ImportRequest(NamedTuple):
 
     @property
     def key(self) -> ImportKey:
-        """The key: requests with equal keys share one vendor open."""
+        """The key of the import table: requests with equal keys share one record."""
         handle = self.handle
         number, raw = handle.allocation, handle.raw
         return handle.owner, number, self.device, self.access, self.home, raw
 
 
 class ImportRecord:
-    """One vendor open. It counts its users and owns the resources that they share.
+    """Memory that the vendor opens once for all its users. The last user closes it.
 
-    A thread holds the lock while the vendor opens, maps or closes. A change of the sets of users
-    also needs the lock of the state.
+    A thread holds :attr:`lock` while the vendor opens, maps or closes. To change the sets of users,
+    a thread also holds the lock of the process's state.
     """
 
     __slots__ = (
@@ -114,37 +115,40 @@ class ImportRecord:
         self.lock = ordered_lock(Rank.IMPORT)
         self.state = State.NEW
         self.uses: set[Use] = set()
-        """The users, entered before the memory is open."""
+        """The users. A user enters before the memory is open, so that no other user closes it."""
         self.mapped_uses: set[Use] = set()
         """The users that have it mapped."""
         self.mapped: list[Mapped] = []
         """The vendor's mapping, if there is one."""
         self.is_remappable = True
         self.is_leaving = False
-        """Whether the users have lost the address while the vendor still has it mapped."""
+        """Whether an unmap has begun: no user has the address any more, but the vendor may still
+        have it mapped."""
         self.has_unawaited_work = False
         """Whether a user has left without a wait for its work."""
         self.leases: dict[bytes, Any] = {}
         """The leases, by the core of the leased handle."""
         self.ending: list[Any] = []
-        """Leases without users that are not ended yet."""
+        """Leases that no user needs any more, and that this process has not ended yet."""
         self.shortcuts: list[tuple[bytes, object, object]] = []
-        """Arguments by which the table finds this record on the hot path."""
+        """The entries of the table's hot path that lead to this record."""
         self.usage = Usage()
 
     def is_ready_for(self, core: bytes) -> bool:
-        """Whether it is open, and the exporter has given a lease for this core of a handle."""
+        """Whether the memory is open, with a lease for the export that this core names."""
         return self.state is State.OPEN and core in self.leases
 
     def map(self, use: "Use", *, remappable: bool) -> int:
-        """Add a user of the address and return the address. The first user has the vendor map it.
+        """Add a user of the address, and return the address.
+
+        For the first user, the vendor maps the memory.
 
         Parameters
         ----------
         use
             The user.
         remappable
-            False if no other user can map the memory after the last user has left the address.
+            False if the vendor cannot map the memory again after an unmap.
         """
         with self.lock:
             if self.is_leaving:
@@ -165,13 +169,14 @@ class ImportRecord:
         """
         with self.process.state:
             self.discard(use)
-            # From here on no user can join.
+            # From here on, no user can join: a new one waits for the close and opens the memory
+            # again.
             if not self.uses and self.state is not State.CLOSED:
                 self.state = State.CLOSING
         if self.state is State.CLOSING:
             return self.close()
         failure = self.end_unused() if len(self.leases) > 1 or self.ending else None
-        # An import that cannot be mapped twice keeps its address for users that may still map it.
+        # Memory that the vendor cannot map again keeps its address, for users that map it later.
         if self.mapped and not self.mapped_uses and self.is_remappable:
             return self._stop_mapping() or failure
         return failure
@@ -198,11 +203,12 @@ class ImportRecord:
     def end_unused(self) -> CrossmemError | None:
         """End the leases without users, so that their owner can free the memory. The lock is held.
 
-        Users of other exports keep the vendor's import open. Returns the same as :meth:`leave`.
+        The memory stays open for the users of other exports of it. Returns the same as
+        :meth:`leave`.
         """
         with self.process.state:
             used = {one.core for one in self.uses}
-            # From here on, a new user of one of these exports asks for another lease.
+            # From here on, a new user of one of these exports requests a new lease.
             for core in [one for one in self.leases if one not in used]:
                 call_into(self.ending, self.leases.pop, core)
         failure = self.await_work() if self.ending else None
@@ -210,7 +216,7 @@ class ImportRecord:
         return failure
 
     def tidy(self) -> None:
-        """End leases whose users left while another export was being leased. The lock is held.
+        """End the leases of users that left during a request for another lease. The lock is held.
 
         If a lease cannot be ended now, the next user that leaves ends it.
         """
@@ -230,7 +236,7 @@ class ImportRecord:
         return failure
 
     def _stop_mapping(self) -> CrossmemError | None:
-        # If the wait for the work fails, the address stays mapped.
+        # If the wait raises, nothing has changed: the address stays mapped.
         failure = self.await_work()
         self.is_leaving = True
         self._unmap()
@@ -283,7 +289,7 @@ class ImportRecord:
     def reserved_generation(
         self, handle: ShareableHandle, reservation: int, deadline: Deadline
     ) -> int:
-        """Return the generation by which a message's receiver can hold a freed block.
+        """Return the generation by which a message's receiver holds a block that was freed since.
 
         Raises
         ------
@@ -298,7 +304,7 @@ class ImportRecord:
 
     @property
     def is_retired(self) -> bool:
-        """Whether this process knows, without a request, that the owner has freed the memory."""
+        """Whether the owner has freed the memory, if this process can tell without a request."""
         return False
 
     @property
@@ -326,7 +332,7 @@ class ImportRecord:
         raise NotImplementedError
 
     def _unmap_at_vendor(self, mapped: Mapped) -> None:
-        """Have the vendor unmap the address, and forget the address right after that."""
+        """Have the vendor unmap the address, then forget the address."""
         raise NotImplementedError
 
     def _close(self) -> None:
@@ -338,7 +344,7 @@ class ImportRecord:
 
 
 class Use(Record):
-    """One user of an import: an import object, a mapping, or both in one."""
+    """The record of one user of an import: of an ``Import``, or of a ``Mapping``."""
 
     __slots__ = ("children", "core", "ends_with_owner", "landing", "parent", "process", "record")
 
@@ -361,7 +367,7 @@ class Use(Record):
 
     @override
     def leave_to_others(self) -> bool:
-        """Leave the import if other users keep it open, and also mapped if this user maps it."""
+        """Leave the import if other users keep all that this user has: memory and mapping."""
         record = self.record
         if record is None or self.parent is not None or len(record.leases) != 1:
             return False

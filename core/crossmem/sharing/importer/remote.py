@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of another process's memory: a lease of the exporter, and one vendor open."""
+"""Imports of another process's memory: leases of the exporter, and memory that the vendor opens."""
 
 from collections.abc import Callable
 from functools import partial
@@ -42,11 +42,13 @@ class RemoteImport(ImportRecord):
         self.connection = connection
         self.handle = request.handle
         self.imported: list[Imported] = []
-        """The vendor's import, if there is one."""
+        """The driver's object for the open memory; empty before it is open and after its close."""
         self._was_opened = False
 
     def open(self, request: ImportRequest, leased: Leased) -> bool:
-        """Record the lease, and open the memory if it is not open yet. The caller holds the lock.
+        """Begin and record the hold; open the memory if it is not open yet.
+
+        The caller holds the lock.
 
         Returns
         -------
@@ -63,15 +65,15 @@ class RemoteImport(ImportRecord):
         handle = request.handle
         if (leased.nbytes, leased.capacity) != (handle.nbytes, handle.capacity):
             msg = (
-                f"the handle names {handle.nbytes} bytes in {handle.capacity}, but its exporter "
-                f"{leased.nbytes} in {leased.capacity}"
+                f"the handle has size {handle.nbytes} and capacity {handle.capacity}, but its "
+                f"exporter reports {leased.nbytes} and {leased.capacity}"
             )
             raise InvalidHandleError(msg, operation="import", hint=_HINT)
         known = self.handle
         if (known.nbytes, known.capacity) != (leased.nbytes, leased.capacity):
             msg = (
-                f"the exporter names {leased.nbytes} bytes in {leased.capacity}, but this process "
-                f"has {known.nbytes} in {known.capacity} open"
+                f"the exporter reports size {leased.nbytes} and capacity {leased.capacity}, but "
+                f"the open memory has {known.nbytes} and {known.capacity}"
             )
             raise InvalidHandleError(msg, operation="import", hint=_HINT)
         device, opened, core = self.device, self.imported, handle.core
@@ -95,13 +97,14 @@ class RemoteImport(ImportRecord):
                     ),
                 )
         finally:
-            # As soon as the vendor has opened the memory, this record owns lease and descriptors.
-            # No call stands between these statements, so no signal handler runs between them.
+            # Once the vendor has opened the memory, this record owns the lease and its descriptors.
+            # No signal handler runs between these statements, because none of them is a call.
             if opened:
                 leased.exported.descriptors = ()
                 leased.is_recorded = True
                 if core in self.leases:
-                    # A signal handler has leased the same export in the meantime.
+                    # A signal handler has leased the same export meanwhile. Its lease is not needed
+                    # any more.
                     self.ending += (self.leases[core],)
                 self.leases[core] = leased
                 self.state = State.OPEN
@@ -134,7 +137,7 @@ class RemoteImport(ImportRecord):
 
     @override
     def end_reservations(self, numbers: list[int]) -> None:
-        """Send the numbers to the exporter, at once if the socket has room, else later."""
+        """Send the numbers to the exporter now, or in a later call if the socket has no room."""
         if self.connection is not None:
             self.connection.end_reservations(numbers)
 
@@ -217,7 +220,10 @@ class RemoteImport(ImportRecord):
         self.process.regions.add(self, mapped.pointer, self.imported[0].capacity, device.driver)
 
     def _has_lost_its_owner(self) -> bool:
-        """Whether the exporter is dead or dying. Its memory ends before its death is visible."""
+        """Whether the exporter is dead or dying.
+
+        A dying process loses its memory before it is dead.
+        """
         return self.connection is not None and self.connection.is_owner_dead(within_s=_DYING_S)
 
     @override

@@ -67,7 +67,8 @@ def request_of(
             msg = f"{chosen.name} does not offer memory of backend {handle.backend!r}"
             hint = f"import on a device of backend {handle.backend!r}"
             raise UnsupportedError(msg, operation="import", backend=chosen.backend, hint=hint)
-    # The memory's mechanism decides the capabilities, not the mechanism that the target prefers.
+    # The capabilities are those of the handle's mechanism. The target device may prefer another
+    # one.
     if chosen.mechanism != handle.mechanism:
         chosen = chosen.for_mechanism(handle.mechanism)
     capabilities = chosen.capabilities

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The imports of this process: one vendor open for each (allocation, device, access)."""
+"""The table of imports: the vendor opens memory once for each (allocation, device, access)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -44,7 +44,7 @@ class ImportTable(Part):
         self._connections: dict[ProcessIdentity, OwnerConnection] = {}
 
     def join(self, use: Use, device: object, readonly: object) -> ImportRecord | None:
-        """Add a use to the open import that was made with the same arguments, if there is one.
+        """Add a use to an open import, if an earlier call with the same arguments made one.
 
         This is the hot path of repeated imports: it makes no system call and no vendor call.
 
@@ -60,7 +60,8 @@ class ImportTable(Part):
         record = self._shortcuts.get((use.core, device, readonly))
         if record is not None:
             with self._process.state:
-                # The lease may have ended while other exports keep the memory open.
+                # This export's lease may have ended, although users of other exports keep the
+                # memory open.
                 if record.is_ready_for(use.core):
                     use.record = record
                     record.uses.add(use)
@@ -68,7 +69,7 @@ class ImportTable(Part):
         return None
 
     def remember(self, shortcut: _Shortcut, record: ImportRecord) -> None:
-        """Let :meth:`join` find an import by these arguments as long as it is open."""
+        """Let :meth:`join` find an import by these arguments while the import is open."""
         with self._process.state:
             if record.state is State.OPEN:
                 record.shortcuts.append(shortcut)
@@ -77,7 +78,7 @@ class ImportTable(Part):
     def acquire(
         self, requests: Sequence[ImportRequest], uses: Sequence[Use], timeout_s: float
     ) -> None:
-        """Give each use an open import; all or none.
+        """Give each use an open import, or raise and give none.
 
         Each exporter gets one request, for all of its memory that is not open yet. If this raises,
         the caller ends the uses.
@@ -106,7 +107,7 @@ class ImportTable(Part):
             self._open(list(missing.values()), deadline)
 
     def _claim(self, request: ImportRequest, use: Use, deadline: Deadline) -> ImportRecord:
-        """Add a use to the import of its key, which may not be open yet; return the import."""
+        """Add a use to the record of its key, and return the record, which may not be open yet."""
         process, key = self._process, request.key
         while True:
             with process.state:
@@ -122,7 +123,7 @@ class ImportTable(Part):
             self._finish(record, request, deadline)
 
     def _finish(self, record: ImportRecord, request: ImportRequest, deadline: Deadline) -> None:
-        """Close an import without users, or wait for the thread that closes it."""
+        """Close an import that has no users, or wait for the thread that is closing it."""
         taken: list[bool] = []
         try:
             call_into(taken, record.lock.acquire, True, deadline.remaining_s)  # noqa: FBT003
@@ -153,9 +154,10 @@ class ImportTable(Part):
         return OwnImport(process, request, key, self._forget, owned)
 
     def _open(self, missing: list[tuple[ImportRequest, ImportRecord]], deadline: Deadline) -> None:
-        """Lease and open the missing imports. No lock of an import is held during a request.
+        """Lease and open the missing imports.
 
-        Users that have the same memory open can therefore map, unmap and close it meanwhile.
+        No lock of an import is held during a request, so that the users of memory that is open
+        already can map, unmap and close it meanwhile.
         """
         remote: dict[tuple[ProcessIdentity, str], list[tuple[ImportRequest, RemoteImport]]] = {}
         for request, record in missing:
@@ -179,7 +181,7 @@ class ImportTable(Part):
         request, record = batch[0]
         connection = record.connection
         if connection is None:
-            # Raw handles carry the content of a lease, so there is no request.
+            # A raw handle contains all that a lease's reply would contain, so there is no request.
             for one, opened in batch:
                 handle = one.handle
                 exported = Exported((handle.raw or b"",))
@@ -200,8 +202,8 @@ class ImportTable(Part):
                         late.append(pair)
                     is_unused = is_unused or not answer.is_recorded
                 if is_unused:
-                    # Another thread was faster, or the exporter revoked the lease because it frees,
-                    # or tried to free, the memory.
+                    # Some leases are not needed: another thread was faster, or the exporter has
+                    # moved on because it frees the memory, or tried to.
                     connection.give_back(answers)
                 if late and not deadline.remaining_s:
                     raise deadline.passed(connection.owner)
@@ -218,9 +220,10 @@ class ImportTable(Part):
         deadline: Deadline,
         answers: list[Leased | Refusal],
     ) -> list[tuple[ImportRequest, RemoteImport]]:
-        """Request the imports that no other thread has opened meanwhile, and return them.
+        """Request leases for those imports that no other thread has opened; return these imports.
 
-        ``answers`` receives the exporter's replies. They belong to the caller, even if this raises.
+        ``answers`` receives the exporter's replies. The caller gives them back, even if this
+        raises.
         """
         taken: list[bool] = []
         try:
@@ -255,7 +258,7 @@ class ImportTable(Part):
 
     @contextmanager
     def connected(self, owner: ProcessIdentity) -> Iterator[OwnerConnection]:
-        """Lend the cached connection to an exporter."""
+        """Return the cached connection to an exporter, which stays open for the ``with`` block."""
         user = object()
         connection = None
         try:
@@ -289,8 +292,8 @@ class ImportTable(Part):
         for owner, connection in list(self._connections.items()):
             if connection.users or connection.is_owner_alive:
                 continue
-            # The connection is closed before it is removed: after an interrupt, the next call
-            # closes the rest.
+            # The connection is closed before it leaves the table. After an interrupt, the next call
+            # finds it there and continues.
             if not _close_unused(connection):
                 continue
             with self._process.state:
@@ -301,7 +304,8 @@ class ImportTable(Part):
     def close_at_exit(self) -> None:
         """Close what is still open. The kernel releases memory with an active view or copy."""
         for record in list(self._records.values()):
-            # Another thread may be inside a vendor call on it; the exit does not wait for that.
+            # Another thread may be in a vendor call with this record. The exit does not wait for
+            # that call.
             if record.usage.is_active or not record.lock.acquire(blocking=False):
                 continue
             try:
@@ -322,7 +326,7 @@ class ImportTable(Part):
 
 
 def _open_one(request: ImportRequest, record: RemoteImport, leased: Leased) -> bool:
-    """Open an import unless another thread has; False if the exporter has revoked the lease."""
+    """Open an import unless another thread has; False if the exporter has moved on."""
     with record.lock:
         if record.state is State.NEW:
             return record.open(request, leased)
@@ -331,7 +335,7 @@ def _open_one(request: ImportRequest, record: RemoteImport, leased: Leased) -> b
 
 
 def _refuse_closed(record: ImportRecord) -> None:
-    # The record has a user, so only the exit can have closed it.
+    # A record with a user is closed only at the exit of this process.
     if record.state is State.CLOSED:
         msg = "this process is exiting and imports nothing more"
         raise ClosedError(msg, operation="import")
@@ -344,7 +348,7 @@ def _close_unused(connection: OwnerConnection) -> bool:
     """
     taken: list[bool] = []
     try:
-        # A user joins before it takes this lock.
+        # A new user joins before it takes this lock, so the check under the lock sees it.
         is_unused = call_into(taken, connection.lock.acquire, False) and not connection.users  # noqa: FBT003
         if is_unused:
             connection.close()

@@ -31,14 +31,14 @@ __all__ = ["KEEP", "OnOwnerDeath", "OwnerWatcher", "asks_for_release", "end_with
 OnOwnerDeath = Literal["keep", "release"]
 """Whether an import stays or is closed when its owner dies."""
 KEEP: Final = "keep"
-"""The default. Most callers compare with it and make no call."""
+"""The default. Callers compare with it first, to save a call on the hot path."""
 
 _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.2
 """How often the watcher checks the owners, and the views of dead owners' memory."""
 _LOOK_AGAIN_S: Final = 0.02
-"""How soon the watcher checks a dead owner again: another thread may be connecting anew."""
+"""How soon the watcher checks an owner again that looked dead for the first time."""
 
 
 class _Watched(NamedTuple):
@@ -58,7 +58,8 @@ class OwnerWatcher(Part):
         self._watched: dict[OwnerConnection, dict[int, _Watched]] = {}
         """By owner, and by the identity of the record. Guarded by the lock of the state."""
         self._suspects: set[OwnerConnection] = set()
-        """Owners that looked dead at the last check."""
+        """Owners that looked dead at the last check. If they still do at the next check, they are
+        dead."""
         self._thread = PassingThread(self._look, self._is_needed)
 
     def watch(self, shown: Endable, record: Record, imported: ImportRecord) -> None:
@@ -84,8 +85,8 @@ class OwnerWatcher(Part):
         connection, key = imported.connection, id(record)
         with self._process.state:
             watched = self._watched.setdefault(connection, {})
-            # A record that has released everything is garbage. The callback is C code, so no signal
-            # handler can interrupt it.
+            # When a record is garbage, the weak reference removes its entry. The callback is C
+            # code, so no signal handler can interrupt it.
             gone = weakref.ref(record, partial(watched.pop, key))
             watched[key] = _Watched(gone, weakref.ref(shown))
         if not self._thread.start():
@@ -103,7 +104,8 @@ class OwnerWatcher(Part):
     def _look(self) -> None:
         """Check each owner once, and end the objects that map memory of dead owners."""
         dead = {one for one in list(self._watched) if _is_owner_dead(one)}
-        # Without a pidfd, an owner looks dead for a moment while its connection is made anew.
+        # Without a pidfd, an owner also looks dead while another thread connects to it again. So
+        # only an owner that looks dead twice is taken for dead.
         certain, self._suspects = dead & self._suspects, dead
         for connection in certain:
             self._let_go(connection)
@@ -119,17 +121,18 @@ class OwnerWatcher(Part):
                 continue
             try:
                 if shown is None or shown.closed:
-                    # The object was dropped, or the vendor has refused to release it so far.
+                    # The object was dropped, or its release has failed so far. Its record is in the
+                    # queue.
                     self._process.drain()
                 else:
                     end_because(shown, why)
             except BusyError:
-                # A view is alive, or the import has a mapping.
+                # A view is alive, or the import has a mapping. The next check tries again.
                 continue
             except CrossmemError as error:
                 _log.debug("releasing memory of the dead process %d: %s", pid, error)
             except Exception:  # noqa: BLE001 - logged with its traceback
-                # A fault of the driver's must not end the thread that other imports need.
+                # Other imports need this thread, so a fault of one driver must not end it.
                 _log.exception("releasing memory of the dead process %d failed", pid)
 
     @override
@@ -142,12 +145,13 @@ def _is_owner_dead(connection: OwnerConnection) -> bool:
     try:
         return connection.is_owner_dead(within_s=0.0)
     except (OSError, TypeError, ValueError):
-        # Another thread has closed the last import from that owner, and with it the connection.
+        # Another thread has closed the last import from that owner, and with it the connection. So
+        # nothing is left to release.
         return False
 
 
 def asks_for_release(on_owner_death: object, handles: Iterable[ShareableHandle]) -> bool:
-    """Return whether imports end with their owners, after a check that they can.
+    """Check the argument, and return whether imports end with their owners.
 
     Raises
     ------

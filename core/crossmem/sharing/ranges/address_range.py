@@ -21,7 +21,7 @@ from crossmem.sharing.ranges.record import PieceRecord, RangeRecord, Source
 __all__ = ["AddressRange", "Piece", "reserve"]
 
 _MAX_NBYTES: Final = 1 << 47
-"""Number of addresses of a 64-bit process."""
+"""Number of addresses that 64-bit pointers can name: the limit of a range."""
 
 
 class AddressRange(Endable):
@@ -49,7 +49,8 @@ class AddressRange(Endable):
         self._process = record.process
         self.device = record.device
         self.nbytes = record.nbytes
-        # The last statement: from here on, the finaliser of this object releases the addresses.
+        # This is the last statement: from here on, the finaliser of this object releases the
+        # addresses. Before it, the caller does.
         self._record = record
 
     @override
@@ -104,16 +105,16 @@ class AddressRange(Endable):
         record, process = self._live(), self._process
         source = _source_of(memory)
         offset = check_integer("at", at)
-        # A dropped piece occupies its place until its release.
+        # A dropped piece occupies its place until its release, so deferred work is done first.
         process.drain()
         piece = PieceRecord(record, source, offset, (self, memory))
         try:
             with process.state:
-                # Another thread may have ended one of them.
+                # Another thread may have ended the range or the memory. Then these raise.
                 self._live()
                 _source_of(memory)
                 record.claim(piece)
-                # A signal handler may have ended one of them in between.
+                # A signal handler may have ended one of them meanwhile. Then these raise.
                 self._live()
                 _source_of(memory)
             piece.map()
@@ -179,7 +180,8 @@ class Piece(Memory):
         )
         self._pointer = addresses.pointer + record.offset
         self.offset = record.offset
-        # The last statement: from here on, the finaliser of this object releases the piece.
+        # This is the last statement: from here on, the finaliser of this object releases the piece.
+        # Before it, the caller does.
         self._record = record
 
     @override
@@ -216,7 +218,7 @@ class Piece(Memory):
 
 
 def _source_of(memory: object) -> Source:
-    """Return the part of memory that an address range can map."""
+    """Return the memory behind an allocation or import, in the form in which a range maps it."""
     if isinstance(memory, Allocation):
         record = record_of(memory)
         return Source(

@@ -23,7 +23,7 @@ __all__ = ["PieceRecord", "RangeRecord", "Ranges", "Source"]
 
 
 class Source(NamedTuple):
-    """Whole memory of a device, for one piece of an address range.
+    """The memory that one piece of an address range maps: always a whole allocation.
 
     Parameters
     ----------
@@ -36,7 +36,8 @@ class Source(NamedTuple):
     lock
         Held during driver calls on that memory.
     users
-        The lender's set of users. It contains the piece until the piece is unmapped.
+        The pieces that keep the allocation or import open. The piece is in this set until it is
+        unmapped.
     usage
         The users of the memory in this process.
     readonly
@@ -53,7 +54,7 @@ class Source(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether this process allocated the memory, even if an import lent it."""
+        """Whether this process allocated the memory. An import of its own memory counts, too."""
         return isinstance(self.memory, Block)
 
 
@@ -70,7 +71,8 @@ class PieceRecord(Record):
         self.source = source
         self.offset = offset
         self.keep: tuple[object, ...] = keep
-        """The objects of range and lender, which live as long as the piece."""
+        """The address range, and the allocation or import that is mapped. The piece keeps both
+        alive."""
         self.mapped: list[Mapped] = []
 
     @property
@@ -146,11 +148,12 @@ class RangeRecord(Record):
         self.driver = driver
         self.nbytes = nbytes
         self.lock = ordered_lock(Rank.ALLOCATION)
-        """Held while the driver releases the addresses, because the reaper may do so as well."""
+        """Held while the driver releases the addresses, because the reaper may try the same."""
         self.pieces: list[PieceRecord] = []
         """By offset; guarded by the lock of the state."""
         self.shows_own: bool | None = None
-        """Whether the first piece was this process's own memory, None before the first piece."""
+        """Whether the range takes this process's own memory, or imported memory. The first piece
+        decides; None before it."""
         self._reserved: list[Reserved] = []
 
     @property
@@ -170,7 +173,10 @@ class RangeRecord(Record):
         return "is in an address range of crossmem: export what is mapped there"
 
     def claim(self, piece: PieceRecord) -> None:
-        """Check every rule and reserve the place. The caller holds the lock of the state."""
+        """Check whether the range can map the piece, and reserve its place.
+
+        The state's lock is held.
+        """
         self._check_memory(piece.source, piece.keep[1])
         self._check_place(piece)
         self.pieces.insert(bisect(self.pieces, piece.offset, key=_offset_of), piece)
@@ -181,8 +187,8 @@ class RangeRecord(Record):
         offset, end = piece.offset, piece.end
         granularity = self.device.capabilities.granularity_nbytes
         if offset % granularity:
-            rule = f"it must be a multiple of the granularity, {granularity} bytes"
-            msg = f"at is {shorten(offset, 50)}; {rule}"
+            rule = f"a multiple of the granularity, {granularity} bytes"
+            msg = f"at={shorten(offset, 50)} must be {rule}"
             raise InvalidSizeError(msg, operation="map")
         if offset < 0 or end > self.nbytes:
             place = f"[{shorten(offset, 50)}, {shorten(end, 50)})"
@@ -204,15 +210,18 @@ class RangeRecord(Record):
             refused = "only memory in whole blocks of the granularity"
         elif any(shows_own is not source.is_own for shows_own in self._kinds()):
             kind = "imported" if source.is_own else "this process's own"
-            refused = f"only {kind} memory, because its first piece was that"
+            refused = f"only {kind} memory, as its first piece was"
         if refused is not None:
-            msg = f"this range of {device.name} takes {refused}; not {shorten(lender, 65)}"
+            msg = f"this range of {device.name} takes {refused}, so not {shorten(lender, 65)}"
             raise UnsupportedError(
                 msg, operation="map", backend=device.backend, hint="reserve another range for it"
             )
 
     def _kinds(self) -> list[bool]:
-        """Return the kinds of memory so far. The first piece decides for the life of the range."""
+        """Return, for the pieces so far, whether they are own memory.
+
+        The first piece decides for good.
+        """
         if self.shows_own is not None:
             return [self.shows_own]
         return [one.source.is_own for one in self.pieces]
@@ -250,7 +259,8 @@ class Ranges(Part):
     def close_at_exit(self) -> None:
         """Unmap every piece and release the addresses.
 
-        The kernel releases memory with an active view, copy or change.
+        Pieces with an active view or copy, or on which another thread works, are left to the
+        kernel.
         """
         for addresses in list(self.live):
             steps = [
