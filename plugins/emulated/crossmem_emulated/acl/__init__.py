@@ -23,9 +23,11 @@ from crossmem_emulated.acl import (
     fabric,
     host,
     keys,
+    notifies,
     plain,
     shares,
     streams,
+    values,
     vmm,
 )
 from crossmem_emulated.acl.calls import ENTRIES
@@ -49,9 +51,11 @@ _FAMILIES = (
     fabric,
     host,
     keys,
+    notifies,
     plain,
     shares,
     streams,
+    values,
     vmm,
 )
 

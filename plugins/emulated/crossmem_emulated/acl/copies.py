@@ -18,7 +18,7 @@ from crossmem_emulated.addresses import Piece
 from crossmem_emulated.pages import HOST
 from crossmem_emulated.queues import Work
 
-__all__ = ["Side", "check", "copy", "fill"]
+__all__ = ["Side", "check", "copy", "fill", "side_of"]
 
 _DIRECTIONS: Final = {
     (False, False): Kind.HOST_TO_HOST,
@@ -58,7 +58,8 @@ class Side:
     parts: tuple[tuple[int, int], ...]
 
 
-def _side(process: AclProcess, pointer: int, nbytes: int) -> Side:
+def side_of(process: AclProcess, pointer: int, nbytes: int) -> Side:
+    """Return memory that a copy, or other work of a stream, accesses; refuse unknown memory."""
     if process.space.region_of(pointer) is None:
         if not memory.is_mapped(pointer, nbytes):
             text = f"{pointer:#x} is in no allocation, or in one that was freed"
@@ -190,7 +191,7 @@ def check(
     _check_arguments(process, to_pointer, largest, from_pointer, nbytes, kind)
     if to_pointer == from_pointer:
         return None
-    to, start = _side(process, to_pointer, nbytes), _side(process, from_pointer, nbytes)
+    to, start = side_of(process, to_pointer, nbytes), side_of(process, from_pointer, nbytes)
     real = _check_direction(process, call, kind, to, start)
     if is_async and real is Kind.HOST_TO_HOST:
         raise Refused(Code.RT_FEATURE_NOT_SUPPORT, "the host's memory is not copied in a stream")
@@ -260,7 +261,7 @@ def fill(
         )
     if not count:
         return
-    side = _side(process, pointer, count)
+    side = side_of(process, pointer, count)
     if stream is None:
         _write(side, pattern)
         return

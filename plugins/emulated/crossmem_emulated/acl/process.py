@@ -130,7 +130,7 @@ class AclProcess:
         self.profile = profile
         self.strict = strict
         self.visible = visible
-        self._is_slow = slow_streams
+        self.is_slow = slow_streams
         self.machine = Machine(folder, SCHEMA)
         self.store = PageStore(self.machine, capacity_nbytes)
         self.journal = Journal(self.machine)
@@ -160,7 +160,7 @@ class AclProcess:
         self.devices: dict[int, DeviceState] = {}
         self.contexts: dict[int, Context] = {}
         self.streams: dict[int, Stream] = {}
-        self.queues = Queues(self.lock, self.thread, self.streams, is_slow=self._is_slow)
+        self.queues = Queues(self.lock, self.thread, self.streams, is_slow=self.is_slow)
         self.physical: dict[int, Any] = {}
         """Handles of physical memory."""
         self.opened_keys: dict[str, Any] = {}
@@ -170,6 +170,7 @@ class AclProcess:
         self.accesses: dict[int, set[int]] = {}
         """By address, the devices that may use the memory mapped there, as host-wide indices."""
         self.events: dict[int, Event] = {}
+        self.notifies: dict[int, Any] = {}
         self.host_blocks: dict[int, Any] = {}
         self.registered: dict[int, int] = {}
         """Size of each range of the program's own host memory that devices may use."""
