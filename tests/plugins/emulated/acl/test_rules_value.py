@@ -202,7 +202,7 @@ def test_e44_a_value_that_never_comes_keeps_nobody(start: Start, slow: int) -> N
 
 
 @emulation_only
-@differs({"cann8 310b-rc": 207000, "documented a2 a3 950 old-driver": 0})
+@differs({"310b-rc": 207000, "documented a2 a3 950 old-driver": 0})
 def test_e44_not_everywhere(acl: Actor, code: int) -> None:
     word = ok(acl.rt.malloc(NBYTES, 0))
 
