@@ -184,6 +184,8 @@ class Admission:
         """Record that a peer's row may hold an export. The caller holds the lock."""
         registry, made = self.registry, list[int]()
         try:
+            if not registry.claim(export):
+                return Refusal(Status.TAKEN, "another process holds it")
             slot = export.slot
             if slot is None:
                 slot = export.slot = registry.slots.take()
@@ -196,6 +198,7 @@ class Admission:
         if row is None:
             return Refusal(Status.NO_ROW, f"it has {_MAX_ROWS} rows of leases already")
         export.rows[row] = row.segment.words
+        registry.note_change(export)
         if row not in export.since:
             export.since[row] = time.time()
             registry.events.note(EventKind.LEASED, export, holder.pid)

@@ -43,6 +43,8 @@ class LeaseRegistry:
         self.max_reservations = limit
         self._idle: deque[Unit] = deque()
         """Retired memory whose last lease has ended, and whose owner was not notified yet."""
+        self._changed: dict[Export, None] = {}
+        """Exports whose owners are told about a change soon."""
         self._waiters = Waiters(self.lock)
         """The threads that wait for the end of a lease."""
         self.myself = Holder(identity.pid, identity.uid)
@@ -112,6 +114,9 @@ class LeaseRegistry:
             core = handle.core
             # An earlier call that was interrupted may have taken the lease already.
             if refusal is None and core not in leases:
+                one = self.exports.get(number, export)
+                if not self.claim(one):
+                    return Refusal(Status.TAKEN, "another process holds it")
                 given = self.leases.give(self.exports.get(number, export), self.myself)
                 # No signal handler runs between these statements, so the lease is always recorded.
                 leases[core] = given.number
@@ -267,7 +272,16 @@ class LeaseRegistry:
             ]
 
     def tell(self) -> None:
-        """Notify the owners of idle memory, and send events to observers. The lock is not held."""
+        """Notify the owners of idle memory and of changes, and send events to observers.
+
+        The lock is not held.
+        """
+        while self._changed:
+            with suppress(KeyError):
+                # Another thread may take the last one.
+                export, _ = self._changed.popitem()
+                if export.on_change is not None:
+                    export.on_change()
         for unit in list(self._idle):
             unit.on_idle()
             # The unit leaves the queue last: after an interrupt, its owner is notified again, which
@@ -312,8 +326,10 @@ class LeaseRegistry:
     def hint(self, slots: Iterable[int]) -> None:
         """Check the memory of slots, after a peer's hint that a hold of it has ended."""
         with self.lock:
-            exports = map(self.granted.get, set(slots))
-            for unit in {one.unit for one in exports if one is not None}:
+            exports = [one for one in map(self.granted.get, set(slots)) if one is not None]
+            for export in exports:
+                self.note_change(export)
+            for unit in {one.unit for one in exports}:
                 self._note_if_idle(unit)
             self._waiters.ring()
 
@@ -333,6 +349,8 @@ class LeaseRegistry:
             for row in holder.rows.values():
                 self.forget_row(row)
             holder.rows.clear()
+            for export in holder.exports:
+                self.note_change(export)
             for unit in {export.unit for export in holder.exports}:
                 self._note_if_idle(unit)
             holder.exports.clear()
@@ -349,6 +367,33 @@ class LeaseRegistry:
         found = self.exports.find(allocation, export)
         which = None if found is not None and found.is_arena else export
         return self.leases.find_reservation(reservation, allocation, which) is not None
+
+    def note_change(self, export: Export) -> None:
+        """Tell the export's owner soon that something about its holders has changed."""
+        if export.on_change is not None:
+            self._changed[export] = None
+
+    def claim(self, export: Export) -> bool:
+        """Whether a process may hold an export now: always, unless the export is exclusive.
+
+        A grant of an exclusive export that no process holds yet becomes stale.
+
+        Raises
+        ------
+        DriverError
+            The kernel refuses the barrier.
+        """
+        slot, number = export.slot, export.handle.export
+        if not export.is_exclusive:
+            return True
+        if any(one.export == number for one in list(export.unit.leases.values())):
+            return False
+        if slot is None:
+            return True
+        slot.move_on(is_live=True)
+        # After the barrier, a process that saw the old generation has its word in the row.
+        words.barrier()
+        return not words.any_of(export.rows.values(), slot.at)
 
     def forget(self, unit: Unit) -> None:
         """Remove the exports of memory that no process holds."""

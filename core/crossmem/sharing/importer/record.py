@@ -56,6 +56,8 @@ class ImportRequest(NamedTuple):
         Ordinal in this process of the device that holds the memory.
     reservation
         The handle's reservation number in a message, 0 without a reservation.
+    extras
+        Number of descriptors that come with the memory and that the driver does not get.
     """
 
     handle: ShareableHandle
@@ -63,6 +65,7 @@ class ImportRequest(NamedTuple):
     access: Access
     home: int
     reservation: int = 0
+    extras: int = 0
 
     @property
     def key(self) -> ImportKey:

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from crossmem.control.answers import Leased
 from crossmem.control.client import OwnerConnection
+from crossmem.control.descriptors import close_aside
 from crossmem.control.link import Deadline
 from crossmem.control.wire import Refusal
 from crossmem.driver import Block, Imported, Mapped
@@ -28,7 +29,7 @@ _HINT: Final = "pass the bytes of handle.to_bytes() unchanged, from the process 
 class RemoteImport(ImportRecord):
     """An import of another process's memory."""
 
-    __slots__ = ("_was_opened", "connection", "handle", "imported")
+    __slots__ = ("_was_opened", "connection", "extras", "handle", "imported")
 
     def __init__(
         self,
@@ -43,6 +44,8 @@ class RemoteImport(ImportRecord):
         self.handle = request.handle
         self.imported: list[Imported] = []
         """The driver's object for the open memory; empty before it is open and after its close."""
+        self.extras: list[int] = []
+        """Descriptors that came with the memory, apart from those of the memory."""
         self._was_opened = False
 
     def open(self, request: ImportRequest, leased: Leased) -> bool:
@@ -83,6 +86,11 @@ class RemoteImport(ImportRecord):
             leased.close_descriptors()
         try:
             if not opened:
+                if request.extras:
+                    # Neither statement is a call, so no signal handler runs in between: each
+                    # descriptor is in one of the two lists.
+                    self.extras += leased.exported.descriptors[-request.extras :]
+                    leased.exported.descriptors = leased.exported.descriptors[: -request.extras]
                 call_into(
                     opened,
                     partial(
@@ -238,6 +246,7 @@ class RemoteImport(ImportRecord):
             self.device.driver.close(self.imported[0])
             self.imported.clear()
         self.process.regions.remove(self)
+        close_aside(self.extras)
         connection = self.connection
         if connection is not None:
             self.ending += self.leases.values()
