@@ -205,8 +205,8 @@ class Link:
         except BlockingIOError:
             raise
         except BaseException as error:
-            # Even if this read was interrupted, the kernel may have opened the descriptors here.
-            # They must be closed.
+            # The kernel may have opened descriptors in this process, even if an interrupt ended the
+            # read. This closes them.
             for message in messages:
                 close_aside(descriptors_in(message[1]))
             if not isinstance(error, OSError):

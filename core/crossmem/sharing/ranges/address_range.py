@@ -148,7 +148,7 @@ class AddressRange(Endable):
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        msg = "an AddressRange stays in its process; send the handles of what is mapped in it"
+        msg = "an AddressRange stays in its process; send the handles of the memory in it"
         raise UnsupportedError(msg)
 
 
@@ -213,7 +213,7 @@ class Piece(Memory):
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        msg = "a Piece stays in its process; send the handle of what is mapped"
+        msg = "a Piece stays in its process; send the handle of the mapped memory"
         raise UnsupportedError(msg)
 
 
