@@ -108,7 +108,7 @@ def read_layout(file: IO[bytes], nbytes: int, suffix: str) -> Layout:
     file
         Seekable and opened for reading; its position afterwards is undefined.
     nbytes
-        Its size.
+        Size of the file in bytes.
     suffix
         End of its name, such as ``".npy"``. The first bytes also identify a NumPy array.
     """

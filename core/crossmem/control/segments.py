@@ -157,7 +157,7 @@ def create(name: str, descriptors: list[int], *, is_written_by_maker: bool) -> S
     Parameters
     ----------
     name
-        Its name in ``/proc``.
+        Name of the segment in ``/proc``.
     descriptors
         Receives the descriptor to pass on. The caller closes it, even if this raises.
     is_written_by_maker

@@ -160,7 +160,7 @@ class Piece(Memory):
     Attributes
     ----------
     offset
-        Its offset in the range, in bytes.
+        Offset of the piece in the range, in bytes.
     nbytes
         Size of the memory in bytes. It occupies its whole capacity in the range.
     readonly
