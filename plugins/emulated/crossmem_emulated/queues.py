@@ -40,8 +40,8 @@ class Work:
     """Work of another stream that must be done before: that stream, and the sequence number up to
     which."""
     caller: Caller | None = None
-    """How the work is called, if it is a function of the program; None for other work, which any thread
-    does."""
+    """How the work is called, if it is a function of the program; None for other work, which any
+    thread does."""
     is_running: bool = False
     sequence: int = 0
 
