@@ -41,7 +41,7 @@ def shows(one: crossmem.Mapping | crossmem.Import | crossmem.Piece) -> list[str]
 
 
 def is_closed(name: str) -> bool:
-    """Return, in a peer, whether a named object is closed. This is no call of crossmem."""
+    """Return, in a peer, whether a named object is closed. Reading ``closed`` releases nothing."""
     closed: bool = actions.objects[name].closed
     return closed
 

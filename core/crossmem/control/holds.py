@@ -63,7 +63,7 @@ class HoldTable:
             raise
 
     def hold(self, slot: int, generation: int, holder: object) -> bool:
-        """Add a holder to a slot; False if the exporter has moved on.
+        """Add a holder to a slot; return False if the slot has another generation by now.
 
         :meth:`end` ends the hold, even if this raises.
 

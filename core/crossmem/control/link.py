@@ -27,7 +27,7 @@ __all__ = ["Deadline", "Link", "owner_gone", "raise_if_dead"]
 
 _CONNECT_RETRY_S: Final = 0.005
 _MSG_CTRUNC: Final = int(socket.MSG_CTRUNC)
-"""A plain number, because the enum flags of the module are slow to combine."""
+"""The flag of ``socket`` as a plain number, because enum flags are slow to combine."""
 
 _PEEK: Final = int(socket.MSG_PEEK | socket.MSG_CMSG_CLOEXEC)
 _SPIN_S: Final = 100e-6
