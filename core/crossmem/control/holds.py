@@ -100,7 +100,7 @@ class HoldTable:
         word = words.load(row.words, at)
         holders.discard(holder)
         # A signal handler that begins a hold enters its holder before this check, or runs after the
-        # store of the 0. None runs in between, because neither is a Python function.
+        # store of the 0. No handler runs in between, because neither calls a Python function.
         if holders or not word:
             return False
         words.store(row.words, at, 0)
