@@ -70,7 +70,7 @@ class Allocation(Memory):
     @property
     @override
     def ptr(self) -> int:
-        """Address of the first byte in this process, for the device's own calls."""
+        """Address of the first byte in this process, for calls of the vendor's API."""
         record = self._record
         if record is None or not self._process.is_usable:
             raise self._ended()
@@ -166,7 +166,7 @@ class Allocation(Memory):
         return self.device.ready_handle(base, stream, allow)
 
     def withdraw(self, handle: ShareableHandle | bytes | bytearray | memoryview) -> None:
-        """Refuse importers of a handle that do not hold the memory yet (C28).
+        """Withdraw a handle: refuse importers that do not hold the memory yet (C28).
 
         The memory stays. Processes that hold it by this handle keep it. Messages that were sent
         before this call keep it too. :meth:`export` gives a new handle. A second withdrawal does
@@ -330,7 +330,7 @@ def export_again(
     lease: bool = True,
     synchronize: bool = True,
 ) -> ShareableHandle:
-    """Return a new or earlier handle of this process's memory; see :meth:`Allocation.export`."""
+    """Return a handle of memory of this process, new or not; see :meth:`Allocation.export`."""
     key = (allow, access, lease)
     device, process = record.device, record.process
     _check_export(device, allow, access, lease=lease)

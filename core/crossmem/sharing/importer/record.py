@@ -160,7 +160,7 @@ class ImportRecord:
             return self.mapped[0].pointer
 
     def leave(self, use: "Use") -> CrossmemError | None:
-        """Remove a user; the last one closes what is open. The caller holds the lock.
+        """Remove a user. The last user closes the memory. The caller holds the lock.
 
         Returns
         -------

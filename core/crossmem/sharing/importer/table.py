@@ -302,7 +302,7 @@ class ImportTable(Part):
 
     @override
     def close_at_exit(self) -> None:
-        """Close what is still open. The kernel releases memory with an active view or copy."""
+        """Close all imports, except those with an active view or copy, which the kernel ends."""
         for record in list(self._records.values()):
             # Another thread may be in a vendor call with this record. The exit does not wait for
             # that call.
