@@ -12,9 +12,7 @@ from typing_extensions import override
 from crossmem.control.link import Deadline
 from crossmem.driver import Block, Imported, Mapped
 from crossmem.driver.recording import call_into
-from crossmem.errors import (
-    CrossmemError,
-)
+from crossmem.errors import CrossmemError
 from crossmem.locks import Rank, ordered_lock
 from crossmem.models import Access, EventKind, ProcessIdentity, ShareableHandle
 from crossmem.sharing.base.deferred import Record
@@ -368,13 +366,11 @@ class Use(Record):
     @override
     def leave_to_others(self) -> bool:
         """Leave the import if other users keep all that this user has: memory and mapping."""
-        record = self.record
+        record = self.record if self.landing is None else None
         if record is None or self.parent is not None or len(record.leases) != 1:
             return False
         uses, mapped_uses = record.uses, record.mapped_uses
         if len(uses) == 1 or (self in mapped_uses and len(mapped_uses) == 1):
-            return False
-        if self.landing is not None:
             return False
         record.discard(self)
         self.is_done = True
@@ -382,13 +378,12 @@ class Use(Record):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """Leave the import. The last user closes it."""
+        """Leave the import when no work uses it any more. The last user closes it."""
         record, landing = self.record, self.landing
         if record is None:
             self.is_done = True
             return
         if landing is not None and not landing.has_landed:
-            # The record stays in the queue.
             self.process.deferred.start_reaper()
             return
         taken: list[bool] = []

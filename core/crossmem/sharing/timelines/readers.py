@@ -6,20 +6,26 @@ last acknowledged value. So each word has one writer, and the owner forgets the 
 readers with their rows.
 """
 
-from typing import Any, cast
+import time
+from typing import Any, Final, cast
 
 from crossmem.control import words
 from crossmem.control.segments import HEADER_WORDS, SLOTS
 from crossmem.driver import StreamWords, stream_words_of
+from crossmem.errors import WaitTimeoutError
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.importer.record import Use
-from crossmem.sharing.timelines.cell import CELL_NBYTES
+from crossmem.sharing.timelines.cell import CELL_NBYTES, Awaited
 from crossmem.sharing.timelines.levels import Level
-from crossmem.sharing.timelines.memory import Registrations
+from crossmem.sharing.timelines.memory import Page, Registrations
 
-__all__ = ["ReaderWord"]
+__all__ = ["ReaderWord", "await_readers"]
+
+_SHORTEST_S: Final = 20e-6
+_LONGEST_S: Final = 2e-3
+"""The longest pause between two looks at the acknowledgements."""
 
 
 class ReaderWord:
@@ -75,3 +81,38 @@ class ReaderWord:
         if driver is not None and self._address:
             pages = self._process.part(Registrations)
             pages.leave(driver, self._address + 8 * self._at, self)
+
+
+def await_readers(page: Page, offset: int, awaited: Awaited, readers: int) -> int:
+    """Wait until the readers of a timeline have acknowledged a value; return their number.
+
+    Parameters
+    ----------
+    page
+        The page of the timeline.
+    offset
+        Offset of the timeline in the page, in bytes.
+    awaited
+        The value.
+    readers
+        The smallest number of readers.
+
+    Raises
+    ------
+    WaitTimeoutError
+        The message says how many readers are late.
+    """
+    end, pause_s = time.monotonic() + awaited.timeout_s, _SHORTEST_S
+    while True:
+        awaited.check()
+        found = page.acknowledged(offset)
+        done = sum(word > awaited.value for word in found)
+        if done == len(found) and done >= readers:
+            return done
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            of = max(len(found), readers)
+            msg = f"{done} of {of} readers have acknowledged value {awaited.value} in time"
+            raise WaitTimeoutError(msg, operation="wait_for_readers")
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _LONGEST_S)
