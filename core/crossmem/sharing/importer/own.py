@@ -16,7 +16,8 @@ from crossmem.models import ShareableHandle
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.exporter.record import AllocationRecord
 from crossmem.sharing.importer.errors import error_of, not_of_the_pool
-from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State
+from crossmem.sharing.importer.key import ImportKey, ImportRequest
+from crossmem.sharing.importer.record import ImportRecord, State
 
 __all__ = ["OwnImport"]
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
@@ -14,18 +14,15 @@ from crossmem.driver import Block, Imported, Mapped
 from crossmem.driver.recording import call_into
 from crossmem.errors import CrossmemError
 from crossmem.locks import Rank, ordered_lock
-from crossmem.models import Access, EventKind, ProcessIdentity, ShareableHandle
+from crossmem.models import EventKind, ShareableHandle
 from crossmem.sharing.base.deferred import Record
-from crossmem.sharing.base.devices import LocalDevice, wait_for_work
+from crossmem.sharing.base.devices import wait_for_work
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.streams import Landing
 from crossmem.sharing.base.usage import Usage
+from crossmem.sharing.importer.key import ImportKey, ImportRequest
 
-__all__ = ["ImportRecord", "ImportRequest", "State", "Use"]
-
-ImportKey = tuple[ProcessIdentity, int, LocalDevice, Access, int, object]
-"""Exporter, allocation number, device that uses the memory, access, ordinal of the device that
-holds the memory, and the bytes of a raw handle."""
+__all__ = ["ImportRecord", "State", "Use"]
 
 
 class State(Enum):
@@ -37,37 +34,6 @@ class State(Enum):
     CLOSING = "closing"
     """The last user has left. No user can join, and the vendor has not closed everything yet."""
     CLOSED = "closed"
-
-
-class ImportRequest(NamedTuple):
-    """One import that a caller asks for.
-
-    Parameters
-    ----------
-    handle
-        The handle of the memory.
-    device
-        The device that uses the memory.
-    access
-        The requested access.
-    home
-        Ordinal in this process of the device that holds the memory.
-    reservation
-        The handle's reservation number in a message, 0 without a reservation.
-    """
-
-    handle: ShareableHandle
-    device: LocalDevice
-    access: Access
-    home: int
-    reservation: int = 0
-
-    @property
-    def key(self) -> ImportKey:
-        """The key of the import table: requests with equal keys share one record."""
-        handle = self.handle
-        number, raw = handle.allocation, handle.raw
-        return handle.owner, number, self.device, self.access, self.home, raw
 
 
 class ImportRecord:
