@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 
@@ -22,7 +22,7 @@ from crossmem.sharing.base.streams import Landing
 from crossmem.sharing.base.usage import Usage
 from crossmem.sharing.importer.key import ImportKey, ImportRequest
 
-__all__ = ["ImportRecord", "State", "Use"]
+__all__ = ["ImportRecord", "LeaseWords", "State", "Use"]
 
 
 class State(Enum):
@@ -34,6 +34,27 @@ class State(Enum):
     CLOSING = "closing"
     """The last user has left. No user can join, and the vendor has not closed everything yet."""
     CLOSED = "closed"
+
+
+class LeaseWords(NamedTuple):
+    """The words by which this process holds an export.
+
+    Parameters
+    ----------
+    slot
+        The number of the export's slot.
+    control
+        The generations of the exporter's slots.
+    row
+        The words of this process.
+    address
+        Address of the row in this process, 0 if no device can write it.
+    """
+
+    slot: int
+    control: memoryview
+    row: memoryview
+    address: int
 
 
 class ImportRecord:
@@ -243,11 +264,8 @@ class ImportRecord:
         """
         raise NotImplementedError
 
-    def row_of(self, core: bytes) -> tuple[int, memoryview, int]:
-        """Return the slot of an export, the row of this process for it, and the row's address.
-
-        The address is 0 if no device can write the row.
-        """
+    def row_of(self, core: bytes) -> LeaseWords:
+        """Return the words of an export."""
         raise NotImplementedError
 
     def reserved_generation(

@@ -150,9 +150,9 @@ class Timeline(Endable):
 
     def signal_next(self, stream: int | None) -> int:
         """Signal the value after the last one, at once or on a stream, and return it."""
-        return self._signal(None, stream)
+        return self._signal(None, stream, is_next=True)
 
-    def _signal(self, value: int | None, stream: int | None) -> int:
+    def _signal(self, value: Any, stream: int | None, *, is_next: bool = False) -> int:
         record = self._usable()
         if record.page is None:
             msg = f"{self!r}: only the process that made a timeline signals it"
@@ -161,19 +161,20 @@ class Timeline(Endable):
         with record.lock:
             level.settle()
             issued = level.issued
-            if value is None:
+            if is_next:
                 value = issued + 1
             if not is_within(value, issued + 1, VOID - 1):
                 self._usable()
                 msg = f"value is {shorten(value)}; the next value is {issued + 1} to 2**63 - 2"
                 raise ConfigurationError(msg, operation="signal")
+            number = int(value)
             if stream is not None:
-                level.signal(value, stream)
-                return value
+                level.signal(number, stream)
+                return number
             if issued > level.reached:
                 level.wait_on_host(self._awaited(record, issued, None))
-            record.cell.write(VALUE, value)
-            return value
+            record.cell.write(VALUE, number)
+            return number
 
     def wait(self, value: int, *, stream: Any = None, timeout: float | None = None) -> int:
         """Wait until the value is at least ``value``.
@@ -248,7 +249,7 @@ class Timeline(Endable):
         """Tell the signalling process that this process is done with the data of a value.
 
         All objects of this process for one timeline acknowledge together. The first acknowledgement
-        makes this process a reader, until this object is closed or the process dies.
+        makes this process a reader, until it closes the last object that has acknowledged, or dies.
 
         Parameters
         ----------
@@ -368,6 +369,8 @@ def open_timeline(
         This process cannot reach the timeline or the device.
     """
     process = drain()
+    # attach() does not use the timeout for memory that this process has already.
+    check_timeout(timeout, default_s=process.settings.timeout_s)
     if not isinstance(handle, TimelineHandle):
         handle = TimelineHandle.from_bytes(handle)
     check_memory(handle)
