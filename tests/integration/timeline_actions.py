@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What peers do for the tests of timelines. :func:`actions.call` calls their methods."""
 
+import dataclasses
 import os
 import random
 import threading
@@ -9,7 +10,7 @@ from typing import Any
 
 import crossmem
 from crossmem.conformance import actions
-from crossmem.sharing.timelines.cell import SEQUENCE, VALUE, WAITING
+from crossmem.sharing.timelines.cell import IDENTITY, SEQUENCE, VALUE, WAITING
 
 
 def make(name: str, **options: Any) -> bytes:
@@ -121,10 +122,10 @@ def waits_in_threads(name: str, value: int, timeout: float, count: int) -> list[
     return ends
 
 
-def signal_at_random(name: str, count: int, seed: int, longest_s: float) -> list[float]:
-    """Signal values after random pauses; return when each was signalled."""
+def signal_at_random(name: str, base: int, count: int, seed: int, longest_s: float) -> list[float]:
+    """Signal the values behind ``base`` after random pauses; return when each was signalled."""
     timeline, randomness, times = actions.objects[name], random.Random(seed), [0.0]
-    for value in range(1, count + 1):
+    for value in range(base + 1, base + count + 1):
         end = time.perf_counter() + randomness.random() * longest_s
         while time.perf_counter() < end:
             # So short that a sleep would be longer.
@@ -134,9 +135,9 @@ def signal_at_random(name: str, count: int, seed: int, longest_s: float) -> list
     return times
 
 
-def wakes(name: str, last: int) -> list[tuple[int, float]]:
-    """Wait for each value; return what was reached, and when that was known."""
-    timeline, found, value = actions.objects[name], [], 0
+def wakes(name: str, base: int, last: int) -> list[tuple[int, float]]:
+    """Wait for each value behind ``base``; return what was reached, and when that was known."""
+    timeline, found, value = actions.objects[name], [], base
     while value < last:
         value = timeline.wait(value + 1, timeout=60)
         found.append((value, time.monotonic()))
@@ -175,3 +176,11 @@ def wait_in_a_forked_child(name: str) -> dict[str, str]:
         text = pipe.read()
     os.waitpid(child, 0)
     return dict(one.split("=", 1) for one in text.split())
+
+
+def forge(name: str, blob: bytes) -> bytes:
+    """Return a handle that names memory of this process as that of a timeline."""
+    handle = crossmem.TimelineHandle.from_bytes(blob)
+    page = actions.objects[name] = crossmem.device("host").allocate(4096)
+    page.write(handle.identity.to_bytes(8, "little"), offset=8 * IDENTITY)
+    return dataclasses.replace(handle, memory=page.export().slice(0, 64)).to_bytes()
