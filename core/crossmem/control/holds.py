@@ -122,8 +122,8 @@ class HoldTable:
         control, row, is_fenced = which
         return control.words, row.words, is_fenced
 
-    def row_of(self, slot: int) -> Segment:
-        """Return the row in which this process writes the word of a slot.
+    def segments_of(self, slot: int) -> tuple[Segment, Segment]:
+        """Return the control segment and the row with the words of a slot.
 
         Raises
         ------
@@ -133,7 +133,7 @@ class HoldTable:
         which = self._segments.get(slot // SLOTS)
         if which is None:
             raise _no_words()
-        return which[1]
+        return which[:2]
 
     def close(self) -> None:
         """Unmap the segments.

@@ -20,8 +20,9 @@ from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.exporter.raw import publish_raw
 from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.importer.errors import error_of
+from crossmem.sharing.importer.key import ImportKey, ImportRequest
 from crossmem.sharing.importer.own import OwnImport, own_memory_gone
-from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State, Use
+from crossmem.sharing.importer.record import ImportRecord, State, Use
 from crossmem.sharing.importer.remote import RemoteImport
 from crossmem.sharing.importer.request import check_readonly
 
