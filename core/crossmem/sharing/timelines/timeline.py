@@ -97,7 +97,8 @@ class TimelineRecord(Record):
         self.reader: ReaderWord | None = None
         """The acknowledgements of this process, from the first one on."""
         self.words = cell.words
-        self.own_words = None if self.page is None or _IS_FENCED else cell.words
+        is_one_store = self.page is not None and handle.level != "event" and not _IS_FENCED
+        self.own_words = cell.words if is_one_store else None
         """The words, if this process may signal by one store."""
         self.level: Level
         if handle.level == "event":
@@ -298,7 +299,7 @@ class Timeline(Endable):
                 return value
             if issued > level.reached:
                 level.wait_on_host(self._awaited(record, issued, None))
-            record.cell.write(VALUE, value)
+            level.set(value)
             return value
 
     def wait(self, value: int, *, stream: Any = None, timeout: float | None = None) -> int:
