@@ -9,6 +9,8 @@ from crossmem.driver.streams import SharedEvent, StreamEvents, StreamWords, Stre
 
 __all__ = ["STREAM_GROUPS", "StreamTracer"]
 
+_PAYLOAD_NBYTES: Final = 112
+
 STREAM_GROUPS: Final = {
     "Streams": frozenset({"synchronize_stream"}),
     "StreamWords": frozenset({"register_host", "unregister_host", "write_value", "wait_value"}),
@@ -129,7 +131,8 @@ class StreamTracer:
         """Trace the creation of an event."""
         event = self._event_driver.create_event(ordinal)
         with self._lock:
-            self._note("create_event", (len(event.payload) > 112, "a payload over 112 bytes"))
+            is_long = len(event.payload) > _PAYLOAD_NBYTES
+            self._note("create_event", (is_long, f"{len(event.payload)} bytes of payload"))
             self._events[id(event)] = event, True
         return event
 
