@@ -271,8 +271,12 @@ def wait_for_work(device: LocalDevice) -> CrossmemError | None:
     Raises
     ------
     BusyError
-        A wait is impossible now, for example while a graph is captured.
+        A wait is impossible now, for example while a graph is captured. Also raised at exit, if a
+        stream of this process still waits for another process.
     """
+    if device.driver in device._process.stuck:
+        msg = f"a stream of {device.name} still waits for another process"
+        raise BusyError(msg, backend=device.backend, device=device.identity)
     try:
         device.driver.synchronize(device.ordinal)
     except BusyError:

@@ -68,6 +68,9 @@ class Part:
     def tend(self) -> None:
         """Do the work that waits for the next call, except releases."""
 
+    def prepare_exit(self) -> None:
+        """Wait for the work of others, if necessary; for a normal exit, before all releases."""
+
     def close_at_exit(self) -> None:
         """Release everything; for a normal exit."""
 
@@ -106,6 +109,9 @@ class Process:
         self.open_pools: dict[bytes, Callable[[bytes], Any]] = {}
         """By the bytes that all handles of a pool share: a function that attaches its blocks, for
         each open pool."""
+        self.stuck: set[object] = set()
+        """Drivers whose streams still wait for another process when this process exits. Their
+        memory is left to the vendor, because a wait for their work might never end."""
         self.is_exiting = False
         """Whether new exports and imports are refused."""
         self.is_closed = False
@@ -215,6 +221,8 @@ class Process:
             # process.
             for part in reversed([one for one in parts if one.closing < 0]):
                 steps.callback(part.close_at_exit)
+            for part in parts:
+                part.prepare_exit()
             self.deferred.stop()
             self.deferred.drain()
             with self.state:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from crossmem.control import words
 from crossmem.control.segments import HEADER_WORDS, SLOTS
 from crossmem.driver import StreamWords, stream_words_of
-from crossmem.sharing.base.devices import LocalDevice
+from crossmem.sharing.base.devices import LocalDevice, wait_for_work
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.importer.record import Use
@@ -68,7 +68,8 @@ class ReaderWord:
         """Stop being a reader. An interrupted call can be repeated."""
         device: LocalDevice = self._level.device
         if self._issued > words.load(self._row, self._at):
-            device.driver.synchronize(device.ordinal)
+            # A stream must not write over the 0.
+            wait_for_work(device)
         self._issued = 0
         words.store(self._row, self._at, 0)
         driver = stream_words_of(device.driver)

@@ -25,7 +25,12 @@ from crossmem.guards import check_choice, check_timeout, is_within, shorten
 from crossmem.locks import Rank, ordered_lock
 from crossmem.models import TIMELINE_LEVELS, TimelineHandle, TimelineLevel
 from crossmem.sharing.base.deferred import Record
-from crossmem.sharing.base.devices import LocalDevice, find_by_identity, find_device
+from crossmem.sharing.base.devices import (
+    LocalDevice,
+    find_by_identity,
+    find_device,
+    wait_for_work,
+)
 from crossmem.sharing.base.ending import Endable
 from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import Process, drain
@@ -106,6 +111,11 @@ class TimelineRecord(Record):
             self.level = _LEVELS[handle.level](process, device, cell)
 
     @property
+    def device(self) -> LocalDevice:
+        """The device whose streams this process uses."""
+        return self.level.device
+
+    @property
     def is_owner_alive(self) -> bool:
         """Whether the process that signals the timeline still runs."""
         return self.mapping is None or self.mapping.owner_alive
@@ -152,10 +162,11 @@ class TimelineRecord(Record):
         """Tell waiters that no value follows. A second call changes nothing."""
         if self.cell.read(IDENTITY):
             level = self.level
-            level.settle()
-            if level.issued > level.reached:
-                # A stream must not write over the last value.
-                level.device.driver.synchronize(level.device.ordinal)
+            if level.device.driver not in self.process.stuck:
+                level.settle()
+                if level.issued > level.reached:
+                    # A stream must not write over the last value.
+                    wait_for_work(level.device)
             self.cell.write(IDENTITY, 0)
             self.cell.write(ISSUED, VOID)
             self.cell.write(VALUE, VOID)
