@@ -21,6 +21,7 @@ from crossmem.sharing.base.forks import keep_from_children, kept
 from crossmem.sharing.base.process import Part, Process, current
 from crossmem.sharing.importer.block_holds import ASK_S, ArenaImport, BlockHold, LinkedHold
 from crossmem.sharing.importer.block_mapping import attach_bytes
+from crossmem.sharing.importer.errors import not_of_the_pool
 from crossmem.sharing.importer.mapping import Readonly
 from crossmem.sharing.importer.record import Use
 from crossmem.sharing.importer.request import check_readonly, request_of
@@ -70,26 +71,38 @@ class PoolImports(Part):
 
         An owner that is exiting accepts an import only with the number of a reservation, which the
         receiver of a message has.
+
+        Raises
+        ------
+        InvalidHandleError
+            The handle names other blocks than its pool has, or another access.
+        CrossmemError
+            As :func:`crossmem.import_handle`.
         """
         key = handle.pool.shared, device, readonly is True
         arena = self.arenas.get(key)
         if arena is not None and arena.is_open:
+            if arena.pool.head != handle.pool.head:
+                # The flags are wrong. The owner checks them at the first attach alone.
+                raise not_of_the_pool()
             return arena
         process = self._process
         whole = handle.pool.arena
         timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
         check_readonly(readonly)
         request = request_of(process, whole, device, readonly, reservation)
+        request = request._replace(pool=handle.pool)
         use = Use(process, whole.core)
         try:
             process.part(ImportTable).acquire((request,), (use,), timeout_s)
             record = use.record
             assert record is not None  # noqa: S101 - acquire() has set it
-            base = record.map(use, remappable=False)
+            new = _Holders()
+            # This checks the handle, so it comes before the driver's call.
+            arena = ArenaImport(use, handle, new)
+            arena.base = base = record.map(use, remappable=False)
             if record.device.capabilities.host_visible:
                 keep_from_children(base, whole.capacity)
-            new = _Holders()
-            arena = ArenaImport(use, handle, base, new)
             with process.state:
                 known, holders, shared = self.arenas.get(key), self._holders, key[0]
                 if known is None:

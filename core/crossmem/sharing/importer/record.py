@@ -16,7 +16,7 @@ from crossmem.errors import (
     CrossmemError,
 )
 from crossmem.locks import Rank, ordered_lock
-from crossmem.models import Access, EventKind, ProcessIdentity, ShareableHandle
+from crossmem.models import Access, EventKind, PoolCore, ProcessIdentity, ShareableHandle
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import LocalDevice, wait_for_work
 from crossmem.sharing.base.process import Process
@@ -54,6 +54,8 @@ class ImportRequest(NamedTuple):
         Ordinal in this process of the device that holds the memory.
     reservation
         The handle's reservation number in a message, 0 without a reservation.
+    pool
+        The pool, if the handle is that of a pool's arena.
     """
 
     handle: ShareableHandle
@@ -61,6 +63,7 @@ class ImportRequest(NamedTuple):
     access: Access
     home: int
     reservation: int = 0
+    pool: PoolCore | None = None
 
     @property
     def key(self) -> ImportKey:
