@@ -282,6 +282,7 @@ def test_e45_notifies_for_everybody(start: Start) -> None:
     imported = ok(other.rt.notify_import_by_key(key, WITH_PEERS))
     assert other.rt.notify_get_export_key(imported, KEY_NBYTES, 0) == ("", 507899)
     ok(maker.rt.destroy_notify(own))
+    assert other.call("rows")["acl_notify_holder"] == 2
     maker.kill()
     # Who has it keeps it, and nobody else gets it.
     ok(other.rt.record_notify(imported, 0))
