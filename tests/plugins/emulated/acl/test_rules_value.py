@@ -375,7 +375,9 @@ def test_x8_the_host_and_other_streams_read_too_early(start: Start) -> None:
     acl.read(pointer, 8)
     # Work that is lost writes nothing.
     ok(acl.rt.memset_async(pointer, 8, 9, 8, stream))
+    assert acl.call("rows")["pending_write"] == 1
     ok(acl.rt.destroy_stream_force(stream))
+    assert acl.call("rows")["pending_write"] == 0
     acl.read(pointer, 8)
     acl.check_broken("ACL-X8", "ACL-X8")
 

@@ -55,13 +55,13 @@ def test_x13_another_stream_reads_too_early(slow: Actor) -> None:
     slow.rt.eventRecord(event, one)
     slow.rt.streamWaitEvent(other, event)
     slow.rt.memcpyAsync(copy, pointer, BLOCK, ON_DEVICE, other)
+    # A later write is not too late.
+    slow.rt.memsetAsync(copy, 7, BLOCK, one)
     slow.rt.streamSynchronize(other)
     slow.check_broken()
 
     slow.rt.memsetAsync(pointer, 8, BLOCK, one)
     slow.rt.memcpyAsync(copy, pointer, BLOCK, ON_DEVICE, other)
-    # A later write does not come too early.
-    slow.rt.memsetAsync(copy, 7, BLOCK, one)
     slow.rt.streamSynchronize(other)
     slow.check_broken("HIP-X13")
 
