@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 import crossmem
-from crossmem.bench import suite_copies, suite_crossmem, suite_frameworks
+from crossmem.bench import suite_copies, suite_crossmem, suite_frameworks, suite_timelines
 from crossmem.bench.pair import BenchError
 from crossmem.bench.peer import PEERS
 from crossmem.bench.plan import PLANS
@@ -94,4 +94,5 @@ def run(
     with Suite(
         PLANS[mode], mode=mode, peers=chosen, device=device, say=say or (lambda _: None)
     ) as suite:
-        return suite.run([suite_crossmem.run, suite_frameworks.run, suite_copies.run])
+        parts = (suite_crossmem, suite_frameworks, suite_copies, suite_timelines)
+        return suite.run([part.run for part in parts])

@@ -68,6 +68,7 @@ def make_tables(report: Report) -> list[Table]:
         ("One array through a queue", "queues"),
         ("Readers of one array", "readers"),
         ("The copy itself, beside NumPy's", "updates"),
+        ("Round trips between two processes, µs", "round trips"),
         ("Importing, ms", "import"),
         ("Calls from C into an emulated library, µs", "calls"),
     ):

@@ -22,7 +22,8 @@ from crossmem.sharing.queues.opened import Delivery, Overflow
 from crossmem.sharing.queues.queue import Queue, make_queue
 from crossmem.sharing.ranges.address_range import AddressRange, reserve
 from crossmem.sharing.timelines.ends import HandOver
-from crossmem.sharing.timelines.timeline import Timeline, make_timeline
+from crossmem.sharing.timelines.making import make_timeline
+from crossmem.sharing.timelines.timeline import Timeline
 
 __all__ = ["Device", "device", "devices"]
 

@@ -153,7 +153,7 @@ def _teller(uses: Sequence[Use], terms: Terms) -> Callable[[bool, int], None]:
     def tell(is_producer: bool, index: int) -> None:  # noqa: FBT001
         use = uses[1 + index + (0 if is_producer else terms.producers)]
         if use.record is not None:
-            use.record.hint(use.record.row_of(use.core)[0])
+            use.record.hint(use.record.row_of(use.core).slot)
 
     return tell
 

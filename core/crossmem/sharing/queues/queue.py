@@ -559,7 +559,7 @@ def _sessions(opened: Opened) -> tuple[int, int]:
     return producers, sum(bool(opened.session_of(one)) for one in range(len(opened.places)))
 
 
-def _wait_s(timeout: float | None) -> float:
+def _wait_s(timeout: object) -> float:
     """Return a time limit in seconds, infinity for None."""
     if timeout is None:
         return inf
