@@ -4,7 +4,7 @@
 from typing import Any, Final
 
 from crossmem.control import words
-from crossmem.errors import AccessDeniedError, UnsupportedError
+from crossmem.errors import AccessDeniedError, ClosedError, UnsupportedError
 from crossmem.locks import Rank, ordered_lock
 from crossmem.sharing.base.devices import wait_for_work
 from crossmem.sharing.base.streams import stream_of
@@ -84,6 +84,10 @@ class Producer:
         """
         opened = self.opened
         opened.check_owner()
+        if opened.end:
+            msg = "the queue has ended: all producers that it was made for have come and closed"
+            hint = "make the queue with more producers, and end it with finish()"
+            raise ClosedError(msg, operation="put", hint=hint)
         if words.load(opened.control, opened.shape.ended_producer(self.index)) >= self.session:
             msg = "the owner of the queue revoked the role of this producer"
             raise AccessDeniedError(msg, operation="put")
