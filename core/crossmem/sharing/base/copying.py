@@ -185,9 +185,9 @@ class Copyable(Endable):
         # Checked before the lock, which in a forked child may be held for ever.
         self.ptr  # noqa: B018
         with self._process.state:
-            pointer = self.ptr
+            # In this order: a block can end without the lock if it has no copy.
             self._usage.copies[copy] = self
-        return pointer
+            return self.ptr
 
     def _refuse_write(self, operation: str) -> None:
         if self.readonly:

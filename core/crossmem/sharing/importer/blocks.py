@@ -6,7 +6,6 @@ stays open until the owner closes the pool or dies, so later attaches take no me
 """
 
 import time
-from functools import partial
 from typing import ClassVar, Final
 
 from typing_extensions import override
@@ -18,9 +17,8 @@ from crossmem.guards import check_timeout
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import LocalDevice
 from crossmem.sharing.base.forks import forget_kept, keep_from_children
-from crossmem.sharing.base.process import Part, Process, current
-from crossmem.sharing.importer.block_holds import ASK_S, ArenaImport, BlockHold, LinkedHold
-from crossmem.sharing.importer.block_mapping import attach_bytes
+from crossmem.sharing.base.process import Part, Process, current, open_pools
+from crossmem.sharing.importer.block_holds import ASK_S, ArenaImport, BlockHold, Holders, LinkedHold
 from crossmem.sharing.importer.mapping import Readonly
 from crossmem.sharing.importer.record import Use
 from crossmem.sharing.importer.request import check_readonly, request_of
@@ -43,7 +41,7 @@ class PoolImports(Part):
         super().__init__(process)
         self.arenas: dict[tuple[bytes, LocalDevice | str | None, bool], ArenaImport] = {}
         """By the bytes that all handles of a pool share, the device, and whether read-only."""
-        self._holders: dict[bytes, dict[int, set[BlockHold]]] = {}
+        self._holders: dict[bytes, Holders] = {}
         """The holders of each block, by the bytes that all handles of the pool share."""
         self._thread = PassingThread(self._turn, self._is_needed)
 
@@ -87,8 +85,8 @@ class PoolImports(Part):
                     arena.holders = holders[shared]
                     # From here on, this object releases the arena.
                     self.arenas[key] = known = arena
-                    if key[1:] == _USUAL:
-                        process.open_pools[key[0]] = partial(attach_bytes, arena)
+                    if key[1:] == _USUAL and not process.is_closed:
+                        open_pools[key[0]] = arena
         finally:
             if arena is None or self.arenas.get(key) is not arena:
                 process.deferred.ready[use] = None
@@ -115,14 +113,21 @@ class PoolImports(Part):
             if only_unwanted and not arena.is_unwanted:
                 continue
             with process.state:
-                if arena.is_held:
+                try:
+                    # In this order: an attach without the lock enters its hold before it is known.
+                    arena.is_open = False
+                    is_held = arena.is_held
+                except BaseException:
+                    arena.is_open = True
+                    raise
+                if is_held:
+                    arena.is_open = True
                     continue
-                arena.is_open = False
                 forget_kept(arena.base)
                 process.deferred.ready[arena.use] = None
                 self.arenas.pop(key, None)
                 if key[1:] == _USUAL:
-                    process.open_pools.pop(key[0], None)
+                    open_pools.pop(key[0], None)
                 if not any(one[0] == key[0] for one in self.arenas):
                     self._holders.pop(key[0], None)
             process.drain()
@@ -130,6 +135,7 @@ class PoolImports(Part):
     @override
     def close_at_exit(self) -> None:
         """End the thread. The table of imports closes the arenas."""
+        open_pools.clear()
         self._thread.stop()
 
 
