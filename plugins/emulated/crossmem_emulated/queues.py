@@ -115,13 +115,16 @@ class Queues:
         self._is_slow = is_slow
         self._coupled = coupled
 
-    def submit(self, stream: Queue, work: Work) -> None:
-        """Submit work to a stream, which executes it at once unless it is slow or busy."""
+    def submit(self, stream: Queue, work: Work, *, is_awaited: bool = False) -> None:
+        """Submit work to a stream, which executes it at once unless it is slow or busy.
+
+        The caller says whether it finishes the work in the same call.
+        """
         work.sequence = next(self.sequence)
         stream.queue.append(work)
         if not self._is_slow:
             self._advance(self._needed([stream], work.sequence))
-        elif self.ordering is not None:
+        elif self.ordering is not None and not is_awaited:
             self.ordering.submitted(stream, work)
 
     def run_now(self, work: Work) -> None:
