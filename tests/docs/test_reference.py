@@ -259,3 +259,17 @@ def test_the_byte_table_is_the_wire_form(page: GetPage) -> None:
     assert struct.pack("<BBBH", 4, 9, 9, 0) == b"".join(
         fields[f"{name} length"] for name in ("backend", "mechanism", "device", "raw")
     )
+
+
+def test_rows_of_tables_have_the_columns_of_their_heads(pages: list[Any]) -> None:
+    wrong = []
+    for one in pages:
+        head = 0
+        for line in one.prose.splitlines():
+            # A pipe in code is escaped, too.
+            columns = line.replace("\\|", "").count("|") if line.startswith("|") else 0
+            head = head if head and columns else columns
+            if columns != head:
+                wrong.append(f"{one.path.name}: {line}")
+
+    assert wrong == []
