@@ -16,7 +16,7 @@ from crossmem.control.segments import BLOCKS_AT, HEADER_WORDS, SLOTS
 from crossmem.control.wire import Refusal
 from crossmem.errors import OwnerGoneError
 from crossmem.models import BlockHandle
-from crossmem.sharing.base.devices import wait_for_work
+from crossmem.sharing.base.devices import LocalDevice, wait_for_work
 from crossmem.sharing.importer.errors import error_of, not_of_the_pool
 from crossmem.sharing.importer.own import OwnImport
 from crossmem.sharing.importer.record import Use
@@ -238,21 +238,39 @@ class BlockHold(Use):
 
     @override
     def give_back(self, *, blocking: bool) -> None:
-        """End the hold after the running work of the device has ended."""
-        arena = self.arena
-        failure = None
+        """End the hold after the running work of the device has ended.
+
+        The same wait serves all holds that are ready: their objects have ended before it.
+        """
+        failure, ended = None, [self]
         if not self.is_done:
-            failure = wait_for_work(arena.record.device) if arena.is_asynchronous else None
+            device = self.arena.record.device
+            if self.arena.is_asynchronous:
+                ready = list(self.process.deferred.ready)
+                ended = [one for one in ready if isinstance(one, BlockHold) and one.is_of(device)]
+                failure = wait_for_work(device)
             with self.process.state:
-                if arena.is_open:
-                    BlockHold.leave_to_others(self)
-                if self.parent is not None and self.parent.children is not None:
-                    self.parent.children.discard(self)
-                self.is_done = True
-        while arena.awaited:
-            arena.record.hint(arena.pool.slot + arena.awaited.pop())
+                for one in (self, *ended):
+                    one.leave()
+        for arena in {one.arena for one in (self, *ended)}:
+            while arena.awaited:
+                arena.record.hint(arena.pool.slot + arena.awaited.pop())
         if failure is not None:
             raise failure
+
+    def is_of(self, device: LocalDevice) -> bool:
+        """Whether a wait for the running work of a device is what the end of this hold needs."""
+        return self.arena.is_asynchronous and self.arena.record.device is device
+
+    def leave(self) -> None:
+        """End the hold. A second call does nothing. The caller holds the lock of the state."""
+        if self.is_done:
+            return
+        if self.arena.is_open:
+            BlockHold.leave_to_others(self)
+        if self.parent is not None and self.parent.children is not None:
+            self.parent.children.discard(self)
+        self.is_done = True
 
 
 Holders = dict[int, BlockHold | tuple[BlockHold, ...]]
