@@ -88,7 +88,7 @@ LEAVE = ["load", "store", "load"]
 """Whether anybody here holds it, that nobody does, and only then whether the owner waits."""
 IDENTITY = "observe"
 """Whether the timeline was closed."""
-SLEEP = ["load", "store", "barrier", "load"]
+SLEEP = ["observe", "store", "barrier", "load"]
 """The sequence, the flag, the barrier, and only then the second look at the value."""
 ACKNOWLEDGE = ["load", "load", "store"]
 """Whether the word is that of another export, what was acknowledged before, and the value."""
