@@ -22,6 +22,13 @@ def make(name: str, **options: Any) -> bytes:
     return made.export().to_bytes()
 
 
+def make_on_device(name: str, value: int) -> bytes:
+    """Make a timeline of the device under test, with a value."""
+    actions.objects[name] = made = actions.device().timeline()
+    made.signal(value)
+    return made.export().to_bytes()
+
+
 def open_(name: str, blob: bytes, **options: Any) -> None:
     """Open another process's timeline."""
     actions.objects[name] = crossmem.open_timeline(blob, **options)
