@@ -13,9 +13,11 @@ from crossmem.control.client import OwnerConnection
 from crossmem.control.link import Deadline
 from crossmem.control.segments import BLOCKS_AT, HEADER_WORDS, SLOTS
 from crossmem.control.wire import Refusal
+from crossmem.driver import streams_of
 from crossmem.errors import OwnerGoneError
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import wait_for_work
+from crossmem.sharing.base.streams import Landing
 from crossmem.sharing.importer.errors import error_of, not_of_the_pool
 from crossmem.sharing.importer.own import OwnImport
 from crossmem.sharing.importer.record import Use
@@ -66,7 +68,8 @@ class ArenaImport:
         self.is_readonly = record.access == "ro"
         self.is_asynchronous = not record.device.capabilities.host_visible
         """Whether running work of the device may still use a block when its mapping ends."""
-        self.hold_kind = LinkedHold if self.is_asynchronous else BlockHold
+        has_streams = streams_of(record.device.driver) is not None
+        self.hold_kind = LinkedHold if self.is_asynchronous or has_streams else BlockHold
         self.awaited: list[int] = []
         """Blocks whose hold has ended. The owner waits for a message about each."""
         self.look_at = 0.0
@@ -142,6 +145,7 @@ class BlockHold(Use):
     parent: Use | None = None
     children: set[object] | None = None
     ends_with_owner = False
+    landing: Landing | None = None
     process = property(attrgetter("arena.process"))
     record = property(attrgetter("arena.record"))
     core = property(attrgetter("arena.use.core"))
@@ -214,10 +218,15 @@ class BlockHold(Use):
     @override
     def give_back(self, *, blocking: bool) -> None:
         """End the hold after the running work of the device has ended."""
-        arena = self.arena
+        arena, landing = self.arena, self.landing
         failure = None
         if not self.is_done:
-            failure = wait_for_work(arena.record.device) if arena.is_asynchronous else None
+            if landing is not None and not landing.has_landed:
+                # The record stays in the queue.
+                self.process.deferred.start_reaper()
+                return
+            if landing is None and arena.is_asynchronous:
+                failure = wait_for_work(arena.record.device)
             with self.process.state:
                 if arena.is_open:
                     BlockHold.leave_to_others(self)
@@ -234,16 +243,17 @@ class LinkedHold(BlockHold):
     """A hold whose end needs more than one store.
 
     It belongs to an import object, to a mapping made through one, to an object that ends with its
-    owner, or to a device whose running work must end first.
+    owner, or to a device with streams, whose work must end first.
     """
 
-    __slots__ = ("children", "ends_with_owner", "parent")
+    __slots__ = ("children", "ends_with_owner", "landing", "parent")
 
     def __init__(self, arena: ArenaImport, index: int) -> None:
         super().__init__(arena, index)
         self.parent = None
         self.children = None
         self.ends_with_owner = False
+        self.landing = None
 
     @override
     def leave_to_others(self) -> bool:
