@@ -231,6 +231,33 @@ def test_l01_an_acknowledgement_comes_after_the_work_before_it(
     assert settle(lambda: _readers_of(timeline)) == []
 
 
+def test_l01_acknowledgements_on_streams_in_turn_never_shrink(
+    word: TimelineLevel, make_timeline: MakeTimeline, make_stream: MakeStream, fresh_peer: FreshPeer
+) -> None:
+    gate, timeline, reader = make_timeline(word), make_timeline(word), fresh_peer()
+    for name, one in (("gate", gate), ("timeline", timeline)):
+        reader.call(streams.open_, name, one.export().to_bytes())
+    for name in ("held", "free"):
+        reader.call(streams.new_stream, name)
+    reader.call(actions.call, "timeline", "done", 0)
+    reader.call(streams.wait, "gate", 1, "held")
+    for value, name in enumerate(("held", "free", "held"), start=1):
+        reader.call(streams.acknowledge, "timeline", value, name)
+    with pytest.raises(crossmem.WaitTimeoutError):
+        timeline.wait_for_readers(1, timeout=0.2)
+    gate.signal(1)
+    for name in ("held", "free"):
+        reader.call(streams.synchronize, name)
+
+    assert timeline.wait_for_readers(3, timeout=SOON_S) == 1
+    # A smaller value changes nothing, and one of the host comes after those of streams.
+    reader.call(actions.call, "timeline", "done", 2)
+    reader.call(streams.acknowledge, "timeline", 4, "free")
+    reader.call(actions.call, "timeline", "done", 5)
+    assert timeline.wait_for_readers(5, timeout=SOON_S) == 1
+    reader.kill()
+
+
 def _readers_of(timeline: crossmem.Timeline) -> list[str]:
     found = timeline.wait_for_readers(0, timeout=0)
     return [f"{found} readers"] if found else []
