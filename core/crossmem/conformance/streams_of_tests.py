@@ -26,7 +26,6 @@ __all__ = [
     "is_watching",
     "is_written",
     "issue_work",
-    "live_of",
     "make",
     "make_work",
     "new_stream",
@@ -233,11 +232,6 @@ def await_ready_and_copy(name: str, stream: str, target: str) -> None:
 def unmap_on(name: str, stream: str) -> None:
     """Unmap memory when the work of a stream is complete."""
     actions.objects[name].unmap(stream=actions.objects[stream])
-
-
-def live_of(kind: str) -> int:
-    """Return how many resources of a kind the driver has open. This is no call of crossmem."""
-    return actions.objects.setdefault("tracer of streams", actions.tracer()).live[kind]
 
 
 def is_watching() -> bool:

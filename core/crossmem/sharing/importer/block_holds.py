@@ -14,9 +14,11 @@ from crossmem.control.client import OwnerConnection
 from crossmem.control.link import Deadline
 from crossmem.control.segments import BLOCKS_AT, HEADER_WORDS, SLOTS
 from crossmem.control.wire import Refusal
+from crossmem.driver import streams_of
 from crossmem.errors import OwnerGoneError
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import LocalDevice, wait_for_work
+from crossmem.sharing.base.streams import Landing
 from crossmem.sharing.importer.errors import error_of, not_of_the_pool
 from crossmem.sharing.importer.own import OwnImport
 from crossmem.sharing.importer.record import Use
@@ -69,9 +71,10 @@ class ArenaImport:
         self.is_readonly = record.access == "ro"
         self.is_asynchronous = not record.device.capabilities.host_visible
         """Whether running work of the device may still use a block when its mapping ends."""
-        self.hold_kind = LinkedHold if self.is_asynchronous else BlockHold
-        self.is_plain = IS_ORDERED and not self.is_fenced and not self.is_asynchronous
-        """Whether a hold begins and ends without a fence and without a wait for the device."""
+        has_streams = streams_of(record.device.driver) is not None
+        self.hold_kind = LinkedHold if self.is_asynchronous or has_streams else BlockHold
+        self.is_plain = IS_ORDERED and not self.is_fenced and self.hold_kind is BlockHold
+        """Whether a hold begins and ends without a fence, a wait for the device, or streams."""
         self.awaited: list[int] = []
         """Blocks whose hold has ended. The owner waits for a message about each."""
         self.look_at = 0.0
@@ -148,6 +151,7 @@ class BlockHold(Use):
     parent: Use | None = None
     children: set[object] | None = None
     ends_with_owner = False
+    landing: Landing | None = None
     process = property(attrgetter("arena.process"))
     record = property(attrgetter("arena.record"))
     core = property(attrgetter("arena.use.core"))
@@ -242,10 +246,14 @@ class BlockHold(Use):
 
         The same wait serves all holds that are ready: their objects have ended before it.
         """
-        failure, ended = None, [self]
+        failure, ended, landing = None, [self], self.landing
         if not self.is_done:
             device = self.arena.record.device
-            if self.arena.is_asynchronous:
+            if landing is not None and not landing.has_landed:
+                # The record stays in the queue.
+                self.process.deferred.start_reaper()
+                return
+            if landing is None and self.arena.is_asynchronous:
                 ready = list(self.process.deferred.ready)
                 ended = [one for one in ready if isinstance(one, BlockHold) and one.is_of(device)]
                 failure = wait_for_work(device)
@@ -286,16 +294,17 @@ class LinkedHold(BlockHold):
     """A hold whose end needs more than one store.
 
     It belongs to an import object, to a mapping made through one, to an object that ends with its
-    owner, or to a device whose running work must end first.
+    owner, or to a device with streams, whose work must end first.
     """
 
-    __slots__ = ("children", "ends_with_owner", "parent")
+    __slots__ = ("children", "ends_with_owner", "landing", "parent")
 
     def __init__(self, arena: ArenaImport, index: int) -> None:
         super().__init__(arena, index)
         self.parent = None
         self.children = None
         self.ends_with_owner = False
+        self.landing = None
 
     @override
     def leave_to_others(self) -> bool:

@@ -6,6 +6,7 @@ last acknowledged value. So each word has one writer, and the owner forgets the 
 readers with their rows.
 """
 
+import threading
 import time
 from typing import Any, Final, cast
 from weakref import WeakValueDictionary
@@ -77,6 +78,11 @@ class ReaderWord:
         self._level = level
         self._at = HEADER_WORDS + (slot + 1 + offset // CELL_NBYTES) % SLOTS
         self._issued = 0
+        """The largest word that a stream will write."""
+        self._attempted = 0
+        """The same, with a write that the vendor refused or a signal handler interrupted."""
+        self._last: tuple[int, int] | None = None
+        """Stream and thread of the last write by a stream."""
         self._word = process.part(Readers).enter(self._row, self._at, self)
 
     def done(self, value: int, stream: Any = None) -> None:
@@ -92,30 +98,41 @@ class ReaderWord:
             # holds another export, and must not be overwritten.
             msg = "the memory of this handle belongs to no timeline: its slots are those of exports"
             raise InvalidHandleError(msg, operation="done")
-        if value < max(self._issued, words.load(self._row, self._at)):
+        word = value + 1
+        if word <= max(self._issued, words.load(self._row, self._at)):
             return
+        level = self._level
+        device = level.device
         if stream is None:
+            if self._last is not None and self._attempted > words.load(self._row, self._at):
+                # The stream must not write its smaller value over this one.
+                level.streams.synchronize_stream(device.ordinal, self._last[0])
             words.release()
-            words.store(self._row, self._at, value + 1)
+            words.store(self._row, self._at, word)
             return
-        device, number = self._level.device, stream_of(stream)
-        self._issued = value + 1
-        if self._level.name != "word" or not self._address:
-            self._level.streams.synchronize_stream(device.ordinal, number)
-            words.store(self._row, self._at, value + 1)
+        number = stream_of(stream)
+        if level.name != "word" or not self._address:
+            level.streams.synchronize_stream(device.ordinal, number)
+            words.store(self._row, self._at, word)
             return
-        driver = cast("StreamWords", self._level.streams)
+        driver = cast("StreamWords", level.streams)
         pages, pointer = self._process.part(Registrations), self._address + 8 * self._at
         address = pages.enter(driver, device.ordinal, pointer, self)
-        driver.write_value(device.ordinal, address, value + 1, number)
+        key = number, threading.get_ident()
+        if key != self._last and self._issued > words.load(self._row, self._at):
+            # Streams run in any order, and the word must not shrink.
+            driver.wait_value(device.ordinal, address, self._issued, number)
+        self._attempted, self._last = word, key
+        driver.write_value(device.ordinal, address, word, number)
+        self._issued = word
 
     def leave(self) -> None:
         """Stop being a reader. An interrupted call can be repeated."""
         device: LocalDevice = self._level.device
-        if self._issued > words.load(self._row, self._at):
+        if self._attempted > words.load(self._row, self._at):
             # A stream must not write over the 0.
             wait_for_work(device)
-        self._issued = 0
+        self._attempted = self._issued = 0
         with self._process.state:
             self._word.users.discard(self)
             if not self._word.users:
