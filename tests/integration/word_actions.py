@@ -27,6 +27,7 @@ from crossmem.sharing.base.process import current
 from crossmem.sharing.exporter import record
 from crossmem.sharing.exporter.record import Allocations
 from crossmem.sharing.importer.table import ImportTable
+from crossmem.sharing.timelines import timeline
 
 ACCESSES: tuple[str, ...] = ("load", "store", "observe", "any_of", "barrier", "fence")
 
@@ -47,7 +48,11 @@ def count(fatal: int = 0, death: int = signal.SIGKILL) -> None:
         return call
 
     for name in ACCESSES:
-        setattr(words, name, counted(name, getattr(words, name)))
+        access = counted(name, getattr(words, name))
+        setattr(words, name, access)
+        if hasattr(timeline, name):
+            # The hot path has names of its own.
+            setattr(timeline, name, access)
 
 
 def counted() -> int:

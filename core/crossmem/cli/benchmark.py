@@ -18,7 +18,7 @@ BENCH_EXAMPLES: Final = (
     ("crossmem bench", "one table, in less than a minute"),
     ("crossmem bench --peer crossmem --peer posix_ipc", "beside another way to share"),
     ("crossmem bench --full -o bench.json", "every table, in some minutes; keep all numbers"),
-    ("crossmem bench --full --check", "as a test: exit with 1 if a target is missed"),
+    ("crossmem bench --full --check", "exit with 1 if a target is missed, as a test does"),
 )
 
 
@@ -35,7 +35,12 @@ def bench(
         ),
     ] = False,
     smoke: Annotated[
-        bool, typer.Option("--smoke", hidden=True, help="Seconds; the numbers mean nothing.")
+        bool,
+        typer.Option(
+            "--smoke",
+            hidden=True,
+            help="Run everything once in some seconds, as a trial; the numbers mean nothing.",
+        ),
     ] = False,
     peer: Annotated[
         list[str] | None,
@@ -58,14 +63,14 @@ def bench(
     r"""Measure crossmem beside other ways to share host memory, in one run.
 
     Without options, prints one table: the median of each operation for crossmem, for
-    [cyan]multiprocessing.shared_memory[/cyan], and for the floor, which is the same system calls
-    without crossmem; beside each, how many times as long crossmem takes.
+    [cyan]multiprocessing.shared_memory[/cyan], and for the floor, which makes the same system calls
+    without crossmem. A ratio beside each median says how many times as long crossmem takes.
 
-    Each way has two processes on CPUs of their own, and rounds go around the ways in turn.
-    [cyan]--full[/cyan] measures all ways that are installed;
-    [cyan]pip install 'crossmem\[bench]'[/cyan] brings them.
+    Each way of sharing has two processes, each on a CPU of its own. The ways take turns, round by
+    round. [cyan]--full[/cyan] measures all ways that are installed; [cyan]pip install
+    'crossmem\[bench]'[/cyan] brings them.
 
-    Exits with 0, and with [cyan]--check[/cyan] with 1 if a target is missed.
+    Exits with 0. With [cyan]--check[/cyan], exits with 1 if a target is missed.
     """
     with reporting("bench", as_json=as_json):
         from crossmem import bench as suite

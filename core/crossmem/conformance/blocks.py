@@ -2,7 +2,7 @@
 """The kit on blocks: with ``--crossmem-blocks``, tests get blocks of pools as allocations.
 
 :meth:`crossmem.Device.allocate` then takes a block of a pool, in the test's process and in all of
-its peers. Each test of an allocation thereby tests a block.
+its peers. So each test of an allocation tests a block.
 """
 
 import time

@@ -40,8 +40,8 @@ class Work:
     """Work of another stream that must be done before: that stream, and the sequence number up to
     which."""
     caller: Caller | None = None
-    """How it is called, if it is a function of the program; None for other work, which any thread
-    does."""
+    """How the work is called, if it is a function of the program; None for other work, which any
+    thread does."""
     is_over: Callable[[], bool] | None = None
     """The condition for which this work waits, None if it waits for no memory."""
     is_running: bool = False

@@ -80,8 +80,8 @@ class LocalDevice:
     )
 
     public: ClassVar["type[LocalDevice] | None"] = None
-    """The class of all device objects: :class:`crossmem.Device`, which sets this when it is
-    imported."""
+    """The class of all device objects: :class:`crossmem.Device`, whose module sets this
+    attribute at its import."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class LocalDevice:
         if found is None:
             made = type(self)(self._process, self.driver, self.info, self.runtime, mechanism)
             made._siblings = self._siblings
-            # If two threads make one at the same time, both get the object of the first thread.
+            # If two threads make the device object at once, both get that of the first thread.
             found = self._siblings.setdefault(mechanism, made)
         return cast("Self", found)
 

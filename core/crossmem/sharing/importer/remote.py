@@ -17,7 +17,8 @@ from crossmem.errors import DriverError, InvalidHandleError, OwnerGoneError, Sta
 from crossmem.models import Event, EventKind, ShareableHandle
 from crossmem.sharing.base.process import Process
 from crossmem.sharing.importer.errors import error_of, not_of_the_pool
-from crossmem.sharing.importer.record import ImportKey, ImportRecord, ImportRequest, State
+from crossmem.sharing.importer.key import ImportKey, ImportRequest
+from crossmem.sharing.importer.record import ImportRecord, LeaseWords, State
 
 __all__ = ["RemoteImport"]
 
@@ -153,12 +154,12 @@ class RemoteImport(ImportRecord):
         return found
 
     @override
-    def row_of(self, core: bytes) -> tuple[int, memoryview, int]:
+    def row_of(self, core: bytes) -> LeaseWords:
         """Return the row that came with the lease."""
         leased = self.leases[core]
         assert leased.holds is not None  # noqa: S101 - request() has set it
-        row = leased.holds.row_of(leased.slot)
-        return leased.slot, row.words, row.address
+        control, row = leased.holds.segments_of(leased.slot)
+        return LeaseWords(leased.slot, control.words, row.words, row.address)
 
     @override
     def reserved_generation(

@@ -16,9 +16,10 @@ from crossmem.control.records import Allow
 from crossmem.control.segments import SLOTS
 from crossmem.driver import StreamWords
 from crossmem.driver.recording import call_into
-from crossmem.errors import CrossmemError
+from crossmem.errors import CrossmemError, InvalidHandleError
+from crossmem.guards import shorten
 from crossmem.locks import Rank, ordered_lock
-from crossmem.models import ShareableHandle
+from crossmem.models import ShareableHandle, TimelineHandle
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import find_device
 from crossmem.sharing.base.memory import leave_to_views
@@ -26,7 +27,7 @@ from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.exporter.allocation import allocate
 from crossmem.sharing.timelines.cell import CELL_NBYTES, Cell
 
-__all__ = ["HOST", "PAGE_NBYTES", "Page", "Pages", "Registrations"]
+__all__ = ["HOST", "PAGE_NBYTES", "Page", "Pages", "Registrations", "check_memory"]
 
 HOST: Final = "host"
 """The backend whose memory contains the words."""
@@ -180,3 +181,27 @@ class Registrations(Part):
                     found.address[:] = address
                     raise
             self._pages.pop(key, None)
+
+
+def check_memory(handle: TimelineHandle) -> None:
+    """Refuse a handle whose memory cannot be that of a timeline.
+
+    Parameters
+    ----------
+    handle
+        The handle. Its fields are untrusted.
+
+    Raises
+    ------
+    InvalidHandleError
+        A timeline is never in such memory.
+    """
+    memory = handle.memory
+    nbytes = PAGE_NBYTES if handle.level == "event" else CELL_NBYTES
+    is_right = memory.backend == HOST and memory.access == "rw" and memory.nbytes == PAGE_NBYTES
+    # A block of a pool and memory that is ready later have handles of other classes.
+    is_right = is_right and type(memory) is ShareableHandle
+    if not is_right or memory.length != nbytes or memory.offset % nbytes:
+        msg = f"a timeline of level {handle.level!r} is never in {shorten(memory, 120)}"
+        hint = "pass the bytes of timeline.export().to_bytes() unchanged"
+        raise InvalidHandleError(msg, operation="open_timeline", hint=hint)
