@@ -39,6 +39,11 @@ def make(name: str, block_nbytes: int, blocks: int, spec: str = "host", **option
     objects[name] = crossmem.device(spec).pool(block_nbytes, blocks, **options)
 
 
+def make_here(name: str, block_nbytes: int, blocks: int) -> None:
+    """Make a pool on the device under test."""
+    objects[name] = actions.device().pool(block_nbytes, blocks)
+
+
 def give(name: str, pool: str, data: bytes = b"", timeout: float = 0.0) -> bytes:
     """Allocate a block, write into it and export it; return the handle's bytes."""
     block = objects[name] = objects[pool].allocate(timeout=timeout)
@@ -185,6 +190,12 @@ def seconds_of_allocate(name: str, pool: str, timeout_s: float) -> float:
     start = time.monotonic()
     objects[name] = objects[pool].allocate(timeout=timeout_s)
     return time.monotonic() - start
+
+
+def unmap_after(name: str, seconds: float) -> None:
+    """End a mapping after a while."""
+    time.sleep(seconds)
+    actions.unmap(name)
 
 
 def tend() -> None:

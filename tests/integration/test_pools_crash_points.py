@@ -85,8 +85,9 @@ IMPORTS: dict[str, tuple[Step, Step, list[str]]] = {
     "the first attach from a pool": (
         nothing,
         attach("b"),
-        # The mode of the row, the arena, the distance between blocks, whether the block is held.
-        ["load", "store", *HOLD, "load", "load", *HOLD],
+        # The mode of the row, the arena, the distance between blocks before and after the driver's
+        # call, whether the block is held.
+        ["load", "store", *HOLD, "load", "load", "load", *HOLD],
     ),
     "a later attach": (attach("b"), attach("c"), HOLD),
     "a repeated attach": (

@@ -18,7 +18,7 @@ from measuring import UNMEASURED
 
 import crossmem.conformance
 from crossmem.conformance.peers import Peer
-from crossmem.conformance.report import LAWS, POOL_LAWS
+from crossmem.conformance.report import LAWS, POOL_LAWS, TIMELINE_LAWS
 from crossmem.conformance.servers import preload
 
 KIT: Final = Path(crossmem.conformance.__file__).parent
@@ -168,7 +168,9 @@ class KitTest(NamedTuple):
 
 def kit_tests() -> list[KitTest]:
     """Return the functions of the kit that are tests."""
-    pattern = re.compile(r"^(@pytest\.mark\.crossmem_core\n)?def (test_[cp]\d\d_\w+)", re.MULTILINE)
+    pattern = re.compile(
+        r"^(@pytest\.mark\.crossmem_core\n)?def (test_[clp]\d\d_\w+)", re.MULTILINE
+    )
     return [
         KitTest(path.stem, name, bool(core))
         for path in sorted(KIT.glob("test_*.py"))
@@ -202,7 +204,9 @@ def tables() -> str:
             f"| {', '.join(f'{part} in {tier}' for part, tier in on_blocks.items())} |"
         )
     lines += ["", "| law | tests | of these in the core |", "|---|---|---|"]
-    lines += [f"| {law} | {all_tests[law]} | {core[law]} |" for law in (*LAWS, *POOL_LAWS)]
+    lines += [
+        f"| {law} | {all_tests[law]} | {core[law]} |" for law in (*LAWS, *POOL_LAWS, *TIMELINE_LAWS)
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -363,10 +363,14 @@ def use_environment(name: str, value: str | None) -> None:
 
 def reset() -> dict[str, Any]:
     """Release all resources of the named objects, and return the remaining resources."""
+    from crossmem.conformance import streams_of_tests  # noqa: PLC0415 - it imports this module
+
     for one in objects.values():
         if isinstance(one, memoryview):
             one.release()
     ends: tuple[tuple[type, str], ...] = (
+        (streams_of_tests.StreamOfTest, "close"),
+        (crossmem.Timeline, "close"),
         (crossmem.Piece, "unmap"),
         (crossmem.AddressRange, "release"),
         (crossmem.Mapping, "unmap"),

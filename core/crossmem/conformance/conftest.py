@@ -20,14 +20,21 @@ from crossmem.conformance.pools_of_tests import NBYTES, MakePool
 from crossmem.conformance.reporting import ABOUT_LAW, CAPABILITIES, recorder_of
 from crossmem.conformance.speed import SLOWNESS
 from crossmem.conformance.strangers import MakeStranger, Stranger
+from crossmem.conformance.streams_of_tests import (
+    MakeStream,
+    MakeTimeline,
+    StreamOfTest,
+    has_streams,
+)
 from crossmem.driver import TracingDriver
+from crossmem.models import TIMELINE_LEVELS, TimelineLevel
 
 TEST_LIMIT_S: Final = 180.0 * SLOWNESS
 """The time limit of a test, in seconds. If a test cannot be interrupted, a second deadline ends the
 whole run."""
 
 _HERE: Final = Path(__file__).parent
-_LAW: Final = re.compile(r"test_([cp])(\d\d)_")
+_LAW: Final = re.compile(r"test_([clp])(\d\d)_")
 _kit: Final = pytest.StashKey[Kit]()
 
 
@@ -199,6 +206,65 @@ def make_pool(device: crossmem.Device, guarded: None) -> Iterator[MakePool]:
 
     def make(blocks: int, nbytes: int = NBYTES) -> crossmem.Pool:
         made.append(device.pool(nbytes, blocks))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(params=TIMELINE_LEVELS)
+def level(request: pytest.FixtureRequest, capabilities: crossmem.Capabilities) -> TimelineLevel:
+    """Return each level of timelines that the device offers."""
+    found: TimelineLevel = request.param
+    if found not in capabilities.timeline_levels:
+        pytest.skip(f"the device has no timelines of level {found!r}")
+    return found
+
+
+@pytest.fixture
+def word(capabilities: crossmem.Capabilities) -> TimelineLevel:
+    """Return the level at which streams wait without the host."""
+    if "word" not in capabilities.timeline_levels:
+        pytest.skip("the device has no timelines of level 'word'")
+    return "word"
+
+
+@pytest.fixture
+def make_timeline(device: crossmem.Device, guarded: None) -> Iterator[MakeTimeline]:
+    """Return ``make_timeline(level)``; the timelines are closed after the test."""
+    made: list[crossmem.Timeline] = []
+
+    def make(
+        level: TimelineLevel | None = None, *, allow: crossmem.Allow | None = None
+    ) -> crossmem.Timeline:
+        made.append(device.timeline(level, allow=allow))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def named(guarded: None) -> Iterator[None]:
+    """Release the named objects of this process after the test."""
+    yield
+    actions.reset()
+
+
+@pytest.fixture
+def make_stream(kit: Kit, guarded: None) -> Iterator[MakeStream]:
+    """Return ``make_stream()``; the streams are destroyed after the test.
+
+    Name this fixture after ``make_timeline`` and memory: a stream is destroyed before what it uses.
+    """
+    if not has_streams():
+        pytest.skip("the driver gives no work to streams (its group StreamWork)")
+    made: list[StreamOfTest] = []
+
+    def make() -> StreamOfTest:
+        made.append(StreamOfTest())
         return made[-1]
 
     yield make

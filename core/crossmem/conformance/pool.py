@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Final, Self
 
 import crossmem
-from crossmem.conformance import actions
+from crossmem.conformance import actions, streams_of_tests
 from crossmem.conformance.peers import Peer, PeerDiedError, PeerTimeoutError, kit_descriptors
 from crossmem.conformance.speed import SLOWNESS
 
@@ -118,6 +118,8 @@ class PeerPool:
         Processes keep connections, so a first connection in a test would count as a leak.
         """
         blob = peer.call(actions.offer, "hello", 1)
+        # The page of a first timeline stays, too.
+        peer.call(streams_of_tests.make, "first")
         with actions.device().allocate(1) as mine:
             crossmem.attach(blob).unmap()
             peer.call(actions.attach, "mine", mine.export().to_bytes())

@@ -8,13 +8,25 @@ from crossmem._version import __version__
 from crossmem.models import Capabilities
 from crossmem.models.report import FrozenModel
 
-__all__ = ["LAWS", "POOL_LAWS", "TABLE", "LawOutcome", "Recorder", "Report", "write_report"]
+__all__ = [
+    "LAWS",
+    "POOL_LAWS",
+    "TABLE",
+    "TIMELINE_LAWS",
+    "LawOutcome",
+    "Recorder",
+    "Report",
+    "write_report",
+]
 
 LAWS: Final = tuple(f"C{number}" for number in range(1, 31))
 """The laws of the contract."""
 
 POOL_LAWS: Final = tuple(f"P{number}" for number in range(1, 6))
 """The laws of pools, which blocks keep in addition to those of the contract."""
+
+TIMELINE_LAWS: Final = tuple(f"L{number}" for number in range(1, 5))
+"""The laws of timelines, which timelines keep in addition to those of the contract."""
 
 TABLE: Final = "crossmem-laws"
 """Name of the pytest plugin that prints the table of laws: ``-p no:crossmem-laws`` omits it."""
@@ -71,7 +83,7 @@ class Recorder:
         self.capabilities: Capabilities | None = None
         """The capabilities of the device; None until they are known."""
         self._outcomes: dict[str, dict[str, tuple[Outcome, str]]] = {
-            law: {} for law in (*LAWS, *POOL_LAWS)
+            law: {} for law in (*LAWS, *POOL_LAWS, *TIMELINE_LAWS)
         }
 
     @property

@@ -24,10 +24,11 @@ from crossmem.driver.groups import (
     readonly_alias_of,
     stream_events_of,
     stream_words_of,
+    stream_work_of,
     streams_of,
     witness_of,
 )
-from crossmem.driver.streams import SharedEvent, StreamEvents, Streams, StreamWords
+from crossmem.driver.streams import SharedEvent, StreamEvents, Streams, StreamWords, StreamWork
 from crossmem.driver.tracing import TracingDriver
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "SharedEvent",
     "StreamEvents",
     "StreamWords",
+    "StreamWork",
     "Streams",
     "TracingDriver",
     "Witness",
@@ -56,6 +58,7 @@ __all__ = [
     "readonly_alias_of",
     "stream_events_of",
     "stream_words_of",
+    "stream_work_of",
     "streams_of",
     "witness_of",
 ]

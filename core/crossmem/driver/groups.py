@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from crossmem.driver.base import Block, Driver, Imported, Mapped, Reserved
-from crossmem.driver.streams import StreamEvents, Streams, StreamWords
+from crossmem.driver.streams import StreamEvents, Streams, StreamWords, StreamWork
 
 __all__ = [
     "AddressRanges",
@@ -19,6 +19,7 @@ __all__ = [
     "readonly_alias_of",
     "stream_events_of",
     "stream_words_of",
+    "stream_work_of",
     "streams_of",
     "witness_of",
 ]
@@ -142,6 +143,7 @@ _GROUPS: tuple[type, ...] = (
     Streams,
     StreamWords,
     StreamEvents,
+    StreamWork,
     Witness,
 )
 
@@ -182,6 +184,11 @@ def stream_words_of(driver: Driver) -> StreamWords | None:
 def stream_events_of(driver: Driver) -> StreamEvents | None:
     """Return the driver as :class:`StreamEvents`, None if it does not offer the group."""
     return cast("StreamEvents", driver) if _offers(driver, StreamEvents) else None
+
+
+def stream_work_of(driver: Driver) -> StreamWork | None:
+    """Return the driver as :class:`StreamWork`, None if it does not offer the group."""
+    return cast("StreamWork", driver) if _offers(driver, StreamWork) else None
 
 
 def witness_of(driver: Driver) -> Witness | None:

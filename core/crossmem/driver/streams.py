@@ -8,7 +8,7 @@ from any thread and leaves the thread's current device as it found it (law C19).
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["SharedEvent", "StreamEvents", "StreamWords", "Streams"]
+__all__ = ["SharedEvent", "StreamEvents", "StreamWords", "StreamWork", "Streams"]
 
 
 class Streams(Protocol):
@@ -96,4 +96,24 @@ class StreamEvents(Protocol):
 
     def is_event_done(self, event: SharedEvent) -> bool:
         """Return whether the last record of the event is complete."""
+        ...
+
+
+class StreamWork(Protocol):
+    """Streams, and work for them. Only the conformance kit calls these methods.
+
+    An application creates streams with its own framework. The kit uses no framework, so it asks the
+    driver. Without this group, the kit skips its tests of streams.
+    """
+
+    def create_stream(self, ordinal: int) -> int:
+        """Create a stream whose work is not ordered with that of any other stream."""
+        ...
+
+    def destroy_stream(self, ordinal: int, stream: int) -> None:
+        """Destroy a stream that :meth:`create_stream` returned. All its work is complete."""
+        ...
+
+    def copy_async(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy memory of the device, as work of a stream. Both parts belong to the device."""
         ...

@@ -16,8 +16,13 @@ from crossmem.driver.groups import (
     address_ranges_of,
     foreign_memory_of,
     readonly_alias_of,
+    stream_events_of,
+    stream_words_of,
+    stream_work_of,
+    streams_of,
 )
 from crossmem.driver.ledger import RangeLedger
+from crossmem.driver.tracing_streams import STREAM_GROUPS, StreamTracer
 from crossmem.locks import forbidden_ranks
 from crossmem.models import Access, Capabilities, DeviceInfo
 
@@ -29,6 +34,17 @@ id."""
 
 _RANGE_METHODS: Final = frozenset({"reserve", "release", "map_at", "unmap_at"})
 _FOREIGN_METHODS: Final = frozenset({"inspect", "adopt", "disown"})
+_STREAM_METHODS: Final = {
+    name: offered
+    for group, offered in (
+        ("Streams", streams_of),
+        ("StreamWords", stream_words_of),
+        ("StreamEvents", stream_events_of),
+        ("StreamWork", stream_work_of),
+    )
+    for name in STREAM_GROUPS[group]
+}
+"""For each method of the groups for streams, whether a driver offers its group."""
 
 
 class TracingDriver(Driver):
@@ -62,10 +78,11 @@ class TracingDriver(Driver):
         self._sealed: set[_Key] = set()
         self._aliases: Counter[_Key] = Counter()
         self._ranges = RangeLedger()
+        self._stream_tracer = StreamTracer(inner, self._note, self._lock)
 
     @property
     def live(self) -> dict[str, int]:
-        """Number of blocks, exports, imports, mappings and ranges that are not released yet."""
+        """Number of blocks, exports, imports and other resources that are not released yet."""
         with self._lock:
             return {
                 "blocks": len(self._blocks),
@@ -73,6 +90,7 @@ class TracingDriver(Driver):
                 "imports": len(self._imports),
                 "mappings": len(self._mapped) + self._aliases.total() + self._ranges.pieces,
                 "ranges": self._ranges.ranges,
+                **self._stream_tracer.live,
             }
 
     def _note(self, method: str, *rules: tuple[bool, str]) -> None:
@@ -90,6 +108,8 @@ class TracingDriver(Driver):
             return getattr(self, f"_{name}")
         if name in _FOREIGN_METHODS and foreign_memory_of(self.inner):
             return getattr(self, f"_{name}")
+        if name in _STREAM_METHODS and _STREAM_METHODS[name](self.inner):
+            return self._stream_tracer.method(name)
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.inner, name)

@@ -80,6 +80,9 @@ class GpuDriver(VendorDriver):
     record_event: Callable[[SharedEvent, int], None]
     wait_event: Callable[[SharedEvent, int], None]
     is_event_done: Callable[[SharedEvent], bool]
+    create_stream: Callable[[int], int]
+    destroy_stream: Callable[[int, int], None]
+    copy_async: Callable[[int, int, int, int, int], None]
 
     def __init__(
         self,
@@ -116,6 +119,9 @@ class GpuDriver(VendorDriver):
             self.create_event, self.open_event = order.create_event, order.open_event
             self.destroy_event, self.is_event_done = order.destroy_event, order.is_event_done
             self.record_event, self.wait_event = order.record_event, order.wait_event
+        if order.has_work:
+            self.create_stream, self.destroy_stream = order.create_stream, order.destroy_stream
+            self.copy_async = order.copy_async
         if hasattr(rt, "violations"):
             self.violations = lambda: [str(one) for one in rt.violations]
 

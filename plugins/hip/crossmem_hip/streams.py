@@ -24,6 +24,11 @@ _EVENTS: Final = (
 )
 """The additional functions of a runtime whose events can be shared."""
 
+_WORK: Final = ("memcpyAsync", "streamCreateWithFlags", "streamDestroy")
+"""The additional functions by which the conformance kit gives work to streams."""
+
+_NON_BLOCKING: Final = 1
+_DEVICE_TO_DEVICE: Final = 3
 _MAPPED_FOR_ALL: Final = 1 | 2
 """``hipHostRegisterPortable`` and ``hipHostRegisterMapped``: an address for every device."""
 _AT_LEAST: Final = 0
@@ -61,6 +66,11 @@ class StreamOrder:
         if all(map(self._vendor.has, _EVENTS)):
             found.append("event")
         return (*found, "host")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the runtime has the functions for the kit's own streams."""
+        return all(map(self._vendor.has, _WORK))
 
     def _call(self, ordinal: int, function: str, *arguments: Any) -> Any:
         with self._on(ordinal, "timeline"), self._vendor.calling(function):
@@ -148,3 +158,20 @@ class StreamOrder:
                 raise
             return False
         return not code
+
+    # Work of the conformance kit ----------------------------------------------------------
+
+    def create_stream(self, ordinal: int) -> int:
+        """Create a stream that is not ordered with the default stream."""
+        made: list[int] = []
+        with self._on(ordinal, "timeline"), self._vendor.calling("streamCreateWithFlags"):
+            call_into(made, self._vendor.rt.streamCreateWithFlags, _NON_BLOCKING)
+        return made[0]
+
+    def destroy_stream(self, ordinal: int, stream: int) -> None:
+        """Destroy a stream."""
+        self._call(ordinal, "streamDestroy", stream)
+
+    def copy_async(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy memory of the device as work of a stream."""
+        self._call(ordinal, "memcpyAsync", target, source, nbytes, _DEVICE_TO_DEVICE, stream)

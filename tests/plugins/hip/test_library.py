@@ -112,6 +112,12 @@ FUNCTIONS: list[Case] = [
     ("memGetInfo", (), "%MemGetInfo", (1 << 35, 1 << 36)),
     ("memcpy", (POINTER, 0x1000, 1 << 33, 3), f"%Memcpy {P} 0x1000 {1 << 33} 3", None),
     (
+        "memcpyAsync",
+        (POINTER, 0x1000, 1 << 33, 3, 0),
+        f"%MemcpyAsync {P} 0x1000 {1 << 33} 3 (nil)",
+        None,
+    ),
+    (
         "pointerGetAttributes",
         (POINTER + 2,),
         f"%PointerGetAttributes {POINTER + 2:#x}",
@@ -119,6 +125,8 @@ FUNCTIONS: list[Case] = [
     ),
     ("runtimeGetVersion", (), "%RuntimeGetVersion", VERSIONS[71]),
     ("setDevice", (1,), "%SetDevice 1", None),
+    ("streamCreateWithFlags", (1,), "%StreamCreateWithFlags 1", POINTER),
+    ("streamDestroy", (POINTER,), f"%StreamDestroy {P}", None),
     ("streamIsCapturing", (0,), "%StreamIsCapturing (nil)", False),
     ("streamIsCapturing", (1,), "%StreamIsCapturing 0x1", True),
     # A capture that is lost already is none.

@@ -167,6 +167,18 @@ int RUNTIME(Memcpy)(void *target, const void *source, size_t size, int kind)
     NOTE(RUNTIME(Memcpy), " %p %p %zu %d", target, source, size, kind);
     return 0;
 }
+int RUNTIME(StreamCreateWithFlags)(void **out, unsigned flags)
+{
+    NOTE(RUNTIME(StreamCreateWithFlags), " %u", flags);
+    *out = (void *)POINTER;
+    return 0;
+}
+int RUNTIME(StreamDestroy)(void *stream) { NOTE(RUNTIME(StreamDestroy), " %p", stream); return 0; }
+int RUNTIME(MemcpyAsync)(void *to, const void *from, size_t size, int kind, void *stream)
+{
+    NOTE(RUNTIME(MemcpyAsync), " %p %p %zu %d %p", to, from, size, kind, stream);
+    return 0;
+}
 int RUNTIME(StreamSynchronize)(void *stream)
 {
     NOTE(RUNTIME(StreamSynchronize), " %p", stream);

@@ -160,7 +160,9 @@ def test_timeouts_that_are_none(made: Timeline, opened: Timeline, timeout: Any) 
             call()
 
 
-@pytest.mark.parametrize("stream", [0, 5, object(), "stream", True, -1], ids=str)
+@pytest.mark.parametrize(
+    "stream", [0, 5, pytest.param(object(), id="object"), "stream", True, -1], ids=str
+)
 def test_host_memory_has_no_streams(made: Timeline, opened: Timeline, stream: Any) -> None:
     errors = (ConfigurationError, UnsupportedError)
     is_stream = type(stream) is int and stream >= 0

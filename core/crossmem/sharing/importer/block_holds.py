@@ -38,16 +38,12 @@ class ArenaImport:
         The use that keeps it open.
     handle
         The handle of any block.
-    base
-        Address of the first block.
     holders
         The holders of each block. The word of a block in the row is not 0 while the block has a
         holder. All imports of one pool, read-only or for other devices, share row and holders.
     """
 
-    def __init__(
-        self, use: Use, handle: BlockHandle, base: int, holders: "dict[int, set[BlockHold]]"
-    ) -> None:
+    def __init__(self, use: Use, handle: BlockHandle, holders: "dict[int, set[BlockHold]]") -> None:
         record = use.record
         assert record is not None  # noqa: S101 - it is open
         self.process = use.process
@@ -56,7 +52,8 @@ class ArenaImport:
         self.usage = record.usage
         self.device = record.device
         self.pool = pool = handle.pool
-        self.base = base
+        self.base = 0
+        """Address of the first block; 0 before the arena is mapped."""
         self.control, self.row, self.is_fenced = record.words_of(use.core, pool.slot - BLOCKS_AT)
         self.at = HEADER_WORDS + pool.slot % SLOTS
         """Index of the first block's word."""

@@ -17,10 +17,11 @@ from crossmem.errors import StaleHandleError
 from crossmem.guards import check_timeout
 from crossmem.models import BlockHandle
 from crossmem.sharing.base.devices import LocalDevice
-from crossmem.sharing.base.forks import forget_kept, keep_from_children
+from crossmem.sharing.base.forks import keep_from_children, kept
 from crossmem.sharing.base.process import Part, Process, current
 from crossmem.sharing.importer.block_holds import ASK_S, ArenaImport, BlockHold, LinkedHold
 from crossmem.sharing.importer.block_mapping import attach_bytes
+from crossmem.sharing.importer.errors import not_of_the_pool
 from crossmem.sharing.importer.mapping import Readonly
 from crossmem.sharing.importer.record import Use
 from crossmem.sharing.importer.request import check_readonly, request_of
@@ -34,6 +35,17 @@ _USUAL: Final = (None, False)
 """Device and access of most attaches, which have a fast path."""
 
 
+class _Holders(dict[int, set[BlockHold]]):
+    """The holders of each block of one pool, for all open arenas of the pool."""
+
+    __slots__ = ("arenas",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arenas = 0
+        """Number of open arenas of the pool: read-only or not, for one device or another."""
+
+
 class PoolImports(Part):
     """The pools of other processes that are open here."""
 
@@ -43,7 +55,7 @@ class PoolImports(Part):
         super().__init__(process)
         self.arenas: dict[tuple[bytes, LocalDevice | str | None, bool], ArenaImport] = {}
         """By the bytes that all handles of a pool share, the device, and whether read-only."""
-        self._holders: dict[bytes, dict[int, set[BlockHold]]] = {}
+        self._holders: dict[bytes, _Holders] = {}
         """The holders of each block, by the bytes that all handles of the pool share."""
         self._thread = PassingThread(self._turn, self._is_needed)
 
@@ -59,32 +71,46 @@ class PoolImports(Part):
 
         An owner that is exiting accepts an import only with the number of a reservation, which the
         receiver of a message has.
+
+        Raises
+        ------
+        InvalidHandleError
+            The handle names other blocks than its pool has, or another access.
+        CrossmemError
+            As :func:`crossmem.import_handle`.
         """
         key = handle.pool.shared, device, readonly is True
         arena = self.arenas.get(key)
         if arena is not None and arena.is_open:
+            if arena.pool.head != handle.pool.head:
+                # The flags are wrong. The owner checks them at the first attach alone.
+                raise not_of_the_pool()
             return arena
         process = self._process
         whole = handle.pool.arena
         timeout_s = check_timeout(timeout, default_s=process.settings.timeout_s)
         check_readonly(readonly)
         request = request_of(process, whole, device, readonly, reservation)
+        request = request._replace(pool=handle.pool)
         use = Use(process, whole.core)
         try:
             process.part(ImportTable).acquire((request,), (use,), timeout_s)
             record = use.record
             assert record is not None  # noqa: S101 - acquire() has set it
-            base = record.map(use, remappable=False)
+            new = _Holders()
+            # This checks the handle, so it comes before the driver's call.
+            arena = ArenaImport(use, handle, new)
+            arena.base = base = record.map(use, remappable=False)
             if record.device.capabilities.host_visible:
                 keep_from_children(base, whole.capacity)
-            arena = ArenaImport(use, handle, base, {})
             with process.state:
                 known, holders, shared = self.arenas.get(key), self._holders, key[0]
-                if known is None or not known.is_open:
+                if known is None:
                     # No signal handler can separate these statements.
                     if shared not in holders:
-                        holders[shared] = {}
-                    arena.holders = holders[shared]
+                        holders[shared] = new
+                    arena.holders = new = holders[shared]
+                    new.arenas += 1
                     # From here on, this object releases the arena.
                     self.arenas[key] = known = arena
                     if key[1:] == _USUAL:
@@ -114,17 +140,25 @@ class PoolImports(Part):
         for key, arena in list(self.arenas.items()):
             if only_unwanted and not arena.is_unwanted:
                 continue
+            shared, base, is_usual = key[0], arena.base, key[1:] == _USUAL
+            ready, open_pools = process.deferred.ready, process.open_pools
             with process.state:
                 if arena.is_held:
                     continue
+                # A signal handler may have closed the arena, but none runs from here to the end.
+                if not arena.is_open:
+                    continue
                 arena.is_open = False
-                forget_kept(arena.base)
-                process.deferred.ready[arena.use] = None
-                self.arenas.pop(key, None)
-                if key[1:] == _USUAL:
-                    process.open_pools.pop(key[0], None)
-                if not any(one[0] == key[0] for one in self.arenas):
-                    self._holders.pop(key[0], None)
+                ready[arena.use] = None
+                del self.arenas[key]
+                if is_usual and shared in open_pools:
+                    del open_pools[shared]
+                if base in kept:
+                    del kept[base]
+                holders = self._holders[shared]
+                holders.arenas -= 1
+                if not holders.arenas:
+                    del self._holders[shared]
             process.drain()
 
     @override

@@ -3,7 +3,7 @@
 
 from typing import NamedTuple
 
-from crossmem.models import Access, ProcessIdentity, ShareableHandle
+from crossmem.models import Access, PoolCore, ProcessIdentity, ShareableHandle
 from crossmem.sharing.base.devices import LocalDevice
 
 __all__ = ["ImportKey", "ImportRequest"]
@@ -28,6 +28,8 @@ class ImportRequest(NamedTuple):
         Ordinal in this process of the device that holds the memory.
     reservation
         The handle's reservation number in a message, 0 without a reservation.
+    pool
+        The pool, if the handle is that of a pool's arena.
     """
 
     handle: ShareableHandle
@@ -35,6 +37,7 @@ class ImportRequest(NamedTuple):
     access: Access
     home: int
     reservation: int = 0
+    pool: PoolCore | None = None
 
     @property
     def key(self) -> ImportKey:

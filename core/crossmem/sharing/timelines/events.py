@@ -94,6 +94,12 @@ class EventLevel(Level):
         self.cell.write(ISSUED, value)
 
     @override
+    def set(self, value: int) -> None:
+        super().set(value)
+        # Waiters look at this word first, and sleep on it.
+        self.cell.write(ISSUED, value)
+
+    @override
     def wait_on_host(self, awaited: Awaited) -> int:
         end = time.monotonic() + awaited.timeout_s
         self.cell.wait(ISSUED, awaited)

@@ -96,6 +96,10 @@ class Level:
         self._issue(streams, value, stream)
         self._is_unsure, self._last = False, key
 
+    def set(self, value: int) -> None:
+        """Set the value at once. All issued values are reached."""
+        self.cell.write(VALUE, value)
+
     def _order(self, stream: int) -> None:
         """Hold a stream until all issued values are reached."""
 
@@ -124,6 +128,7 @@ class HostLevel(Level):
 
     @override
     def wait(self, awaited: Awaited, stream: int) -> None:
+        self.streams  # noqa: B018 - raises if the device has no streams
         self.wait_on_host(awaited)
 
 

@@ -64,7 +64,8 @@ class TimelineRecord(Record):
         self.reader: ReaderWord | None = None
         """The acknowledgements of this process, from the first one on."""
         self.words = cell.words
-        self.own_words = None if self.page is None or IS_FENCED else cell.words
+        is_one_store = self.page is not None and handle.level != "event" and not IS_FENCED
+        self.own_words = cell.words if is_one_store else None
         """The words, if this process may signal by one store."""
         self.level: Level
         if handle.level == "event":

@@ -173,7 +173,7 @@ class Timeline(Endable):
                 return number
             if issued > level.reached:
                 level.wait_on_host(self._awaited(record, issued, None))
-            record.cell.write(VALUE, number)
+            level.set(number)
             return number
 
     def wait(self, value: int, *, stream: Any = None, timeout: float | None = None) -> int:

@@ -216,11 +216,11 @@ def copy(
     sides = check(process, call, target, source, kind, is_async=stream is not None)
     if sides is None:
         return
-    if stream is None:
-        _move(*sides)
-        return
     ranges = tuple((side.pointer, source[1]) for side in sides)
-    work = Work(call, ranges, lambda: _move(*sides))
+    work = Work(call, ranges, lambda: _move(*sides), written=ranges[:1])
+    if stream is None:
+        process.queues.run_now(work)
+        return
     found = find_stream(process, stream)
     process.queues.submit(found, work)
     if not all(side.origins or is_page_locked(process, side.pointer) for side in sides):
@@ -262,10 +262,11 @@ def fill(
     if not count:
         return
     side = side_of(process, pointer, count)
+    ranges = ((pointer, count),)
+    work = Work(call, ranges, lambda: _write(side, pattern), written=ranges)
     if stream is None:
-        _write(side, pattern)
+        process.queues.run_now(work)
         return
-    work = Work(call, ((pointer, count),), lambda: _write(side, pattern))
     process.queues.submit(find_stream(process, stream), work)
 
 

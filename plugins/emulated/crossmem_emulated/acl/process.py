@@ -20,6 +20,7 @@ from crossmem_emulated.acl.schema import SCHEMA
 from crossmem_emulated.addresses import Space
 from crossmem_emulated.journal import Faults, Journal
 from crossmem_emulated.machine import HostLostError, Machine
+from crossmem_emulated.ordering import Ordering
 from crossmem_emulated.pages import NoRoomError, PageStore
 from crossmem_emulated.queues import Queues, Work
 
@@ -161,6 +162,8 @@ class AclProcess:
         self.contexts: dict[int, Context] = {}
         self.streams: dict[int, Stream] = {}
         self.queues = Queues(self.lock, self.thread, self.streams, is_slow=self.is_slow)
+        if self.is_slow and self.strict:
+            Ordering(self.machine, self.space, self.queues, self._violate_order)
         self.physical: dict[int, Any] = {}
         """Handles of physical memory."""
         self.opened_keys: dict[str, Any] = {}
@@ -248,6 +251,9 @@ class AclProcess:
             # A forked child may have lost the host.
             with suppress(HostLostError, sqlite3.OperationalError):
                 self.journal.record(call, rule, text)
+
+    def _violate_order(self, call: str, text: str) -> None:
+        self.violate(call, "ACL-X8", text)
 
     # What most functions ask ------------------------------------------------------------------
 

@@ -196,7 +196,7 @@ def _prepared(
     start = side_of(process, source[0], nbytes, source[1], READ)
     check_direction(process, call, kind, to, start)
     ranges = ((target[0], nbytes), (source[0], nbytes))
-    work = Work(call, ranges, lambda: move(to.parts, start.parts))
+    work = Work(call, ranges, lambda: move(to.parts, start.parts), written=ranges[:1])
     return work, is_waiting(to, start)
 
 

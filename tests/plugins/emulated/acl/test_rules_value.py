@@ -282,6 +282,7 @@ def test_e45_notifies_for_everybody(start: Start) -> None:
     imported = ok(other.rt.notify_import_by_key(key, WITH_PEERS))
     assert other.rt.notify_get_export_key(imported, KEY_NBYTES, 0) == ("", 507899)
     ok(maker.rt.destroy_notify(own))
+    assert other.call("rows")["acl_notify_holder"] == 2
     maker.kill()
     # Who has it keeps it, and nobody else gets it.
     ok(other.rt.record_notify(imported, 0))
@@ -351,3 +352,56 @@ def test_x7_unknown_notifies(acl: Actor) -> None:
         assert acl.rt.notify_get_export_key(unknown, KEY_NBYTES, 0) == ("", code)
         assert acl.rt.notify_set_import_pid(unknown, [1]) == code
     acl.check_broken(*["ACL-X7"] * 6)
+
+
+# Order ----------------------------------------------------------------------------------------
+
+
+@emulation_only
+@documented
+def test_x8_the_host_and_other_streams_read_too_early(start: Start) -> None:
+    acl = start(CROSSMEM_EMULATED_SLOW_STREAMS=1)
+    stream, other = ok(acl.rt.create_stream()), ok(acl.rt.create_stream())
+    pointer, copy = (int(ok(acl.rt.malloc(GRANULARITY, 0))) for _ in range(2))
+    ok(acl.rt.memset_async(pointer, 8, 9, 8, stream))
+    acl.read(pointer + 8, 8)
+    acl.check_broken()
+
+    acl.read(pointer, 8)
+    ok(acl.rt.memcpy_async(copy, 8, pointer, 8, 4, other))
+    ok(acl.rt.synchronize_stream(other))
+    acl.check_broken("ACL-X8", "ACL-X8")
+    ok(acl.rt.synchronize_stream(stream))
+    acl.read(pointer, 8)
+    # Work that is lost writes nothing.
+    ok(acl.rt.memset_async(pointer, 8, 9, 8, stream))
+    assert acl.call("rows")["pending_write"] == 1
+    ok(acl.rt.destroy_stream_force(stream))
+    assert acl.call("rows")["pending_write"] == 0
+    acl.read(pointer, 8)
+    acl.check_broken("ACL-X8", "ACL-X8")
+
+
+@emulation_only
+@documented
+def test_x8_another_process_reads_too_early(start: Start) -> None:
+    writer, reader = (start(CROSSMEM_EMULATED_SLOW_STREAMS=1) for _ in range(2))
+    handle, pointer = writer.physical()
+    share = ok(writer.rt.mem_export_to_shareable_handle(handle, 0, 1))
+    opened = reader.map_new(ok(reader.rt.mem_import_from_shareable_handle(share, 0)))
+    target, stream = int(ok(reader.rt.malloc(GRANULARITY, 0))), ok(reader.rt.create_stream())
+    notify = ok(reader.rt.create_notify(0))
+    key = ok(reader.rt.notify_get_export_key(notify, KEY_NBYTES, EVERYBODY))
+    theirs = ok(writer.rt.notify_import_by_key(key, 0))
+    ok(reader.rt.wait_and_reset_notify(notify, stream, 0))
+    ok(reader.rt.memcpy_async(target, 8, opened, 8, 4, stream))
+    ok(writer.rt.memset_async(pointer, 8, 9, 8, 0))
+    ok(writer.rt.record_notify(theirs, 0))
+    ok(reader.rt.synchronize_stream(stream))
+    assert reader.read(target, 8) == b"\x09" * 8
+    reader.check_broken()
+
+    ok(writer.rt.memset_async(pointer, 8, 8, 8, 0))
+    ok(reader.rt.memcpy_async(target, 8, opened, 8, 4, stream))
+    ok(reader.rt.synchronize_stream(stream))
+    reader.check_broken("ACL-X8")

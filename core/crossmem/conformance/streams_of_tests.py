@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timelines and streams of the tests, here and in peers, under names as in ``actions``."""
+
+import time
+from typing import Any, Final, Protocol
+
+import crossmem
+from crossmem.conformance import actions
+from crossmem.conformance.patterns import pattern
+from crossmem.driver import stream_work_of
+from crossmem.models import TimelineLevel
+from crossmem.sharing.base.process import current
+from crossmem.sharing.timelines.watcher import StreamWatcher
+
+__all__ = [
+    "NBYTES",
+    "MakeStream",
+    "MakeTimeline",
+    "StreamOfTest",
+    "acknowledge",
+    "await_ready_and_copy",
+    "await_void_or_reached",
+    "data_of",
+    "export_on",
+    "has_streams",
+    "is_watching",
+    "is_written",
+    "issue_work",
+    "live_of",
+    "make",
+    "make_work",
+    "new_stream",
+    "open_",
+    "signal",
+    "synchronize",
+    "unmap_on",
+    "wait",
+    "wait_and_copy",
+    "wait_and_read",
+    "wait_for_the_dead",
+]
+
+NBYTES: Final = 8 << 20
+"""Size of the memory that the work of a test copies."""
+_CHUNK: Final = pattern(1 << 16, 3)
+_WORK_S: Final = 0.03
+"""How long the work of a test takes on a device without other work, about."""
+_MOST_COPIES: Final = 500
+
+_copies: list[int] = []
+"""The number of copies that take that long, once it was measured."""
+
+
+class StreamOfTest:
+    """A stream of the device under test. Like a stream of CuPy, it has its handle as ``ptr``."""
+
+    def __init__(self) -> None:
+        self._device = actions.device()
+        work = stream_work_of(self._device.driver)
+        assert work is not None
+        self._work = work
+        self.ptr = work.create_stream(self._device.ordinal)
+
+    def copy(self, target: Any, source: Any, nbytes: int, *, offset: int = 0) -> None:
+        """Copy memory of the device to an offset of other memory, as work of this stream."""
+        where = target.ptr + offset
+        self._work.copy_async(self._device.ordinal, where, source.ptr, nbytes, self.ptr)
+
+    def synchronize(self) -> None:
+        """Wait for the work of this stream."""
+        actions.tracer().synchronize_stream(self._device.ordinal, self.ptr)
+
+    def close(self) -> None:
+        """Wait for the work and destroy the stream. A second call does nothing."""
+        if self.ptr:
+            self.synchronize()
+            stream, self.ptr = self.ptr, 0
+            self._work.destroy_stream(self._device.ordinal, stream)
+
+
+class MakeStream(Protocol):
+    """Makes a stream of the device under test; the fixture closes it after the test."""
+
+    def __call__(self) -> StreamOfTest:
+        """Make a stream."""
+        ...
+
+
+class MakeTimeline(Protocol):
+    """Makes a timeline that the test's process signals; the fixture closes it after the test."""
+
+    def __call__(
+        self, level: TimelineLevel | None = None, *, allow: crossmem.Allow | None = None
+    ) -> crossmem.Timeline:
+        """Make a timeline."""
+        ...
+
+
+def has_streams() -> bool:
+    """Whether the driver under test can give work to streams."""
+    return stream_work_of(actions.device().driver) is not None
+
+
+# Objects under names ----------------------------------------------------------------------
+
+
+def make(name: str, level: TimelineLevel | None = None, **options: Any) -> bytes:
+    """Make a timeline and return the bytes of its handle."""
+    timeline = actions.objects[name] = actions.device().timeline(level, **options)
+    return timeline.export().to_bytes()
+
+
+def open_(name: str, blob: bytes, **options: Any) -> str:
+    """Open another process's timeline and return its level."""
+    timeline = actions.objects[name] = crossmem.open_timeline(
+        blob, device=actions.device(), **options
+    )
+    return timeline.level
+
+
+def new_stream(name: str) -> None:
+    """Make a stream."""
+    actions.objects[name] = StreamOfTest()
+
+
+def synchronize(stream: str) -> float:
+    """Wait for the work of a stream; return how long that took, in seconds."""
+    start = time.monotonic()
+    actions.objects[stream].synchronize()
+    return time.monotonic() - start
+
+
+def signal(name: str, value: int, stream: str | None = None) -> None:
+    """Signal a value, at once or on a stream."""
+    where = None if stream is None else actions.objects[stream]
+    actions.objects[name].signal(value, stream=where)
+
+
+def wait(
+    name: str, value: int, stream: str | None = None, timeout: float | None = None
+) -> tuple[int, float]:
+    """Wait for a value; return the answer, and how long that took in seconds."""
+    where = None if stream is None else actions.objects[stream]
+    start = time.monotonic()
+    found = actions.objects[name].wait(value, stream=where, timeout=timeout)
+    return found, time.monotonic() - start
+
+
+def wait_for_the_dead(name: str, value: int, stream: str) -> bool:
+    """Let a stream wait for a dead process; return whether the call was refused instead."""
+    try:
+        actions.objects[name].wait(value, stream=actions.objects[stream])
+    except crossmem.OwnerGoneError:
+        return True
+    return False
+
+
+def await_void_or_reached(name: str, value: int) -> None:
+    """Wait until a dead process's timeline is void, unless it has reached the value."""
+    timeline = actions.objects[name]
+    while not timeline.void and timeline.value < value:
+        time.sleep(1e-3)
+
+
+# Work and its result ----------------------------------------------------------------------
+
+
+def data_of(nbytes: int = NBYTES) -> bytes:
+    """Return what :func:`issue_work` writes."""
+    return _CHUNK * (nbytes // len(_CHUNK))
+
+
+def make_work(name: str) -> bytes:
+    """Allocate memory for work, its source and a decoy; return the handle of the first."""
+    for one, data in ((name, bytes(NBYTES)), (f"{name}-source", data_of())):
+        actions.allocate(one, NBYTES)
+        actions.write(one, data)
+    actions.allocate(f"{name}-decoy", NBYTES)
+    return actions.export(name)
+
+
+def issue_work(name: str, stream: str) -> None:
+    """Issue work that takes a while, and whose last part writes the data."""
+    target, source, decoy = (actions.objects[name + part] for part in ("", "-source", "-decoy"))
+    queue: StreamOfTest = actions.objects[stream]
+    if not _copies:
+        start = time.monotonic()
+        queue.copy(decoy, source, NBYTES)
+        queue.synchronize()
+        needed = int(_WORK_S / max(time.monotonic() - start, 1e-6))
+        _copies.append(min(max(needed, 2), _MOST_COPIES))
+    for _ in range(_copies[0]):
+        queue.copy(target, decoy, NBYTES)
+    queue.copy(target, source, NBYTES)
+
+
+def is_written(name: str) -> bool:
+    """Whether memory contains all data of the work."""
+    return bool(actions.read(name) == data_of())
+
+
+def wait_and_copy(timeline: str, value: int, stream: str, source: str, target: str) -> None:
+    """Let a stream wait for a value and then copy memory. This does not wait for the stream."""
+    queue: StreamOfTest = actions.objects[stream]
+    actions.objects[timeline].wait(value, stream=queue)
+    queue.copy(actions.objects[target], actions.objects[source], NBYTES)
+
+
+def wait_and_read(timeline: str, value: int, name: str) -> bool:
+    """Wait for a value on the host; return whether memory contains all data of the work then."""
+    actions.objects[timeline].wait(value)
+    return is_written(name)
+
+
+def acknowledge(name: str, value: int, stream: str) -> None:
+    """Acknowledge a value when the work of a stream is complete."""
+    actions.objects[name].done(value, stream=actions.objects[stream])
+
+
+def export_on(name: str, stream: str) -> bytes:
+    """Export memory that is ready when the work of a stream is complete."""
+    blob: bytes = actions.objects[name].export(stream=actions.objects[stream]).to_bytes()
+    return blob
+
+
+def await_ready_and_copy(name: str, stream: str, target: str) -> None:
+    """Let a stream wait until a mapping is ready, and then copy it."""
+    queue: StreamOfTest = actions.objects[stream]
+    actions.objects[name].wait(stream=queue)
+    queue.copy(actions.objects[target], actions.objects[name], NBYTES)
+
+
+def unmap_on(name: str, stream: str) -> None:
+    """Unmap memory when the work of a stream is complete."""
+    actions.objects[name].unmap(stream=actions.objects[stream])
+
+
+def live_of(kind: str) -> int:
+    """Return how many resources of a kind the driver has open. This is no call of crossmem."""
+    return actions.objects.setdefault("tracer of streams", actions.tracer()).live[kind]
+
+
+def is_watching() -> bool:
+    """Whether the thread runs that releases streams of this process."""
+    lock = current().part(StreamWatcher)._thread._running
+    if not lock.acquire(blocking=False):
+        return True
+    lock.release()
+    return False
