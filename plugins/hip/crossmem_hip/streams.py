@@ -84,11 +84,16 @@ class StreamOrder:
 
     def register_host(self, ordinal: int, pointer: int, nbytes: int) -> int:
         """Make a host page accessible to the devices, and return its address for them."""
-        self._call(ordinal, "hostRegister", pointer, nbytes, _MAPPED_FOR_ALL)
+        registered: list[object] = []
         try:
+            with self._on(ordinal, "timeline"), self._vendor.calling("hostRegister"):
+                call_into(
+                    registered, self._vendor.rt.hostRegister, pointer, nbytes, _MAPPED_FOR_ALL
+                )
             address: int = self._call(ordinal, "hostGetDevicePointer", pointer, 0)
         except BaseException:
-            self.unregister_host(ordinal, pointer)
+            if registered:
+                self.unregister_host(ordinal, pointer)
             raise
         return address
 

@@ -6,8 +6,11 @@ once. No place is used twice: a stream of another process may still wait for the
 timeline.
 """
 
+import weakref
 from contextlib import suppress
-from typing import ClassVar, Final, NamedTuple
+from functools import partial
+from operator import setitem
+from typing import Any, ClassVar, Final, NamedTuple
 
 from typing_extensions import override
 
@@ -22,16 +25,35 @@ from crossmem.locks import Rank, ordered_lock
 from crossmem.models import ShareableHandle, TimelineHandle
 from crossmem.sharing.base.deferred import Record
 from crossmem.sharing.base.devices import find_device
-from crossmem.sharing.base.memory import leave_to_views
+from crossmem.sharing.base.memory import Memory, leave_to_views
 from crossmem.sharing.base.process import Part, Process
 from crossmem.sharing.exporter.allocation import allocate
 from crossmem.sharing.timelines.cell import CELL_NBYTES, Cell
 
-__all__ = ["HOST", "PAGE_NBYTES", "Page", "Pages", "Registrations", "check_memory"]
+__all__ = ["HOST", "PAGE_NBYTES", "LeftMemory", "Page", "Pages", "Registrations", "check_memory"]
 
 HOST: Final = "host"
 """The backend whose memory contains the words."""
 PAGE_NBYTES: Final = 4096
+
+
+class LeftMemory(Part):
+    """Memory that ends with its last view, even if a signal handler interrupts its finaliser."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self._watched: set[weakref.ref[Memory]] = set()
+
+    def add(self, memory: Memory) -> None:
+        """Let the memory, and its object, end with the last view."""
+        leave_to_views(memory)
+        self._watched.difference_update([one for one in self._watched.copy() if one() is None])
+        record = memory._record
+        if record is not None:
+            # The callback is C code, so no signal handler runs in it. It enters the record, and the
+            # reference as an unused value. A finished record leaves the queue at once.
+            ready: dict[Record, Any] = self._process.deferred.ready
+            self._watched.add(weakref.ref(memory, partial(setitem, ready, record)))
 
 
 class Page:
@@ -40,7 +62,7 @@ class Page:
     def __init__(self, process: Process, allow: Allow | None) -> None:
         self.allocation = allocate(process, find_device(process, HOST, None), PAGE_NBYTES)
         # The page ends with its last timeline.
-        leave_to_views(self.allocation)
+        process.part(LeftMemory).add(self.allocation)
         self.handle: ShareableHandle = self.allocation.export(allow=allow)
         self._leases = leases = process.start_server().leases
         with leases.lock:
@@ -117,6 +139,14 @@ class Pages(Part):
         """Return a whole page for one timeline."""
         page = Page(self._process, allow)
         return Place(page.cell(0, PAGE_NBYTES), page.handle, page)
+
+    @override
+    def tend(self) -> None:
+        """Leave pages whose first timeline was interrupted before it existed."""
+        for allow, page in list(self._open.items()):
+            # A page is left before it is closed: another thread may be making a timeline in it.
+            if allow is not None and not page.users:
+                self._open.pop(allow, None)
 
     @override
     def close_at_exit(self) -> None:

@@ -17,7 +17,6 @@ from crossmem.guards import check_timeout, is_within, shorten
 from crossmem.models import TimelineHandle
 from crossmem.sharing.base.devices import LocalDevice, find_by_identity, find_device
 from crossmem.sharing.base.ending import Endable
-from crossmem.sharing.base.memory import leave_to_views
 from crossmem.sharing.base.process import drain
 from crossmem.sharing.base.streams import stream_of
 from crossmem.sharing.importer.attach import attach
@@ -30,7 +29,7 @@ from crossmem.sharing.timelines.cell import (
     Awaited,
     Cell,
 )
-from crossmem.sharing.timelines.memory import check_memory
+from crossmem.sharing.timelines.memory import LeftMemory, check_memory
 from crossmem.sharing.timelines.readers import ReaderWord, await_readers
 from crossmem.sharing.timelines.record import IS_FENCED, TimelineRecord
 
@@ -379,7 +378,7 @@ def open_timeline(
     else:
         found = device if isinstance(device, LocalDevice) else find_device(process, device, None)
     mapping = attach(handle.memory, timeout=timeout)
-    leave_to_views(mapping)
+    process.part(LeftMemory).add(mapping)
     cell = Cell(mapping.view(), mapping.ptr)
     if cell.read(IDENTITY) != handle.identity:
         msg = f"process {handle.memory.owner.pid} closed this timeline"
