@@ -45,6 +45,8 @@ class StreamOrder:
             ("host",) if vendor.missing(STREAM_VALUES) else ("word", "host")
         )
         """The levels of timelines, the strongest first. Each edition of CANN has its own."""
+        self._registered: dict[int, list[tuple[int, int]]] = {}
+        """By registered page: the vendor's answer, or nothing when it does not know the page."""
 
     def _check(self, ordinal: int, function: str, *arguments: int) -> None:
         with self._on(ordinal, "timeline"):
@@ -58,6 +60,7 @@ class StreamOrder:
     def register_host(self, ordinal: int, pointer: int, nbytes: int) -> int:
         """Make a host page accessible to the devices, and return its address for them."""
         made: list[tuple[int, int]] = []
+        self._registered[pointer] = made
         rt = self._vendor.rt
         try:
             with self._on(ordinal, "timeline"):
@@ -71,7 +74,17 @@ class StreamOrder:
 
     def unregister_host(self, ordinal: int, pointer: int) -> None:
         """Undo :meth:`register_host`."""
-        self._check(ordinal, "host_unregister", pointer)
+        made = self._registered.get(pointer)
+        if made:
+            unregister, answer = self._vendor.rt.host_unregister, made[0]
+            with self._on(ordinal, "timeline"):
+                # No signal handler runs between these two statements.
+                del made[:]
+                code = unregister(pointer)
+                if code != SUCCESS:
+                    made.append(answer)
+                self._vendor.check("rt.host_unregister", code)
+        self._registered.pop(pointer, None)
 
     def write_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
         """Write a word after the earlier work of a stream."""

@@ -163,6 +163,8 @@ class _Registered(NamedTuple):
     address: list[int]
     """The address for devices. Empty if the page is not registered."""
     users: set[object]
+    ending: list[int]
+    """The address if a signal handler interrupted the driver, so that the end must be repeated."""
 
 
 class Registrations(Part):
@@ -180,8 +182,10 @@ class Registrations(Part):
         """
         page = pointer - pointer % PAGE_NBYTES
         with self._lock:
-            found = self._pages.setdefault((driver, page), _Registered(ordinal, [], set()))
+            found = self._pages.setdefault((driver, page), _Registered(ordinal, [], set(), []))
             found.users.add(user)
+            if found.ending:
+                _unregister(driver, page, found)
             if not found.address:
                 call_into(found.address, driver.register_host, ordinal, page, PAGE_NBYTES)
             return found.address[0] + pointer - page
@@ -202,15 +206,21 @@ class Registrations(Part):
             found.users.discard(user)
             if found.users:
                 return
-            address = found.address[:]
-            if address:
-                found.address.clear()
-                try:
-                    driver.unregister_host(found.ordinal, key[1])
-                except CrossmemError:
-                    found.address[:] = address
-                    raise
+            if found.address or found.ending:
+                _unregister(driver, key[1], found)
             self._pages.pop(key, None)
+
+
+def _unregister(driver: StreamWords, page: int, found: _Registered) -> None:
+    found.ending[:] = found.ending or found.address
+    found.address.clear()
+    try:
+        driver.unregister_host(found.ordinal, page)
+    except CrossmemError:
+        found.address[:] = found.ending
+        found.ending.clear()
+        raise
+    found.ending.clear()
 
 
 def check_memory(handle: TimelineHandle) -> None:
