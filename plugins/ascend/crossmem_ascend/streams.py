@@ -17,6 +17,7 @@ __all__ = ["StreamOrder"]
 
 _MAPPED: Final = 0
 """``ACL_HOST_REGISTER_MAPPED``: devices get an address for the memory."""
+_DEVICE_TO_DEVICE: Final = 3
 _AT_LEAST: Final = 0
 """The condition of a wait, in a cyclic comparison. Its values are below 2**63."""
 
@@ -93,3 +94,24 @@ class StreamOrder:
     def wait_value(self, ordinal: int, address: int, value: int, stream: int) -> None:
         """Hold a stream until a word is at least a value."""
         self._check(ordinal, "value_wait", address, value, _AT_LEAST, stream)
+
+    # Work for the conformance kit ----------------------------------------------------------
+
+    def create_stream(self, ordinal: int) -> int:
+        """Create a stream in the device's default context, which this makes current.
+
+        A stream belongs to a context. Frameworks use the default one, too.
+        """
+        rt = self._vendor.rt
+        self._vendor.check("rt.set_device", rt.set_device(ordinal))
+        return self._vendor.value("rt.create_stream", rt.create_stream())
+
+    def destroy_stream(self, ordinal: int, stream: int) -> None:
+        """Destroy a stream without work."""
+        self._check(ordinal, "destroy_stream", stream)
+
+    def copy_async(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy memory of the device, as work of a stream."""
+        self._check(
+            ordinal, "memcpy_async", target, nbytes, source, nbytes, _DEVICE_TO_DEVICE, stream
+        )
