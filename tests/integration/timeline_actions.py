@@ -22,10 +22,13 @@ def make(name: str, **options: Any) -> bytes:
     return made.export().to_bytes()
 
 
-def make_on_device(name: str, value: int) -> bytes:
+def make_on_device(name: str, value: int, level: Any = None) -> bytes:
     """Make a timeline of the device under test, with a value."""
-    actions.objects[name] = made = actions.device().timeline()
-    made.signal(value)
+    actions.objects[name] = made = actions.device().timeline(level)
+    if level == "event":
+        made.signal(value, stream=0)
+    else:
+        made.signal(value)
     return made.export().to_bytes()
 
 

@@ -33,7 +33,7 @@ from interrupted_world import (
 
 # isort: split
 from interrupted_pools import HOST_PICKLES, HOST_POOLS, PICKLES, POOLS
-from interrupted_timelines import HOST_TIMELINES, STREAMS, TIMELINES
+from interrupted_timelines import EVENTS, HOST_TIMELINES, STREAMS, TIMELINES
 
 import crossmem
 from crossmem.conformance import actions
@@ -160,6 +160,8 @@ def main(backend: str, mechanism: str, stride: int, names: list[str]) -> int:
         found |= HOST | HOST_POOLS | HOST_PICKLES | HOST_TIMELINES
     if streams_of(world.device.driver) is not None:
         found |= STREAMS
+    if "event" in capabilities.timeline_levels:
+        found |= EVENTS
     if capabilities.foreign_memory:
         found |= FOREIGN
     if capabilities.address_ranges:

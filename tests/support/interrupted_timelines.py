@@ -21,15 +21,16 @@ from crossmem.sharing.timelines.cell import WAITING
 ONLY: Final = crossmem.Allow(pids=(os.getpid(),))
 """A page for these processes ends with its last timeline, so one that stays is seen."""
 
-_theirs: dict[int, bytes] = {}
+_theirs: dict[tuple[int, str | None], bytes] = {}
 
 
-def their_handle(world: World) -> bytes:
+def their_handle(world: World, level: str | None = None) -> bytes:
     """Return the handle of a timeline of the other process, whose value is 1."""
-    found = _theirs.get(id(world))
-    if found is None:
-        found = _theirs[id(world)] = world.peer.call(timeline_actions.make_on_device, "t", 1)
-    return found
+    key = id(world), level
+    if key not in _theirs:
+        name = f"timeline {level}"
+        _theirs[key] = world.peer.call(timeline_actions.make_on_device, name, 1, level)
+    return _theirs[key]
 
 
 class Usable:
@@ -174,4 +175,23 @@ STREAMS: dict[str, Callable[[World], Step]] = {
     "done on a stream": operation(done_on_stream, both(opened, done)),
     "close signalled on a stream": operation(close("memory"), both(made, signal_on_stream)),
     "close reader on a stream": operation(close("mapping"), both(opened, done_on_stream)),
+}
+
+event_made = put("memory", lambda w, _k: w.device.timeline("event", allow=ONLY))
+event_opened = put("mapping", lambda w, _k: crossmem.open_timeline(their_handle(w, "event")))
+event_signalled = both(event_made, signal_on_stream)
+
+
+def wait_on_stream(_world: World, kept: dict[str, Any]) -> None:
+    """Let the default stream wait for the first value."""
+    kept["mapping"].wait(1, stream=0)
+
+
+EVENTS: dict[str, Callable[[World], Step]] = {
+    "event timeline": operation(event_made),
+    "signal by events": operation(signal_on_stream, event_made),
+    "signal by events again": operation(signal_on_stream, event_signalled),
+    "wait for events": operation(wait_on_stream, event_opened),
+    "close event timeline": operation(close("memory"), event_signalled),
+    "close event reader": operation(close("mapping"), both(event_opened, wait_on_stream)),
 }
