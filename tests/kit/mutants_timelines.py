@@ -10,9 +10,11 @@ from typing import Any
 from mutation import always, instead, property_is, timeline_mutant
 
 from crossmem.conformance.speed import SLOWNESS
+from crossmem.errors import OwnerGoneError
 from crossmem.sharing import device as facade
 from crossmem.sharing.importer import record as imports
-from crossmem.sharing.timelines import cell, ends, events, levels, timeline, watcher
+from crossmem.sharing.timelines import cell, ends, events, levels, readers, timeline, watcher
+from crossmem.sharing.timelines import record as timeline_records
 from crossmem_hip.streams import StreamOrder
 
 
@@ -107,7 +109,7 @@ def l01_a_waiting_host_sees_one_value_less() -> None:
 
 @timeline_mutant
 def l01_an_acknowledgement_does_not_wait_for_the_stream() -> None:
-    @instead(timeline.ReaderWord, "done")
+    @instead(readers.ReaderWord, "done")
     def _(old: Any, self: Any, value: int, _stream: Any = None) -> None:
         old(self, value, None)
 
@@ -144,12 +146,12 @@ def l02_a_level_that_lacks_becomes_a_weaker_one() -> None:
 
 @timeline_mutant
 def l03_a_waiting_host_does_not_look_at_the_owner() -> None:
-    property_is(timeline.TimelineRecord, "is_owner_alive", value=True)
+    property_is(timeline_records.TimelineRecord, "is_owner_alive", value=True)
 
 
 @timeline_mutant
 def l03_a_closed_timeline_is_waited_for() -> None:
-    always(timeline.TimelineRecord, "check", None)
+    always(timeline_records.TimelineRecord, "check", None)
 
 
 @timeline_mutant
@@ -161,13 +163,13 @@ def l03_a_timeout_is_taken_lightly() -> None:
 
 @timeline_mutant
 def l03_a_stopped_process_is_called_dead() -> None:
-    @instead(timeline.TimelineRecord, "check")
+    @instead(timeline_records.TimelineRecord, "check")
     def _(old: Any, self: Any) -> None:
         pid = self.handle.memory.owner.pid
         with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:  # noqa: PTH123
             if stat.read().rpartition(") ")[2].startswith("T"):
                 msg = "it is dead"
-                raise timeline.OwnerGoneError(msg)
+                raise OwnerGoneError(msg)
         old(self)
 
 
@@ -209,7 +211,7 @@ def l04_the_words_end_with_the_object() -> None:
 
 @timeline_mutant
 def l04_a_closed_timeline_releases_no_stream() -> None:
-    @instead(timeline.TimelineRecord, "_end_own")
+    @instead(timeline_records.TimelineRecord, "_end_own")
     def _(_old: Any, self: Any) -> None:
         self.cell.write(cell.IDENTITY, 0)
 

@@ -2,6 +2,7 @@
 """A process opens its own timeline of level ``"event"``; test_own_events.py runs this."""
 
 import sys
+from typing import Any
 
 import crossmem
 
@@ -15,4 +16,5 @@ with device.timeline("event") as made, crossmem.open_timeline(made.export()) as 
     opened.close()
     made.signal(40, stream=0)
     assert made.wait(40) == 40
-print(device.driver.violations())
+driver: Any = device.driver
+print(driver.violations())
