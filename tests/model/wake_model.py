@@ -20,7 +20,7 @@ _LOAD: Final = -1
 SIGNALLER: Final = 0
 WAITERS: Final = (1, 2)
 VALUES: Final = 2
-TARGETS: Final = {1: (1, 2), 2: (1, 2)}
+TARGETS: Final = {1: (1, 2), 2: (2,)}
 """The values for which each waiter waits, one after another."""
 
 
