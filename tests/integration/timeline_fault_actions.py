@@ -239,7 +239,8 @@ def _calls_during(act: Callable[[], object]) -> list[str]:
 
 def calls_of(name: str, *, again: bool = False) -> list[str]:
     """Return the vendor's calls of an operation; `again`: of its second time in a row."""
-    operation, kept = OPERATIONS[name], {}
+    operation = OPERATIONS[name]
+    kept: dict[str, Any] = {}
     operation.prepare(kept)
     if again:
         operation.act(kept)

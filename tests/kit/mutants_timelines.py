@@ -10,9 +10,10 @@ from typing import Any
 from mutation import always, instead, property_is, timeline_mutant
 
 from crossmem.conformance.speed import SLOWNESS
+from crossmem.errors import OwnerGoneError
 from crossmem.sharing import device as facade
 from crossmem.sharing.importer import record as imports
-from crossmem.sharing.timelines import cell, ends, events, levels, timeline, watcher
+from crossmem.sharing.timelines import cell, ends, events, levels, readers, timeline, watcher
 from crossmem_hip.streams import StreamOrder
 
 
@@ -107,7 +108,7 @@ def l01_a_waiting_host_sees_one_value_less() -> None:
 
 @timeline_mutant
 def l01_an_acknowledgement_does_not_wait_for_the_stream() -> None:
-    @instead(timeline.ReaderWord, "done")
+    @instead(readers.ReaderWord, "done")
     def _(old: Any, self: Any, value: int, _stream: Any = None) -> None:
         old(self, value, None)
 
@@ -167,7 +168,7 @@ def l03_a_stopped_process_is_called_dead() -> None:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:  # noqa: PTH123
             if stat.read().rpartition(") ")[2].startswith("T"):
                 msg = "it is dead"
-                raise timeline.OwnerGoneError(msg)
+                raise OwnerGoneError(msg)
         old(self)
 
 

@@ -124,7 +124,7 @@ def run_kit(
     within: float,
     measured: bool = False,
     fresh: bool = False,
-    **environment: str,
+    **environment: str | None,
 ) -> tuple[int, str]:
     """Run the kit in a process of its own, away from every project; return exit code and output.
 
@@ -141,7 +141,7 @@ def run_kit(
     fresh
         Whether the process is started anew, for variables that are read when crossmem is imported.
     environment
-        Variables to set.
+        Variables to set, or to remove.
     """
     changed: dict[str, str | None] = {
         "CROSSMEM_RUN_DIR": None,
@@ -191,8 +191,7 @@ def tables() -> str:
     all_tests = Counter(one.law for one in kit_tests())
     core = Counter(one.law for one in kit_tests() if one.is_core)
     lines = [
-        "| backend | mechanism | the kit's core runs in | the whole kit runs in | on blocks "
-        "| slow streams |",
+        "| backend | mechanism | core of the kit in | whole kit in | on blocks | slow streams |",
         "|---|---|---|---|---|---|",
     ]
     for backend, mechanism in dict.fromkeys((run.backend, run.mechanism) for run in RUNS):
